@@ -1,0 +1,208 @@
+//! Directories.
+
+use std::cmp::Ordering;
+
+use zerocopy::FromBytes as _;
+
+use super::error::{Corrupt, ReadError};
+use super::inode::{FileType, Inode, Nid};
+use super::source::ReadAt;
+use super::{ByteOffset, Image, to_usize};
+use crate::erofs::layout::RawDirent;
+use crate::tree::NAME_MAX;
+
+/// An entry of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// 1 to 255 bytes. `.` and `..` are among the entries; others may be no valid name.
+    pub name: &'a [u8],
+    /// What it names.
+    pub nid: Nid,
+    /// What type it says that has: a value of [`file_type`](crate::erofs::layout::file_type), or 0 for unknown.
+    pub file_type: u8,
+}
+
+impl DirEntry<'_> {
+    /// Whether it is `.` or `..`.
+    #[must_use]
+    pub fn is_dots(&self) -> bool {
+        self.name == b"." || self.name == b".."
+    }
+}
+
+/// A directory block: at least one entry, then the names of all.
+#[derive(Debug, Clone, Copy)]
+struct Block<'a> {
+    nid: Nid,
+    number: u64,
+    bytes: &'a [u8],
+    entries: &'a [RawDirent],
+}
+
+impl<'a> Block<'a> {
+    fn new(nid: Nid, number: u64, bytes: &'a [u8]) -> Result<Self, Corrupt> {
+        let offset = RawDirent::ref_from_prefix(bytes).map_or(0, |(first, _)| first.nameoff.get());
+        let names = usize::from(offset);
+        let whole = names != 0 && names.is_multiple_of(size_of::<RawDirent>());
+        let entries = bytes.get(..names).filter(|_| whole && names < bytes.len());
+        let wrong = Corrupt::DirectoryBlock { nid, block: number, offset, len: bytes.len() };
+        let entries = <[RawDirent]>::ref_from_bytes(entries.ok_or(wrong)?);
+        let entries = entries.expect("a whole number of unaligned structures");
+        Ok(Self { nid, number, bytes, entries })
+    }
+
+    fn entry(&self, at: usize) -> Result<Option<DirEntry<'a>>, Corrupt> {
+        let Some(raw) = self.entries.get(at) else { return Ok(None) };
+        let start = usize::from(raw.nameoff.get());
+        let rest = self.bytes.get(start..).unwrap_or_default();
+        // The last name ends where the directory does, or at padding.
+        let end = match at.checked_add(1).and_then(|next| self.entries.get(next)) {
+            Some(next) => usize::from(next.nameoff.get()),
+            None => {
+                let len = rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len());
+                start.saturating_add(len)
+            }
+        };
+        let name = self.bytes.get(start..end).unwrap_or_default();
+        if !(1..=NAME_MAX).contains(&name.len()) || start < size_of_val(self.entries) {
+            let (nid, block) = (self.nid, self.number);
+            return Err(Corrupt::NameRange { nid, block, entry: at, start, end });
+        }
+        Ok(Some(DirEntry { name, nid: Nid(raw.nid.get()), file_type: raw.file_type }))
+    }
+}
+
+impl<S: ReadAt> Image<S> {
+    /// The entries of a directory, none for anything else.
+    #[must_use]
+    pub const fn read_dir<'i>(&'i self, directory: &Inode) -> ReadDir<'i, S> {
+        ReadDir {
+            image: self,
+            directory: *directory,
+            block: Vec::new(),
+            next_block: 0,
+            next_entry: 0,
+            previous: Vec::new(),
+            failed: false,
+        }
+    }
+
+    /// Reads block `number` of a directory into `bytes`, and answers whether there is one.
+    fn directory_block(
+        &self,
+        directory: &Inode,
+        number: u64,
+        bytes: &mut Vec<u8>,
+    ) -> Result<bool, ReadError> {
+        let size = self.superblock.block_bits.size();
+        let start = number.saturating_mul(size);
+        let len = match directory.file_type() {
+            FileType::Directory => directory.size().saturating_sub(start).min(size),
+            _ => 0,
+        };
+        bytes.resize(to_usize(len), 0);
+        self.read(directory, ByteOffset(start), bytes, &[])?;
+        Ok(len != 0)
+    }
+
+    /// What a directory has under `name`, found by binary search: right when names ascend, as they should.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<Nid>, ReadError> {
+        let nid = directory.nid();
+        let mut bytes = Vec::new();
+        let blocks = match directory.file_type() {
+            FileType::Directory => directory.size().div_ceil(self.superblock.block_bits.size()),
+            _ => 0,
+        };
+        // The first block that begins after the name, and the one before, where the name is if anywhere.
+        let (mut low, mut high) = (0, blocks);
+        while low < high {
+            let middle = low.midpoint(high);
+            self.directory_block(directory, middle, &mut bytes)?;
+            let block = Block::new(nid, middle, &bytes)?;
+            let Some(first) = block.entry(0)? else { break };
+            match first.name.cmp(name) {
+                Ordering::Equal => return Ok(Some(first.nid)),
+                Ordering::Less => low = middle.saturating_add(1),
+                Ordering::Greater => high = middle,
+            }
+        }
+        let Some(number) = low.checked_sub(1) else { return Ok(None) };
+        self.directory_block(directory, number, &mut bytes)?;
+        let block = Block::new(nid, number, &bytes)?;
+        let (mut low, mut high) = (0, block.entries.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            let Some(entry) = block.entry(middle)? else { break };
+            match entry.name.cmp(name) {
+                Ordering::Equal => return Ok(Some(entry.nid)),
+                Ordering::Less => low = middle.saturating_add(1),
+                Ordering::Greater => high = middle,
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The entries of a directory, in the image's order, which is checked to be that of their bytes. Not an [`Iterator`],
+/// since names are lent. Ends after an error.
+#[derive(Debug)]
+pub struct ReadDir<'i, S> {
+    image: &'i Image<S>,
+    directory: Inode,
+    block: Vec<u8>,
+    next_block: u64,
+    next_entry: usize,
+    /// The name before; empty at the beginning.
+    previous: Vec<u8>,
+    failed: bool,
+}
+
+impl<S: ReadAt> ReadDir<'_, S> {
+    /// The next entry, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "the name is lent, which Iterator can not say"
+    )]
+    pub fn next(&mut self) -> Result<Option<DirEntry<'_>>, ReadError> {
+        if self.failed || !self.advance().inspect_err(|_| self.failed = true)? {
+            return Ok(None);
+        }
+        let nid = self.directory.nid();
+        let block = Block::new(nid, self.next_block.saturating_sub(1), &self.block)?;
+        let Some(entry) = block.entry(self.next_entry)? else { return Ok(None) };
+        if entry.name <= &self.previous[..] {
+            self.failed = true;
+            let previous = std::mem::take(&mut self.previous);
+            return Err(Corrupt::NameOrder { nid, previous, name: entry.name.to_vec() }.into());
+        }
+        self.previous.clear();
+        self.previous.extend_from_slice(entry.name);
+        self.next_entry = self.next_entry.saturating_add(1);
+        Ok(Some(entry))
+    }
+
+    /// Goes to the next block when this one has no more entries; answers whether there is an entry.
+    fn advance(&mut self) -> Result<bool, ReadError> {
+        let nid = self.directory.nid();
+        if self.next_block != 0 {
+            let block = Block::new(nid, self.next_block.saturating_sub(1), &self.block)?;
+            if block.entry(self.next_entry)?.is_some() {
+                return Ok(true);
+            }
+        }
+        let number = self.next_block;
+        if !self.image.directory_block(&self.directory, number, &mut self.block)? {
+            return Ok(false);
+        }
+        self.next_block = number.saturating_add(1);
+        self.next_entry = 0;
+        let block = Block::new(nid, number, &self.block)?;
+        Ok(block.entry(0)?.is_some())
+    }
+}

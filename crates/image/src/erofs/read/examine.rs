@@ -1,0 +1,108 @@
+//! Everything an image has, read once.
+
+use super::error::ReadError;
+use super::inode::{FileType, Inode, Nid};
+use super::to_tree::{Owners, View, to_tree};
+use super::walk::{Budget, work_bound};
+use super::xattr::Xattrs;
+use super::{ByteOffset, Device, Image, Place, to_u64, to_usize};
+
+/// What [`examine`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Examined {
+    /// Names, the root counted as one.
+    pub names: u64,
+    /// Inodes that have a name.
+    pub inodes: u64,
+    /// xattrs of all inodes.
+    pub xattrs: u64,
+    /// Bytes of files that were read.
+    pub bytes: u64,
+}
+
+/// How many names are looked up by name as well as listed.
+const LOOKUPS: u64 = 4096;
+
+/// Reads all that an image in memory has: every name, inode, xattr and target, the files' bytes up to `content_max` in
+/// all (of those that are in the image), and both views as a tree. For tests and fuzzers, which only see that it ends
+/// and does not panic, and for whoever wants to know that an image is sound.
+///
+/// # Errors
+/// The first [`ReadError`] that anything answers.
+pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
+    let image = Image::open(bytes)?;
+    let mut found = Examined::default();
+    let mut work = Budget::new(work_bound(to_u64(bytes.len())));
+    let mut xattrs = Xattrs::new();
+    let mut directories: Vec<Option<Inode>> = Vec::new();
+    let mut left = content_max;
+    let mut walk = image.walk();
+    while let Some(step) = walk.next()? {
+        found.names = found.names.saturating_add(1);
+        if let Some(parent) = directories.get(step.parent).copied().flatten()
+            && found.names <= LOOKUPS
+        {
+            let found = image.lookup(&parent, step.name)?;
+            debug_assert_eq!(found, Some(step.inode.nid()), "a name that is listed is found");
+        }
+        if !step.is_new {
+            continue;
+        }
+        let is_directory = step.inode.file_type() == FileType::Directory;
+        directories.push(is_directory.then_some(step.inode));
+        found.inodes = found.inodes.saturating_add(1);
+        image.read_xattrs(&step.inode, &mut xattrs)?;
+        work.spend(xattrs.bytes())?;
+        found.xattrs = found.xattrs.saturating_add(to_u64(xattrs.len()));
+        if let Some(last) = xattrs.iter().last() {
+            work.spend(xattrs.bytes())?;
+            let value = image.xattr(&step.inode, last.name)?;
+            debug_assert_eq!(
+                value.as_deref(),
+                Some(last.value),
+                "an xattr that is listed is found"
+            );
+        }
+        match step.inode.file_type() {
+            FileType::Symlink => drop(image.read_link(&step.inode)?),
+            FileType::Regular if !step.inode.is_compressed() => {
+                let read = read_file(&image, &step.inode, &mut left)?;
+                found.bytes = found.bytes.saturating_add(read);
+            }
+            _ => {}
+        }
+    }
+    debug_assert_eq!(image.lookup(&image.root()?, b"/").ok(), Some(None::<Nid>), "no such name");
+    drop(to_tree(&image, View::Plain)?);
+    if image.superblock().composefs.is_some() {
+        drop(to_tree(&image, View::Composefs(Owners::FirstMet))?);
+        drop(to_tree(&image, View::Composefs(Owners::AsWritten))?);
+    }
+    Ok(found)
+}
+
+/// Goes through a file's bytes, at most `left` of them, and answers how many it read; those on other devices it passes.
+fn read_file(image: &Image<&[u8]>, inode: &Inode, left: &mut u64) -> Result<u64, ReadError> {
+    let mut buffer = vec![0; 64 << 10];
+    let (mut at, mut bytes) = (0, 0);
+    while *left != 0
+        && let Some(extent) = image.map(inode, ByteOffset(at))?
+    {
+        let len = extent.len.min(*left);
+        let end = at.saturating_add(len);
+        *left = left.saturating_sub(len);
+        if !matches!(extent.place, Place::Data(device, _) if device != Device::IMAGE) {
+            while at < end {
+                let len = buffer.len().min(to_usize(end.saturating_sub(at)));
+                let buffer = buffer.get_mut(..len).unwrap_or_default();
+                match image.read(inode, ByteOffset(at), buffer, &[])? {
+                    0 => return Ok(bytes),
+                    read => at = at.saturating_add(to_u64(read)),
+                }
+            }
+            bytes = len.saturating_add(bytes);
+        }
+        at = end;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,186 @@
+//! Reads EROFS images: Quire's own, C composefs's, and any uncompressed one of `mkfs.erofs`.
+//!
+//! Ranked: right on hostile images, then easy, then fast. Nothing an image says is believed: [`Image::open`] and each
+//! method below answer [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature, or [`ReadError::Corrupt`]
+//! with the values that prove it. Compressed *files* are listed with all metadata, and only reading their bytes is
+//! unsupported.
+//!
+//! # Bounds
+//! Whatever the bytes are, reading ends, never panics, and holds at most:
+//! - one inode, one directory block of at most 64 KiB and one name, while a directory is read or searched;
+//! - [`XATTRS_BYTES_MAX`] for the xattrs of one inode, of which names take at most [`XATTR_LIST_MAX`];
+//! - 16 MiB in [`Cached`], when it is used;
+//! - [`kept_bound`] bytes of names, xattrs, targets and content taken from the image by one [`Walk`] or [`to_tree`];
+//!   what they build from it (a tree, the numbers of inodes, open directories) takes a small multiple of that.
+//!
+//! Work is bounded with it: a walk enters each directory once (a second name for one is corrupt, so there are no
+//! loops), names in a directory ascend (so no block is used twice), a path has at most [`PATH_MAX`] bytes, and
+//! [`work_bound`] limits the bytes of xattrs that are decoded, of which one shared entry may serve many inodes.
+
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+mod data;
+mod directory;
+mod error;
+mod examine;
+mod inode;
+mod source;
+mod superblock;
+mod to_tree;
+mod walk;
+mod xattr;
+
+pub use data::{Extent, Extents, Place};
+pub use directory::{DirEntry, ReadDir};
+pub use error::{Corrupt, Part, ReadError, Unsupported};
+pub use examine::{Examined, examine};
+pub use inode::{FileType, Inode, Nid};
+pub use source::{Cached, ReadAt};
+pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, Superblock};
+pub use to_tree::{ImageTree, Owners, View, to_tree};
+pub use walk::{PATH_MAX, Step, Walk, kept_bound, work_bound};
+pub use xattr::{XATTR_LIST_MAX, XATTRS_BYTES_MAX, Xattr, Xattrs};
+
+use std::fmt;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use xattr::LongPrefix;
+
+/// A number of bytes from the beginning of an image, a device or a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteOffset(pub u64);
+
+impl fmt::Display for ByteOffset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Where data is: 0 is the image itself, others are in its device table from 1 on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Device(pub u16);
+
+impl Device {
+    /// The image itself.
+    pub const IMAGE: Self = Self(0);
+
+    /// Its place in the device table, or `None` for the image itself.
+    #[must_use]
+    pub fn slot(self) -> Option<usize> {
+        usize::from(self.0).checked_sub(1)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => write!(f, "the image"),
+            number => write!(f, "device {number}"),
+        }
+    }
+}
+
+/// An EROFS image with a superblock that was checked.
+#[derive(Debug)]
+pub struct Image<S> {
+    source: S,
+    superblock: Superblock,
+    devices: Vec<DeviceSlot>,
+    prefixes: Vec<LongPrefix>,
+}
+
+impl<S: ReadAt> Image<S> {
+    /// Reads and checks the superblock, the device table and the long xattr prefixes, and that the root is a directory.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn open(source: S) -> Result<Self, ReadError> {
+        let (superblock, raw) = superblock::read(&source)?;
+        let devices = superblock::devices(&source, &superblock, &raw)?;
+        let mut image = Self { source, superblock, devices, prefixes: Vec::new() };
+        image.prefixes = image.long_prefixes(&raw)?;
+        let root = image.root()?;
+        if root.file_type() != FileType::Directory {
+            return Err(Corrupt::Root { nid: root.nid(), mode: root.mode() }.into());
+        }
+        Ok(image)
+    }
+
+    /// What the superblock says.
+    #[must_use]
+    pub const fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The device table: other files that hold data. The first is [`Device`] 1.
+    #[must_use]
+    pub fn devices(&self) -> &[DeviceSlot] {
+        &self.devices
+    }
+
+    /// The image's bytes.
+    #[must_use]
+    pub const fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// The root directory.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn root(&self) -> Result<Inode, ReadError> {
+        self.inode(self.superblock.root)
+    }
+
+    fn fetch(&self, at: ByteOffset, buffer: &mut [u8], part: Part) -> Result<(), ReadError> {
+        fetch(&self.source, Device::IMAGE, at, buffer, part)
+    }
+
+    fn fetch_raw<T: FromBytes + IntoBytes>(
+        &self,
+        at: ByteOffset,
+        part: Part,
+    ) -> Result<T, ReadError> {
+        fetch_raw(&self.source, at, part)
+    }
+}
+
+/// Fills `buffer` from `at` on, which must be within the source.
+fn fetch(
+    source: &impl ReadAt,
+    device: Device,
+    at: ByteOffset,
+    buffer: &mut [u8],
+    part: Part,
+) -> Result<(), ReadError> {
+    let (len, bound) = (to_u64(buffer.len()), source.len());
+    if at.0.checked_add(len).is_none_or(|end| end > bound) {
+        return Err(Corrupt::Outside { part, device, offset: at, len, bound }.into());
+    }
+    source.read_at(at.0, buffer).map_err(|source| ReadError::Io {
+        device,
+        offset: at,
+        len: buffer.len(),
+        source,
+    })
+}
+
+fn fetch_raw<T: FromBytes + IntoBytes>(
+    source: &impl ReadAt,
+    at: ByteOffset,
+    part: Part,
+) -> Result<T, ReadError> {
+    let mut raw = T::new_zeroed();
+    fetch(source, Device::IMAGE, at, raw.as_mut_bytes(), part)?;
+    Ok(raw)
+}
+
+fn to_u64(len: usize) -> u64 {
+    u64::try_from(len).expect("usize has at most 64 bits")
+}
+
+/// A number that something in memory bounds already.
+fn to_usize(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}

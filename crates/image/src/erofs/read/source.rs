@@ -1,0 +1,153 @@
+//! Where an image's bytes come from.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use hashbrown::HashMap;
+
+use super::{to_u64, to_usize};
+
+/// Bytes that can be read anywhere: an image, or a device that an image refers to. Reading does not change them.
+pub trait ReadAt {
+    /// How many bytes there are.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `buffer` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// Whatever the source answers; [`io::ErrorKind::UnexpectedEof`] when it ends before the buffer is full.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+impl ReadAt for [u8] {
+    fn len(&self) -> u64 {
+        to_u64(<[u8]>::len(self))
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).ok();
+        let end = start.and_then(|start| start.checked_add(buffer.len()));
+        let range = start.zip(end).and_then(|(start, end)| self.get(start..end));
+        buffer.copy_from_slice(range.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+impl<T: ReadAt + ?Sized> ReadAt for &T {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        (**self).read_at(offset, buffer)
+    }
+}
+
+/// Bytes in a chunk of [`Cached`]: one read of a disk's readahead size serves some thousand inodes.
+const CHUNK: u64 = 64 * 1024;
+/// Chunks that [`Cached`] keeps: 16 MiB, which is all of an image of 90,000 files.
+const CHUNKS_MAX: usize = 256;
+
+/// A source whose bytes are kept after reading, in chunks of 64 KiB, at most 16 MiB, the least recently used dropped
+/// first. Reads of 64 KiB and more pass by.
+///
+/// Reading metadata takes a few small reads an inode: put this around anything that makes a system call for each.
+/// Threads wait for each other while one reads.
+#[derive(Debug)]
+pub struct Cached<S> {
+    source: S,
+    chunks: Mutex<Chunks>,
+}
+
+#[derive(Debug, Default)]
+struct Chunks {
+    slots: Vec<Slot>,
+    /// From a chunk's number to its slot.
+    index: HashMap<u64, usize>,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    chunk: u64,
+    used: u64,
+    bytes: Vec<u8>,
+}
+
+impl<S: ReadAt> Cached<S> {
+    /// Puts an empty cache around a source.
+    #[must_use]
+    pub fn new(source: S) -> Self {
+        Self { source, chunks: Mutex::default() }
+    }
+}
+
+impl Chunks {
+    /// The bytes of a chunk, read if they are not here.
+    fn chunk(&mut self, source: &impl ReadAt, chunk: u64) -> io::Result<&[u8]> {
+        self.clock = self.clock.saturating_add(1);
+        let at = match self.index.get(&chunk) {
+            Some(at) => *at,
+            None => self.load(source, chunk)?,
+        };
+        let slot = self.slots.get_mut(at).expect("the index names slots that are there");
+        slot.used = self.clock;
+        Ok(&slot.bytes)
+    }
+
+    fn load(&mut self, source: &impl ReadAt, chunk: u64) -> io::Result<usize> {
+        let start = chunk.checked_mul(CHUNK).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let len = source.len().saturating_sub(start).min(CHUNK);
+        let mut bytes = vec![0; to_usize(len)];
+        source.read_at(start, &mut bytes)?;
+        let slot = Slot { chunk, used: self.clock, bytes };
+        let at = if self.slots.len() < CHUNKS_MAX {
+            self.slots.push(slot);
+            self.slots.len().saturating_sub(1)
+        } else {
+            let oldest = self.slots.iter_mut().enumerate().min_by_key(|(_, slot)| slot.used);
+            let (at, old) = oldest.expect("there are slots");
+            self.index.remove(&old.chunk);
+            *old = slot;
+            at
+        };
+        self.index.insert(chunk, at);
+        Ok(at)
+    }
+}
+
+impl<S: ReadAt> ReadAt for Cached<S> {
+    fn len(&self) -> u64 {
+        self.source.len()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if to_u64(buffer.len()) >= CHUNK {
+            return self.source.read_at(offset, buffer);
+        }
+        let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut offset, mut buffer) = (offset, buffer);
+        while !buffer.is_empty() {
+            let bytes = chunks.chunk(&self.source, offset / CHUNK)?;
+            let rest = bytes.get(to_usize(offset % CHUNK)..).unwrap_or_default();
+            let len = rest.len().min(buffer.len());
+            let (Some(from), Some((to, left))) =
+                (rest.get(..len), buffer.split_at_mut_checked(len))
+            else {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            };
+            if len == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            to.copy_from_slice(from);
+            offset = offset.saturating_add(to_u64(len));
+            buffer = left;
+        }
+        Ok(())
+    }
+}

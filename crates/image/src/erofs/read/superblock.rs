@@ -1,0 +1,274 @@
+//! The superblock, the composefs header before it and the device table, checked.
+
+use crc::{CRC_32_ISCSI, Crc};
+use zerocopy::IntoBytes as _;
+
+use super::error::{Corrupt, Part, ReadError, Unsupported};
+use super::source::ReadAt;
+use super::{ByteOffset, Device, Nid, fetch, fetch_raw, to_u64, to_usize};
+use crate::erofs::layout::{
+    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, RawComposefsHeader,
+    RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
+};
+
+/// All features that are known; each of them either changes nothing for uncompressed data or is refused by name.
+const KNOWN: u32 = incompat::ZERO_PADDING
+    | incompat::COMPR_CFGS
+    | incompat::CHUNKED_FILE
+    | incompat::DEVICE_TABLE
+    | incompat::ZTAILPACKING
+    | incompat::FRAGMENTS
+    | incompat::XATTR_PREFIXES
+    | incompat::ADDRESS_48BIT
+    | incompat::METABOX;
+
+/// Size of a block: a power of two, 512 bytes to 64 KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockBits(u8);
+
+impl BlockBits {
+    fn new(bits: u8) -> Result<Self, Corrupt> {
+        // 2^9 since tar entries have that alignment; above it, the kernel wants at most its page, which is up to 64 KiB.
+        match bits {
+            9..=16 => Ok(Self(bits)),
+            _ => Err(Corrupt::BlockBits(bits)),
+        }
+    }
+
+    /// Its binary logarithm, 9 to 16.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// In bytes.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        1_u64.wrapping_shl(u32::from(self.0))
+    }
+
+    /// Where block `number` begins, or `None` beyond 2^64.
+    #[must_use]
+    pub fn start(self, number: u64) -> Option<ByteOffset> {
+        number.checked_mul(self.size()).map(ByteOffset)
+    }
+
+    /// How far into its block `at` is.
+    pub(super) fn within(self, at: ByteOffset) -> u64 {
+        at.0 & self.size().wrapping_sub(1)
+    }
+}
+
+/// What composefs writes before the superblock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ComposefsHeader {
+    /// Version of the header itself; 1 is the only one.
+    pub header_version: u32,
+    /// Version of the rules that the image was made by: 0 or 1 by C composefs, 2 by composefs-rs.
+    pub version: u32,
+    /// Whether an inode has a POSIX ACL; without, composefs images are mounted with `noacl`.
+    pub has_acl: bool,
+}
+
+/// The superblock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Size of a block.
+    pub block_bits: BlockBits,
+    /// `feature_compat`: see [`compat`].
+    pub compat: u32,
+    /// `feature_incompat`: see [`incompat`].
+    pub incompat: u32,
+    /// Number of inodes, as stated.
+    pub inodes: u64,
+    /// Number of blocks in the image, as stated.
+    pub blocks: u64,
+    /// Modification time that compact inodes count from, in seconds since 1970.
+    pub epoch: i64,
+    /// Nanoseconds of the modification time of compact inodes.
+    pub fixed_nanoseconds: u32,
+    /// When the image was made, in seconds after `epoch`; 0 where it was not said apart from that.
+    pub build_time: u32,
+    /// The volume's uuid; zeros for none.
+    pub uuid: [u8; 16],
+    /// The volume's name, to the first NUL.
+    pub volume_name: [u8; 16],
+    /// The root directory.
+    pub root: Nid,
+    /// A file that holds parts of other files, and the long xattr prefixes of some images.
+    pub packed: Option<Nid>,
+    /// Whether name filters of xattrs hold.
+    pub has_xattr_filter: bool,
+    /// Long xattr prefix that names content fingerprints, for page cache sharing.
+    pub fingerprint_prefix: Option<u8>,
+    /// What composefs writes before the superblock.
+    pub composefs: Option<ComposefsHeader>,
+    /// Where nid 0 is.
+    pub(super) metadata: ByteOffset,
+    /// Where shared xattr 0 is.
+    pub(super) shared_xattrs: ByteOffset,
+}
+
+impl Superblock {
+    /// Where an inode begins.
+    pub(super) fn inode(&self, nid: Nid) -> Option<ByteOffset> {
+        let slots = nid.0.checked_mul(SLOT_SIZE)?;
+        self.metadata.0.checked_add(slots).map(ByteOffset)
+    }
+}
+
+/// A slot of the device table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceSlot {
+    /// Whatever names the device to user space, such as a path or a digest; padded with NULs.
+    pub tag: [u8; 64],
+    /// Blocks in the device; 0 where it was not said.
+    pub blocks: u64,
+    /// Block that the device begins at in the address space of all devices, or 0.
+    pub first_block: u64,
+    /// Bytes in the device, or `None` where it was not said.
+    pub(super) len: Option<u64>,
+    /// Where the device begins in the address space of all devices.
+    pub(super) start: Option<ByteOffset>,
+}
+
+/// Reads the superblock and the composefs header.
+pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), ReadError> {
+    let at = ByteOffset(to_u64(SUPERBLOCK_OFFSET));
+    let end = at.0.saturating_add(to_u64(size_of::<RawSuperblock>()));
+    if source.len() < end {
+        return Err(ReadError::NotErofs);
+    }
+    let raw: RawSuperblock = fetch_raw(source, at, Part::Superblock)?;
+    if raw.magic.get() != SUPERBLOCK_MAGIC {
+        return Err(ReadError::NotErofs);
+    }
+    let block_bits = BlockBits::new(raw.blkszbits)?;
+    let (compat, incompat) = (raw.feature_compat.get(), raw.feature_incompat.get());
+    if compat & compat::SB_CHKSUM != 0 {
+        check_checksum(source, block_bits, &raw)?;
+    }
+    if incompat & !KNOWN != 0 {
+        return Err(Unsupported::Features(incompat & !KNOWN).into());
+    }
+    if incompat & incompat::METABOX != 0 {
+        return Err(Unsupported::Metabox.into());
+    }
+    if raw.dirblkbits != 0 {
+        return Err(Unsupported::DirectoryBlocks(raw.dirblkbits).into());
+    }
+
+    let mut blocks = u64::from(raw.blocks_lo.get());
+    let mut root = u64::from(raw.rootnid_2b.get());
+    if incompat & incompat::ADDRESS_48BIT != 0 && raw.rootnid_8b.get() != 0 {
+        blocks |= u64::from(raw.rootnid_2b.get()) << 32;
+        root = raw.rootnid_8b.get();
+    }
+    let len = source.len();
+    if blocks.checked_mul(block_bits.size()).is_none_or(|end| end > len) {
+        return Err(Corrupt::Truncated { blocks, block_size: block_bits.size(), len }.into());
+    }
+    let block = |number: u32| {
+        block_bits.start(u64::from(number)).expect("2^32 blocks of 2^16 bytes are below 2^64")
+    };
+    let has_packed = incompat & incompat::FRAGMENTS != 0 && raw.packed_nid.get() != 0;
+    let superblock = Superblock {
+        block_bits,
+        compat,
+        incompat,
+        inodes: raw.inos.get(),
+        blocks,
+        epoch: raw.epoch.get(),
+        fixed_nanoseconds: raw.fixed_nsec.get(),
+        build_time: raw.build_time.get(),
+        uuid: raw.uuid,
+        volume_name: raw.volume_name,
+        root: Nid(root),
+        packed: has_packed.then_some(Nid(raw.packed_nid.get())),
+        has_xattr_filter: compat & compat::XATTR_FILTER != 0 && raw.xattr_filter_reserved == 0,
+        fingerprint_prefix: (compat & compat::ISHARE_XATTRS != 0)
+            .then_some(raw.ishare_xattr_prefix_id),
+        composefs: composefs_header(source)?,
+        metadata: block(raw.meta_blkaddr.get()),
+        shared_xattrs: block(raw.xattr_blkaddr.get()),
+    };
+    Ok((superblock, raw))
+}
+
+fn composefs_header(source: &impl ReadAt) -> Result<Option<ComposefsHeader>, ReadError> {
+    let raw: RawComposefsHeader = fetch_raw(source, ByteOffset(0), Part::Superblock)?;
+    Ok((raw.magic.get() == COMPOSEFS_MAGIC).then(|| ComposefsHeader {
+        header_version: raw.version.get(),
+        version: raw.composefs_version.get(),
+        has_acl: raw.flags.get() & COMPOSEFS_HAS_ACL != 0,
+    }))
+}
+
+impl ComposefsHeader {
+    /// The header of an image that is read as composefs's.
+    pub(super) fn check(self) -> Result<(), Unsupported> {
+        match self.header_version {
+            COMPOSEFS_HEADER_VERSION => Ok(()),
+            other => Err(Unsupported::ComposefsHeader(other)),
+        }
+    }
+}
+
+/// Compares the checksum: crc32c from the superblock to the end of its block, with the checksum as 0 and without the
+/// final inversion. Blocks that end before the superblock or with its beginning count from the superblock on in full.
+/// Source: `erofs_superblock_csum_verify` in Linux `fs/erofs/super.c`.
+fn check_checksum(
+    source: &impl ReadAt,
+    block_bits: BlockBits,
+    raw: &RawSuperblock,
+) -> Result<(), ReadError> {
+    let offset = to_u64(SUPERBLOCK_OFFSET);
+    let len = match block_bits.size() {
+        size if size > offset => size.saturating_sub(offset),
+        size => size,
+    };
+    let mut head = *raw;
+    head.checksum = 0.into();
+    let head = head.as_bytes();
+    let mut rest = vec![0; to_usize(len.saturating_sub(to_u64(head.len())))];
+    let after = offset.saturating_add(to_u64(head.len()));
+    fetch(source, Device::IMAGE, ByteOffset(after), &mut rest, Part::Superblock)?;
+    let crc = Crc::<u32>::new(&CRC_32_ISCSI);
+    let mut digest = crc.digest();
+    digest.update(head);
+    digest.update(&rest);
+    let (stored, computed) = (raw.checksum.get(), !digest.finalize());
+    if stored == computed { Ok(()) } else { Err(Corrupt::Checksum { stored, computed }.into()) }
+}
+
+/// Reads the device table.
+pub(super) fn devices(
+    source: &impl ReadAt,
+    superblock: &Superblock,
+    raw: &RawSuperblock,
+) -> Result<Vec<DeviceSlot>, ReadError> {
+    if superblock.incompat & incompat::DEVICE_TABLE == 0 {
+        return Ok(Vec::new());
+    }
+    let size = to_u64(size_of::<RawDeviceSlot>());
+    let wide = superblock.incompat & incompat::ADDRESS_48BIT != 0;
+    let first = u64::from(raw.devt_slotoff.get());
+    (1..=raw.extra_devices.get())
+        .map(|number| {
+            let slot = first.saturating_add(u64::from(number)).saturating_sub(1);
+            let at = ByteOffset(slot.saturating_mul(size));
+            let raw: RawDeviceSlot = fetch_raw(source, at, Part::Device(Device(number)))?;
+            let high = |part: u64| if wide { part << 32 } else { 0 };
+            let blocks = u64::from(raw.blocks_lo.get()) | high(raw.blocks_hi.get().into());
+            let first_block = u64::from(raw.uniaddr_lo.get()) | high(raw.uniaddr_hi.get().into());
+            let bytes = |blocks| superblock.block_bits.start(blocks);
+            Ok(DeviceSlot {
+                tag: raw.tag,
+                blocks,
+                first_block,
+                len: bytes(blocks).filter(|_| blocks != 0).map(|len| len.0),
+                start: bytes(first_block).filter(|_| first_block != 0),
+            })
+        })
+        .collect()
+}

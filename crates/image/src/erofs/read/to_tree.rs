@@ -1,0 +1,416 @@
+//! From an image to a tree.
+
+use std::borrow::Cow;
+
+use hashbrown::HashSet;
+
+use super::error::{Corrupt, ReadError};
+use super::inode::{FileType, Inode, Nid};
+use super::source::ReadAt;
+use super::walk::{Budget, Step, work_bound};
+use super::xattr::{Xattr, Xattrs};
+use super::{ByteOffset, Image, to_u64, to_usize};
+use crate::tree::{
+    Builder, Content, InodeId, Link, Location, Metadata, Node, Tree, TreeError, XattrsId,
+};
+use crate::verity::ObjectId;
+
+/// How an image is understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// As the root file system that composefs made it from, as C's `composefs-info` and `composefs-dump` read it:
+    /// redirects and digests become external files, escaped overlay xattrs and whiteouts what they were; the whiteouts
+    /// `00` to `ff` and all else that overlayfs was to see is dropped.
+    Composefs(Owners),
+    /// As the kernel shows it where EROFS is mounted by itself. Regular files are external without a location: their
+    /// bytes are read with [`Image::read`], by the nids in [`ImageTree::nids`]. xattrs that the kernel does not show are
+    /// dropped.
+    Plain,
+}
+
+/// Which of an inode's names owns it in a composefs image, which does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owners {
+    /// The one that is met first, depth first: the rule of C's tools.
+    FirstMet,
+    /// The one that its place among the inodes shows that it had when the image was written, so that the writer makes
+    /// the same image again; the first met where that shows nothing.
+    AsWritten,
+}
+
+/// A tree, and what the image says besides.
+#[derive(Debug)]
+pub struct ImageTree {
+    /// The tree.
+    pub tree: Tree,
+    /// Of each inode, by its index in the tree: where it is in the image.
+    pub nids: Vec<Nid>,
+    /// Of each inode: its length in the image, which for directories no tree holds.
+    pub sizes: Vec<u64>,
+}
+
+/// The most bytes of a file inside a composefs image. Source: `LCFS_INLINE_CONTENT_MAX` in composefs
+/// `libcomposefs/lcfs-writer.h`.
+const INLINE_CONTENT_MAX: u64 = 5000;
+
+const OVERLAY: &[u8] = b"trusted.overlay.";
+const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
+const METACOPY: &[u8] = b"trusted.overlay.metacopy";
+const REDIRECT: &[u8] = b"trusted.overlay.redirect";
+const ESCAPED_WHITEOUT: &[u8] = b"trusted.overlay.overlay.whiteout";
+/// What marks a whiteout and its directory, besides.
+const MARKS: [&[u8]; 3] =
+    [b"trusted.overlay.overlay.whiteouts", b"user.overlay.whiteout", b"user.overlay.whiteouts"];
+
+/// Makes a tree of an image.
+///
+/// # Errors
+/// [`ReadError`]: of the image, [`ReadError::NotComposefs`], or [`Corrupt::Tree`] where an inode is nothing that a tree
+/// can hold.
+pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, ReadError> {
+    if let View::Composefs(_) = view {
+        image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;
+    }
+    let mut reader = Reader {
+        image,
+        view,
+        builder: Builder::new(),
+        ids: Vec::new(),
+        pending: Pending::default(),
+        nids: Vec::new(),
+        sizes: Vec::new(),
+        work: Budget::new(work_bound(image.source().len())),
+        shared: HashSet::new(),
+        xattrs: Xattrs::new(),
+        bytes: Vec::new(),
+    };
+    let mut walk = image.walk();
+    while let Some(step) = walk.next()? {
+        let kept = reader.step(&step)?;
+        walk.kept.spend(kept)?;
+    }
+    reader.finish()
+}
+
+#[derive(Debug)]
+struct Reader<'i, S> {
+    image: &'i Image<S>,
+    view: View,
+    builder: Builder,
+    /// By a step's number: the inode in the tree; `None` for whiteouts, which are left out.
+    ids: Vec<Option<InodeId>>,
+    pending: Pending,
+    nids: Vec<Nid>,
+    sizes: Vec<u64>,
+    work: Budget,
+    /// Shared xattrs that were met.
+    shared: HashSet<u32>,
+    xattrs: Xattrs,
+    /// A symlink's target or inline content.
+    bytes: Vec<u8>,
+}
+
+/// What composefs keeps in xattrs.
+#[derive(Debug, Default, Clone, Copy)]
+struct Overlay<'a> {
+    metacopy: Option<&'a [u8]>,
+    redirect: Option<&'a [u8]>,
+    is_whiteout: bool,
+}
+
+impl<S: ReadAt> Reader<'_, S> {
+    /// Takes a name, and answers how many bytes besides the name it takes from the image.
+    fn step(&mut self, step: &Step<'_>) -> Result<u64, ReadError> {
+        let (inode, nid) = (&step.inode, step.inode.nid());
+        let is_composefs = matches!(self.view, View::Composefs(_));
+        if self.view == View::Composefs(Owners::AsWritten) {
+            self.pending.push(step);
+        }
+        if !step.is_new {
+            let target = self.ids.get(step.number).copied().flatten();
+            if let Some(target) = target {
+                self.name(step, target, Link::Equal)?;
+            }
+            return Ok(0);
+        }
+        if is_composefs && is_real_whiteout(inode) {
+            self.ids.push(None);
+            return match inode.nlink() {
+                0 | 1 => Ok(0),
+                nlink => Err(Corrupt::WhiteoutLinks { nid, nlink }.into()),
+            };
+        }
+
+        let mut xattrs = std::mem::take(&mut self.xattrs);
+        let mut bytes = std::mem::take(&mut self.bytes);
+        self.image.read_xattrs(inode, &mut xattrs)?;
+        let mut kept = self.charge(inode, &xattrs)?;
+        let (set, overlay) = if is_composefs {
+            composefs_xattrs(&mut self.builder, inode, &xattrs)
+        } else {
+            let visible = xattrs.iter().filter(|xattr| xattr.is_visible);
+            let set = self.builder.xattrs(visible.map(|xattr| (xattr.name, xattr.value)));
+            (set, Overlay::default())
+        };
+        let set = set.or_corrupt(nid)?;
+        let node = self.node(inode, overlay, &mut bytes)?;
+        if let Node::Symlink(kept_bytes) | Node::Regular(Content::Inline(kept_bytes)) = node {
+            kept = kept.saturating_add(to_u64(kept_bytes.len()));
+        }
+        let metadata = Metadata {
+            permissions: inode.mode() & 0o7777,
+            uid: inode.uid(),
+            gid: inode.gid(),
+            mtime: inode.mtime(),
+        };
+        let id = if step.number == 0 {
+            self.builder.describe(InodeId::ROOT, &metadata, set).or_corrupt(nid)?;
+            InodeId::ROOT
+        } else {
+            self.builder.inode(&metadata, set, node).or_corrupt(nid)?
+        };
+        if node != Node::Directory {
+            self.builder.state_nlink(id, inode.nlink());
+        }
+        if self.view == View::Composefs(Owners::AsWritten)
+            && self.image.is_needlessly_extended(inode)
+        {
+            // C makes such inodes for what a dump gives 4 GiB or more, where that means nothing.
+            self.builder.state_size(id, 1 << 32);
+        }
+        debug_assert_eq!(id.index(), self.nids.len(), "the builder numbers inodes in order");
+        self.nids.push(nid);
+        self.sizes.push(inode.size());
+        self.ids.push(Some(id));
+        (self.xattrs, self.bytes) = (xattrs, bytes);
+        if id != InodeId::ROOT {
+            let met = if is_composefs { Link::Owner } else { Link::Equal };
+            self.name(step, id, met)?;
+        }
+        Ok(kept)
+    }
+
+    /// Names an inode, if it is clear now who owns it.
+    fn name(&mut self, step: &Step<'_>, target: InodeId, link: Link) -> Result<(), ReadError> {
+        if self.view == View::Composefs(Owners::AsWritten) {
+            return Ok(());
+        }
+        let parent = self.ids.get(step.parent).copied().flatten();
+        let parent = parent.expect("a directory is met before what is in it");
+        let inserted = self.builder.insert(parent, step.name, target, link);
+        inserted.or_corrupt(step.inode.nid()).map_err(ReadError::from)
+    }
+
+    /// Counts what xattrs cost; answers the bytes that were not met before.
+    fn charge(&mut self, inode: &Inode, xattrs: &Xattrs) -> Result<u64, Corrupt> {
+        let count = to_u64(xattrs.len());
+        // The tree compares each name of a set with each.
+        let compared = count.saturating_mul(count) / 16;
+        self.work.spend(xattrs.bytes().saturating_add(compared))?;
+        let shared = xattrs.shared.iter().filter(|(id, _)| self.shared.insert(*id));
+        let shared = shared.fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
+        Ok(shared.saturating_add(inode.xattrs_size.into()))
+    }
+
+    fn node<'a>(
+        &self,
+        inode: &Inode,
+        overlay: Overlay<'a>,
+        bytes: &'a mut Vec<u8>,
+    ) -> Result<Node<'a>, ReadError> {
+        let number = inode.device_number().into();
+        Ok(match inode.file_type() {
+            FileType::Directory => Node::Directory,
+            FileType::CharDevice => Node::CharDevice(number),
+            FileType::BlockDevice => Node::BlockDevice(number),
+            FileType::Fifo => Node::Fifo,
+            FileType::Socket => Node::Socket,
+            FileType::Symlink => {
+                self.image.read_link_into(inode, bytes)?;
+                Node::Symlink(bytes)
+            }
+            FileType::Regular if overlay.is_whiteout => Node::CharDevice(0),
+            FileType::Regular => Node::Regular(self.content(inode, overlay, bytes)?),
+        })
+    }
+
+    fn content<'a>(
+        &self,
+        inode: &Inode,
+        overlay: Overlay<'a>,
+        bytes: &'a mut Vec<u8>,
+    ) -> Result<Content<'a>, ReadError> {
+        let (nid, size) = (inode.nid(), inode.size());
+        if size == 0 {
+            return Ok(Content::Inline(&[]));
+        }
+        if self.view == View::Plain {
+            return Ok(Content::External { size, object: None, location: Location::None });
+        }
+        if inode.is_chunk_based() {
+            let object = match overlay.metacopy {
+                None | Some([]) => None,
+                Some(metacopy) => Some(object(nid, metacopy)?),
+            };
+            let location = match overlay.redirect {
+                None | Some([]) => Location::None,
+                Some([b'/', path @ ..]) if !path.is_empty() => Location::Path(path),
+                Some(path) => Location::Path(path),
+            };
+            return Ok(Content::External { size, object, location });
+        }
+        if size > INLINE_CONTENT_MAX {
+            return Err(Corrupt::InlineContent { nid, size }.into());
+        }
+        bytes.clear();
+        bytes.resize(to_usize(size), 0);
+        self.image.read(inode, ByteOffset(0), bytes, &[])?;
+        Ok(Content::Inline(bytes))
+    }
+
+    fn finish(mut self) -> Result<ImageTree, ReadError> {
+        self.pending.insert(&self.ids, &mut self.builder)?;
+        Ok(ImageTree { tree: self.builder.finish(), nids: self.nids, sizes: self.sizes })
+    }
+}
+
+/// Whether an inode hides an object directory of the store from overlayfs, or is nothing that composefs writes.
+fn is_real_whiteout(inode: &Inode) -> bool {
+    inode.file_type() == FileType::CharDevice && inode.device_number() == 0
+}
+
+/// Sorts the xattrs of a composefs inode into those of the file it stands for and what overlayfs was to see.
+fn composefs_xattrs<'a>(
+    builder: &mut Builder,
+    inode: &Inode,
+    xattrs: &'a Xattrs,
+) -> (Result<XattrsId, TreeError>, Overlay<'a>) {
+    let is_regular = inode.file_type() == FileType::Regular;
+    let mut overlay = Overlay::default();
+    let mut set: Vec<(Cow<'_, [u8]>, &[u8])> = Vec::with_capacity(xattrs.len());
+    for Xattr { name, value, .. } in xattrs.iter() {
+        match name {
+            REDIRECT => overlay.redirect = Some(value),
+            METACOPY => overlay.metacopy = Some(value),
+            ESCAPED_WHITEOUT if is_regular => overlay.is_whiteout = true,
+            _ if MARKS.contains(&name) => {}
+            _ => match name.strip_prefix(ESCAPED) {
+                Some(rest) => set.push((Cow::Owned([OVERLAY, rest].concat()), value)),
+                None if name.starts_with(OVERLAY) => {}
+                None => set.push((Cow::Borrowed(name), value)),
+            },
+        }
+    }
+    (builder.xattrs(set.iter().map(|(name, value)| (&name[..], *value))), overlay)
+}
+
+/// The digest in a `trusted.overlay.metacopy`: version 0, length of the whole, flags 0, algorithm, digest. Source: Linux
+/// `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
+fn object(nid: Nid, metacopy: &[u8]) -> Result<ObjectId, Corrupt> {
+    let wrong = Corrupt::Metacopy { nid, len: metacopy.len() };
+    let Some((&[0, len, 0, algorithm], digest)) = metacopy.split_first_chunk::<4>() else {
+        return Err(wrong);
+    };
+    let object = ObjectId::from_bytes(digest).ok().filter(|object| {
+        usize::from(len) == metacopy.len() && object.algorithm().kernel_id() == algorithm
+    });
+    object.ok_or(wrong)
+}
+
+/// Names that are inserted when it is clear who owns what. Inodes go by their steps' numbers here.
+#[derive(Debug, Default)]
+struct Pending {
+    links: Vec<PendingLink>,
+    names: Vec<u8>,
+    /// Of all inodes, with the whiteouts that are left out later.
+    nids: Vec<Nid>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PendingLink {
+    parent: usize,
+    target: usize,
+    /// Where the name ends in `Pending::names`; it begins where the one before ends.
+    name_end: usize,
+}
+
+impl Pending {
+    fn push(&mut self, step: &Step<'_>) {
+        if step.is_new {
+            self.nids.push(step.inode.nid());
+        }
+        // The root has no name.
+        if step.number != 0 {
+            self.names.extend_from_slice(step.name);
+            let (parent, target, name_end) = (step.parent, step.number, self.names.len());
+            self.links.push(PendingLink { parent, target, name_end });
+        }
+    }
+
+    /// Inserts the names of all inodes that are in the tree, each owner as such.
+    fn insert(&self, ids: &[Option<InodeId>], builder: &mut Builder) -> Result<(), Corrupt> {
+        let owners = self.owners();
+        let id = |number: usize| ids.get(number).copied().flatten();
+        let mut start = 0;
+        for (at, link) in self.links.iter().enumerate() {
+            let name = self.names.get(start..link.name_end).unwrap_or_default();
+            start = link.name_end;
+            if let Some((parent, target)) = id(link.parent).zip(id(link.target)) {
+                let owns = owners.get(link.target) == Some(&at);
+                let claim = if owns { Link::Owner } else { Link::Equal };
+                let nid = self.nids.get(link.target).copied().unwrap_or(Nid(0));
+                builder.insert(parent, name, target, claim).or_corrupt(nid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Of each inode, which link owns it.
+    ///
+    /// composefs writes inodes breadth first, siblings in byte order, and places one where the name is that owns it. So
+    /// when directories are gone through in the order of their nids, a name owns its inode if that is the one that comes
+    /// next. Should two names fit, both make the same image.
+    fn owners(&self) -> Vec<usize> {
+        const NONE: usize = usize::MAX;
+        let mut order: Vec<usize> = (0..self.nids.len()).collect();
+        order.sort_unstable_by_key(|number| self.nids.get(*number));
+        // The links of each directory together, in the order they are in.
+        let mut links: Vec<usize> = (0..self.links.len()).collect();
+        let parent = |at: &usize| self.links.get(*at).map(|link| link.parent);
+        links.sort_by_key(parent);
+
+        let mut owners = vec![NONE; self.nids.len()];
+        let mut next = order.iter().copied().skip(1).peekable();
+        for directory in &order {
+            let first = links.partition_point(|at| parent(at) < Some(*directory));
+            let own = links.get(first..).unwrap_or_default();
+            for at in own.iter().take_while(|at| parent(at) == Some(*directory)) {
+                if let Some(link) = self.links.get(*at)
+                    && next.next_if_eq(&link.target).is_some()
+                    && let Some(owner) = owners.get_mut(link.target)
+                {
+                    *owner = *at;
+                }
+            }
+        }
+        for (at, link) in self.links.iter().enumerate() {
+            if let Some(owner) = owners.get_mut(link.target)
+                && *owner == NONE
+            {
+                *owner = at;
+            }
+        }
+        owners
+    }
+}
+
+trait OrCorrupt<T> {
+    /// Says of which inode it is that a tree can not hold it.
+    fn or_corrupt(self, nid: Nid) -> Result<T, Corrupt>;
+}
+
+impl<T> OrCorrupt<T> for Result<T, TreeError> {
+    fn or_corrupt(self, nid: Nid) -> Result<T, Corrupt> {
+        self.map_err(|source| Corrupt::Tree { nid, source })
+    }
+}

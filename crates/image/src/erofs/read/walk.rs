@@ -1,0 +1,229 @@
+//! Every name of an image.
+
+use hashbrown::HashMap;
+
+use super::error::{Corrupt, ReadError};
+use super::inode::{FileType, Inode, Nid};
+use super::source::ReadAt;
+use super::{Image, to_u64, to_usize};
+use crate::tree::{NAME_MAX, check_name};
+
+/// The most bytes in a path with its leading slash. Source: Linux `PATH_MAX` less the final NUL. No system call can name
+/// a longer one and mkfs.erofs does not make them; without a bound, paths in a chain of directories take the square of
+/// the image's length.
+pub const PATH_MAX: usize = 4095;
+
+/// The most bytes of names, inline xattrs, symlink targets and inline content that one walk takes from an image of `len`
+/// bytes: 4 for each byte, and 1 MiB. An image that uses each byte once takes less than one.
+#[must_use]
+pub const fn kept_bound(len: u64) -> u64 {
+    len.saturating_mul(4).saturating_add(1 << 20)
+}
+
+/// The most bytes of xattrs that are decoded from an image of `len` bytes in one conversion to a tree, where a shared one
+/// counts each time: 256 for each byte, and 64 MiB. A file takes about 50 bytes in the smallest image, so this lets each
+/// have 12 KiB of shared xattrs.
+#[must_use]
+pub const fn work_bound(len: u64) -> u64 {
+    len.saturating_mul(256).saturating_add(64 << 20)
+}
+
+/// What is left of a bound.
+#[derive(Debug)]
+pub(super) struct Budget {
+    bound: u64,
+    left: u64,
+}
+
+impl Budget {
+    pub(super) const fn new(bound: u64) -> Self {
+        Self { bound, left: bound }
+    }
+
+    pub(super) fn spend(&mut self, bytes: u64) -> Result<(), Corrupt> {
+        let left = self.left.checked_sub(bytes);
+        self.left = left.ok_or(Corrupt::Amplified { bound: self.bound })?;
+        Ok(())
+    }
+}
+
+/// A name of an image.
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
+    /// The whole path with a leading slash; `/` for the root.
+    pub path: &'a [u8],
+    /// Its last part; empty for the root.
+    pub name: &'a [u8],
+    /// The directory that has the name, by number; the root's is itself.
+    pub parent: usize,
+    /// What is there.
+    pub inode: Inode,
+    /// Inodes are numbered from 0 as they are met.
+    pub number: usize,
+    /// Whether the inode is met for the first time; if not, this is a further hard link to it.
+    pub is_new: bool,
+}
+
+/// Goes through every name of an image depth first, siblings in byte order, the root first. Not an [`Iterator`], since
+/// the path is lent. Ends after an error.
+///
+/// Checks on the way what no single inode shows: that directories have one name each, that `.` and `..` lead where they
+/// should, that entries say their inode's type, and that names are valid.
+#[derive(Debug)]
+pub struct Walk<'i, S> {
+    image: &'i Image<S>,
+    /// The directories above.
+    stack: Vec<Level>,
+    path: Vec<u8>,
+    numbers: HashMap<Nid, usize>,
+    pub(super) kept: Budget,
+    started: bool,
+}
+
+/// A step without what it lends.
+#[derive(Debug)]
+struct Advanced {
+    parent: usize,
+    inode: Inode,
+    number: usize,
+    is_new: bool,
+    /// Where the name begins in the path.
+    name: usize,
+}
+
+/// A directory whose entries are being walked.
+#[derive(Debug)]
+struct Level {
+    number: usize,
+    nid: Nid,
+    /// Each entry: 8 bytes of nid, type, length of the name, name.
+    entries: Vec<u8>,
+    at: usize,
+    /// Of its path, which is empty for the root.
+    path_len: usize,
+}
+
+impl Level {
+    /// The next entry's nid, type and name.
+    fn next(&mut self) -> Option<(Nid, u8, &[u8])> {
+        let (nid, rest) = self.entries.get(self.at..)?.split_first_chunk::<8>()?;
+        let ([file_type, len], rest) = rest.split_first_chunk::<2>()?;
+        let name = rest.get(..usize::from(*len))?;
+        self.at = self.at.saturating_add(10).saturating_add(name.len());
+        Some((Nid(u64::from_le_bytes(*nid)), *file_type, name))
+    }
+}
+
+impl<S: ReadAt> Image<S> {
+    /// Goes through every name, depth first.
+    #[must_use]
+    pub fn walk(&self) -> Walk<'_, S> {
+        // As many as the image says, but no more than fit in it with 32 bytes of names and the like for each.
+        let inodes = self.superblock.inodes.min(self.source.len() / 64);
+        Walk {
+            image: self,
+            stack: Vec::new(),
+            path: Vec::new(),
+            numbers: HashMap::with_capacity(to_usize(inodes)),
+            kept: Budget::new(kept_bound(self.source.len())),
+            started: false,
+        }
+    }
+}
+
+impl<S: ReadAt> Walk<'_, S> {
+    /// The next name, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "the path is lent, which Iterator can not say"
+    )]
+    pub fn next(&mut self) -> Result<Option<Step<'_>>, ReadError> {
+        let step = self.advance().inspect_err(|_| self.stack.clear())?;
+        let Some(Advanced { parent, inode, number, is_new, name }) = step else { return Ok(None) };
+        let path = if self.path.is_empty() { b"/" } else { &self.path[..] };
+        let name = self.path.get(name..).unwrap_or_default();
+        Ok(Some(Step { path, name, parent, inode, number, is_new }))
+    }
+
+    fn advance(&mut self) -> Result<Option<Advanced>, ReadError> {
+        if !self.started {
+            self.started = true;
+            let root = self.image.root()?;
+            let (number, _) = self.number(root.nid());
+            self.enter(&root, number, root.nid())?;
+            let parent = number;
+            return Ok(Some(Advanced { parent, inode: root, number, is_new: true, name: 0 }));
+        }
+        let Self { stack, path, .. } = self;
+        let (level, nid, file_type) = loop {
+            let Some(level) = stack.last_mut() else {
+                path.clear();
+                return Ok(None);
+            };
+            path.truncate(level.path_len);
+            if let Some((nid, file_type, name)) = level.next() {
+                path.push(b'/');
+                path.extend_from_slice(name);
+                break (level, nid, file_type);
+            }
+            stack.pop();
+        };
+        let (parent, parent_nid) = (level.number, level.nid);
+        let name = level.path_len.saturating_add(1);
+        if path.len() > PATH_MAX {
+            return Err(Corrupt::PathLength(path.len()).into());
+        }
+
+        let inode = self.image.inode(nid)?;
+        if file_type != 0 && file_type != inode.file_type().in_entry() {
+            let (nid, mode) = (parent_nid, inode.mode());
+            let name = self.path.get(name..).unwrap_or_default().to_vec();
+            return Err(Corrupt::EntryType { nid, name, entry: file_type, mode }.into());
+        }
+        let (number, is_new) = self.number(nid);
+        if inode.file_type() == FileType::Directory {
+            if !is_new {
+                return Err(Corrupt::DirectoryTwice { nid, path: self.path.clone() }.into());
+            }
+            self.enter(&inode, number, parent_nid)?;
+        }
+        Ok(Some(Advanced { parent, inode, number, is_new, name }))
+    }
+
+    /// The number of an inode, and whether it is new.
+    fn number(&mut self, nid: Nid) -> (usize, bool) {
+        let next = self.numbers.len();
+        let number = *self.numbers.entry(nid).or_insert(next);
+        (number, number == next)
+    }
+
+    /// Reads a directory's entries.
+    fn enter(&mut self, directory: &Inode, number: usize, parent: Nid) -> Result<(), ReadError> {
+        let nid = directory.nid();
+        let mut entries = Vec::new();
+        let mut read = self.image.read_dir(directory);
+        while let Some(entry) = read.next()? {
+            if entry.is_dots() {
+                let expected = if entry.name == b"." { nid } else { parent };
+                if entry.nid != expected {
+                    let (name, found) = (entry.name.to_vec(), entry.nid);
+                    return Err(Corrupt::Dots { nid, name, found, expected }.into());
+                }
+                continue;
+            }
+            check_name(entry.name).map_err(|source| Corrupt::Name { nid, source })?;
+            self.kept.spend(to_u64(entry.name.len()).saturating_add(10))?;
+            let len = u8::try_from(entry.name.len()).expect("a name has at most 255 bytes");
+            const { assert!(NAME_MAX == 255) };
+            entries.extend_from_slice(&entry.nid.0.to_le_bytes());
+            entries.extend_from_slice(&[entry.file_type, len]);
+            entries.extend_from_slice(entry.name);
+        }
+        let path_len = self.path.len();
+        self.stack.push(Level { number, nid, entries, at: 0, path_len });
+        Ok(())
+    }
+}

@@ -1,0 +1,336 @@
+//! Extended attributes.
+
+use std::ops::Range;
+
+use xxhash_rust::xxh32::xxh32;
+use zerocopy::FromBytes as _;
+use zerocopy::little_endian::U32;
+
+use super::error::{Corrupt, Part, ReadError};
+use super::inode::{Inode, Nid};
+use super::source::ReadAt;
+use super::{ByteOffset, Image, to_u64, to_usize};
+use crate::erofs::layout::{
+    RawLongPrefix, RawSuperblock, RawXattrEntry, RawXattrHeader, XATTR_FILTER_SEED,
+    XATTR_LONG_PREFIX, XATTR_PREFIXES, compat,
+};
+use crate::tree::{TreeError, XATTR_NAME_MAX};
+
+/// The most bytes that the names of an inode's xattrs take, each with a final NUL. Source: Linux `XATTR_LIST_MAX`:
+/// beyond it the kernel can not list them.
+pub const XATTR_LIST_MAX: usize = 65536;
+/// More bytes than the xattrs of one inode can take: 65,535 units of 4 bytes behind it, and 255 shared ones with a
+/// name's rest of 255 bytes and a value of 65,535 each.
+pub const XATTRS_BYTES_MAX: usize = 17 << 20;
+
+/// Lustre's prefix: known to mkfs.erofs, shown by no kernel.
+const LUSTRE: (u8, &[u8]) = (5, b"lustre.");
+
+/// A prefix of names of which many inodes have one.
+#[derive(Debug)]
+pub(super) struct LongPrefix {
+    base: u8,
+    infix: Vec<u8>,
+}
+
+fn short_prefix(index: u8) -> Option<&'static [u8]> {
+    let known = XATTR_PREFIXES.iter().chain([&LUSTRE, &(0, b"")]);
+    known.into_iter().find(|(known, _)| *known == index).map(|(_, prefix)| *prefix)
+}
+
+/// An xattr.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Xattr<'a> {
+    /// 1 to 255 bytes without NUL, with prefix.
+    pub name: &'a [u8],
+    /// At most 65,535 bytes.
+    pub value: &'a [u8],
+    /// Whether the kernel shows it where EROFS is mounted by itself: it does not when the prefix is none that it knows.
+    pub is_visible: bool,
+}
+
+/// The xattrs of an inode, inline ones first, then shared ones, each in the image's order.
+#[derive(Debug, Default)]
+pub struct Xattrs {
+    /// What is behind the inode.
+    body: Vec<u8>,
+    /// Names and values of `items`.
+    bytes: Vec<u8>,
+    items: Vec<Item>,
+    /// Bytes of the names with a NUL each.
+    names: usize,
+    /// The id and size of shared ones, to count each once.
+    pub(super) shared: Vec<(u32, u64)>,
+}
+
+#[derive(Debug)]
+struct Item {
+    name: Range<usize>,
+    value: Range<usize>,
+    is_visible: bool,
+}
+
+impl Xattrs {
+    /// None.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Each.
+    #[must_use]
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Xattr<'_>> + Clone {
+        self.items.iter().map(|item| Xattr {
+            name: self.slice(&item.name),
+            value: self.slice(&item.value),
+            is_visible: item.is_visible,
+        })
+    }
+
+    /// The value of one.
+    #[must_use]
+    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        self.iter().find(|xattr| xattr.name == name).map(|xattr| xattr.value)
+    }
+
+    /// Bytes of all names and values.
+    pub(super) fn bytes(&self) -> u64 {
+        to_u64(self.bytes.len())
+    }
+
+    fn slice(&self, range: &Range<usize>) -> &[u8] {
+        self.bytes.get(range.clone()).expect("kept with the bytes it is of")
+    }
+
+    /// No name may be there twice.
+    fn check_unique(&self, nid: Nid) -> Result<(), Corrupt> {
+        let mut names: Vec<&[u8]> = self.iter().map(|xattr| xattr.name).collect();
+        names.sort_unstable();
+        match names.iter().zip(names.iter().skip(1)).find(|(name, next)| name == next) {
+            None => Ok(()),
+            Some((name, _)) => Err(Corrupt::XattrTwice { nid, name: name.to_vec() }),
+        }
+    }
+}
+
+impl<S: ReadAt> Image<S> {
+    /// The table of long prefixes: in the packed inode where there is one, unless the image says otherwise.
+    pub(super) fn long_prefixes(&self, raw: &RawSuperblock) -> Result<Vec<LongPrefix>, ReadError> {
+        let plain = self.superblock.compat & compat::PLAIN_XATTR_PFX != 0;
+        let packed = match self.superblock.packed.filter(|_| !plain && raw.xattr_prefix_count != 0)
+        {
+            Some(nid) => Some(self.inode(nid)?),
+            None => None,
+        };
+        let fetch = |at: u64, bytes: &mut [u8], part| match &packed {
+            None => self.fetch(ByteOffset(at), bytes, part),
+            Some(packed) => {
+                let read = self.read(packed, ByteOffset(at), bytes, &[])?;
+                let (device, len) = (super::Device::IMAGE, to_u64(bytes.len()));
+                let (offset, bound) = (ByteOffset(at), packed.size());
+                match read == bytes.len() {
+                    true => Ok(()),
+                    false => Err(Corrupt::Outside { part, device, offset, len, bound }.into()),
+                }
+            }
+        };
+        let mut at = u64::from(raw.xattr_prefix_start.get()).saturating_mul(4);
+        (0..raw.xattr_prefix_count)
+            .map(|number| {
+                let part = Part::LongPrefix(number);
+                let mut head = [0; size_of::<RawLongPrefix>()];
+                fetch(at, &mut head, part)?;
+                let head = RawLongPrefix::ref_from_bytes(&head).expect("it has that size");
+                let (size, base) = (head.size.get(), head.base_index);
+                let infix = usize::from(size).checked_sub(1).filter(|len| *len <= XATTR_NAME_MAX);
+                let infix = infix.ok_or(Corrupt::LongPrefix { at: number, size })?;
+                short_prefix(base).ok_or(Corrupt::LongPrefixBase { at: number, base })?;
+                let mut infix = vec![0; infix];
+                fetch(at.saturating_add(to_u64(size_of::<RawLongPrefix>())), &mut infix, part)?;
+                let next = at.saturating_add(2).saturating_add(size.into());
+                at = next.checked_next_multiple_of(4).unwrap_or(u64::MAX);
+                Ok(LongPrefix { base, infix })
+            })
+            .collect()
+    }
+
+    /// The xattrs of an inode.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn xattrs(&self, inode: &Inode) -> Result<Xattrs, ReadError> {
+        let mut xattrs = Xattrs::new();
+        self.read_xattrs(inode, &mut xattrs)?;
+        Ok(xattrs)
+    }
+
+    /// The same, into what another inode's were in.
+    ///
+    /// # Errors
+    /// [`ReadError`]. There are none then.
+    pub fn read_xattrs(&self, inode: &Inode, xattrs: &mut Xattrs) -> Result<(), ReadError> {
+        let mut body = std::mem::take(&mut xattrs.body);
+        let read = self.decode(inode, &mut body, xattrs);
+        xattrs.body = body;
+        if read.is_err() {
+            xattrs.items.clear();
+        }
+        read
+    }
+
+    fn decode(
+        &self,
+        inode: &Inode,
+        body: &mut Vec<u8>,
+        xattrs: &mut Xattrs,
+    ) -> Result<(), ReadError> {
+        xattrs.bytes.clear();
+        xattrs.items.clear();
+        xattrs.names = 0;
+        xattrs.shared.clear();
+        body.clear();
+        if inode.xattrs_size == 0 {
+            return Ok(());
+        }
+        let (nid, size) = (inode.nid(), inode.xattrs_size);
+        body.resize(to_usize(size.into()), 0);
+        self.fetch(inode.xattrs, body, Part::Xattrs(nid))?;
+        let (header, rest) = RawXattrHeader::ref_from_prefix(body).expect("it includes the header");
+        let shared = header.h_shared_count;
+        let (ids, inline) = <[U32]>::ref_from_prefix_with_elems(rest, shared.into())
+            .ok()
+            .ok_or(Corrupt::XattrHeader { nid, size, shared })?;
+        let filter = header.h_name_filter.get();
+
+        let mut inline = inline;
+        while let Ok((raw, rest)) = RawXattrEntry::ref_from_prefix(inline) {
+            let at = body.len().saturating_sub(inline.len());
+            let need = entry_size(raw);
+            let (data, left) = (data_size(raw), inline.len());
+            let data = rest.get(..data).ok_or(Corrupt::XattrEntry { nid, at, need, left })?;
+            // mkfs.erofs pads with zeros where it is told to leave room.
+            if raw.e_name_len != 0 || raw.e_name_index != 0 || raw.e_value_size.get() != 0 {
+                self.push(nid, raw, data, filter, xattrs)?;
+            }
+            inline = inline.get(need..).unwrap_or_default();
+        }
+        let mut data = Vec::new();
+        for id in ids {
+            let id = id.get();
+            let part = Part::SharedXattr(id);
+            let start = self.superblock.shared_xattrs.0;
+            let at = ByteOffset(start.saturating_add(u64::from(id).saturating_mul(4)));
+            let raw: RawXattrEntry = self.fetch_raw(at, part)?;
+            data.resize(data_size(&raw), 0);
+            let at = at.0.saturating_add(to_u64(size_of::<RawXattrEntry>()));
+            self.fetch(ByteOffset(at), &mut data, part)?;
+            self.push(nid, &raw, &data, filter, xattrs)?;
+            xattrs.shared.push((id, to_u64(entry_size(&raw))));
+        }
+        xattrs.check_unique(nid)?;
+        Ok(())
+    }
+
+    /// Adds an entry of which `data` is the name's rest and the value.
+    fn push(
+        &self,
+        nid: Nid,
+        raw: &RawXattrEntry,
+        data: &[u8],
+        filter: u32,
+        xattrs: &mut Xattrs,
+    ) -> Result<(), Corrupt> {
+        let (rest, value) = data
+            .split_at_checked(raw.e_name_len.into())
+            .expect("name and value are what data is of");
+        let index = raw.e_name_index;
+        let missing = Corrupt::XattrPrefix { nid, index };
+        let (base, infix) = match index & XATTR_LONG_PREFIX {
+            0 => (index, &[][..]),
+            _ => {
+                let long = self.prefixes.get(usize::from(index & !XATTR_LONG_PREFIX));
+                let long = long.ok_or(missing.clone())?;
+                (long.base, &long.infix[..])
+            }
+        };
+        let short = short_prefix(base).ok_or(missing)?;
+
+        let Xattrs { bytes, items, names, .. } = xattrs;
+        let start = bytes.len();
+        bytes.extend_from_slice(short);
+        let after_short = bytes.len();
+        bytes.extend_from_slice(infix);
+        bytes.extend_from_slice(rest);
+        let end = bytes.len();
+        bytes.extend_from_slice(value);
+        let name = bytes.get(start..end).unwrap_or_default();
+        if name.is_empty() || name.len() > XATTR_NAME_MAX || name.contains(&0) {
+            let source = TreeError::XattrName(name.to_vec());
+            return Err(Corrupt::XattrName { nid, source });
+        }
+        if self.superblock.has_xattr_filter {
+            let hashed = bytes.get(after_short..end).unwrap_or_default();
+            if denies(filter, base, hashed) {
+                return Err(Corrupt::XattrFilter { nid, name: name.to_vec(), filter });
+            }
+        }
+        *names = names.saturating_add(name.len()).saturating_add(1);
+        if *names > XATTR_LIST_MAX {
+            return Err(Corrupt::XattrList { nid, len: *names });
+        }
+        let is_visible = base != 0 && base != LUSTRE.0;
+        items.push(Item { name: start..end, value: end..bytes.len(), is_visible });
+        Ok(())
+    }
+
+    /// The value of one xattr. Where the inode's name filter says that there is none of that name, nothing else is read.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn xattr(&self, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>, ReadError> {
+        if inode.xattrs_size == 0 {
+            return Ok(None);
+        }
+        // Lustre's names may be stored under their prefix or under none, so the filter can not be asked.
+        if self.superblock.has_xattr_filter && !name.starts_with(LUSTRE.1) {
+            let part = Part::Xattrs(inode.nid());
+            let header: RawXattrHeader = self.fetch_raw(inode.xattrs, part)?;
+            let split = XATTR_PREFIXES
+                .iter()
+                .find_map(|(index, prefix)| Some((*index, name.strip_prefix(*prefix)?)));
+            let (base, rest) = split.unwrap_or((0, name));
+            if denies(header.h_name_filter.get(), base, rest) {
+                return Ok(None);
+            }
+        }
+        Ok(self.xattrs(inode)?.get(name).map(<[u8]>::to_vec))
+    }
+}
+
+/// Whether a name filter says that a name is not there.
+fn denies(filter: u32, base: u8, rest: &[u8]) -> bool {
+    let bit = xxh32(rest, XATTR_FILTER_SEED.wrapping_add(base.into())) % u32::BITS;
+    filter & 1_u32.wrapping_shl(bit) != 0
+}
+
+/// Bytes of an entry's name and value.
+fn data_size(raw: &RawXattrEntry) -> usize {
+    usize::from(raw.e_name_len).saturating_add(raw.e_value_size.get().into())
+}
+
+/// Bytes of an entry with padding.
+fn entry_size(raw: &RawXattrEntry) -> usize {
+    size_of::<RawXattrEntry>().saturating_add(data_size(raw)).next_multiple_of(4)
+}

@@ -1,0 +1,452 @@
+//! The composefs profile: what the tree becomes before it is laid out.
+//!
+//! overlayfs is to make a file system of the image and a directory of objects. So a file with its bytes elsewhere gets
+//! the xattrs of a metacopy; what the source itself has of overlayfs' xattrs and whiteouts is escaped, to be unescaped
+//! by overlayfs; and the object directories `00` to `ff` are hidden by real whiteouts. Section 3 of
+//! `docs/format/erofs-profile.md` has the rules.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::listing::{Listing, SHADOWS, Source};
+use super::pair::{METACOPY, REDIRECT};
+use super::xattrs::{FilePairs, SetId, Xattrs};
+use super::{Version, Versions, WriteError};
+use crate::erofs::layout::file_type;
+use crate::tree::{Content, External, Inode, InodeId, Metadata, Node, Timestamp, Tree, XattrsId};
+use crate::verity::Algorithm;
+
+/// composefs' limit of what is in an image itself, in bytes. `LCFS_INLINE_CONTENT_MAX` in `lcfs-writer.h`.
+const INLINE_MAX: usize = 5000;
+/// composefs' limit of an inode's xattrs, by its own account. `LCFS_INODE_EXTERNAL_XATTR_MAX` in `lcfs-writer.h`.
+const XATTRS_MAX: u64 = 32767;
+/// Chunks are blocks or larger, and `CHUNK_BLKBITS_MASK` ends at 2^31 blocks.
+const CHUNK_BITS: std::ops::RangeInclusive<u32> = 12..=43;
+/// Chunks that one file may have: as many as block numbers of 4 bytes go into a block.
+const CHUNKS_MAX: u64 = 1024;
+
+const OVERLAY: &[u8] = b"trusted.overlay.";
+const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
+const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+const SELINUX: &[u8] = b"security.selinux";
+/// What makes a file a whiteout that overlayfs unescapes, with privileges and without.
+const WHITEOUT: [(&[u8], &[u8]); 2] =
+    [(b"trusted.overlay.overlay.whiteout", b""), (b"user.overlay.whiteout", b"")];
+/// What says that a directory has such; the last two since version 1.
+const WHITEOUTS: [(&[u8], &[u8]); 4] = [
+    (b"trusted.overlay.overlay.whiteouts", b""),
+    (b"user.overlay.whiteouts", b""),
+    (b"trusted.overlay.overlay.opaque", b"x"),
+    (b"user.overlay.opaque", b"x"),
+];
+
+/// An inode of the image. 16 bytes, since there is one for each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Item {
+    pub(super) source: Source,
+    /// Blocks of data. A directory has less than 2^32 entries, of at most 267 bytes each.
+    pub(super) blocks: u32,
+    /// Bytes of data behind the inode.
+    pub(super) tail: u16,
+    /// The larger form.
+    pub(super) extended: bool,
+    /// A directory that has whiteouts.
+    whiteouts: bool,
+}
+const _: () = assert!(size_of::<Item>() == 16);
+
+impl Item {
+    const fn new(source: Source) -> Self {
+        Self { source, blocks: 0, tail: 0, extended: false, whiteouts: false }
+    }
+}
+
+/// What an inode's data is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Data<'a> {
+    Directory,
+    Symlink(&'a [u8]),
+    Inline(&'a [u8]),
+    /// A file full of holes, for its size.
+    Chunks {
+        size: u64,
+        bits: u32,
+        chunks: u64,
+    },
+    /// A device of this number.
+    Device(u32),
+    Nothing,
+}
+
+/// What an inode is in the image.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Facts<'a> {
+    pub(super) mode: u16,
+    pub(super) nlink: u32,
+    pub(super) metadata: Metadata,
+    pub(super) data: Data<'a>,
+    /// The source gives something without data 4 GiB or more.
+    pub(super) large: bool,
+}
+
+/// A char device 0:0 is a whiteout to overlayfs. Images have 32 bits of a device number.
+fn is_whiteout(inode: &Inode<'_>) -> bool {
+    inode.external().is_none()
+        && matches!(inode.node(), Node::CharDevice(number) if device_number(number) == 0)
+}
+
+fn device_number(number: u64) -> u32 {
+    u32::try_from(number & 0xffff_ffff).expect("masked")
+}
+
+/// Every inode of the image, in its order, with the xattrs it has.
+#[derive(Debug)]
+pub(super) struct Survey<'a> {
+    tree: &'a Tree,
+    pub(super) version: Version,
+    /// Breadth first from the root; an inode comes where the name is that owns it.
+    pub(super) items: Vec<Item>,
+    /// What compact inodes have.
+    pub(super) earliest: Timestamp,
+    pub(super) xattrs: Xattrs<'a>,
+    pub(super) has_acl: bool,
+    /// The image's sets by the tree's, [`SetId::UNKNOWN`] before they are made.
+    plain: Vec<SetId>,
+    /// Those that something was added to.
+    special: BTreeMap<(XattrsId, Role), SetId>,
+}
+
+/// What an inode gets besides its own xattrs, other than by being external.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    Plain,
+    Whiteout,
+    HasWhiteouts,
+    Root { whiteouts: bool },
+    Shadow,
+}
+
+impl<'a> Survey<'a> {
+    pub(super) fn of(tree: &'a Tree, versions: Versions) -> Result<Self, WriteError> {
+        let mut survey = Self {
+            tree,
+            version: versions.min,
+            items: Vec::with_capacity(tree.inode_count() + SHADOWS.len()),
+            earliest: tree.root().metadata().mtime,
+            xattrs: Xattrs::new(tree),
+            has_acl: false,
+            plain: vec![SetId::UNKNOWN; tree.xattrs_bound()],
+            special: BTreeMap::new(),
+        };
+        if survey.list() && versions.max >= Version::V1 {
+            survey.version = Version::V1;
+        }
+        survey.make_sets()?;
+        survey.has_acl = [b"system.posix_acl_access".as_slice(), b"system.posix_acl_default"]
+            .into_iter()
+            .any(|name| survey.xattrs.has_name(name));
+        let Self { items, xattrs, .. } = &mut survey;
+        let files = items.iter().filter_map(|item| file_pairs(tree, item.source));
+        xattrs.share(files).ok_or(WriteError::TooLarge("shared xattrs"))?;
+        Ok(survey)
+    }
+
+    /// Finds the inodes. Answers whether there is a whiteout among them.
+    fn list(&mut self) -> bool {
+        let mut any = false;
+        self.items.push(Item::new(Source::Tree(InodeId::ROOT)));
+        let mut at = 0;
+        while at < self.items.len() {
+            if let Source::Tree(id) = self.items[at].source {
+                let inode = self.tree.inode(id);
+                self.earliest = self.earliest.min(inode.metadata().mtime);
+                if inode.is_directory() {
+                    let mut whiteouts = false;
+                    for entry in Listing::of(&inode).filter(|entry| entry.owns) {
+                        self.items.push(Item::new(entry.source));
+                        whiteouts |= match entry.source {
+                            Source::Tree(id) => is_whiteout(&self.tree.inode(id)),
+                            Source::Shadow(_) => false,
+                        };
+                    }
+                    self.items[at].whiteouts = whiteouts;
+                    any |= whiteouts;
+                }
+            }
+            at += 1;
+        }
+        any
+    }
+
+    fn make_sets(&mut self) -> Result<(), WriteError> {
+        for at in 0..self.items.len() {
+            let item = self.items[at];
+            let (xattrs, role) = self.role(&item);
+            let set = match self.find_set(xattrs, role) {
+                Some(set) => set,
+                None => self.make_set(&item, xattrs, role)?,
+            };
+            self.xattrs.count(set);
+            if let Source::Tree(id) = item.source {
+                let inode = self.tree.inode(id);
+                if let Some(external) = inode.external() {
+                    self.check_external(&inode, external)?;
+                    self.xattrs.count_file(FilePairs::of(external));
+                } else if let Node::Regular(Content::Inline(bytes)) = inode.node()
+                    && bytes.len() > INLINE_MAX
+                {
+                    let (path, size) = (inode.path(), bytes.len() as u64);
+                    return Err(WriteError::InlineTooLarge { path, size });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn role(&self, item: &Item) -> (XattrsId, Role) {
+        match item.source {
+            Source::Shadow(_) => (self.tree.root().xattrs_id(), Role::Shadow),
+            Source::Tree(id) => {
+                let inode = self.tree.inode(id);
+                let role = match item.whiteouts {
+                    whiteouts if id == InodeId::ROOT => Role::Root { whiteouts },
+                    true => Role::HasWhiteouts,
+                    false if is_whiteout(&inode) => Role::Whiteout,
+                    false => Role::Plain,
+                };
+                (inode.xattrs_id(), role)
+            }
+        }
+    }
+
+    fn find_set(&self, xattrs: XattrsId, role: Role) -> Option<SetId> {
+        match role {
+            Role::Plain => Some(self.plain[xattrs.index()]).filter(|set| *set != SetId::UNKNOWN),
+            _ => self.special.get(&(xattrs, role)).copied(),
+        }
+    }
+
+    /// The set of xattrs that an inode has besides its [`FilePairs`].
+    pub(super) fn set_of(&self, item: &Item) -> SetId {
+        let (xattrs, role) = self.role(item);
+        self.find_set(xattrs, role).expect("sets were made for all items")
+    }
+
+    fn make_set(&mut self, item: &Item, xattrs: XattrsId, role: Role) -> Result<SetId, WriteError> {
+        let mut set = Draft::default();
+        let original = self.tree.xattrs(xattrs);
+        if role == Role::Shadow {
+            set.pairs.extend(
+                original.filter(|(name, _)| *name == SELINUX).map(|(n, v)| (Cow::Borrowed(n), v)),
+            );
+        } else {
+            let bytes = account(original.clone());
+            if bytes > XATTRS_MAX {
+                return Err(WriteError::XattrSpace { path: self.path(item), bytes });
+            }
+            set.pairs.extend(original.map(|(name, value)| (escape(name), value)));
+        }
+        let mark = match self.version {
+            Version::V0 => &WHITEOUTS[..2],
+            Version::V1 => &WHITEOUTS[..],
+        };
+        let added: &[&[(&'static [u8], &'static [u8])]] = match role {
+            Role::Plain | Role::Shadow => &[],
+            Role::Whiteout => &[&WHITEOUT],
+            Role::HasWhiteouts => &[mark],
+            Role::Root { whiteouts: false } => &[&[(OPAQUE, b"y")]],
+            Role::Root { whiteouts: true } => &[mark, &[(OPAQUE, b"y")]],
+        };
+        for (name, value) in added.iter().copied().flatten() {
+            set.put(name, value).map_err(|Refused| WriteError::XattrInTheWay {
+                path: self.path(item),
+                name: name.to_vec(),
+            })?;
+        }
+        let id = self.xattrs.add(set.pairs).ok_or(WriteError::TooLarge("xattrs"))?;
+        match role {
+            Role::Plain => self.plain[xattrs.index()] = id,
+            _ => {
+                self.special.insert((xattrs, role), id);
+            }
+        }
+        Ok(id)
+    }
+
+    /// Refuses a file that the image can not have.
+    fn check_external(&self, inode: &Inode<'_>, external: External) -> Result<(), WriteError> {
+        if chunks_of(external.size).1 > CHUNKS_MAX {
+            return Err(WriteError::FileTooLarge { path: inode.path(), size: external.size });
+        }
+        let digest = external.object.map(|object| self.tree.string(object));
+        if digest.is_some_and(|digest| digest.len() != Algorithm::Sha256.digest_len()) {
+            return Err(WriteError::ObjectAlgorithm { path: inode.path() });
+        }
+        // C begins a new account for what it adds itself.
+        let (metacopy, redirect) = FilePairs::of(external).value_lengths(self.tree);
+        let header = if inode.xattrs().len() == 0 { XATTRS_HEADER } else { 0 };
+        let bytes = header
+            + account_pair(METACOPY, metacopy)
+            + redirect.map_or(0, |value| account_pair(REDIRECT, value));
+        if bytes > XATTRS_MAX {
+            return Err(WriteError::XattrSpace { path: inode.path(), bytes });
+        }
+        Ok(())
+    }
+
+    pub(super) fn path(&self, item: &Item) -> Vec<u8> {
+        match item.source {
+            Source::Tree(id) => self.tree.inode(id).path(),
+            Source::Shadow(byte) => [b"/", &SHADOWS[usize::from(byte)].1[..]].concat(),
+        }
+    }
+
+    pub(super) fn file_pairs(&self, item: &Item) -> Option<FilePairs> {
+        file_pairs(self.tree, item.source)
+    }
+
+    pub(super) fn facts(&self, source: Source) -> Facts<'a> {
+        match source {
+            Source::Tree(id) => facts_of(&self.tree.inode(id)),
+            Source::Shadow(_) => {
+                let metadata = Metadata { permissions: 0o644, ..self.tree.root().metadata() };
+                let mode = Node::CharDevice(0).type_bits() | metadata.permissions;
+                Facts { mode, nlink: 1, metadata, data: Data::Device(0), large: false }
+            }
+        }
+    }
+
+    /// The type that dirents say.
+    pub(super) fn file_type(&self, source: Source) -> u8 {
+        match source {
+            Source::Tree(id) => file_type_of(&self.tree.inode(id)),
+            Source::Shadow(_) => file_type::CHAR_DEVICE,
+        }
+    }
+
+    pub(super) fn listing(&self, source: Source) -> Listing<'a> {
+        match source {
+            Source::Tree(id) => Listing::of(&self.tree.inode(id)),
+            Source::Shadow(_) => unreachable!("a shadow is not a directory"),
+        }
+    }
+}
+
+/// What a source's xattr is called in the image.
+fn escape(name: &[u8]) -> Cow<'_, [u8]> {
+    match name.strip_prefix(OVERLAY) {
+        Some(rest) => Cow::Owned([ESCAPED, rest].concat()),
+        None => Cow::Borrowed(name),
+    }
+}
+
+/// What composefs counts for an inode that has any xattrs: the header of them.
+const XATTRS_HEADER: u64 = 12;
+
+/// And for each of them: the entry, and what the padding may take.
+const fn account_pair(name: &[u8], value_len: usize) -> u64 {
+    (7 + name.len() + value_len) as u64
+}
+
+fn account<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> u64 {
+    let header = if pairs.len() == 0 { 0 } else { XATTRS_HEADER };
+    header + pairs.map(|(name, value)| account_pair(name, value.len())).sum::<u64>()
+}
+
+/// A set of xattrs that something is added to.
+#[derive(Debug, Default)]
+struct Draft<'a> {
+    pairs: Vec<(Cow<'a, [u8]>, &'a [u8])>,
+    /// The account of what was added, less what it replaced.
+    added: u64,
+}
+
+struct Refused;
+
+impl<'a> Draft<'a> {
+    /// Adds a pair or replaces the value of one.
+    ///
+    /// C's account of an inode's xattrs begins anew with what the profile adds, and is unsigned: so when a value is
+    /// replaced that is longer than all that was added before, C refuses the inode, and so do we. Unless it is the
+    /// only xattr, with which the account begins in any case.
+    fn put(&mut self, name: &'static [u8], value: &'static [u8]) -> Result<(), Refused> {
+        let new = account_pair(name, value.len());
+        let is_only = self.pairs.len() == 1;
+        if let Some((_, there)) = self.pairs.iter_mut().find(|(other, _)| **other == *name) {
+            let old = account_pair(name, there.len());
+            self.added = match (self.added + new).checked_sub(old) {
+                _ if is_only => XATTRS_HEADER + new,
+                Some(added) => added,
+                None => return Err(Refused),
+            };
+            *there = value;
+        } else {
+            let header = if self.pairs.is_empty() { XATTRS_HEADER } else { 0 };
+            self.added += header + new;
+            self.pairs.push((Cow::Borrowed(name), value));
+        }
+        Ok(())
+    }
+}
+
+fn file_pairs(tree: &Tree, source: Source) -> Option<FilePairs> {
+    match source {
+        Source::Tree(id) => tree.inode(id).external().map(FilePairs::of),
+        Source::Shadow(_) => None,
+    }
+}
+
+/// The size of chunks, as a power of 2, and the number of chunks of a file with this many bytes.
+fn chunks_of(size: u64) -> (u32, u64) {
+    let bits =
+        (u64::BITS - (size - 1).leading_zeros()).clamp(*CHUNK_BITS.start(), *CHUNK_BITS.end());
+    (bits, size.div_ceil(1 << bits))
+}
+
+fn facts_of<'a>(inode: &Inode<'a>) -> Facts<'a> {
+    let mut facts = Facts {
+        mode: inode.mode(),
+        nlink: inode.nlink(),
+        metadata: inode.metadata(),
+        data: Data::Nothing,
+        large: inode.has_large_stated_size(),
+    };
+    facts.data = if let Some(External { size, .. }) = inode.external() {
+        let (bits, chunks) = chunks_of(size);
+        Data::Chunks { size, bits, chunks }
+    } else {
+        match inode.node() {
+            Node::Directory => Data::Directory,
+            Node::Regular(Content::Inline(bytes)) if !bytes.is_empty() => Data::Inline(bytes),
+            Node::Symlink(target) => Data::Symlink(target),
+            Node::CharDevice(number) if device_number(number) == 0 => {
+                facts.mode =
+                    Node::Regular(Content::Inline(&[])).type_bits() | facts.metadata.permissions;
+                facts.large = false;
+                Data::Nothing
+            }
+            Node::CharDevice(number) | Node::BlockDevice(number) => {
+                Data::Device(device_number(number))
+            }
+            Node::Regular(_) | Node::Fifo | Node::Socket => Data::Nothing,
+        }
+    };
+    facts
+}
+
+/// The type that dirents say; an escaped whiteout is a file.
+fn file_type_of(inode: &Inode<'_>) -> u8 {
+    if inode.external().is_some() {
+        return file_type::REGULAR;
+    }
+    match inode.node() {
+        Node::Directory => file_type::DIRECTORY,
+        Node::Regular(_) => file_type::REGULAR,
+        Node::CharDevice(number) if device_number(number) == 0 => file_type::REGULAR,
+        Node::CharDevice(_) => file_type::CHAR_DEVICE,
+        Node::BlockDevice(_) => file_type::BLOCK_DEVICE,
+        Node::Fifo => file_type::FIFO,
+        Node::Socket => file_type::SOCKET,
+        Node::Symlink(_) => file_type::SYMLINK,
+    }
+}

@@ -1,0 +1,166 @@
+//! The writer: a tree becomes an image in two passes, lay out and then stream, so that it is never in memory.
+
+mod composefs;
+mod listing;
+mod pair;
+mod place;
+mod plan;
+mod stream;
+mod xattrs;
+
+use std::io;
+
+use crate::tree::Tree;
+use composefs::Survey;
+use plan::Plan;
+
+/// What kind of image the writer makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Data is objects, which overlayfs finds through xattrs. The same bytes as C's `mkcomposefs` makes.
+    Composefs(Versions),
+}
+
+/// A version of composefs' rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// The first.
+    V0,
+    /// Marks directories that have whiteouts as overlayfs wants it since Linux 6.8, with `opaque=x`.
+    V1,
+}
+
+impl Version {
+    /// The number that the image's header has.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::V0 => 0,
+            Self::V1 => 1,
+        }
+    }
+}
+
+/// The versions that an image may have: the least that can say what the tree has is taken.
+///
+/// A `max` below `min` counts as `min`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Versions {
+    /// Not older than this.
+    pub min: Version,
+    /// Not newer than this.
+    pub max: Version,
+}
+
+impl Default for Versions {
+    /// Any.
+    fn default() -> Self {
+        Self { min: Version::V0, max: Version::V1 }
+    }
+}
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Summary {
+    /// Length of the image.
+    pub bytes: u64,
+    /// The version that it has.
+    pub version: Version,
+    /// Inodes in it, with those that the profile adds.
+    pub inodes: u64,
+}
+
+/// Why there is no image, or none that is whole.
+///
+/// Except for [`WriteError::Output`], nothing was written. Paths begin with a slash and are shown with escapes.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// More xattrs than composefs gives an inode.
+    #[error(
+        "\"{}\" has {bytes} bytes of xattrs, more than the 32767 of an inode",
+        path.escape_ascii()
+    )]
+    XattrSpace {
+        /// The inode.
+        path: Vec<u8>,
+        /// By composefs' account: 12, and for each xattr 7 and the bytes of its whole name and value.
+        bytes: u64,
+    },
+    /// The source has an xattr that the profile uses itself, with so long a value that C refuses the inode.
+    #[error(
+        "\"{}\" has an xattr \"{}\" of its own, which the image needs for a whiteout",
+        path.escape_ascii(),
+        name.escape_ascii()
+    )]
+    XattrInTheWay {
+        /// The inode.
+        path: Vec<u8>,
+        /// As it would be named in the image.
+        name: Vec<u8>,
+    },
+    /// An external file that takes more than 1024 chunks of 8 TiB.
+    #[error("\"{}\" has {size} bytes, more than the 8 PiB of a file", path.escape_ascii())]
+    FileTooLarge {
+        /// The file.
+        path: Vec<u8>,
+        /// Bytes.
+        size: u64,
+    },
+    /// A file whose bytes are in the tree, and too many for the image.
+    #[error("\"{}\" has {size} bytes inline, more than 5000", path.escape_ascii())]
+    InlineTooLarge {
+        /// The file.
+        path: Vec<u8>,
+        /// Bytes.
+        size: u64,
+    },
+    /// An object that is not named by SHA-256.
+    #[error(
+        "\"{}\" is an object named by sha512, but composefs images know only sha256",
+        path.escape_ascii()
+    )]
+    ObjectAlgorithm {
+        /// The file.
+        path: Vec<u8>,
+    },
+    /// More than the format or the writer can count.
+    #[error("the image is too large: it has more than {0}")]
+    TooLarge(&'static str),
+    /// The bytes could not be handed on. What was written so far is no image.
+    #[error("cannot write the image")]
+    Output(#[source] io::Error),
+}
+
+/// Writes the image of a tree: from first byte to last, in large pieces, and the same for every tree with the same
+/// content.
+///
+/// [`Hasher`](crate::verity::Hasher) is a writer, for an image that goes nowhere else; [`Tee`](crate::verity::Tee)
+/// hashes one on its way to a file.
+///
+/// ```
+/// # extern crate quire_image as image;
+/// # fn main() -> Result<(), image::erofs::WriteError> {
+/// use image::erofs::{Profile, Versions, write};
+/// use image::tree::Builder;
+/// use image::verity::{Algorithm, Hasher};
+///
+/// let tree = Builder::new().finish();
+/// let mut hasher = Hasher::new(Algorithm::Sha256);
+/// let summary = write(&tree, &Profile::Composefs(Versions::default()), &mut hasher)?;
+/// println!("{} bytes, object {}", summary.bytes, hasher.finish());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`WriteError`]: what the profile can not hold, or what `out` answers.
+pub fn write(
+    tree: &Tree,
+    profile: &Profile,
+    out: &mut impl io::Write,
+) -> Result<Summary, WriteError> {
+    let Profile::Composefs(versions) = *profile;
+    let plan = Plan::of(tree, Survey::of(tree, versions)?)?;
+    let bytes = stream::write(&plan, out)?;
+    Ok(Summary { bytes, version: plan.survey.version, inodes: plan.survey.items.len() as u64 })
+}

@@ -1,0 +1,151 @@
+//! An xattr: its name with what is known of it, its value as it is composed, and how they are written.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+
+use xxhash_rust::xxh32::xxh32;
+use zerocopy::IntoBytes as _;
+use zerocopy::little_endian::U16;
+
+use crate::erofs::layout::{RawXattrEntry, XATTR_FILTER_SEED, XATTR_PREFIXES};
+
+/// What overlayfs takes to say that a file's data is elsewhere.
+pub(super) const METACOPY: &[u8] = b"trusted.overlay.metacopy";
+/// And where.
+pub(super) const REDIRECT: &[u8] = b"trusted.overlay.redirect";
+
+/// A name.
+#[derive(Debug)]
+pub(super) struct Name<'a> {
+    /// The whole of it.
+    pub(super) full: Cow<'a, [u8]>,
+    /// `e_name_index`.
+    index: u8,
+    /// Where the rest begins that is written.
+    prefix: usize,
+    /// Its bit in the name filter.
+    pub(super) bit: u32,
+}
+
+impl Name<'_> {
+    pub(super) fn new(full: Cow<'_, [u8]>) -> Name<'_> {
+        let known = XATTR_PREFIXES.iter().find(|(_, prefix)| full.starts_with(prefix));
+        let (index, prefix) = known.map_or((0, 0), |(index, prefix)| (*index, prefix.len()));
+        let seed = XATTR_FILTER_SEED + u32::from(index);
+        let bit = 1 << (xxh32(&full[prefix..], seed) % 32);
+        Name { full, index, prefix, bit }
+    }
+
+    fn rest(&self) -> &[u8] {
+        &self.full[self.prefix..]
+    }
+}
+
+/// A value of an xattr, as it is composed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Value<'a> {
+    Bytes(&'a [u8]),
+    /// What overlayfs has in a metacopy: version 0, length, no flags, algorithm, digest. Source: Linux
+    /// `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
+    Metacopy(&'a [u8]),
+    /// A slash and the path of an object, which has this digest.
+    Object(&'a [u8]),
+    /// A slash and a path.
+    Path(&'a [u8]),
+}
+
+impl Value<'_> {
+    pub(super) const fn len(self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Metacopy(digest) => 4 + digest.len(),
+            Self::Object(digest) => 2 + 2 * digest.len(),
+            Self::Path(path) => 1 + path.len(),
+        }
+    }
+
+    pub(super) fn put(self, out: &mut Vec<u8>) {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        match self {
+            Self::Bytes(bytes) => out.extend_from_slice(bytes),
+            Self::Metacopy(digest) => {
+                let len = u8::try_from(4 + digest.len()).expect("a digest has at most 64 bytes");
+                out.extend_from_slice(&[0, len, 0, 1]);
+                out.extend_from_slice(digest);
+            }
+            Self::Object(digest) => {
+                for (at, byte) in digest.iter().enumerate() {
+                    if at < 2 {
+                        out.push(b'/');
+                    }
+                    out.push(DIGITS[usize::from(byte >> 4)]);
+                    out.push(DIGITS[usize::from(byte & 15)]);
+                }
+            }
+            Self::Path(path) => {
+                out.push(b'/');
+                out.extend_from_slice(path);
+            }
+        }
+    }
+
+    /// By length, then bytes.
+    pub(super) fn cmp(self, other: Self) -> Ordering {
+        self.len().cmp(&other.len()).then_with(|| match (self, other) {
+            (Self::Bytes(a), Self::Bytes(b))
+            | (Self::Metacopy(a), Self::Metacopy(b))
+            | (Self::Object(a), Self::Object(b))
+            | (Self::Path(a), Self::Path(b)) => a.cmp(b),
+            _ => {
+                let (mut a, mut b) = (Vec::new(), Vec::new());
+                self.put(&mut a);
+                other.put(&mut b);
+                a.cmp(&b)
+            }
+        })
+    }
+}
+
+/// Bytes of an entry.
+pub(super) fn entry_size(name: &Name<'_>, value: Value<'_>) -> u64 {
+    let size = size_of::<RawXattrEntry>() + name.rest().len() + value.len();
+    size.next_multiple_of(4) as u64
+}
+
+/// Writes an entry.
+pub(super) fn put_entry(name: &Name<'_>, value: Value<'_>, out: &mut Vec<u8>) {
+    let rest = name.rest();
+    let entry = RawXattrEntry {
+        e_name_len: u8::try_from(rest.len())
+            .expect("escaping adds no more than the prefix takes away"),
+        e_name_index: name.index,
+        e_value_size: U16::new(
+            u16::try_from(value.len())
+                .expect("the tree and the account of composefs allow no more"),
+        ),
+    };
+    let size = size_of::<RawXattrEntry>() + rest.len() + value.len();
+    out.extend_from_slice(entry.as_bytes());
+    out.extend_from_slice(rest);
+    value.put(out);
+    out.resize(out.len() + (size.next_multiple_of(4) - size), 0);
+}
+
+/// The SHA-256 digest whose object path this is.
+pub(super) fn object_of_path(path: &[u8]) -> Option<[u8; 32]> {
+    if path.len() != 65 || path[2] != b'/' {
+        return None;
+    }
+    let mut digest = [0; 32];
+    for (at, digit) in
+        path.iter().enumerate().filter(|(at, _)| *at != 2).map(|(_, c)| c).enumerate()
+    {
+        let value = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        digest[at / 2] = digest[at / 2] << 4 | value;
+    }
+    Some(digest)
+}

@@ -1,0 +1,448 @@
+//! Xattrs: which sets of them there are, which pairs of name and value are shared, and how they are written.
+//!
+//! Inodes that have equal sets in the tree share one here. What differs from file to file (where its bytes are) is not
+//! part of a set: [`FilePairs`] adds it to the set's pairs in passing, and is counted by the numbers that the tree has
+//! for digests and places.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use std::hash::BuildHasher as _;
+use zerocopy::IntoBytes as _;
+use zerocopy::little_endian::U32;
+
+use super::pair::{METACOPY, Name, REDIRECT, Value, entry_size, object_of_path, put_entry};
+use crate::erofs::layout::RawXattrHeader;
+use crate::tree::{External, Place, StringId, Tree};
+
+/// An inode refers to this many shared xattrs at most. `EROFS_MAX_SHARED_XATTRS` of erofs-utils.
+const SHARED_MAX: usize = 128;
+
+/// A set of xattrs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SetId(u32);
+
+impl SetId {
+    /// No xattrs.
+    pub(super) const NONE: Self = Self(0);
+    /// No set, in side tables.
+    pub(super) const UNKNOWN: Self = Self(u32::MAX);
+}
+
+#[derive(Debug)]
+struct Pair<'a> {
+    name: u32,
+    /// In the table of shared ones, in bytes, if it is there.
+    shared: Option<u32>,
+    uses: u64,
+    value: &'a [u8],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Set {
+    /// In `members`.
+    start: u32,
+    end: u32,
+    /// Where a metacopy and a redirect belong among them.
+    metacopy: u32,
+    redirect: u32,
+    uses: u64,
+}
+
+/// What an external file has besides its set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FilePairs {
+    object: Option<StringId>,
+    place: Place,
+}
+
+impl FilePairs {
+    pub(super) const fn of(external: External) -> Self {
+        Self { object: external.object, place: external.place }
+    }
+
+    /// Bytes in the metacopy and the redirect, if there is one.
+    pub(super) fn value_lengths(self, tree: &Tree) -> (usize, Option<usize>) {
+        (self.metacopy(tree).len(), self.redirect(tree).map(Value::len))
+    }
+
+    fn metacopy(self, tree: &Tree) -> Value<'_> {
+        self.object.map_or(Value::Bytes(&[]), |object| Value::Metacopy(tree.string(object)))
+    }
+
+    fn redirect(self, tree: &Tree) -> Option<Value<'_>> {
+        match (self.place, self.object) {
+            (Place::Object, Some(object)) => Some(Value::Object(tree.string(object))),
+            (Place::Path(path), _) => Some(Value::Path(tree.string(path))),
+            (Place::Object | Place::None, _) => None,
+        }
+    }
+}
+
+/// How often a string is a metacopy's digest, a redirect's object and a redirect's path: 0, 1, or 2 for more.
+#[derive(Debug, Clone, Copy, Default)]
+struct StringUses {
+    metacopy: u8,
+    object: u8,
+    path: u8,
+}
+
+/// A pair that several inodes have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum SharedKey {
+    Pair(u32),
+    NoDigest,
+    Metacopy(StringId),
+    Object(StringId),
+    Path(StringId),
+}
+
+/// All xattrs of an image.
+#[derive(Debug)]
+pub(super) struct Xattrs<'a> {
+    tree: &'a Tree,
+    hasher: DefaultHashBuilder,
+    names: Vec<Name<'a>>,
+    name_table: HashTable<u32>,
+    metacopy: Name<'static>,
+    redirect: Name<'static>,
+    pairs: Vec<Pair<'a>>,
+    pair_table: HashTable<u32>,
+    members: Vec<u32>,
+    sets: Vec<Set>,
+    strings: Vec<StringUses>,
+    no_digest: u64,
+    /// Where the shared pairs of files are in the table, in bytes.
+    shared_files: HashMap<SharedKey, u32>,
+    /// The table, in its order.
+    shared: Vec<SharedKey>,
+    shared_bytes: u64,
+}
+
+impl<'a> Xattrs<'a> {
+    pub(super) fn new(tree: &'a Tree) -> Self {
+        let empty = Set { start: 0, end: 0, metacopy: 0, redirect: 0, uses: 0 };
+        Self {
+            tree,
+            hasher: DefaultHashBuilder::default(),
+            names: Vec::new(),
+            name_table: HashTable::new(),
+            metacopy: Name::new(Cow::Borrowed(METACOPY)),
+            redirect: Name::new(Cow::Borrowed(REDIRECT)),
+            pairs: Vec::new(),
+            pair_table: HashTable::new(),
+            members: Vec::new(),
+            sets: vec![empty],
+            strings: vec![StringUses::default(); tree.strings_bound()],
+            no_digest: 0,
+            shared_files: HashMap::new(),
+            shared: Vec::new(),
+            shared_bytes: 0,
+        }
+    }
+
+    /// Adds a set of pairs with different names, in any order. `None` when there are too many of them for the format.
+    pub(super) fn add(&mut self, pairs: Vec<(Cow<'a, [u8]>, &'a [u8])>) -> Option<SetId> {
+        if pairs.is_empty() {
+            return Some(SetId::NONE);
+        }
+        let start = u32::try_from(self.members.len()).ok()?;
+        for (name, value) in pairs {
+            let name = self.name(name)?;
+            let pair = self.pair(name, value)?;
+            self.members.push(pair);
+        }
+        let Self { members, pairs, names, .. } = self;
+        let full = |pair: u32| &*names[pairs[pair as usize].name as usize].full;
+        let added = &mut members[start as usize..];
+        added.sort_unstable_by(|a, b| full(*a).cmp(full(*b)));
+        let before = |name: &[u8]| {
+            u32::try_from(added.partition_point(|pair| full(*pair) < name))
+                .ok()
+                .map(|at| start + at)
+        };
+        let set = Set {
+            metacopy: before(METACOPY)?,
+            redirect: before(REDIRECT)?,
+            start,
+            end: u32::try_from(members.len()).ok()?,
+            uses: 0,
+        };
+        let id = u32::try_from(self.sets.len()).ok()?;
+        self.sets.push(set);
+        Some(SetId(id))
+    }
+
+    fn name(&mut self, name: Cow<'a, [u8]>) -> Option<u32> {
+        let Self { names, name_table, hasher, .. } = self;
+        let hash = hasher.hash_one(&*name);
+        if let Some(&id) = name_table.find(hash, |&id| names[id as usize].full == name) {
+            return Some(id);
+        }
+        let id = u32::try_from(names.len()).ok()?;
+        names.push(Name::new(name));
+        name_table.insert_unique(hash, id, |&id| hasher.hash_one(&*names[id as usize].full));
+        Some(id)
+    }
+
+    fn pair(&mut self, name: u32, value: &'a [u8]) -> Option<u32> {
+        let Self { pairs, pair_table, hasher, .. } = self;
+        let key = |pair: &Pair<'a>| (pair.name, pair.value);
+        let hash = hasher.hash_one((name, value));
+        if let Some(&id) = pair_table.find(hash, |&id| key(&pairs[id as usize]) == (name, value)) {
+            return Some(id);
+        }
+        let id = u32::try_from(pairs.len()).ok()?;
+        pairs.push(Pair { name, shared: None, uses: 0, value });
+        pair_table.insert_unique(hash, id, |&id| hasher.hash_one(key(&pairs[id as usize])));
+        Some(id)
+    }
+
+    /// Counts one inode that has the set.
+    pub(super) fn count(&mut self, set: SetId) {
+        self.sets[set.0 as usize].uses += 1;
+    }
+
+    /// Counts one inode that has these pairs besides its set.
+    pub(super) fn count_file(&mut self, file: FilePairs) {
+        let more = |count: &mut u8| *count = 2.min(*count + 1);
+        match file.object {
+            Some(object) => more(&mut self.strings[object.index()].metacopy),
+            None => self.no_digest += 1,
+        }
+        match (file.place, file.object) {
+            (Place::Object, Some(object)) => more(&mut self.strings[object.index()].object),
+            (Place::Path(path), _) => more(&mut self.strings[path.index()].path),
+            (Place::Object | Place::None, _) => {}
+        }
+    }
+
+    /// Whether an inode that was counted has an xattr of this name.
+    pub(super) fn has_name(&self, name: &[u8]) -> bool {
+        let used = self.sets.iter().filter(|set| set.uses > 0);
+        let mut members = used.flat_map(|set| &self.members[set.start as usize..set.end as usize]);
+        members.any(|pair| *self.names[self.pairs[*pair as usize].name as usize].full == *name)
+    }
+
+    /// Decides what is shared, once all inodes are counted. `files` are those that were: they are asked for only in
+    /// the odd case that one file's path is the object path of another. `None` when there is too much for the format.
+    pub(super) fn share(&mut self, files: impl Iterator<Item = FilePairs>) -> Option<()> {
+        for set in &self.sets {
+            for pair in &self.members[set.start as usize..set.end as usize] {
+                self.pairs[*pair as usize].uses += set.uses;
+            }
+        }
+        self.pair_table = HashTable::new();
+        self.name_table = HashTable::new();
+        self.count_object_paths(files);
+
+        let mut shared = Vec::new();
+        for (id, pair) in (0..).zip(&self.pairs) {
+            if pair.uses > 1 {
+                shared.push(SharedKey::Pair(id));
+            }
+        }
+        if self.no_digest > 1 {
+            shared.push(SharedKey::NoDigest);
+        }
+        for (id, uses) in (0..).map(StringId::new).zip(&self.strings) {
+            if uses.metacopy > 1 {
+                shared.push(SharedKey::Metacopy(id));
+            }
+            if uses.object > 1 {
+                shared.push(SharedKey::Object(id));
+            }
+            if uses.path > 1 {
+                shared.push(SharedKey::Path(id));
+            }
+        }
+        shared.sort_unstable_by(|a, b| self.cmp_shared(*b, *a));
+
+        let mut size = 0_u64;
+        let mut last = None;
+        for key in shared {
+            let at = match last {
+                // A path and the object that it is the path of are one pair.
+                Some((other, at)) if self.cmp_shared(other, key).is_eq() => at,
+                _ => {
+                    let at = u32::try_from(size).ok()?;
+                    let (name, value) = self.content(key);
+                    size += entry_size(name, value);
+                    self.shared.push(key);
+                    at
+                }
+            };
+            match key {
+                SharedKey::Pair(pair) => self.pairs[pair as usize].shared = Some(at),
+                _ => {
+                    self.shared_files.insert(key, at);
+                }
+            }
+            last = Some((key, at));
+        }
+        self.shared_bytes = size;
+        Some(())
+    }
+
+    /// Finds the paths that are the object paths of other files, which then count as shared.
+    fn count_object_paths(&mut self, files: impl Iterator<Item = FilePairs>) {
+        let mut paths = HashMap::new();
+        for (id, uses) in (0..).map(StringId::new).zip(&self.strings) {
+            if uses.path > 0
+                && let Some(digest) = object_of_path(self.tree.string(id))
+            {
+                paths.insert(digest, id);
+            }
+        }
+        if paths.is_empty() {
+            return;
+        }
+        for file in files {
+            if let (Place::Object, Some(object)) = (file.place, file.object)
+                && let Some(path) = paths.get(self.tree.string(object))
+            {
+                self.strings[object.index()].object = 2;
+                self.strings[path.index()].path = 2;
+            }
+        }
+    }
+
+    fn cmp_shared(&self, a: SharedKey, b: SharedKey) -> Ordering {
+        let ((a_name, a_value), (b_name, b_value)) = (self.content(a), self.content(b));
+        a_name.full.cmp(&b_name.full).then_with(|| a_value.cmp(b_value))
+    }
+
+    fn content(&self, key: SharedKey) -> (&Name<'_>, Value<'_>) {
+        match key {
+            SharedKey::Pair(pair) => {
+                let Pair { name, value, .. } = self.pairs[pair as usize];
+                (&self.names[name as usize], Value::Bytes(value))
+            }
+            SharedKey::NoDigest => (&self.metacopy, Value::Bytes(&[])),
+            SharedKey::Metacopy(digest) => {
+                (&self.metacopy, Value::Metacopy(self.tree.string(digest)))
+            }
+            SharedKey::Object(digest) => (&self.redirect, Value::Object(self.tree.string(digest))),
+            SharedKey::Path(path) => (&self.redirect, Value::Path(self.tree.string(path))),
+        }
+    }
+
+    /// Bytes in the table of shared pairs.
+    pub(super) const fn shared_bytes(&self) -> u64 {
+        self.shared_bytes
+    }
+
+    /// The entries of the table of shared pairs, one at a time.
+    pub(super) fn shared_entries(&self) -> impl Iterator<Item = impl Fn(&mut Vec<u8>)> {
+        self.shared.iter().map(|key| {
+            let (name, value) = self.content(*key);
+            move |out: &mut Vec<u8>| put_entry(name, value, out)
+        })
+    }
+
+    /// The pairs of an inode, by name.
+    fn pairs_of(
+        &self,
+        set: SetId,
+        file: Option<FilePairs>,
+    ) -> impl Iterator<Item = (&Name<'a>, Value<'_>, Option<u32>)> {
+        let Set { start, end, metacopy, redirect, .. } = self.sets[set.0 as usize];
+        let range = |from: u32, to: u32| {
+            self.members[from as usize..to as usize].iter().map(|pair| {
+                let Pair { name, shared, value, .. } = self.pairs[*pair as usize];
+                (&self.names[name as usize], Value::Bytes(value), shared)
+            })
+        };
+        let metacopy_pair = file.map(|file| {
+            let shared = match file.object {
+                None if self.no_digest > 1 => Some(SharedKey::NoDigest),
+                Some(object) if self.strings[object.index()].metacopy > 1 => {
+                    Some(SharedKey::Metacopy(object))
+                }
+                _ => None,
+            };
+            (&self.metacopy, file.metacopy(self.tree), shared.map(|key| self.shared_files[&key]))
+        });
+        let redirect_pair = file.and_then(|file| {
+            let value = file.redirect(self.tree)?;
+            let shared = match (file.place, file.object) {
+                (Place::Path(path), _) if self.strings[path.index()].path > 1 => {
+                    Some(SharedKey::Path(path))
+                }
+                (Place::Object, Some(object)) if self.strings[object.index()].object > 1 => {
+                    Some(SharedKey::Object(object))
+                }
+                _ => None,
+            };
+            Some((&self.redirect, value, shared.map(|key| self.shared_files[&key])))
+        });
+        range(start, metacopy)
+            .chain(metacopy_pair)
+            .chain(range(metacopy, redirect))
+            .chain(redirect_pair)
+            .chain(range(redirect, end))
+    }
+
+    /// Bytes that an inode's xattrs take behind it.
+    pub(super) fn size_of(&self, set: SetId, file: Option<FilePairs>) -> u64 {
+        let (mut size, mut references) = (0, 0);
+        for (name, value, shared) in self.pairs_of(set, file) {
+            if size == 0 {
+                size = size_of::<RawXattrHeader>() as u64;
+            }
+            if shared.is_some() && references < SHARED_MAX {
+                references += 1;
+                size += size_of::<u32>() as u64;
+            } else {
+                size += entry_size(name, value);
+            }
+        }
+        size
+    }
+
+    /// Writes an inode's xattrs, where `first_id` is what the ids of shared ones count from.
+    pub(super) fn put(
+        &self,
+        set: SetId,
+        file: Option<FilePairs>,
+        first_id: u32,
+        out: &mut Vec<u8>,
+    ) {
+        let at = out.len();
+        let mut filter = 0;
+        let mut references = 0_u8;
+        let mut inline = false;
+        out.resize(at + size_of::<RawXattrHeader>(), 0);
+        for (name, _, shared) in self.pairs_of(set, file) {
+            filter |= name.bit;
+            match shared {
+                Some(offset) if usize::from(references) < SHARED_MAX => {
+                    references += 1;
+                    out.extend_from_slice(U32::new(first_id + offset / 4).as_bytes());
+                }
+                _ => inline = true,
+            }
+        }
+        if filter == 0 {
+            out.truncate(at);
+            return;
+        }
+        let header = RawXattrHeader {
+            h_name_filter: U32::new(!filter),
+            h_shared_count: references,
+            h_reserved2: [0; 7],
+        };
+        out[at..at + size_of::<RawXattrHeader>()].copy_from_slice(header.as_bytes());
+        if inline {
+            let mut references = 0;
+            for (name, value, shared) in self.pairs_of(set, file) {
+                if shared.is_some() && references < SHARED_MAX {
+                    references += 1;
+                } else {
+                    put_entry(name, value, out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! How layers become one tree.
+//!
+//! A [`Layer`] gathers the entries of one tar by the rules that hold within a layer. [`Layer::onto`] then lays it over
+//! what the layers below made. Layers can be gathered at the same time, in any order; laying them takes no data. The
+//! rules are written in `docs/format/tree.md`.
+//!
+//! A layer is what its *last* entries say, so laying it does not depend on the order of whiteouts, and hard links see
+//! the lower layers as they were before this one hid anything.
+
+mod apply;
+mod follow;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+use follow::{Missing, Place};
+
+use crate::tar::{Whiteout, whiteout};
+use crate::tree::{
+    Builder, InodeId, Link, Metadata, Node, TreeError, XattrsId, check_name, components,
+};
+use crate::verity::ObjectId;
+
+/// Why an entry can not stand in a layer, or a layer not on those below. Paths are shown with escapes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LayerError {
+    /// The tree can not hold it.
+    #[error("cannot add \"{}\"", path.escape_ascii())]
+    Entry {
+        /// The entry.
+        path: Vec<u8>,
+        /// What is wrong with it.
+        source: TreeError,
+    },
+    /// A component of the path is `..`.
+    #[error("\"{}\" leads out of the layer", .0.escape_ascii())]
+    Escape(Vec<u8>),
+    /// A component of the path is a file, a device, or a symlink that leads nowhere.
+    #[error("\"{}\" is below something that is not a directory", .0.escape_ascii())]
+    ParentNotDirectory(Vec<u8>),
+    /// Symlinks among the components lead in circles.
+    #[error("\"{}\" is below more than 40 symlinks", .0.escape_ascii())]
+    SymlinkLoop(Vec<u8>),
+    /// Neither this layer nor those below have what the hard link names, or it names itself.
+    #[error(
+        "\"{}\" is a hard link to \"{}\", which is nowhere",
+        path.escape_ascii(), target.escape_ascii()
+    )]
+    LinkTarget {
+        /// The entry.
+        path: Vec<u8>,
+        /// What it should be a further name of.
+        target: Vec<u8>,
+    },
+    /// The hard link names a directory.
+    #[error(
+        "\"{}\" is a hard link to \"{}\", a directory",
+        path.escape_ascii(), target.escape_ascii()
+    )]
+    LinkToDirectory {
+        /// The entry.
+        path: Vec<u8>,
+        /// What it should be a further name of.
+        target: Vec<u8>,
+    },
+    /// The root is described as something that is not a directory.
+    #[error("the root is not a directory")]
+    RootNotDirectory,
+    /// A component of the path, not the last one, is a whiteout.
+    #[error("\"{}\" is below a whiteout", .0.escape_ascii())]
+    BelowWhiteout(Vec<u8>),
+}
+
+/// What a layer hides of those below.
+#[derive(Debug)]
+enum Hidden {
+    /// One name in a directory.
+    Name {
+        /// The directory's path.
+        directory: Vec<u8>,
+        name: Vec<u8>,
+    },
+    /// All that is in the directory at this path.
+    Children(Vec<u8>),
+}
+
+/// A hard link whose target is not an earlier entry of its layer.
+#[derive(Debug)]
+struct Pending {
+    /// Stands for the target until it is known.
+    placeholder: InodeId,
+    path: Vec<u8>,
+    target: Vec<u8>,
+}
+
+/// The entries of one layer, and what it hides of the layers below.
+#[derive(Debug)]
+pub struct Layer {
+    tree: Builder,
+    hidden: Vec<Hidden>,
+    pending: Vec<Pending>,
+    /// The directory of the last entry, since the next is often in the same: its path as the entry had it.
+    last: (Vec<u8>, InodeId),
+}
+
+impl Default for Layer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What the name of an entry stands for.
+enum Role<'a> {
+    /// The root directory.
+    Root,
+    /// A path: the directory's part, and the name in it.
+    Entry(&'a [u8], &'a [u8]),
+    /// A whiteout of that path.
+    Hides(Hidden),
+    /// Nothing.
+    Ignored,
+}
+
+fn role(path: &[u8]) -> Result<Role<'_>, LayerError> {
+    let mut last: Option<&[u8]> = None;
+    for name in components(path).filter(|name| *name != b".") {
+        if name == b".." {
+            return Err(LayerError::Escape(path.to_vec()));
+        }
+        match last.map(whiteout) {
+            None | Some(Whiteout::None) => {}
+            // Aufs keeps what it hides from its users below such a directory.
+            Some(Whiteout::Ignored) => return Ok(Role::Ignored),
+            Some(Whiteout::Hide(_) | Whiteout::Opaque) => {
+                return Err(LayerError::BelowWhiteout(path.to_vec()));
+            }
+        }
+        last = Some(name);
+    }
+    let Some(name) = last else { return Ok(Role::Root) };
+    let start = name.as_ptr().addr() - path.as_ptr().addr();
+    let directory = &path[..start];
+    Ok(match whiteout(name) {
+        Whiteout::None => Role::Entry(directory, name),
+        Whiteout::Ignored => Role::Ignored,
+        Whiteout::Opaque => Role::Hides(Hidden::Children(directory.to_vec())),
+        Whiteout::Hide(hidden) => {
+            Role::Hides(Hidden::Name { directory: directory.to_vec(), name: hidden.to_vec() })
+        }
+    })
+}
+
+impl Layer {
+    /// A layer without entries.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            tree: Builder::new(),
+            hidden: Vec::new(),
+            pending: Vec::new(),
+            last: (Vec::new(), InodeId::ROOT),
+        }
+    }
+
+    /// Keeps a set of xattrs for [`Layer::entry`], as [`Builder::xattrs`] does.
+    ///
+    /// # Errors
+    /// [`TreeError`] when a name or value can not be held.
+    pub fn xattrs<'a>(
+        &mut self,
+        pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+    ) -> Result<XattrsId, TreeError> {
+        self.tree.xattrs(pairs)
+    }
+
+    /// Adds an entry that is not a hard link. Leading slashes and components `.` are dropped. Answers the inode, or
+    /// `None` for a whiteout and other names that are no entries.
+    ///
+    /// # Errors
+    /// [`LayerError`]; at most directories above the entry were added then.
+    pub fn entry(
+        &mut self,
+        path: &[u8],
+        metadata: &Metadata,
+        xattrs: XattrsId,
+        node: Node<'_>,
+    ) -> Result<Option<InodeId>, LayerError> {
+        let failed = |source| LayerError::Entry { path: path.to_vec(), source };
+        let (directory, name) = match role(path)? {
+            Role::Ignored => return Ok(None),
+            Role::Hides(hidden) => {
+                self.hidden.push(hidden);
+                return Ok(None);
+            }
+            Role::Root if node == Node::Directory => {
+                self.tree.describe(InodeId::ROOT, metadata, xattrs).map_err(failed)?;
+                return Ok(Some(InodeId::ROOT));
+            }
+            Role::Root => return Err(LayerError::RootNotDirectory),
+            Role::Entry(directory, name) => (self.directory(path, directory)?, name),
+        };
+        let old = self.tree.lookup(directory, name);
+        if let Some(old) = old.filter(|old| node == Node::Directory && self.tree.is_directory(*old))
+        {
+            self.tree.describe(old, metadata, xattrs).map_err(failed)?;
+            return Ok(Some(old));
+        }
+        check_name(name).map_err(failed)?;
+        let inode = self.tree.inode(metadata, xattrs, node).map_err(failed)?;
+        self.put(directory, name, inode).map_err(failed)?;
+        Ok(Some(inode))
+    }
+
+    /// Adds a hard link: a further name of what `target` names.
+    ///
+    /// # Errors
+    /// [`LayerError`], as for an entry. That a target is nowhere shows in [`Layer::onto`].
+    pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), LayerError> {
+        let failed = |source| LayerError::Entry { path: path.to_vec(), source };
+        let to = match role(target)? {
+            Role::Entry(directory, name) => Some((directory, name)),
+            Role::Root => None,
+            // Nothing can be found there.
+            Role::Hides(_) | Role::Ignored => Some((target, b"".as_slice())),
+        };
+        let (directory, name) = match role(path)? {
+            Role::Ignored => return Ok(()),
+            // Aufs makes whiteouts as hard links to one file.
+            Role::Hides(hidden) => {
+                self.hidden.push(hidden);
+                return Ok(());
+            }
+            Role::Root => return Err(LayerError::RootNotDirectory),
+            Role::Entry(directory, name) => (self.directory(path, directory)?, name),
+        };
+        let to_directory =
+            || LayerError::LinkToDirectory { path: path.to_vec(), target: target.to_vec() };
+        let (below, target_name) = to.ok_or_else(to_directory)?;
+        let earlier = match follow::directory(&mut self.tree, below, Missing::Stop) {
+            Ok(Place::Directory(found)) => self.tree.lookup(found, target_name),
+            Ok(Place::Missing) | Err(_) => None,
+        };
+        let inode = match earlier {
+            Some(found) if self.tree.is_directory(found) => return Err(to_directory()),
+            Some(found) if self.tree.lookup(directory, name) == Some(found) => return Ok(()),
+            Some(found) => found,
+            None => {
+                check_name(name).map_err(failed)?;
+                let inode = self.tree.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Fifo);
+                let placeholder = inode.map_err(failed)?;
+                let (path, target) = (path.to_vec(), target.to_vec());
+                self.pending.push(Pending { placeholder, path, target });
+                placeholder
+            }
+        };
+        self.put(directory, name, inode).map_err(failed)
+    }
+
+    /// Makes `object` the bytes of an external file that was added before they were known. Ignored for other inodes.
+    ///
+    /// # Errors
+    /// [`TreeError::TooLarge`].
+    pub fn set_object(&mut self, inode: InodeId, object: &ObjectId) -> Result<(), TreeError> {
+        self.tree.set_object(inode, object)
+    }
+
+    fn put(&mut self, directory: InodeId, name: &[u8], inode: InodeId) -> Result<(), TreeError> {
+        if self.tree.remove(directory, name).is_some() {
+            // It may have been part of that path.
+            self.last = (Vec::new(), InodeId::ROOT);
+        }
+        self.tree.insert(directory, name, inode, Link::Equal)
+    }
+
+    /// The directory at `at`, made where it is not there yet.
+    fn directory(&mut self, path: &[u8], at: &[u8]) -> Result<InodeId, LayerError> {
+        if self.last.0 == at {
+            return Ok(self.last.1);
+        }
+        let Place::Directory(found) =
+            follow::directory(&mut self.tree, at, Missing::Make).map_err(|it| it.of(path))?
+        else {
+            return Err(LayerError::ParentNotDirectory(path.to_vec()));
+        };
+        self.last.0.clear();
+        self.last.0.extend_from_slice(at);
+        self.last.1 = found;
+        Ok(found)
+    }
+}

@@ -1,0 +1,330 @@
+use super::model::{self, Op};
+use super::{Layer, LayerError};
+use crate::tree::{Builder, Content, InodeId, Metadata, Node, Timestamp, Tree, XattrsId};
+
+use proptest::prelude::{Strategy, prop};
+
+fn metadata(uid: u32) -> Metadata {
+    Metadata { permissions: 0o750, uid, gid: 0, mtime: Timestamp { seconds: 7, nanoseconds: 9 } }
+}
+
+/// One layer, written as words: `d PATH`, `f PATH`, `l PATH TARGET` (hard link), `s PATH TARGET` (symlink). The owner
+/// of each entry is the number of the layer, and that of files also their content.
+fn gather(layer: u32, text: &str) -> Result<Layer, LayerError> {
+    let mut gathered = Layer::new();
+    for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+        let words: Vec<&[u8]> = entry.split(' ').map(str::as_bytes).collect();
+        let content = [b'0' + u8::try_from(layer).unwrap()];
+        let node = match words[0] {
+            b"d" => Node::Directory,
+            b"f" => Node::Regular(Content::Inline(&content)),
+            b"s" => Node::Symlink(words[2]),
+            b"l" => {
+                gathered.link(words[1], words[2])?;
+                continue;
+            }
+            other => panic!("{other:?}"),
+        };
+        gathered.entry(words[1], &metadata(layer), XattrsId::NONE, node)?;
+    }
+    Ok(gathered)
+}
+
+fn lay(layers: &[&str]) -> Result<Tree, LayerError> {
+    let mut tree = None;
+    for (number, text) in (1..).zip(layers) {
+        tree = Some(gather(number, text)?.onto(tree)?);
+    }
+    Ok(tree.unwrap_or_default().finish())
+}
+
+/// Every path with its owner, that is the layer that describes it: `path:layer`, `path/:layer`, `path=content:layer`
+/// for names that share an inode, `path->target:layer`.
+fn show(tree: &Tree) -> String {
+    let mut all = Vec::new();
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        let path = String::from_utf8(path[1..].to_vec()).unwrap();
+        let uid = entry.inode.metadata().uid;
+        all.push(match entry.inode.node() {
+            Node::Directory => format!("{path}/:{uid}"),
+            Node::Symlink(target) => format!("{path}->{}:{uid}", target.escape_ascii()),
+            _ if entry.inode.nlink() > 1 && !entry.is_owner => {
+                format!("{path}={}", entry.inode.path()[1..].escape_ascii())
+            }
+            _ => format!("{path}:{uid}"),
+        });
+    }
+    all.join(" ")
+}
+
+fn check(layers: &[&str], expect: &str) {
+    let got = match lay(layers) {
+        Ok(tree) => show(&tree),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(got, expect, "{layers:?}");
+}
+
+#[test]
+fn rule_names() {
+    check(&["f ./a, f /b, f //c, f ././d/./e"], "a:1 b:1 c:1 d/:0 d/e:1");
+    check(&["f ../a"], "\"../a\" leads out of the layer");
+    check(&["f a/../b"], "\"a/../b\" leads out of the layer");
+    check(&["f a, l b ../a"], "\"../a\" leads out of the layer");
+    check(&["f ."], "the root is not a directory");
+    check(&["l / a"], "the root is not a directory");
+    check(&[&format!("f {}", "n".repeat(256))], &format!("cannot add \"{}\"", "n".repeat(256)));
+    check(&["f a\0b"], "cannot add \"a\\x00b\"");
+}
+
+#[test]
+fn rule_implicit_parents() {
+    let tree = lay(&["f a/b/c"]).unwrap();
+    assert_eq!(show(&tree), "a/:0 a/b/:0 a/b/c:1");
+    for path in ["", "a", "a/b"] {
+        assert_eq!(tree.resolve(path.as_bytes()).unwrap().metadata(), Metadata::IMPLICIT);
+    }
+    assert_eq!(lay(&["d ./"]).unwrap().root().metadata(), metadata(1));
+    assert_eq!(lay(&["d ./", "f a", "d /"]).unwrap().root().metadata(), metadata(3));
+    assert_eq!(lay(&["d ./", "f a"]).unwrap().root().metadata(), metadata(1));
+    check(&["d a", "f a/b"], "a/:1 a/b:2");
+    check(&["f a/b, d a"], "a/:1 a/b:1");
+    check(&["f a, f a/b"], "\"a/b\" is below something that is not a directory");
+    check(&["f a", "f a/b"], "\"a/\" is below something that is not a directory");
+}
+
+#[test]
+fn rule_duplicates_in_one_layer() {
+    check(&["f a, s a x"], "a->x:1");
+    check(&["d a, f a/b, d a"], "a/:1 a/b:1");
+    check(&["d a, f a/b, f a"], "a:1");
+    check(&["d a, f a/b, f a, d a"], "a/:1");
+    check(&["f a, l b a, s a x"], "a->x:1 b:1");
+    check(&["f d/x, f d, d d, f d/y"], "d/:1 d/y:1");
+}
+
+#[test]
+fn rule_across_layers() {
+    check(&["f a", "f a"], "a:2");
+    check(&["d a, f a/b", "d a"], "a/:2 a/b:1");
+    check(&["d a, f a/b", "f a"], "a:2");
+    check(&["d a, f a/b", "s a b"], "a->b:2");
+    check(&["f a", "d a, f a/b"], "a/:2 a/b:2");
+    check(&["f a, l b a", "f a"], "a:2 b:1");
+    check(&["d a, d a/b, f a/b/c", "f a/b/d", "d a/b"], "a/:1 a/b/:3 a/b/c:1 a/b/d:2");
+    // The layer's own last word counts: it is a directory, so what is below shows.
+    check(&["d a, f a/b", "f a, d a"], "a/:2 a/b:1");
+}
+
+#[test]
+fn rule_whiteouts() {
+    check(&["f a, f b", "f .wh.a"], "b:1");
+    check(&["d a, f a/b, f a/c", "f a/.wh.b"], "a/:1 a/c:1");
+    check(&["d a, f a/b, f c", "f .wh.a"], "c:1");
+    // Wherever it stands, and never about its own layer.
+    check(&["f a", "f a, f .wh.a"], "a:2");
+    check(&["f a", "f .wh.a, f a"], "a:2");
+    check(&["d a, f a/b", "f a/c, f .wh.a"], "a/:0 a/c:2");
+    check(&["f a, f .wh.a"], "a:1");
+    // Aufs makes them as hard links, some tools as other types.
+    check(&["f a, f b, f c", "l .wh.a .wh..wh.plnk/x, d .wh.b, s .wh.c x"], "");
+    // They make no directories, and do not mind when there is nothing to hide.
+    check(&["f a", "f b/c/.wh.d, f a/.wh.d, f .wh.e"], "a:1");
+    // There are no such names to hide.
+    check(&["d a, f a/b", "f a/.wh., f a/.wh.., f a/.wh..."], "a/:1 a/b:1");
+    check(&["f .wh.a/b"], "\".wh.a/b\" is below a whiteout");
+}
+
+#[test]
+fn rule_opaque() {
+    check(&["d a, f a/b, f c", "f a/.wh..wh..opq"], "a/:1 c:1");
+    check(&["d a, f a/b, d a/d, f a/d/e", "d a, f a/c, f a/.wh..wh..opq"], "a/:2 a/c:2");
+    check(&["d a, f a/b", "f a/.wh..wh..opq, f a/b/c"], "a/:1 a/b/:0 a/b/c:2");
+    check(&["f a, f b", "f .wh..wh..opq, f c"], "c:2");
+    check(&["f a", "f a/.wh..wh..opq, f b/.wh..wh..opq"], "a:1");
+    check(&["d a, d a/b, f a/b/c", "f a/.wh..wh..opq, f a/b/.wh..wh..opq, d a/b"], "a/:1 a/b/:2");
+}
+
+#[test]
+fn rule_other_aufs_names() {
+    check(
+        &["f a", "d .wh..wh.plnk, f .wh..wh.plnk/1.2, f .wh..wh.aufs, f d/.wh..wh.orph/x"],
+        "a:1",
+    );
+    check(
+        &["f a, l b .wh..wh.plnk/1"],
+        "\"b\" is a hard link to \".wh..wh.plnk/1\", which is nowhere",
+    );
+}
+
+#[test]
+fn rule_hardlinks() {
+    check(&["f b, l a b"], "a:1 b=a");
+    check(&["f d/b, l a ./d//b"], "a:1 d/:0 d/b=a");
+    // An earlier entry, though the lower layers have the name too.
+    check(&["f a", "f a, l b a"], "a:2 b=a");
+    // The lower layers' before a later entry.
+    check(&["f a", "l b a"], "a:1 b=a");
+    check(&["f a", "l b a, f a"], "a:2 b:1");
+    check(&["l b a, f a"], "a:1 b=a");
+    check(&["f x", "l b a, f a"], "a:2 b=a x:1");
+    // What this layer hides can still be linked to.
+    check(&["f a", "l b a, f .wh.a"], "b:1");
+    check(&["f a", "f .wh.a, l b a"], "b:1");
+    check(&["d d, f d/a", "f d/.wh..wh..opq, l b d/a"], "b:1 d/:1");
+    // Links to links, and to what a link became.
+    check(&["l c b, l b a, f a"], "a:1 b=a c=a");
+    check(&["l b a, l c b, f a"], "a:1 b=a c=a");
+    check(&["f x, f y", "l a x, l c b, l b a"], "a:1 b=a c=a x=a y:1");
+    // The name itself.
+    check(&["f a, l a a"], "a:1");
+    check(&["f a", "l a a"], "a:1");
+    check(&["l a b, l b a"], "\"a\" is a hard link to \"b\", which is nowhere");
+    check(&["l a a"], "\"a\" is a hard link to \"a\", which is nowhere");
+    check(&["f x, l a nowhere"], "\"a\" is a hard link to \"nowhere\", which is nowhere");
+    check(&["f a/b, l c a/b/d"], "\"c\" is a hard link to \"a/b/d\", which is nowhere");
+    // A later entry took the link's place, so that it is nowhere matters no more.
+    check(&["l a nowhere, f a"], "a:1");
+    check(&["d d, l d/a nowhere, f d"], "d:1");
+    for layers in [&["d d, l a d"][..], &["d d", "l a d"], &["l a d, d d"], &["d d/e", "l a d"]] {
+        check(layers, "\"a\" is a hard link to \"d\", a directory");
+    }
+    check(&["l a ."], "\"a\" is a hard link to \".\", a directory");
+}
+
+/// As the runtimes do that unpack layers: a layer made against `/lib -> usr/lib` may name `lib/x` without `lib`.
+#[test]
+fn rule_parents_that_are_symlinks() {
+    let base = "d usr, d usr/lib, f usr/lib/a, s lib usr/lib";
+    check(&[base, "f lib/b"], "lib->usr/lib:1 usr/:1 usr/lib/:1 usr/lib/a:1 usr/lib/b:2");
+    check(&[base, "d lib, f lib/b"], "lib/:2 lib/b:2 usr/:1 usr/lib/:1 usr/lib/a:1");
+    check(&[base, "f lib/.wh.a"], "lib->usr/lib:1 usr/:1 usr/lib/:1");
+    check(&[base, "f lib/.wh..wh..opq"], "lib->usr/lib:1 usr/:1 usr/lib/:1");
+    check(&[base, "d lib, f lib/.wh.a"], "lib/:2 usr/:1 usr/lib/:1 usr/lib/a:1");
+    check(&[base, "l b lib/a"], "b:1 lib->usr/lib:1 usr/:1 usr/lib/:1 usr/lib/a=b");
+    check(&["d x, s a /x, f a/b"], "a->/x:1 x/:1 x/b:1");
+    check(&["d x/y, s x/a ../../../x/./y, f x/a/b"], "x/:0 x/a->../../../x/./y:1 x/y/:1 x/y/b:1");
+    check(&["s a x, f a/b, d x, f a/c"], "a->x:1 x/:1 x/b:1 x/c:1");
+    check(&["s a x, f a/b, d a, f a/c"], "a/:1 a/c:1 x/:0 x/b:1");
+    check(&["s a b, s b a, f a/c"], "\"a/c\" is below more than 40 symlinks");
+    check(&["s a b, s b a", "f a/c"], "\"a/\" is below more than 40 symlinks");
+    check(&["s a gone", "f a/c"], "\"a/\" is below something that is not a directory");
+    check(&["s a f, f f, f a/c"], "\"a/c\" is below something that is not a directory");
+}
+
+#[test]
+fn objects_come_later() {
+    let object = crate::verity::digest(crate::verity::Algorithm::Sha256, b"x");
+    let content =
+        Content::External { size: 1, object: None, location: crate::tree::Location::None };
+    let mut layer = Layer::new();
+    let entry = layer.entry(b"a", &metadata(1), XattrsId::NONE, Node::Regular(content));
+    let inode = entry.unwrap().unwrap();
+    layer.set_object(inode, &object).unwrap();
+    let lower = gather(2, "f b").unwrap().onto(None).unwrap();
+    let tree = layer.onto(Some(lower)).unwrap().finish();
+    let place = crate::tree::Location::Object;
+    let expect = Content::External { size: 1, object: Some(object), location: place };
+    assert_eq!(tree.resolve(b"a").unwrap().node(), Node::Regular(expect));
+}
+
+#[test]
+fn xattrs_and_contents_survive_the_move() {
+    let mut upper = gather(2, "d d, s d/s target, f d/f").unwrap();
+    let xattrs = upper.xattrs([(b"user.a".as_slice(), b"1".as_slice()), (b"user.b", b"")]).unwrap();
+    let device = Node::CharDevice(0);
+    upper.entry(b"d/c", &metadata(2), xattrs, device).unwrap();
+    upper.entry(b"d", &metadata(2), xattrs, Node::Directory).unwrap();
+    let lower = gather(1, "d d, f zero, f x").unwrap().onto(None).unwrap();
+    let tree = upper.onto(Some(lower)).unwrap().finish();
+    for path in ["d", "d/c"] {
+        let inode = tree.resolve(path.as_bytes()).unwrap();
+        let xattrs: Vec<_> = inode.xattrs().collect();
+        assert_eq!(xattrs, [(b"user.a".as_slice(), b"1".as_slice()), (b"user.b", b"")], "{path}");
+    }
+    assert_eq!(tree.resolve(b"d/c").unwrap().node(), device);
+    assert_eq!(tree.resolve(b"d/f").unwrap().node(), Node::Regular(Content::Inline(b"2")));
+    assert_eq!(tree.resolve(b"d/s").unwrap().node(), Node::Symlink(b"target"));
+}
+
+fn paths() -> impl Strategy<Value = String> {
+    let name = prop::sample::select(vec!["a", "b", "c"]);
+    prop::collection::vec(name, 1..4).prop_map(|names| names.join("/"))
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = (0..10, 1..5_u32, paths(), paths()).prop_map(|(kind, uid, path, other)| match kind {
+        0..=2 => Op::Directory { path, uid },
+        3..=5 => Op::File { path, uid },
+        6..=7 => Op::Link { path, target: other },
+        8 => Op::Whiteout { path },
+        _ => Op::Opaque { directory: path },
+    });
+    prop::collection::vec(op, 0..12)
+}
+
+fn add(layer: &mut Layer, op: &Op, content: &[u8]) -> Result<(), LayerError> {
+    let (path, uid, node) = match op {
+        Op::Directory { path, uid } => (path.clone(), *uid, Node::Directory),
+        Op::File { path, uid } => (path.clone(), *uid, Node::Regular(Content::Inline(content))),
+        Op::Link { path, target } => return layer.link(path.as_bytes(), target.as_bytes()),
+        Op::Whiteout { path } => {
+            let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+            (format!("{directory}/.wh.{name}"), 0, Node::Fifo)
+        }
+        Op::Opaque { directory } => (format!("{directory}/.wh..wh..opq"), 0, Node::Fifo),
+    };
+    layer.entry(path.as_bytes(), &metadata(uid), XattrsId::NONE, node).map(|_| ())
+}
+
+/// The tree as the model has it; the number of an inode is its content.
+fn as_model(tree: &Tree) -> model::Tree {
+    let mut all = model::empty();
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        let uid = entry.inode.metadata().uid;
+        let node = match entry.inode.node() {
+            Node::Directory => model::Node::Directory((!entry.inode.is_implicit()).then_some(uid)),
+            Node::Regular(Content::Inline(content)) => {
+                let inode = str::from_utf8(content).unwrap().parse().unwrap();
+                model::Node::File { uid, inode }
+            }
+            other => panic!("{other:?}"),
+        };
+        all.insert(String::from_utf8(path[1..].to_vec()).unwrap(), node);
+    }
+    all
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config { cases: 3000, ..Default::default() })]
+    #[test]
+    fn layers_equal_the_model(layers in prop::collection::vec(ops(), 1..5)) {
+        let mut expected = model::empty();
+        let mut tree: Option<Builder> = None;
+        let mut inode = 0;
+        for ops in &layers {
+            let mut layer = Layer::new();
+            let mut model = model::Layer::new();
+            for op in ops {
+                inode += 1;
+                let result = add(&mut layer, op, inode.to_string().as_bytes());
+                assert_eq!(result.is_err(), model.add(op, inode).is_err(), "{op:?}: {result:?}");
+            }
+            let (next, laid) = (model.onto(&expected), layer.onto(tree));
+            assert_eq!(laid.is_err(), next.is_err(), "{laid:?} {next:?}");
+            let (Ok(laid), Ok(next)) = (laid, next) else { return Ok(()) };
+            (tree, expected) = (Some(laid), next);
+        }
+        let tree = tree.unwrap().finish();
+        assert_eq!(as_model(&tree), expected);
+        // Two names share an inode exactly where the model says so.
+        let mut walk = tree.walk();
+        let mut ids = std::collections::BTreeMap::<InodeId, model::Node>::new();
+        while let Some((path, entry)) = walk.next() {
+            let node = &expected[str::from_utf8(&path[1..]).unwrap()];
+            assert_eq!(ids.entry(entry.inode.id()).or_insert_with(|| node.clone()), node);
+        }
+    }
+}

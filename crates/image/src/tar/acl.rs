@@ -1,0 +1,222 @@
+//! POSIX ACLs: the text that tar has, the bytes that the kernel keeps.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+use super::error::Corrupt;
+
+/// Version of the xattr's format. Source: Linux `linux/posix_acl_xattr.h`, `POSIX_ACL_XATTR_VERSION`.
+const VERSION: u32 = 2;
+/// The id of entries that have none. Source: Linux `linux/posix_acl.h`, `ACL_UNDEFINED_ID`.
+const NO_ID: u32 = u32::MAX;
+
+/// Whom an entry is for, in the order in which the kernel wants them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tag {
+    Owner,
+    User,
+    OwningGroup,
+    Group,
+    Mask,
+    Other,
+}
+
+impl Tag {
+    /// Source: Linux `linux/posix_acl.h`, `ACL_USER_OBJ` and so on.
+    const fn number(self) -> u16 {
+        match self {
+            Self::Owner => 0x01,
+            Self::User => 0x02,
+            Self::OwningGroup => 0x04,
+            Self::Group => 0x08,
+            Self::Mask => 0x10,
+            Self::Other => 0x20,
+        }
+    }
+}
+
+/// Why an ACL has no binary form.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum AclError {
+    Corrupt(Corrupt),
+    /// This line has a name but no number, as GNU tar writes it.
+    Name(Vec<u8>),
+}
+
+/// The value of `system.posix_acl_access` or `_default` for an ACL as text, or `None` when there is no more in it than
+/// in a file's mode and so the kernel would keep none.
+///
+/// Entries are split by commas or newlines, as star and libarchive or GNU tar write them; `#` begins a comment. A user
+/// or group may be a number, or a name with the number in a fourth field; a name alone means nothing here.
+pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>, AclError> {
+    let mut entries = Vec::new();
+    for line in text.split(|byte| matches!(byte, b'\n' | b',')) {
+        let line = line.split(|&byte| byte == b'#').next().unwrap_or_default().trim_ascii();
+        if line.is_empty() {
+            continue;
+        }
+        entries.push(parse(line)?);
+    }
+    if entries.is_empty() {
+        return Ok(None);
+    }
+    entries.sort_unstable_by_key(|&(tag, id, _)| (tag, id));
+    if let Some(reason) = flaw(&entries) {
+        return Err(AclError::Corrupt(Corrupt::Acl { text: excerpt(text).to_vec(), reason }));
+    }
+    if entries.len() == 3 && !keep_minimal {
+        return Ok(None);
+    }
+    let mut value = VERSION.to_le_bytes().to_vec();
+    for (tag, id, permissions) in entries {
+        value.extend_from_slice(&tag.number().to_le_bytes());
+        value.extend_from_slice(&permissions.to_le_bytes());
+        value.extend_from_slice(&id.to_le_bytes());
+    }
+    Ok(Some(value))
+}
+
+/// As much of a value as belongs in a message.
+fn excerpt(text: &[u8]) -> &[u8] {
+    text.get(..100).unwrap_or(text)
+}
+
+/// What the kernel would refuse. Source: Linux `fs/posix_acl.c`, `posix_acl_valid`.
+fn flaw(sorted: &[(Tag, u32, u16)]) -> Option<&'static str> {
+    let count = |wanted: Tag| sorted.iter().filter(|entry| entry.0 == wanted).count();
+    let has_names = sorted.iter().any(|entry| matches!(entry.0, Tag::User | Tag::Group));
+    if count(Tag::Owner) != 1 || count(Tag::OwningGroup) != 1 || count(Tag::Other) != 1 {
+        return Some("owner, owning group and others are not there once each");
+    }
+    if count(Tag::Mask) > 1 || has_names && count(Tag::Mask) == 0 {
+        return Some("there is no mask, or there are two");
+    }
+    let twins = sorted.iter().zip(sorted.iter().skip(1)).any(|(a, b)| (a.0, a.1) == (b.0, b.1));
+    twins.then_some("someone is named twice")
+}
+
+fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
+    let wrong = |reason| AclError::Corrupt(Corrupt::Acl { text: excerpt(line).to_vec(), reason });
+    let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
+    let mut kind = fields.next().unwrap_or_default();
+    // Some writers repeat what the keyword says already.
+    if matches!(kind, b"default" | b"d") {
+        kind = fields.next().unwrap_or_default();
+    }
+    let first = fields.next().ok_or_else(|| wrong("there is nothing after the type"))?;
+    let second = fields.next();
+    let number = fields.next();
+    let (name, permissions) = match (kind, second) {
+        (_, Some(second)) => (first, second),
+        // `mask:rwx` and `other:rwx` are Solaris' way.
+        (b"mask" | b"m" | b"other" | b"o", None) => (&b""[..], first),
+        _ => return Err(wrong("there are no permissions")),
+    };
+    let tag = match (kind, name) {
+        (b"user" | b"u", b"") => Tag::Owner,
+        (b"user" | b"u", _) => Tag::User,
+        (b"group" | b"g", b"") => Tag::OwningGroup,
+        (b"group" | b"g", _) => Tag::Group,
+        (b"mask" | b"m", b"") => Tag::Mask,
+        (b"other" | b"o", b"") => Tag::Other,
+        _ => return Err(wrong("no such type of entry")),
+    };
+    let id = match tag {
+        Tag::User | Tag::Group => number
+            .and_then(decimal)
+            .or_else(|| decimal(name))
+            .ok_or_else(|| AclError::Name(excerpt(line).to_vec()))?,
+        _ => NO_ID,
+    };
+    let mut bits = 0;
+    for letter in permissions {
+        bits |= match letter {
+            b'r' => 4,
+            b'w' => 2,
+            b'x' => 1,
+            b'-' => 0,
+            _ => return Err(wrong("permissions are letters r, w, x and -")),
+        };
+    }
+    Ok((tag, id, bits))
+}
+
+fn decimal(digits: &[u8]) -> Option<u32> {
+    let id: u32 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    (digits.iter().all(u8::is_ascii_digit) && id != NO_ID).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Expected values are what `getfattr -e hex -n system.posix_acl_access` showed on ext4 after `setfacl`.
+    const USER_1001: &str = concat!(
+        "02000000",
+        "01000600ffffffff",
+        "02000600e9030000",
+        "04000400ffffffff",
+        "10000600ffffffff",
+        "20000400ffffffff"
+    );
+
+    #[track_caller]
+    fn check(text: &str, expected: Option<&str>) {
+        let value = binary(text.as_bytes(), false).unwrap();
+        assert_eq!(value.as_deref().map(hex).as_deref(), expected, "{text}");
+    }
+
+    #[track_caller]
+    fn check_refused(text: &str, expected: &str) {
+        let error = match binary(text.as_bytes(), false).unwrap_err() {
+            AclError::Corrupt(error) => error.to_string(),
+            AclError::Name(line) => format!("no number in {}", line.escape_ascii()),
+        };
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+
+    #[test]
+    fn texts() {
+        // star, GNU tar, libarchive, libarchive with the name's number, abbreviations, Solaris.
+        check("user::rw-,user:1001:rw-,group::r--,mask::rw-,other::r--", Some(USER_1001));
+        check("user::rw-\nuser:1001:rw-\ngroup::r--\nmask::rw-\nother::r--\n", Some(USER_1001));
+        check("user::rw-,group::r--,other::r--,user:1001:rw-,mask::rw-", Some(USER_1001));
+        check("user::rw-,group::r--,other::r--,user:joe:rw-:1001,mask::rw-", Some(USER_1001));
+        check("u::rw, g::r,o:r,m:rw,u:1001:rw", Some(USER_1001));
+        check(
+            "default:user::rw-\ndefault:user:1001:rw-\t#effective:r--\nd:group::r--\n\
+             # a comment\nd:mask::rw-\nd:other::r--\n",
+            Some(USER_1001),
+        );
+        check("", None);
+        check("user::rwx,group::r-x,other::r-x", None);
+    }
+
+    /// A default ACL is never the same as having none.
+    #[test]
+    fn minimal_default() {
+        let value = binary(b"user::rwx,group::r-x,other::r-x", true).unwrap().unwrap();
+        assert_eq!(hex(&value), "0200000001000700ffffffff04000500ffffffff20000500ffffffff");
+    }
+
+    #[test]
+    fn refused() {
+        check_refused("user::rw-,group::r--", "once each");
+        check_refused("user::rw-,user::rw-,group::r--,other::r--", "once each");
+        check_refused("user::rw-,group::r--,other::r--,user:1:r", "no mask");
+        check_refused("user::rw-,group::r--,other::r--,mask::r,mask::r", "or there are two");
+        check_refused("user::rw-,group::r--,other::r--,mask::r,user:1:r,user:01:w", "twice");
+        check_refused(
+            "user::rw-,user:joe:rw-,group::r--,mask::rw-,other::r--",
+            "no number in user:joe:rw-",
+        );
+        check_refused("user:4294967295:rw-", "no number in user:");
+        check_refused("user:+1:rw-", "no number in user:");
+        check_refused("user", "nothing after");
+        check_refused("user:rw-", "no permissions");
+        check_refused("owner@:rw-:allow", "no such type");
+        check_refused("user::rwz", "letters");
+    }
+}

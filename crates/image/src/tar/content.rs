@@ -1,0 +1,138 @@
+//! The content of an entry: what the tar has of it, and zeros where it has nothing.
+
+use std::io::{self, Read};
+
+use super::error::TarError;
+use super::stream::Stream;
+use super::{Segment, narrow, wide};
+
+/// Where in the content of the current entry the reader stands.
+#[derive(Debug, Default)]
+pub(super) struct Cursor {
+    pub(super) at: u64,
+    pub(super) size: u64,
+    /// Number of the segment that is being read, or comes next.
+    pub(super) segment: usize,
+}
+
+impl Cursor {
+    pub(super) const fn new(size: u64) -> Self {
+        Self { at: 0, size, segment: 0 }
+    }
+
+    /// What comes next: so many bytes of data, or so many zeros.
+    fn next(&mut self, segments: &[Segment]) -> Option<Run> {
+        if self.at >= self.size {
+            return None;
+        }
+        match segments.get(self.segment) {
+            None => Some(Run::Zeros(self.size - self.at)),
+            Some(segment) if self.at < segment.offset => Some(Run::Zeros(segment.offset - self.at)),
+            Some(segment) => Some(Run::Data(segment.end() - self.at)),
+        }
+    }
+
+    fn passed(&mut self, count: u64, segments: &[Segment]) {
+        self.at += count;
+        if segments.get(self.segment).is_some_and(|segment| self.at == segment.end()) {
+            self.segment += 1;
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Run {
+    Data(u64),
+    Zeros(u64),
+}
+
+/// A piece of content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chunk<'a> {
+    /// Bytes, at least one.
+    Data(&'a [u8]),
+    /// So many zeros that the tar does not have, at least one.
+    Zeros(u64),
+}
+
+/// The content of an entry, holes filled with zeros. What is not read of it is passed over.
+///
+/// A sparse file may claim any size at no cost to the tar: look at [`Entry::size`](super::Entry::size) before reading.
+#[derive(Debug)]
+pub struct Content<'a, R> {
+    pub(super) stream: &'a mut Stream<R>,
+    pub(super) cursor: &'a mut Cursor,
+    pub(super) segments: &'a [Segment],
+    pub(super) entry: &'a [u8],
+}
+
+impl<R: Read> Content<'_, R> {
+    /// Bytes not read yet.
+    #[must_use]
+    pub const fn remaining(&self) -> u64 {
+        self.cursor.size - self.cursor.at
+    }
+
+    /// The next piece, as large as it is at hand without copying; `None` at the end.
+    ///
+    /// # Errors
+    /// [`TarError::Read`], or [`TarError::Corrupt`] when the stream ends first.
+    pub fn chunk(&mut self) -> Result<Option<Chunk<'_>>, TarError> {
+        match self.cursor.next(self.segments) {
+            None => Ok(None),
+            Some(Run::Zeros(count)) => {
+                self.cursor.passed(count, self.segments);
+                Ok(Some(Chunk::Zeros(count)))
+            }
+            Some(Run::Data(count)) => {
+                if self.stream.at_end()? {
+                    return Err(self.stream.truncated(self.entry, narrow(count)));
+                }
+                let bytes = self.stream.content(count)?;
+                self.cursor.passed(wide(bytes.len()), self.segments);
+                Ok(Some(Chunk::Data(bytes)))
+            }
+        }
+    }
+
+    /// Fills `into` from its start, holes with zeros, and tells how far: less than all of it at any time, nothing at
+    /// the end. Large pieces go from the stream into `into` directly.
+    ///
+    /// # Errors
+    /// As [`Content::chunk`].
+    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        let read = match self.cursor.next(self.segments) {
+            None => return Ok(0),
+            Some(Run::Zeros(count)) => {
+                let count = narrow(count).min(into.len());
+                into[..count].fill(0);
+                count
+            }
+            Some(Run::Data(count)) => {
+                let read = self.stream.content_into(count, into)?;
+                if read == 0 {
+                    return Err(self.stream.truncated(self.entry, narrow(count)));
+                }
+                read
+            }
+        };
+        self.cursor.passed(wide(read), self.segments);
+        Ok(read)
+    }
+
+    /// Passes over what is left.
+    pub(super) fn skip(&mut self) -> Result<(), TarError> {
+        while self.chunk()?.is_some() {}
+        Ok(())
+    }
+}
+
+/// For `io::copy` and the like; the [`TarError`] is inside of the `io::Error`.
+impl<R: Read> Read for Content<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.read(into).map_err(io::Error::other)
+    }
+}

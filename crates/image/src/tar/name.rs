@@ -1,0 +1,105 @@
+//! Names: as a tree has them, and what those of whiteouts mean.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+use super::error::NameError;
+use crate::tree::NAME_MAX;
+
+/// Puts `raw` into `path` as components with single slashes between them; empty for the root.
+pub(super) fn normalise(raw: &[u8], path: &mut Vec<u8>) -> Result<(), NameError> {
+    path.clear();
+    if raw.contains(&0) {
+        return Err(NameError::Nul);
+    }
+    for component in raw.split(|&byte| byte == b'/') {
+        match component {
+            b"" | b"." => continue,
+            b".." => return Err(NameError::Parent),
+            _ if component.len() > NAME_MAX => return Err(NameError::TooLong(component.len())),
+            _ => {}
+        }
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(component);
+    }
+    Ok(())
+}
+
+/// What the last component of an entry's path says of lower layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whiteout<'a> {
+    /// Nothing: it is a file like any other.
+    None,
+    /// What lower layers have under this name, beside the entry, is gone.
+    Hide(&'a [u8]),
+    /// What lower layers have in the entry's directory is gone.
+    Opaque,
+    /// Kept for the metadata of AUFS, or a name that no directory can hold: no file, and no effect.
+    Ignored,
+}
+
+/// Reads a file name by the rule of the OCI image specification, "Whiteouts".
+#[must_use]
+pub fn whiteout(name: &[u8]) -> Whiteout<'_> {
+    match name.strip_prefix(b".wh.") {
+        None => Whiteout::None,
+        Some(b".wh..opq") => Whiteout::Opaque,
+        // `.` and `..` would hide the directory itself or the one above.
+        Some(b"" | b"." | b"..") => Whiteout::Ignored,
+        Some(hidden) if hidden.starts_with(b".wh.") => Whiteout::Ignored,
+        Some(hidden) => Whiteout::Hide(hidden),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_name(raw: &[u8], expected: Result<&[u8], NameError>) {
+        let mut path = b"of the entry before".to_vec();
+        let result = normalise(raw, &mut path).map(|()| &path[..]);
+        assert_eq!(result, expected, "{}", raw.escape_ascii());
+    }
+
+    #[test]
+    fn names() {
+        check_name(b"a/b", Ok(b"a/b"));
+        check_name(b"./a/b/", Ok(b"a/b"));
+        check_name(b"/a//b", Ok(b"a/b"));
+        check_name(b"//./a/./b/.", Ok(b"a/b"));
+        check_name(b"./", Ok(b""));
+        check_name(b"", Ok(b""));
+        check_name(b"/", Ok(b""));
+        check_name(b"...", Ok(b"..."));
+        check_name(b".a/..b/c..", Ok(b".a/..b/c.."));
+        check_name(b"\xff\n\\ ", Ok(b"\xff\n\\ "));
+        check_name(b"..", Err(NameError::Parent));
+        check_name(b"a/../b", Err(NameError::Parent));
+        check_name(b"/../etc/passwd", Err(NameError::Parent));
+        check_name(b"a\0b", Err(NameError::Nul));
+        check_name(&[b'n'; 255], Ok(&[b'n'; 255]));
+        check_name(&[b'n'; 256], Err(NameError::TooLong(256)));
+    }
+
+    fn check_whiteout(name: &[u8], expected: Whiteout<'_>) {
+        assert_eq!(whiteout(name), expected, "{}", name.escape_ascii());
+    }
+
+    #[test]
+    fn whiteouts() {
+        check_whiteout(b"file", Whiteout::None);
+        check_whiteout(b".wh", Whiteout::None);
+        check_whiteout(b"a.wh.b", Whiteout::None);
+        check_whiteout(b".wh.a", Whiteout::Hide(b"a"));
+        check_whiteout(b".wh..a", Whiteout::Hide(b".a"));
+        check_whiteout(b".wh....", Whiteout::Hide(b"..."));
+        check_whiteout(b".wh..wh", Whiteout::Hide(b".wh"));
+        check_whiteout(b".wh..wh..opq", Whiteout::Opaque);
+        check_whiteout(b".wh..wh.plnk", Whiteout::Ignored);
+        check_whiteout(b".wh..wh..opqx", Whiteout::Ignored);
+        check_whiteout(b".wh..wh.", Whiteout::Ignored);
+        check_whiteout(b".wh.", Whiteout::Ignored);
+        check_whiteout(b".wh..", Whiteout::Ignored);
+        check_whiteout(b".wh...", Whiteout::Ignored);
+    }
+}

@@ -1,0 +1,421 @@
+//! The reader: headers in, events out.
+
+mod entry;
+
+use std::io::Read;
+
+use super::content::{Content, Cursor};
+use super::error::{Corrupt, Limit, TarError};
+use super::header::{Header, number, text};
+use super::pax::{EXTENSION_MAX, GLOBAL_MAX, PaxError, Records};
+use super::stream::Stream;
+use super::xattrs::{Collector, Xattrs};
+use super::{BLOCK, Segment, padding, wide};
+use crate::tree::{Metadata, Timestamp};
+
+/// Verbatim bytes that are handed out without waiting for an entry.
+const VERBATIM_MAX: usize = 64 << 10;
+
+/// Reads a tar from its first byte to its last.
+///
+/// Memory is bounded whatever the tar says: a buffer of 256 KiB, and for the entry at hand some 10 MiB at most, mostly
+/// under one KiB (see [`EXTENSION_MAX`] and [`SPARSE_REGIONS_MAX`](super::SPARSE_REGIONS_MAX)).
+#[derive(Debug)]
+pub struct Reader<R> {
+    stream: Stream<R>,
+    state: State,
+    /// The last step's verbatim bytes were handed out, or nobody wants them.
+    was_verbatim: bool,
+    global: Records,
+    local: Records,
+    long_name: Option<Vec<u8>>,
+    long_link: Option<Vec<u8>>,
+    entry: Current,
+    cursor: Cursor,
+}
+
+/// What comes next.
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Header,
+    /// The entry whose header was handed out just now. Behind its content are `skip` bytes that are not.
+    Entry {
+        skip: u64,
+        padding: u64,
+    },
+    Content {
+        skip: u64,
+        padding: u64,
+    },
+    /// Bytes of no file.
+    Skip {
+        left: u64,
+        padding: u64,
+    },
+    /// Whatever follows the archive's end.
+    Trailing,
+    End,
+    Failed,
+}
+
+/// The entry at hand.
+#[derive(Debug, Default)]
+struct Current {
+    /// The path as the tar has it, for messages.
+    raw: Vec<u8>,
+    path: Vec<u8>,
+    target: Vec<u8>,
+    kind: CurrentKind,
+    permissions: u16,
+    uid: u32,
+    gid: u32,
+    mtime: Timestamp,
+    size: u64,
+    segments: Vec<Segment>,
+    xattrs: Collector,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+enum CurrentKind {
+    #[default]
+    Regular,
+    Hardlink,
+    Symlink,
+    CharDevice(u64),
+    BlockDevice(u64),
+    Directory,
+    Fifo,
+}
+
+/// What the reader meets, in the order of the tar: verbatim bytes and the segments of entries together are the tar.
+#[derive(Debug)]
+pub enum Event<'a, R> {
+    /// Bytes that are no file's content: headers, padding, all that is behind the end. About 1 MiB at most, mostly
+    /// under 64 KiB.
+    Verbatim(&'a [u8]),
+    /// An entry. All bytes before its content were handed out.
+    Entry(Entry<'a, R>),
+}
+
+/// One file of the layer.
+#[derive(Debug)]
+pub struct Entry<'a, R> {
+    /// Names with single slashes between them; empty for the root.
+    pub path: &'a [u8],
+    /// What it is.
+    pub kind: Kind<'a>,
+    /// Permissions, owner and modification time.
+    pub metadata: Metadata,
+    /// Bytes of content, holes included, up to 2^63 - 1. 0 for all but regular files.
+    pub size: u64,
+    /// Names and values, in byte order of the names.
+    pub xattrs: Xattrs<'a>,
+    /// Which parts of the content are in the tar, ascending; one segment for a file that is not sparse, none for an
+    /// empty one. They stand in the tar one behind the other.
+    pub segments: &'a [Segment],
+    /// Where in the tar the first segment stands, in bytes.
+    pub position: u64,
+    /// The content, to be read before the next event is asked for.
+    pub content: Content<'a, R>,
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind<'a> {
+    /// A regular file.
+    Regular,
+    /// Another name for the file at this path, normalised as entries' paths are.
+    ///
+    /// Some writers repeat the file's content behind the header. It is not shown, but kept as verbatim bytes. There is
+    /// no telling it from a size alone, since others state one and write nothing: content is assumed when what follows
+    /// is neither a header nor a block of zeros. Go, for which there is never content, fails on such tars and reads all
+    /// others the same.
+    Hardlink(&'a [u8]),
+    /// A symbolic link: the target as it is, not empty.
+    Symlink(&'a [u8]),
+    /// A character device, numbered as `st_rdev` is.
+    CharDevice(u64),
+    /// A block device, numbered as `st_rdev` is.
+    BlockDevice(u64),
+    /// A named pipe.
+    Fifo,
+    /// A directory.
+    Directory,
+}
+
+enum Step {
+    Verbatim,
+    Entry,
+    End,
+}
+
+/// What a header turned out to be.
+enum Parsed {
+    /// Something that speaks of the next entry, or of none.
+    Extension,
+    Entry,
+    End,
+}
+
+impl<R: Read> Reader<R> {
+    /// A reader at the start of a tar. It reads ahead, so what `source` has behind the tar is lost; but then a tar has
+    /// no end of its own, and all bytes belong to it.
+    pub fn new(source: R) -> Self {
+        Self {
+            stream: Stream::new(source),
+            state: State::Header,
+            was_verbatim: false,
+            global: Records::default(),
+            local: Records::default(),
+            long_name: None,
+            long_link: None,
+            entry: Current::default(),
+            cursor: Cursor::default(),
+        }
+    }
+
+    /// The next event, or `None` at the end of the stream. Content of the last entry that was not read is passed over.
+    ///
+    /// # Errors
+    /// [`TarError`]. After [`TarError::Unsupported`] the next call goes on behind that entry, its bytes being verbatim.
+    pub fn next_event(&mut self) -> Result<Option<Event<'_, R>>, TarError> {
+        match self.step()? {
+            Step::Verbatim => Ok(Some(Event::Verbatim(self.stream.waiting_bytes()))),
+            Step::Entry => Ok(Some(Event::Entry(self.lend()))),
+            Step::End => Ok(None),
+        }
+    }
+
+    /// As [`Reader::next_event`], for those who want no verbatim bytes.
+    ///
+    /// # Errors
+    /// As [`Reader::next_event`].
+    pub fn next_entry(&mut self) -> Result<Option<Entry<'_, R>>, TarError> {
+        loop {
+            match self.step()? {
+                Step::Verbatim => {}
+                Step::Entry => return Ok(Some(self.lend())),
+                Step::End => return Ok(None),
+            }
+        }
+    }
+
+    /// How many bytes of the tar were read, events not asked for yet aside.
+    pub const fn position(&self) -> u64 {
+        self.stream.offset()
+    }
+
+    fn lend(&mut self) -> Entry<'_, R> {
+        let Current { raw, path, target, kind, permissions, uid, gid, mtime, size, .. } =
+            &self.entry;
+        Entry {
+            path,
+            kind: match *kind {
+                CurrentKind::Regular => Kind::Regular,
+                CurrentKind::Hardlink => Kind::Hardlink(target),
+                CurrentKind::Symlink => Kind::Symlink(target),
+                CurrentKind::CharDevice(device) => Kind::CharDevice(device),
+                CurrentKind::BlockDevice(device) => Kind::BlockDevice(device),
+                CurrentKind::Directory => Kind::Directory,
+                CurrentKind::Fifo => Kind::Fifo,
+            },
+            metadata: Metadata { permissions: *permissions, uid: *uid, gid: *gid, mtime: *mtime },
+            size: *size,
+            xattrs: self.entry.xattrs.view(),
+            segments: &self.entry.segments,
+            position: self.stream.offset(),
+            content: Content {
+                stream: &mut self.stream,
+                cursor: &mut self.cursor,
+                segments: &self.entry.segments,
+                entry: raw,
+            },
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, TarError> {
+        if std::mem::take(&mut self.was_verbatim) {
+            self.stream.handed_out();
+        }
+        let step = self.advance();
+        self.was_verbatim = matches!(step, Ok(Step::Verbatim));
+        if matches!(&step, Err(error) if !matches!(error, TarError::Unsupported { .. })) {
+            self.state = State::Failed;
+        }
+        step
+    }
+
+    fn advance(&mut self) -> Result<Step, TarError> {
+        loop {
+            match self.state {
+                State::Header => match self.header()? {
+                    Parsed::Extension if self.stream.waiting() < VERBATIM_MAX => {}
+                    Parsed::Extension | Parsed::Entry => return Ok(Step::Verbatim),
+                    Parsed::End => self.state = State::Trailing,
+                },
+                State::Entry { skip, padding } => {
+                    self.state = State::Content { skip, padding };
+                    return Ok(Step::Entry);
+                }
+                State::Content { skip, padding } => {
+                    self.lend().content.skip()?;
+                    self.state = State::Skip { left: skip, padding };
+                }
+                State::Skip { left: 0, padding } => {
+                    self.stream.padding(padding)?;
+                    self.state = State::Header;
+                }
+                State::Skip { left, padding } => {
+                    let taken = wide(self.stream.verbatim(left)?.len());
+                    if taken == 0 {
+                        return Err(self.stream.truncated(&self.entry.raw, super::narrow(left)));
+                    }
+                    self.state = State::Skip { left: left - taken, padding };
+                    if self.stream.waiting() >= VERBATIM_MAX {
+                        return Ok(Step::Verbatim);
+                    }
+                }
+                State::Trailing => {
+                    if self.stream.verbatim(u64::MAX)?.is_empty() {
+                        self.state = State::End;
+                    }
+                    if self.stream.waiting() > 0 {
+                        return Ok(Step::Verbatim);
+                    }
+                }
+                State::End => return Ok(Step::End),
+                State::Failed => return Err(TarError::Stopped),
+            }
+        }
+    }
+
+    /// Reads one header, and what belongs to it up to its content.
+    fn header(&mut self) -> Result<Parsed, TarError> {
+        let at = self.stream.offset();
+        let Some(block) = self.stream.block()? else {
+            return self.end(at);
+        };
+        if is_zero(&block) {
+            let next = self.stream.peek(BLOCK)?;
+            // A second block may be cut short, or missing: nothing is lost.
+            if !is_zero(next) {
+                return Err(corrupt(at, &[], Corrupt::LoneZeroBlock));
+            }
+            return self.end(at);
+        }
+        let header = Header::check(&block).map_err(|kind| corrupt(at, &[], kind))?;
+        let raw = header.raw;
+        let size = match number(&raw.size) {
+            Some(size) => u64::try_from(size).ok(),
+            None => None,
+        };
+        let Some(size) = size else {
+            return Err(bad_number(at, text(&raw.name), "size", &raw.size));
+        };
+        match raw.typeflag {
+            // `X` is what Solaris wrote before POSIX settled on `x`.
+            b'x' | b'X' => {
+                self.local.clear();
+                self.pax(at, size, &header, false)?;
+                Ok(Parsed::Extension)
+            }
+            b'g' => {
+                self.pax(at, size, &header, true)?;
+                Ok(Parsed::Extension)
+            }
+            b'L' => {
+                self.long_name = Some(self.long(size, "a long name", &header)?);
+                Ok(Parsed::Extension)
+            }
+            b'K' => {
+                self.long_link = Some(self.long(size, "a long link target", &header)?);
+                Ok(Parsed::Extension)
+            }
+            // The label of a GNU tar volume: no file, but to Go it is one, which takes extensions along.
+            b'V' => {
+                self.forget();
+                self.state = State::Skip { left: size, padding: padding(size) };
+                Ok(Parsed::Extension)
+            }
+            _ => {
+                self.entry(at, size, &header)?;
+                self.forget();
+                Ok(Parsed::Entry)
+            }
+        }
+    }
+
+    /// Extensions hold for one entry.
+    fn forget(&mut self) {
+        self.local.clear();
+        self.long_name = None;
+        self.long_link = None;
+    }
+
+    fn end(&self, at: u64) -> Result<Parsed, TarError> {
+        if self.long_name.is_some() || self.long_link.is_some() || !self.local.is_empty() {
+            return Err(corrupt(at, &[], Corrupt::Dangling));
+        }
+        Ok(Parsed::End)
+    }
+
+    fn pax(
+        &mut self,
+        at: u64,
+        size: u64,
+        header: &Header<'_>,
+        global: bool,
+    ) -> Result<(), TarError> {
+        let entry = text(&header.raw.name);
+        let records = if global { &mut self.global } else { &mut self.local };
+        let from = records.text().len();
+        let total = wide(from).saturating_add(size);
+        let limit = if global && total > GLOBAL_MAX {
+            Some(Limit::Global(total))
+        } else if total > EXTENSION_MAX {
+            Some(Limit::Extension { what: "an extended header", size })
+        } else {
+            None
+        };
+        if let Some(limit) = limit {
+            return Err(TarError::Limit { entry: entry.to_vec(), limit });
+        }
+        self.stream.collect(size, entry, records.text())?;
+        self.stream.padding(padding(size))?;
+        records.parse(from).map_err(|error| match error {
+            PaxError::Corrupt(kind) => corrupt(at, entry, kind),
+            PaxError::Limit(limit) => TarError::Limit { entry: entry.to_vec(), limit },
+        })
+    }
+
+    /// The name or target in a member of GNU tar's that is too long for the header of the next one.
+    fn long(
+        &mut self,
+        size: u64,
+        what: &'static str,
+        header: &Header<'_>,
+    ) -> Result<Vec<u8>, TarError> {
+        let entry = text(&header.raw.name);
+        if size > EXTENSION_MAX {
+            let limit = Limit::Extension { what, size };
+            return Err(TarError::Limit { entry: entry.to_vec(), limit });
+        }
+        let mut name = Vec::new();
+        self.stream.collect(size, entry, &mut name)?;
+        self.stream.padding(padding(size))?;
+        name.truncate(text(&name).len());
+        Ok(name)
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
+}
+
+fn corrupt(offset: u64, entry: &[u8], kind: Corrupt) -> TarError {
+    TarError::Corrupt { offset, entry: entry.to_vec(), kind }
+}
+
+fn bad_number(offset: u64, entry: &[u8], field: &'static str, value: &[u8]) -> TarError {
+    corrupt(offset, entry, Corrupt::Number { field, value: value.to_vec() })
+}

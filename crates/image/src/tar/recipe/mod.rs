@@ -1,0 +1,46 @@
+//! Recipes: a tar's own bytes, with references to objects in place of the files' contents.
+//!
+//! [`Writer`] is fed by whoever imports a layer: [`Event::Verbatim`](super::Event::Verbatim) as it is, and for each
+//! entry with segments the answer which object holds its content. [`rebuild`] makes the tar again; [`Reader`] also
+//! serves those who only want to know which objects it needs. The format is normative in `docs/format/recipe.md`.
+//!
+//! A recipe says nothing of its own truth: whoever rebuilds a layer compares the layer's digest.
+
+mod read;
+mod write;
+
+pub use read::{Malformed, Operation, Reader, RebuildError, rebuild};
+pub use write::{Content, WriteError, Writer};
+
+use crate::verity::Algorithm;
+
+/// The first bytes of every recipe.
+const MAGIC: [u8; 8] = *b"QUIREREC";
+/// The version this code writes, and the only one there is.
+const VERSION: u8 = 1;
+/// Bytes of the header: magic, version, algorithm, and six zeros.
+const HEADER: usize = 16;
+
+/// The most bytes in one verbatim record; longer runs take several.
+const VERBATIM_MAX: usize = 64 << 10;
+/// The most ranges of one object in a record.
+const RANGES_MAX: u64 = super::SPARSE_REGIONS_MAX as u64;
+/// The first byte that no file and no tar has.
+const LENGTH_MAX: u64 = i64::MAX.cast_unsigned();
+
+/// The end: the tar's length follows, 8 bytes little-endian.
+const END: u8 = 0;
+/// Bytes of the tar: their number follows, then they do.
+const VERBATIM: u8 = 1;
+/// The first bytes of an object: its id follows, then their number.
+const WHOLE: u8 = 2;
+/// Ranges of an object: its id follows, their number, and for each the distance from the last one's end, and its length.
+const RANGES: u8 = 3;
+
+const fn algorithm(number: u8) -> Option<Algorithm> {
+    match number {
+        1 => Some(Algorithm::Sha256),
+        2 => Some(Algorithm::Sha512),
+        _ => None,
+    }
+}

@@ -1,0 +1,368 @@
+//! Reading a recipe, which may be anyone's.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+
+use super::{END, HEADER, LENGTH_MAX, MAGIC, RANGES, RANGES_MAX, VERBATIM, VERBATIM_MAX, VERSION};
+use super::{WHOLE, algorithm};
+use crate::tar::{Segment, wide};
+use crate::verity::{Algorithm, ObjectId};
+
+/// Why a tar did not come out of a recipe.
+#[derive(Debug, thiserror::Error)]
+pub enum RebuildError {
+    /// The recipe could not be read.
+    #[error("cannot read the recipe")]
+    Read(#[source] io::Error),
+    /// It is not a recipe, or a damaged one.
+    #[error("the recipe is corrupt at byte {offset}: {kind}")]
+    Corrupt {
+        /// Where the record in question begins.
+        offset: u64,
+        /// What is wrong with it.
+        kind: Malformed,
+    },
+    /// It is a recipe of a later version.
+    #[error("the recipe has format version {0}; this program knows 1")]
+    Version(u8),
+    /// A part of an object could not be had.
+    #[error("cannot read object {object}")]
+    Object {
+        /// The object.
+        object: ObjectId,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The tar could not be written.
+    #[error("cannot write the tar")]
+    Write(#[source] io::Error),
+}
+
+/// What makes a recipe unreadable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// It does not begin as recipes do.
+    #[error("it does not begin with the magic of a recipe")]
+    Magic,
+    /// No known algorithm.
+    #[error("no algorithm has number {0}")]
+    Algorithm(u8),
+    /// Bytes that must be zero are not.
+    #[error("reserved bytes of the header are not zero")]
+    Reserved,
+    /// A record of no known type.
+    #[error("no record has type {0}")]
+    Type(u8),
+    /// It ends without an end record.
+    #[error("it ends within a record")]
+    Truncated,
+    /// A number longer than need be, or above 2^63 - 1.
+    #[error("a number has more bytes than it needs, or is above 2^63 - 1")]
+    Number,
+    /// A length of a record or a count that is out of bounds.
+    #[error("a length is {value}, not between 1 and {bound}")]
+    Length {
+        /// What it says.
+        value: u64,
+        /// The most it may be.
+        bound: u64,
+    },
+    /// Ranges that reach beyond what a file can have.
+    #[error("a range of {length} bytes begins at byte {offset} of an object")]
+    Range {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The end record states another length than the records before it give.
+    #[error("the tar has {actual} bytes, but {stated} are stated")]
+    TarLength {
+        /// By the end record.
+        stated: u64,
+        /// By the others.
+        actual: u64,
+    },
+    /// There is something behind the end record.
+    #[error("something follows the end")]
+    Trailing,
+}
+
+/// The next piece of the tar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation<'a> {
+    /// These bytes, at most 64 KiB.
+    Verbatim(&'a [u8]),
+    /// A part of an object.
+    Range {
+        /// Its id.
+        object: &'a ObjectId,
+        /// Which bytes of it.
+        segment: Segment,
+    },
+}
+
+/// Reads a recipe piece by piece, in bounded memory.
+#[derive(Debug)]
+pub struct Reader<R> {
+    source: BufReader<R>,
+    /// Bytes of the recipe that were read, and where the record at hand began.
+    offset: u64,
+    record: u64,
+    algorithm: Algorithm,
+    verbatim: Vec<u8>,
+    object: Option<ObjectId>,
+    /// Ranges of the object that are still to come, and where the last one ended.
+    ranges: u64,
+    range_end: u64,
+    /// Bytes of the tar so far.
+    length: u64,
+    is_done: bool,
+}
+
+impl<R: Read> Reader<R> {
+    /// A reader behind the recipe's header.
+    ///
+    /// # Errors
+    /// [`RebuildError::Read`], [`RebuildError::Corrupt`] or [`RebuildError::Version`].
+    pub fn new(source: R) -> Result<Self, RebuildError> {
+        let mut reader = Self {
+            source: BufReader::with_capacity(64 << 10, source),
+            offset: 0,
+            record: 0,
+            algorithm: Algorithm::default(),
+            verbatim: Vec::new(),
+            object: None,
+            ranges: 0,
+            range_end: 0,
+            length: 0,
+            is_done: false,
+        };
+        let mut header = [0; HEADER];
+        reader.fill(&mut header)?;
+        let [magic @ .., version, number, a, b, c, d, e, f] = header;
+        if magic != MAGIC {
+            return Err(reader.corrupt(Malformed::Magic));
+        }
+        if version != VERSION {
+            return Err(RebuildError::Version(version));
+        }
+        reader.algorithm =
+            algorithm(number).ok_or_else(|| reader.corrupt(Malformed::Algorithm(number)))?;
+        if [a, b, c, d, e, f] != [0; 6] {
+            return Err(reader.corrupt(Malformed::Reserved));
+        }
+        Ok(reader)
+    }
+
+    /// Which algorithm names the objects.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Bytes of the tar that the operations so far make.
+    pub const fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The next piece, or `None` at the recipe's proper end.
+    ///
+    /// # Errors
+    /// [`RebuildError::Read`] or [`RebuildError::Corrupt`].
+    pub fn next_operation(&mut self) -> Result<Option<Operation<'_>>, RebuildError> {
+        if self.is_done {
+            return Ok(None);
+        }
+        if self.ranges > 0 {
+            self.ranges = self.ranges.saturating_sub(1);
+            let skip = self.number()?;
+            return self.range(skip).map(Some);
+        }
+        self.record = self.offset;
+        let mut tag = [0];
+        self.fill(&mut tag)?;
+        match tag {
+            [END] => {
+                let mut stated = [0; 8];
+                self.fill(&mut stated)?;
+                let stated = u64::from_le_bytes(stated);
+                let actual = self.length;
+                if stated != actual {
+                    return Err(self.corrupt(Malformed::TarLength { stated, actual }));
+                }
+                if !self.source.fill_buf().map_err(RebuildError::Read)?.is_empty() {
+                    return Err(self.corrupt(Malformed::Trailing));
+                }
+                self.is_done = true;
+                Ok(None)
+            }
+            [VERBATIM] => {
+                let length = self.bounded(wide(VERBATIM_MAX))?;
+                let mut bytes = std::mem::take(&mut self.verbatim);
+                bytes.resize(crate::tar::narrow(length), 0);
+                let filled = self.fill(&mut bytes);
+                self.verbatim = bytes;
+                filled?;
+                self.grow(length)?;
+                Ok(Some(Operation::Verbatim(&self.verbatim)))
+            }
+            [WHOLE] => {
+                self.object_id()?;
+                self.range(0).map(Some)
+            }
+            [RANGES] => {
+                self.object_id()?;
+                self.ranges = self.bounded(RANGES_MAX)?.saturating_sub(1);
+                let skip = self.number()?;
+                self.range(skip).map(Some)
+            }
+            [other] => Err(self.corrupt(Malformed::Type(other))),
+        }
+    }
+
+    fn object_id(&mut self) -> Result<(), RebuildError> {
+        let mut bytes = [0; 64];
+        let digest = bytes
+            .get_mut(..self.algorithm.digest_len())
+            .expect("no digest is longer than SHA-512's");
+        self.fill(digest)?;
+        let digest = bytes.get(..self.algorithm.digest_len()).unwrap_or_default();
+        let object = ObjectId::from_bytes(digest).expect("the length is the algorithm's");
+        self.object = Some(object);
+        self.range_end = 0;
+        Ok(())
+    }
+
+    /// Reads a range's length; it begins `skip` bytes behind the last one.
+    fn range(&mut self, skip: u64) -> Result<Operation<'_>, RebuildError> {
+        let length = self.bounded(LENGTH_MAX)?;
+        let offset = self.range_end.saturating_add(skip);
+        self.range_end = offset.saturating_add(length);
+        if self.range_end > LENGTH_MAX {
+            return Err(self.corrupt(Malformed::Range { offset, length }));
+        }
+        self.grow(length)?;
+        let object = self.object.as_ref().expect("ranges come after an object's id");
+        Ok(Operation::Range { object, segment: Segment { offset, length } })
+    }
+
+    fn grow(&mut self, length: u64) -> Result<(), RebuildError> {
+        self.length = self.length.saturating_add(length);
+        if self.length > LENGTH_MAX {
+            let (value, bound) = (self.length, LENGTH_MAX);
+            return Err(self.corrupt(Malformed::Length { value, bound }));
+        }
+        Ok(())
+    }
+
+    fn bounded(&mut self, bound: u64) -> Result<u64, RebuildError> {
+        let value = self.number()?;
+        if (1..=bound).contains(&value) {
+            Ok(value)
+        } else {
+            Err(self.corrupt(Malformed::Length { value, bound }))
+        }
+    }
+
+    /// A number in LEB128, in its shortest form.
+    fn number(&mut self) -> Result<u64, RebuildError> {
+        let mut value: u64 = 0;
+        for shift in (0..63).step_by(7) {
+            let mut byte = [0];
+            self.fill(&mut byte)?;
+            let [byte] = byte;
+            value |= u64::from(byte & 0x7f) << shift;
+            match byte {
+                0 if shift > 0 => break,
+                0..0x80 => return Ok(value),
+                _ => {}
+            }
+        }
+        Err(self.corrupt(Malformed::Number))
+    }
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), RebuildError> {
+        self.source.read_exact(into).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.corrupt(Malformed::Truncated),
+            _ => RebuildError::Read(error),
+        })?;
+        self.offset = self.offset.saturating_add(wide(into.len()));
+        Ok(())
+    }
+
+    const fn corrupt(&self, kind: Malformed) -> RebuildError {
+        RebuildError::Corrupt { offset: self.record, kind }
+    }
+}
+
+/// Writes the tar of a recipe to `out`, exactly, and tells its length in bytes.
+///
+/// `objects` writes the given part of an object, all of it, to the given sink.
+///
+/// # Errors
+/// [`RebuildError`]; what was written until then is the beginning of the tar.
+pub fn rebuild(
+    recipe: impl Read,
+    objects: &mut dyn FnMut(&ObjectId, Segment, &mut dyn Write) -> io::Result<()>,
+    mut out: impl Write,
+) -> Result<u64, RebuildError> {
+    let mut reader = Reader::new(recipe)?;
+    while let Some(operation) = reader.next_operation()? {
+        match operation {
+            Operation::Verbatim(bytes) => out.write_all(bytes).map_err(RebuildError::Write)?,
+            Operation::Range { object, segment } => {
+                let mut sink = Sink { out: &mut out, room: segment.length, failure: None };
+                let result = objects(object, segment, &mut sink);
+                if let Some(failure) = sink.failure {
+                    return Err(RebuildError::Write(failure));
+                }
+                let result = match result {
+                    Ok(()) if sink.room > 0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+                    result => result,
+                };
+                result.map_err(|source| RebuildError::Object { object: *object, source })?;
+            }
+        }
+    }
+    Ok(reader.length())
+}
+
+/// Takes no more than there should be, and remembers whether it was the tar's sink that failed.
+struct Sink<'a, W> {
+    out: &'a mut W,
+    room: u64,
+    failure: Option<io::Error>,
+}
+
+impl<W: Write> Write for Sink<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = crate::tar::narrow(self.room).min(bytes.len());
+        let part = bytes.get(..length).unwrap_or_default();
+        if part.is_empty() && !bytes.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the object gave too many bytes",
+            ));
+        }
+        let result = match self.out.write(part) {
+            Ok(0) if !part.is_empty() => Err(io::ErrorKind::WriteZero.into()),
+            result => result,
+        };
+        match result {
+            Ok(written) => {
+                self.room = self.room.saturating_sub(wide(written));
+                Ok(written)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) => {
+                let kind = error.kind();
+                self.failure = Some(error);
+                Err(kind.into())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,182 @@
+//! Writing a recipe.
+
+use std::io::{self, Write};
+
+use super::{END, MAGIC, RANGES, VERBATIM, VERBATIM_MAX, VERSION, WHOLE};
+use crate::tar::{Segment, wide};
+use crate::verity::{Algorithm, ObjectId};
+
+/// Who has an entry's content.
+#[derive(Debug, Clone, Copy)]
+pub enum Content<'a> {
+    /// An object, from its first byte on, holes included.
+    Object(&'a ObjectId),
+    /// The recipe itself: here is all of the content, holes included.
+    Inline(&'a [u8]),
+}
+
+/// Why a recipe could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The sink failed.
+    #[error("cannot write the recipe")]
+    Write(#[source] io::Error),
+    /// An object id of another algorithm than the recipe's.
+    #[error("object {object} is not named by {algorithm}, as all in this recipe are")]
+    Algorithm {
+        /// The object.
+        object: ObjectId,
+        /// The recipe's algorithm.
+        algorithm: Algorithm,
+    },
+    /// Inline content without the bytes that the entry's segments are about.
+    #[error("the content has {length} bytes, but a segment of it ends at byte {end}")]
+    Inline {
+        /// Bytes given.
+        length: usize,
+        /// End of the segment, in bytes.
+        end: u64,
+    },
+}
+
+/// Writes a recipe. The same tar and the same answers give the same bytes, however the tar came in pieces.
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+    algorithm: Algorithm,
+    /// Verbatim bytes that wait for more of them.
+    run: Vec<u8>,
+    /// Bytes of the tar so far.
+    length: u64,
+    /// A record in the making.
+    record: Vec<u8>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a recipe whose objects are all named by `algorithm`. Writes go to `out` in small pieces.
+    ///
+    /// # Errors
+    /// [`WriteError::Write`].
+    pub fn new(mut out: W, algorithm: Algorithm) -> Result<Self, WriteError> {
+        out.write_all(&MAGIC).map_err(WriteError::Write)?;
+        let rest = [VERSION, algorithm.kernel_id(), 0, 0, 0, 0, 0, 0];
+        out.write_all(&rest).map_err(WriteError::Write)?;
+        Ok(Self { out, algorithm, run: Vec::new(), length: 0, record: Vec::new() })
+    }
+
+    /// Takes the next bytes of the tar as they are.
+    ///
+    /// # Errors
+    /// [`WriteError::Write`].
+    pub fn verbatim(&mut self, mut bytes: &[u8]) -> Result<(), WriteError> {
+        while !bytes.is_empty() {
+            let room = VERBATIM_MAX - self.run.len();
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.run.extend_from_slice(now);
+            bytes = later;
+            if self.run.len() == VERBATIM_MAX {
+                self.flush_run()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next bytes of the tar as these segments of a content.
+    ///
+    /// # Errors
+    /// [`WriteError`].
+    pub fn content(
+        &mut self,
+        segments: &[Segment],
+        content: Content<'_>,
+    ) -> Result<(), WriteError> {
+        match content {
+            Content::Inline(bytes) => {
+                for segment in segments {
+                    let part = usize::try_from(segment.offset)
+                        .ok()
+                        .zip(usize::try_from(segment.end()).ok())
+                        .and_then(|(start, end)| bytes.get(start..end));
+                    let short = WriteError::Inline { length: bytes.len(), end: segment.end() };
+                    self.verbatim(part.ok_or(short)?)?;
+                }
+                Ok(())
+            }
+            Content::Object(object) => self.object(segments, object),
+        }
+    }
+
+    fn object(&mut self, segments: &[Segment], object: &ObjectId) -> Result<(), WriteError> {
+        if object.algorithm() != self.algorithm {
+            let algorithm = self.algorithm;
+            return Err(WriteError::Algorithm { object: *object, algorithm });
+        }
+        let mut record = std::mem::take(&mut self.record);
+        record.clear();
+        match segments {
+            [] => {}
+            [Segment { offset: 0, length }] => {
+                record.push(WHOLE);
+                record.extend_from_slice(object.as_bytes());
+                put(&mut record, *length);
+                self.length += length;
+            }
+            _ => {
+                record.push(RANGES);
+                record.extend_from_slice(object.as_bytes());
+                put(&mut record, wide(segments.len()));
+                let mut end = 0;
+                for segment in segments {
+                    put(&mut record, segment.offset.saturating_sub(end));
+                    put(&mut record, segment.length);
+                    end = segment.end();
+                    self.length += segment.length;
+                }
+            }
+        }
+        if !record.is_empty() {
+            self.flush_run()?;
+            self.out.write_all(&record).map_err(WriteError::Write)?;
+        }
+        self.record = record;
+        Ok(())
+    }
+
+    fn flush_run(&mut self) -> Result<(), WriteError> {
+        if self.run.is_empty() {
+            return Ok(());
+        }
+        self.record.clear();
+        self.record.push(VERBATIM);
+        put(&mut self.record, wide(self.run.len()));
+        self.out.write_all(&self.record).map_err(WriteError::Write)?;
+        self.out.write_all(&self.run).map_err(WriteError::Write)?;
+        self.length += wide(self.run.len());
+        self.run.clear();
+        Ok(())
+    }
+
+    /// Ends the recipe and gives back the sink, not flushed.
+    ///
+    /// # Errors
+    /// [`WriteError::Write`].
+    pub fn finish(mut self) -> Result<W, WriteError> {
+        self.flush_run()?;
+        self.out.write_all(&[END]).map_err(WriteError::Write)?;
+        self.out.write_all(&self.length.to_le_bytes()).map_err(WriteError::Write)?;
+        Ok(self.out)
+    }
+}
+
+/// Appends a number in LEB128: seven bits a byte, the lowest first, the top bit set in all but the last.
+fn put(record: &mut Vec<u8>, mut number: u64) {
+    loop {
+        let [low, ..] = number.to_le_bytes();
+        number >>= 7;
+        if number == 0 {
+            record.push(low & 0x7f);
+            return;
+        }
+        record.push(low | 0x80);
+    }
+}

@@ -1,0 +1,364 @@
+//! The xattrs of one entry, gathered from several kinds of records.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+use super::acl::{self, AclError};
+use super::error::{Corrupt, Limit};
+use crate::tree::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
+
+/// The most bytes in all names of one file's xattrs, each with a final NUL. Source: Linux `XATTR_LIST_MAX`: no file had
+/// more of them when a tar was made from it.
+pub const XATTR_NAMES_MAX: usize = 65536;
+
+/// A part of some buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Span {
+    pub(super) start: usize,
+    pub(super) end: usize,
+}
+
+impl Span {
+    pub(super) fn of(self, buffer: &[u8]) -> &[u8] {
+        buffer.get(self.start..self.end).unwrap_or_default()
+    }
+}
+
+/// Which program's way of writing an xattr was met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writer {
+    /// Star, GNU tar, Go: the value as it is.
+    Schily,
+    /// Libarchive: name and value encoded. It writes star's record as well, under the same encoded name.
+    Libarchive,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Item {
+    /// The name as the record has it.
+    written: Span,
+    writer: Writer,
+    name: Span,
+    value: Span,
+}
+
+/// What was gathered so far.
+#[derive(Debug, Default)]
+pub(super) struct Collector {
+    bytes: Vec<u8>,
+    items: Vec<Item>,
+    /// A line of an ACL that can not be understood here, so the entry can not be held.
+    nameless: Option<Vec<u8>>,
+}
+
+/// Why a record is no xattr.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    Limit(Limit),
+    Corrupt(Corrupt),
+    /// The encoding is wrong.
+    Value,
+}
+
+impl Collector {
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.items.clear();
+        self.nameless = None;
+    }
+
+    /// Takes a record if it holds an xattr, in whichever way; else answers `false`.
+    pub(super) fn record(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refused> {
+        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+            let start = self.bytes.len();
+            unescape(name, &mut self.bytes);
+            self.push(name, Writer::Schily, start, value)?;
+        } else if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
+            let value = base64(value).ok_or(Refused::Value)?;
+            let start = self.bytes.len();
+            percent_decode(name, &mut self.bytes).ok_or(Refused::Value)?;
+            self.push(name, Writer::Libarchive, start, &value)?;
+        } else if key == b"RHT.security.selinux" {
+            // GNU tar writes the label without the NUL that the kernel keeps.
+            let mut label = value.to_vec();
+            label.push(0);
+            self.named(b"security.selinux", &label)?;
+        } else if key == b"SCHILY.acl.access" {
+            self.acl(b"system.posix_acl_access", acl::binary(value, false))?;
+        } else if key == b"SCHILY.acl.default" {
+            self.acl(b"system.posix_acl_default", acl::binary(value, true))?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn acl(
+        &mut self,
+        name: &[u8],
+        value: Result<Option<Vec<u8>>, AclError>,
+    ) -> Result<(), Refused> {
+        match value {
+            Ok(None) => Ok(()),
+            Ok(Some(value)) => self.named(name, &value),
+            Err(AclError::Corrupt(kind)) => Err(Refused::Corrupt(kind)),
+            Err(AclError::Name(line)) => {
+                self.nameless = Some(line);
+                Ok(())
+            }
+        }
+    }
+
+    fn named(&mut self, name: &[u8], value: &[u8]) -> Result<(), Refused> {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(name);
+        self.push(name, Writer::Schily, start, value)
+    }
+
+    /// Adds an xattr whose name stands from `start` to the end of `bytes`.
+    fn push(
+        &mut self,
+        written: &[u8],
+        writer: Writer,
+        start: usize,
+        value: &[u8],
+    ) -> Result<(), Refused> {
+        let name = Span { start, end: self.bytes.len() };
+        let length = name.of(&self.bytes).len();
+        if length == 0 || name.of(&self.bytes).contains(&0) {
+            return Err(Refused::Value);
+        }
+        if length > XATTR_NAME_MAX {
+            return Err(Refused::Limit(Limit::XattrName(length)));
+        }
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(Refused::Limit(Limit::XattrValue(value.len())));
+        }
+        let value = self.keep(value);
+        let written = self.keep(written);
+        self.items.push(Item { written, writer, name, value });
+        Ok(())
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> Span {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        Span { start, end: self.bytes.len() }
+    }
+
+    /// Adds all of another collector behind what is here.
+    pub(super) fn append(&mut self, other: &Self) {
+        if other.nameless.is_some() {
+            self.nameless.clone_from(&other.nameless);
+        }
+        for item in &other.items {
+            let written = self.keep(item.written.of(&other.bytes));
+            let name = self.keep(item.name.of(&other.bytes));
+            let value = self.keep(item.value.of(&other.bytes));
+            self.items.push(Item { written, writer: item.writer, name, value });
+        }
+    }
+
+    /// Sorts by name and leaves one value to each, the last.
+    pub(super) fn settle(&mut self) -> Result<(), Limit> {
+        let Self { bytes, items, .. } = self;
+        if items.iter().any(|item| item.writer == Writer::Libarchive) {
+            let mut encoded: Vec<&[u8]> = items
+                .iter()
+                .filter(|item| item.writer == Writer::Libarchive)
+                .map(|item| item.written.of(bytes))
+                .collect();
+            encoded.sort_unstable();
+            items.retain(|item| {
+                item.writer == Writer::Libarchive
+                    || encoded.binary_search(&item.written.of(bytes)).is_err()
+            });
+        }
+        // Reversed before a stable sort, so that the last one leads and is the one kept.
+        items.reverse();
+        items.sort_by(|a, b| a.name.of(bytes).cmp(b.name.of(bytes)));
+        items.dedup_by(|a, b| a.name.of(bytes) == b.name.of(bytes));
+        let names = items.iter().fold(0_usize, |sum, item| {
+            sum.saturating_add(item.name.of(bytes).len()).saturating_add(1)
+        });
+        if names > XATTR_NAMES_MAX {
+            return Err(Limit::XattrNames(names));
+        }
+        Ok(())
+    }
+
+    pub(super) fn nameless(&self) -> Option<&[u8]> {
+        self.nameless.as_deref()
+    }
+
+    pub(super) fn view(&self) -> Xattrs<'_> {
+        Xattrs { bytes: &self.bytes, items: self.items.iter() }
+    }
+}
+
+/// Names and values of an entry's xattrs, in byte order of the names, each name once.
+#[derive(Debug, Clone)]
+pub struct Xattrs<'a> {
+    bytes: &'a [u8],
+    items: std::slice::Iter<'a, Item>,
+}
+
+impl<'a> Iterator for Xattrs<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = self.items.next()?;
+        Some((item.name.of(self.bytes), item.value.of(self.bytes)))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.items.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Xattrs<'_> {}
+
+/// GNU tar and libarchive write `=` as `%3D` and `%` as `%25`, since a key ends at the first `=`. Source: GNU tar
+/// `src/xheader.c`, `xattr_encode_keyword`.
+fn unescape(mut name: &[u8], into: &mut Vec<u8>) {
+    while let Some((&first, rest)) = name.split_first() {
+        let (byte, rest) = match (name.strip_prefix(b"%3D"), name.strip_prefix(b"%25")) {
+            (Some(rest), _) => (b'=', rest),
+            (_, Some(rest)) => (b'%', rest),
+            _ => (first, rest),
+        };
+        into.push(byte);
+        name = rest;
+    }
+}
+
+fn percent_decode(mut name: &[u8], into: &mut Vec<u8>) -> Option<()> {
+    while let Some((&first, rest)) = name.split_first() {
+        name = rest;
+        if first == b'%' {
+            let (digits, rest) = rest.split_first_chunk::<2>()?;
+            let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
+            into.push(u8::try_from((high? << 4) | low?).ok()?);
+            name = rest;
+        } else {
+            into.push(first);
+        }
+    }
+    Some(())
+}
+
+/// Base 64 with `+` and `/`, padded or not, as libarchive writes and reads it.
+fn base64(text: &[u8]) -> Option<Vec<u8>> {
+    let text = text.trim_ascii_end();
+    let digits = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
+    let mut bytes = Vec::with_capacity(text.len());
+    for group in digits.chunks(4) {
+        let mut value: u32 = 0;
+        for digit in group {
+            let digit = match digit {
+                b'A'..=b'Z' => digit.checked_sub(b'A')?,
+                b'a'..=b'z' => digit.checked_sub(b'a')?.checked_add(26)?,
+                b'0'..=b'9' => digit.checked_sub(b'0')?.checked_add(52)?,
+                b'+' => 62,
+                b'/' => 63,
+                _ => return None,
+            };
+            value = (value << 6) | u32::from(digit);
+        }
+        let [_, a, b, c] = match group.len() {
+            4 => value.to_be_bytes(),
+            3 => (value << 6).to_be_bytes(),
+            2 => (value << 12).to_be_bytes(),
+            _ => return None,
+        };
+        bytes.extend_from_slice([a, b, c].get(..group.len().checked_sub(1)?)?);
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_base64(text: &[u8], expected: Option<&[u8]>) {
+        assert_eq!(base64(text).as_deref(), expected, "{}", text.escape_ascii());
+    }
+
+    /// Source: RFC 4648, section 10.
+    #[test]
+    fn base_64() {
+        check_base64(b"", Some(b""));
+        check_base64(b"Zg==", Some(b"f"));
+        check_base64(b"Zg", Some(b"f"));
+        check_base64(b"Zm8=", Some(b"fo"));
+        check_base64(b"Zm9v", Some(b"foo"));
+        check_base64(b"Zm9vYmFy", Some(b"foobar"));
+        check_base64(b"+/+/", Some(b"\xfb\xff\xbf"));
+        check_base64(b"Zm9vY", None);
+        check_base64(b"Zm 9v", None);
+    }
+
+    type Pair = (&'static str, &'static str);
+
+    #[track_caller]
+    fn check(records: &[Pair], expected: &[Pair]) {
+        let mut collector = Collector::default();
+        for (key, value) in records {
+            assert_eq!(collector.record(key.as_bytes(), value.as_bytes()), Ok(true), "{key}");
+        }
+        collector.settle().unwrap();
+        let found: Vec<_> = collector
+            .view()
+            .map(|(name, value)| {
+                (std::str::from_utf8(name).unwrap(), std::str::from_utf8(value).unwrap())
+            })
+            .collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn records() {
+        check(
+            &[("SCHILY.xattr.user.b", "1"), ("SCHILY.xattr.user.a", "")],
+            &[("user.a", ""), ("user.b", "1")],
+        );
+        check(&[("SCHILY.xattr.user.a", "1"), ("SCHILY.xattr.user.a", "2")], &[("user.a", "2")]);
+        check(&[("SCHILY.xattr.user.a%3Db%25c%41", "v")], &[("user.a=b%c%41", "v")]);
+        // As bsdtar 3.6.2 writes an xattr "user.a=é".
+        check(
+            &[("LIBARCHIVE.xattr.user.a%3D%C3%A9", "dg"), ("SCHILY.xattr.user.a%3D%C3%A9", "v")],
+            &[("user.a=é", "v")],
+        );
+        check(&[("RHT.security.selinux", "u:r:t:s0")], &[("security.selinux", "u:r:t:s0\0")]);
+        check(&[("SCHILY.acl.access", "user::rwx,group::r-x,other::r-x")], &[]);
+    }
+
+    #[track_caller]
+    fn check_refused(key: &[u8], value: &[u8], expected: Refused) {
+        let mut collector = Collector::default();
+        assert_eq!(collector.record(key, value), Err(expected), "{}", key.escape_ascii());
+    }
+
+    #[test]
+    fn refused() {
+        check_refused(b"SCHILY.xattr.", b"", Refused::Value);
+        check_refused(b"LIBARCHIVE.xattr.user.a%0", b"dg", Refused::Value);
+        check_refused(b"LIBARCHIVE.xattr.user.a%00", b"dg", Refused::Value);
+        check_refused(b"LIBARCHIVE.xattr.user.a", b"d", Refused::Value);
+        let key = [b"SCHILY.xattr.".as_slice(), &[b'n'; 256]].concat();
+        check_refused(&key, b"", Refused::Limit(Limit::XattrName(256)));
+        let value = vec![0; 65536];
+        check_refused(b"SCHILY.xattr.user.a", &value, Refused::Limit(Limit::XattrValue(65536)));
+    }
+
+    #[test]
+    fn too_many() {
+        let mut collector = Collector::default();
+        let longest = "n".repeat(250);
+        for number in 0..256 {
+            let key = format!("SCHILY.xattr.{number:05}{longest}");
+            collector.record(key.as_bytes(), b"").unwrap();
+            assert_eq!(collector.settle(), Ok(()), "{number}");
+        }
+        collector.record(b"SCHILY.xattr.a", b"").unwrap();
+        assert_eq!(collector.settle(), Err(Limit::XattrNames(65538)));
+    }
+}

@@ -1,0 +1,495 @@
+//! A tree in the making.
+
+mod merge;
+
+pub use merge::Copied;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::hash::BuildHasher as _;
+
+use super::freeze::freeze;
+use super::frozen::Tree;
+use super::intern::Interner;
+use super::{
+    Content, InodeId, Location, Metadata, NAME_MAX, Node, SYMLINK_MAX, XATTR_NAME_MAX,
+    XATTR_VALUE_MAX, XattrsId,
+};
+use crate::verity::ObjectId;
+
+/// What a tree can not hold. Names and paths are shown with escapes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TreeError {
+    /// An empty name, `.`, `..`, more than 255 bytes, or one with `/` or NUL.
+    #[error("\"{}\" is not a file name: {}", .0.escape_ascii(), .1)]
+    Name(Vec<u8>, &'static str),
+    /// The directory has an entry of that name.
+    #[error("\"{}\" is there already", .0.escape_ascii())]
+    Exists(Vec<u8>),
+    /// A component of a path that should be a directory is something else.
+    #[error("\"{}\" is not a directory", .0.escape_ascii())]
+    NotDirectory(Vec<u8>),
+    /// A second name for a directory.
+    #[error("\"{}\" is a hard link to a directory", .0.escape_ascii())]
+    LinkToDirectory(Vec<u8>),
+    /// More permission bits than `0o7777`.
+    #[error("mode {0:o} has bits beyond 7777")]
+    Permissions(u16),
+    /// A symlink target that is empty, longer than 4095 bytes, or has NUL.
+    #[error("a symlink's target has 1 to 4095 bytes and no NUL; this one has {0}")]
+    SymlinkTarget(usize),
+    /// An external file of 0 or more than 2^63 - 1 bytes.
+    #[error("a file can not have {0} bytes")]
+    Size(u64),
+    /// A place that is empty, has NUL, or is the object's own when there is no object.
+    #[error("\"{}\" is not a place for a file's bytes", .0.escape_ascii())]
+    Location(Vec<u8>),
+    /// An xattr whose name is empty, too long, or has NUL.
+    #[error("\"{}\" is not the name of an xattr: it has 1 to 255 bytes and no NUL", .0.escape_ascii())]
+    XattrName(Vec<u8>),
+    /// An xattr value that no image can hold.
+    #[error("xattr \"{}\" has a value of {} bytes, more than 65535", .0.escape_ascii(), .1)]
+    XattrValue(Vec<u8>, usize),
+    /// More than 2^31 inodes, or 4 GiB of names or of other strings.
+    #[error("the tree is too large: {0}")]
+    TooLarge(&'static str),
+}
+
+/// Whether an entry claims to own its inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// The source says that this name is the file, and others are links to it.
+    Owner,
+    /// The source does not say: the first name in byte order of the whole path owns the inode.
+    Equal,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Directory,
+    Inline,
+    External,
+    ExternalOfObject,
+    Symlink,
+    CharDevice,
+    BlockDevice,
+    Fifo,
+    Socket,
+}
+
+/// 48 bytes an inode.
+#[derive(Debug, Clone)]
+pub(super) struct RawInode {
+    pub(super) seconds: i64,
+    /// Length in bytes of an external file, or a device number.
+    pub(super) size: u64,
+    pub(super) nanoseconds: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// 0 until counted, unless the source stated it.
+    pub(super) nlink: u32,
+    pub(super) xattrs: XattrsId,
+    /// Inline: the bytes. External: the digest. Symlink: the target. Directory, once frozen: its first child.
+    pub(super) first: u32,
+    /// External: the place. Directory, once frozen: the number of children.
+    pub(super) second: u32,
+    pub(super) permissions: u16,
+    pub(super) kind: Kind,
+    pub(super) flags: u8,
+}
+const _: () = assert!(size_of::<RawInode>() == 48);
+
+/// The source did not describe this directory.
+pub(super) const IMPLICIT: u8 = 1;
+/// A directory that has a name already.
+const ATTACHED: u8 = 2;
+/// The source stated `nlink`.
+pub(super) const STATED_NLINK: u8 = 4;
+
+/// The source stated a size of 4 GiB or more for a device, pipe or socket.
+pub(super) const STATED_LARGE: u8 = 8;
+
+/// 12 bytes an entry.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawEntry {
+    pub(super) parent: u32,
+    pub(super) name: u32,
+    /// The inode, and [`OWNER`].
+    pub(super) target: u32,
+}
+const _: () = assert!(size_of::<RawEntry>() == 12);
+
+/// In `RawEntry::target`: this name owns the inode.
+pub(super) const OWNER: u32 = 1 << 31;
+/// In `RawEntry::parent`: removed.
+pub(super) const REMOVED: u32 = u32::MAX;
+
+impl RawEntry {
+    pub(super) const fn inode(self) -> u32 {
+        self.target & !OWNER
+    }
+}
+
+/// A tree in the making: entries come in any order, names are found by hash.
+#[derive(Debug)]
+pub struct Builder {
+    inodes: Vec<RawInode>,
+    entries: Vec<RawEntry>,
+    /// Entries by parent and name.
+    index: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+    names: Interner,
+    strings: Interner,
+    /// Sets of xattrs: pairs of numbers in `strings`, 4 bytes little-endian each.
+    xattrs: Interner,
+    scratch: Vec<u8>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Checks that `name` can stand in a directory: 1 to 255 bytes, no `/` or NUL, neither `.` nor `..`.
+///
+/// # Errors
+/// [`TreeError::Name`] with what is wrong.
+pub fn check_name(name: &[u8]) -> Result<(), TreeError> {
+    let wrong = match name {
+        b"" => "it is empty",
+        b"." | b".." => "it stands for a directory",
+        _ if name.len() > NAME_MAX => "it has more than 255 bytes",
+        _ if name.contains(&b'/') => "it has a slash",
+        _ if name.contains(&0) => "it has a NUL byte",
+        _ => return Ok(()),
+    };
+    Err(TreeError::Name(name.to_vec(), wrong))
+}
+
+/// The names in `path` between slashes, empty ones left out. `.` and `..` are passed on, for [`check_name`] to refuse.
+#[must_use]
+pub fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    path.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
+}
+
+impl Builder {
+    /// A tree with nothing but a root directory that no source described.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut builder = Self {
+            inodes: Vec::new(),
+            entries: Vec::new(),
+            index: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            names: Interner::new(),
+            strings: Interner::new(),
+            xattrs: Interner::new(),
+            scratch: Vec::new(),
+        };
+        builder.inodes.push(implicit_directory(ATTACHED));
+        builder
+    }
+
+    /// Keeps a set of xattrs, in the order given; of two with one name the later value wins.
+    ///
+    /// # Errors
+    /// [`TreeError`] when a name or value can not be held.
+    pub fn xattrs<'a>(
+        &mut self,
+        pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+    ) -> Result<XattrsId, TreeError> {
+        let mut set = std::mem::take(&mut self.scratch);
+        set.clear();
+        for (name, value) in pairs {
+            if name.is_empty() || name.len() > XATTR_NAME_MAX || name.contains(&0) {
+                return Err(TreeError::XattrName(name.to_vec()));
+            }
+            if value.len() > XATTR_VALUE_MAX {
+                return Err(TreeError::XattrValue(name.to_vec(), value.len()));
+            }
+            let name = self.string(name)?.to_le_bytes();
+            let value = self.string(value)?.to_le_bytes();
+            match set.chunks_exact_mut(8).find(|pair| pair[..4] == name) {
+                Some(pair) => pair[4..].copy_from_slice(&value),
+                None => set.extend(name.into_iter().chain(value)),
+            }
+        }
+        let id = self.xattrs.intern(&set);
+        self.scratch = set;
+        id.map(XattrsId).ok_or(TreeError::TooLarge("4 GiB of xattrs"))
+    }
+
+    /// Adds an inode that has no name yet.
+    ///
+    /// # Errors
+    /// [`TreeError`] when the node can not be held.
+    pub fn inode(
+        &mut self,
+        metadata: &Metadata,
+        xattrs: XattrsId,
+        node: Node<'_>,
+    ) -> Result<InodeId, TreeError> {
+        let id = self.next_inode()?;
+        let mut raw = implicit_directory(0);
+        raw.flags = 0;
+        set_metadata(&mut raw, metadata, xattrs)?;
+        match node {
+            Node::Directory => {}
+            Node::Regular(Content::Inline(bytes)) => {
+                raw.kind = Kind::Inline;
+                raw.first = self.string(bytes)?;
+            }
+            Node::Regular(Content::External { size, object, location }) => {
+                if size == 0 || i64::try_from(size).is_err() {
+                    return Err(TreeError::Size(size));
+                }
+                raw.kind = Kind::External;
+                raw.size = size;
+                match (location, object) {
+                    (Location::None, _) => {}
+                    (Location::Object, Some(_)) => raw.kind = Kind::ExternalOfObject,
+                    (Location::Object, None) => return Err(TreeError::Location(Vec::new())),
+                    (Location::Path(path), _) if path.is_empty() || path.contains(&0) => {
+                        return Err(TreeError::Location(path.to_vec()));
+                    }
+                    (Location::Path(path), Some(object)) if path == object.path().as_bytes() => {
+                        raw.kind = Kind::ExternalOfObject;
+                    }
+                    (Location::Path(path), _) => raw.second = self.string(path)?,
+                }
+                if let Some(object) = object {
+                    raw.first = self.string(object.as_bytes())?;
+                }
+            }
+            Node::Symlink(target) => {
+                if target.is_empty() || target.len() > SYMLINK_MAX || target.contains(&0) {
+                    return Err(TreeError::SymlinkTarget(target.len()));
+                }
+                raw.kind = Kind::Symlink;
+                raw.first = self.string(target)?;
+            }
+            Node::CharDevice(number) => {
+                raw.kind = Kind::CharDevice;
+                raw.size = number;
+            }
+            Node::BlockDevice(number) => {
+                raw.kind = Kind::BlockDevice;
+                raw.size = number;
+            }
+            Node::Fifo => raw.kind = Kind::Fifo,
+            Node::Socket => raw.kind = Kind::Socket,
+        }
+        self.inodes.push(raw);
+        Ok(id)
+    }
+
+    fn next_inode(&self) -> Result<InodeId, TreeError> {
+        let id = u32::try_from(self.inodes.len()).ok().filter(|id| *id < OWNER);
+        id.map(InodeId).ok_or(TreeError::TooLarge("2^31 inodes"))
+    }
+
+    /// Replaces the metadata and xattrs of an inode, which counts as described from now on.
+    ///
+    /// # Errors
+    /// [`TreeError::Permissions`].
+    pub fn describe(
+        &mut self,
+        inode: InodeId,
+        metadata: &Metadata,
+        xattrs: XattrsId,
+    ) -> Result<(), TreeError> {
+        let raw = &mut self.inodes[inode.index()];
+        raw.flags &= !IMPLICIT;
+        set_metadata(raw, metadata, xattrs)
+    }
+
+    /// States the number of links of an inode, which is then kept as it is. Ignored for directories.
+    pub fn state_nlink(&mut self, inode: InodeId, nlink: u32) {
+        let raw = &mut self.inodes[inode.index()];
+        raw.flags |= STATED_NLINK;
+        raw.nlink = nlink;
+    }
+
+    /// Says which object an external file is, and that it is found at that object's place. Ignored for other inodes.
+    /// A source that hashes files while it goes on looking for more adds them first and says this later.
+    ///
+    /// # Errors
+    /// [`TreeError::TooLarge`].
+    pub fn set_object(&mut self, inode: InodeId, object: &ObjectId) -> Result<(), TreeError> {
+        let digest = self.string(object.as_bytes())?;
+        let raw = &mut self.inodes[inode.index()];
+        if matches!(raw.kind, Kind::External | Kind::ExternalOfObject) {
+            raw.kind = Kind::ExternalOfObject;
+            (raw.first, raw.second) = (digest, 0);
+        }
+        Ok(())
+    }
+
+    /// States the size in bytes that a dump gives a device, pipe or socket, and is ignored for what has a size of its
+    /// own. Nobody reads it back, but C's `mkcomposefs` makes a larger inode of one of 4 GiB or more, so that the
+    /// composefs profile has to as well.
+    pub fn state_size(&mut self, inode: InodeId, size: u64) {
+        let raw = &mut self.inodes[inode.index()];
+        let sizeless =
+            matches!(raw.kind, Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket);
+        if sizeless && size > u64::from(u32::MAX) {
+            raw.flags |= STATED_LARGE;
+        }
+    }
+
+    /// Whether the inode is a directory.
+    #[must_use]
+    pub fn is_directory(&self, inode: InodeId) -> bool {
+        self.inodes[inode.index()].kind == Kind::Directory
+    }
+
+    /// Whether the inode is a directory that no source described.
+    #[must_use]
+    pub fn is_implicit(&self, inode: InodeId) -> bool {
+        self.inodes[inode.index()].flags & IMPLICIT != 0
+    }
+
+    /// The inode that `directory` has under `name`.
+    #[must_use]
+    pub fn lookup(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
+        let at = self.find(directory, self.names.find(name)?)?;
+        Some(InodeId(self.entries[at as usize].inode()))
+    }
+
+    /// The inode at `path`, through directories only: symlinks are not followed.
+    #[must_use]
+    pub fn resolve(&self, path: &[u8]) -> Option<InodeId> {
+        components(path).try_fold(InodeId::ROOT, |directory, name| self.lookup(directory, name))
+    }
+
+    /// Names an inode.
+    ///
+    /// # Errors
+    /// [`TreeError`] when the name is none, is taken, or the inode is a directory that has a name.
+    pub fn insert(
+        &mut self,
+        directory: InodeId,
+        name: &[u8],
+        inode: InodeId,
+        link: Link,
+    ) -> Result<(), TreeError> {
+        check_name(name)?;
+        if !self.is_directory(directory) {
+            return Err(TreeError::NotDirectory(name.to_vec()));
+        }
+        let id = self.names.intern(name).ok_or(TreeError::TooLarge("4 GiB of names"))?;
+        if self.find(directory, id).is_some() {
+            return Err(TreeError::Exists(name.to_vec()));
+        }
+        let raw = &mut self.inodes[inode.index()];
+        if raw.kind == Kind::Directory {
+            if raw.flags & ATTACHED != 0 {
+                return Err(TreeError::LinkToDirectory(name.to_vec()));
+            }
+            raw.flags |= ATTACHED;
+        }
+        let owner = if link == Link::Owner { OWNER } else { 0 };
+        let at = u32::try_from(self.entries.len()).ok().filter(|at| *at < REMOVED);
+        let at = at.ok_or(TreeError::TooLarge("2^32 names"))?;
+        self.entries.push(RawEntry { parent: directory.0, name: id, target: inode.0 | owner });
+        let Self { index, entries, hasher, .. } = self;
+        index.insert_unique(key(hasher, directory.0, id), at, |&at| {
+            let entry = &entries[at as usize];
+            key(hasher, entry.parent, entry.name)
+        });
+        Ok(())
+    }
+
+    /// Removes a name, and with a directory all that is below it. Answers what was there.
+    pub fn remove(&mut self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
+        let id = self.names.find(name)?;
+        let hash = key(&self.hasher, directory.0, id);
+        let entries = &mut self.entries;
+        let found = self.index.find_entry(hash, |&at| {
+            let entry = &entries[at as usize];
+            entry.parent == directory.0 && entry.name == id
+        });
+        let (at, _) = found.ok()?.remove();
+        let entry = &mut entries[at as usize];
+        entry.parent = REMOVED;
+        Some(InodeId(entry.inode()))
+    }
+
+    /// The directory `name` of `directory`, made as an implicit one when nothing is there.
+    ///
+    /// # Errors
+    /// [`TreeError::NotDirectory`] when something else is there, or [`TreeError::Name`].
+    pub fn subdirectory(&mut self, directory: InodeId, name: &[u8]) -> Result<InodeId, TreeError> {
+        match self.lookup(directory, name) {
+            Some(found) if self.is_directory(found) => Ok(found),
+            Some(_) => Err(TreeError::NotDirectory(name.to_vec())),
+            None => {
+                let new = self.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Directory)?;
+                self.inodes[new.index()].flags = IMPLICIT;
+                self.insert(directory, name, new, Link::Equal)?;
+                Ok(new)
+            }
+        }
+    }
+
+    /// Freezes the tree. Inodes without a name are left out.
+    #[must_use]
+    pub fn finish(self) -> Tree {
+        let Self { inodes, entries, names, strings, xattrs, index, .. } = self;
+        // A large tree is made here with what the table of names took.
+        drop(index);
+        freeze(inodes, entries, names.into_strings(), strings.into_strings(), xattrs.into_strings())
+    }
+
+    fn find(&self, directory: InodeId, name: u32) -> Option<u32> {
+        let found = self.index.find(key(&self.hasher, directory.0, name), |&at| {
+            let entry = &self.entries[at as usize];
+            entry.parent == directory.0 && entry.name == name
+        });
+        found.copied()
+    }
+
+    fn string(&mut self, bytes: &[u8]) -> Result<u32, TreeError> {
+        self.strings.intern(bytes).ok_or(TreeError::TooLarge("4 GiB of contents"))
+    }
+}
+
+fn key(hasher: &DefaultHashBuilder, parent: u32, name: u32) -> u64 {
+    hasher.hash_one(u64::from(parent) << 32 | u64::from(name))
+}
+
+fn implicit_directory(flags: u8) -> RawInode {
+    let Metadata { permissions, uid, gid, mtime } = Metadata::IMPLICIT;
+    RawInode {
+        seconds: mtime.seconds,
+        size: 0,
+        nanoseconds: mtime.nanoseconds,
+        uid,
+        gid,
+        nlink: 0,
+        xattrs: XattrsId::NONE,
+        first: 0,
+        second: 0,
+        permissions,
+        kind: Kind::Directory,
+        flags: flags | IMPLICIT,
+    }
+}
+
+fn set_metadata(
+    raw: &mut RawInode,
+    metadata: &Metadata,
+    xattrs: XattrsId,
+) -> Result<(), TreeError> {
+    if metadata.permissions > 0o7777 {
+        return Err(TreeError::Permissions(metadata.permissions));
+    }
+    raw.permissions = metadata.permissions;
+    raw.uid = metadata.uid;
+    raw.gid = metadata.gid;
+    raw.seconds = metadata.mtime.seconds;
+    raw.nanoseconds = metadata.mtime.nanoseconds;
+    raw.xattrs = xattrs;
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! What layers need of a builder: looking into one, and moving parts of it into another.
+
+use super::{Builder, IMPLICIT, InodeId, Kind, REMOVED, TreeError, XattrsId, key};
+
+/// What one builder took from another so far, so that shared inodes, strings and xattrs stay shared.
+#[derive(Debug)]
+pub struct Copied {
+    /// By the number in the source: the number here, 0 when it was not taken yet.
+    strings: Vec<u32>,
+    xattrs: Vec<u32>,
+    inodes: Vec<u32>,
+}
+
+impl Copied {
+    /// Nothing was taken from `source` yet.
+    #[must_use]
+    pub fn new(source: &Builder) -> Self {
+        Self {
+            strings: vec![0; source.strings.bound()],
+            xattrs: vec![0; source.xattrs.bound()],
+            inodes: vec![0; source.inodes.len()],
+        }
+    }
+
+    /// Lets an inode of the source stand for one that is here already.
+    pub fn is_now(&mut self, source: InodeId, here: InodeId) {
+        self.inodes[source.index()] = here.0;
+    }
+
+    /// The inode here that one of the source became. The root is never asked for.
+    #[must_use]
+    pub fn get(&self, source: InodeId) -> Option<InodeId> {
+        let here = self.inodes[source.index()];
+        (here != 0).then_some(InodeId(here))
+    }
+}
+
+impl Builder {
+    /// More than any inode's index: the length of a side table.
+    #[must_use]
+    pub const fn inode_bound(&self) -> usize {
+        self.inodes.len()
+    }
+
+    /// Every name that was not removed itself, a directory's before those in it: the directory, the name, the inode.
+    /// Names in directories that were removed are among them.
+    pub fn names(&self) -> impl Iterator<Item = (InodeId, &[u8], InodeId)> {
+        let entries = self.entries.iter().filter(|entry| entry.parent != REMOVED);
+        entries.map(|entry| {
+            let name = self.names.get(entry.name);
+            (InodeId(entry.parent), name, InodeId(entry.inode()))
+        })
+    }
+
+    /// Where a symlink leads, or `None` for other inodes.
+    #[must_use]
+    pub fn symlink_target(&self, inode: InodeId) -> Option<&[u8]> {
+        let raw = &self.inodes[inode.index()];
+        (raw.kind == Kind::Symlink).then(|| self.strings.get(raw.first))
+    }
+
+    /// Removes all names in the given directories, which stay with their metadata.
+    pub fn clear(&mut self, directories: &[InodeId]) {
+        if directories.is_empty() {
+            return;
+        }
+        let mut cleared = vec![false; self.inodes.len()];
+        for directory in directories {
+            cleared[directory.index()] = true;
+        }
+        for (at, entry) in (0_u32..).zip(&mut self.entries) {
+            if entry.parent == REMOVED || !cleared[entry.parent as usize] {
+                continue;
+            }
+            let hash = key(&self.hasher, entry.parent, entry.name);
+            if let Ok(found) = self.index.find_entry(hash, |&other| other == at) {
+                found.remove();
+            }
+            entry.parent = REMOVED;
+        }
+    }
+
+    /// Makes every name of `links[_].0` a name of `links[_].1`, which is not a directory.
+    pub fn relink(&mut self, links: &[(InodeId, InodeId)]) {
+        if links.is_empty() {
+            return;
+        }
+        let mut targets: Vec<u32> = (0..).take(self.inodes.len()).collect();
+        for (from, to) in links {
+            targets[from.index()] = to.0;
+        }
+        for entry in &mut self.entries {
+            let to = targets[entry.inode() as usize];
+            entry.target = entry.target & super::OWNER | to;
+        }
+    }
+
+    /// Takes an inode from `source` with everything but its names. The same one always becomes the same.
+    ///
+    /// # Errors
+    /// [`TreeError::TooLarge`].
+    pub fn copy_inode(
+        &mut self,
+        source: &Self,
+        inode: InodeId,
+        copied: &mut Copied,
+    ) -> Result<InodeId, TreeError> {
+        if let Some(here) = copied.get(inode) {
+            return Ok(here);
+        }
+        let id = self.next_inode()?;
+        let mut raw = source.inodes[inode.index()].clone();
+        raw.xattrs = self.copy_xattrs(source, raw.xattrs, copied)?;
+        match raw.kind {
+            Kind::Inline | Kind::ExternalOfObject | Kind::Symlink => {
+                raw.first = self.copy_string(source, raw.first, copied)?;
+            }
+            Kind::External => {
+                raw.first = self.copy_string(source, raw.first, copied)?;
+                raw.second = self.copy_string(source, raw.second, copied)?;
+            }
+            Kind::Directory | Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket => {}
+        }
+        raw.flags &= !super::ATTACHED;
+        self.inodes.push(raw);
+        copied.is_now(inode, id);
+        Ok(id)
+    }
+
+    /// Gives the directory `here` the metadata and xattrs of `inode`; it counts as described from now on.
+    ///
+    /// # Errors
+    /// [`TreeError::TooLarge`].
+    pub fn copy_metadata(
+        &mut self,
+        source: &Self,
+        inode: InodeId,
+        here: InodeId,
+        copied: &mut Copied,
+    ) -> Result<(), TreeError> {
+        let from = &source.inodes[inode.index()];
+        let xattrs = self.copy_xattrs(source, from.xattrs, copied)?;
+        let raw = &mut self.inodes[here.index()];
+        raw.flags &= !IMPLICIT;
+        raw.permissions = from.permissions;
+        (raw.uid, raw.gid) = (from.uid, from.gid);
+        (raw.seconds, raw.nanoseconds) = (from.seconds, from.nanoseconds);
+        raw.xattrs = xattrs;
+        Ok(())
+    }
+
+    fn copy_string(
+        &mut self,
+        source: &Self,
+        id: u32,
+        copied: &mut Copied,
+    ) -> Result<u32, TreeError> {
+        let known = &mut copied.strings[id as usize];
+        if *known == 0 {
+            *known = self.string(source.strings.get(id))?;
+        }
+        Ok(*known)
+    }
+
+    fn copy_xattrs(
+        &mut self,
+        source: &Self,
+        id: XattrsId,
+        copied: &mut Copied,
+    ) -> Result<XattrsId, TreeError> {
+        let known = copied.xattrs[id.index()];
+        if known != 0 || id == XattrsId::NONE {
+            return Ok(XattrsId(known));
+        }
+        let mut set = Vec::new();
+        for string in source.xattrs.get(id.0).chunks_exact(4) {
+            let string = u32::from_le_bytes(string.try_into().expect("chunks of 4"));
+            set.extend(self.copy_string(source, string, copied)?.to_le_bytes());
+        }
+        let here = self.xattrs.intern(&set).ok_or(TreeError::TooLarge("4 GiB of xattrs"))?;
+        copied.xattrs[id.index()] = here;
+        Ok(XattrsId(here))
+    }
+}

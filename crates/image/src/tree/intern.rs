@@ -1,0 +1,106 @@
+//! Byte strings kept once, named by small numbers.
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::hash::BuildHasher as _;
+
+/// The number of a string of one tree: equal strings have equal numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct StringId(pub(super) u32);
+
+impl StringId {
+    /// The string with this number.
+    pub(crate) const fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// A number below [`super::Tree::strings_bound`], for side tables.
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Byte strings, each stored once. Number 0 is the empty string.
+#[derive(Debug, Clone)]
+pub(super) struct Strings {
+    bytes: Vec<u8>,
+    /// Where each string ends; it begins where the one before ends.
+    ends: Vec<u32>,
+}
+
+impl Strings {
+    /// The string with number `id`.
+    pub(super) fn get(&self, id: u32) -> &[u8] {
+        let at = id as usize;
+        let start = if at == 0 { 0 } else { self.ends[at - 1] as usize };
+        &self.bytes[start..self.ends[at] as usize]
+    }
+
+    /// One more than the largest number.
+    pub(super) fn bound(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.bytes.capacity() + self.ends.capacity() * size_of::<u32>()
+    }
+}
+
+/// Finds and adds strings.
+#[derive(Debug)]
+pub(super) struct Interner {
+    strings: Strings,
+    table: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Interner {
+    pub(super) fn new() -> Self {
+        Self {
+            strings: Strings { bytes: Vec::new(), ends: vec![0] },
+            table: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+
+    pub(super) fn find(&self, bytes: &[u8]) -> Option<u32> {
+        if bytes.is_empty() {
+            return Some(0);
+        }
+        let hash = self.hasher.hash_one(bytes);
+        self.table.find(hash, |&id| self.strings.get(id) == bytes).copied()
+    }
+
+    /// The number of these bytes, or `None` when 4 GiB of strings or 2^32 of them are kept already.
+    pub(super) fn intern(&mut self, bytes: &[u8]) -> Option<u32> {
+        if bytes.is_empty() {
+            return Some(0);
+        }
+        let hash = self.hasher.hash_one(bytes);
+        if let Some(&id) = self.table.find(hash, |&id| self.strings.get(id) == bytes) {
+            return Some(id);
+        }
+        let id = u32::try_from(self.strings.ends.len()).ok()?;
+        let end = u32::try_from(self.strings.bytes.len() + bytes.len()).ok()?;
+        self.strings.bytes.extend_from_slice(bytes);
+        self.strings.ends.push(end);
+        let (strings, hasher) = (&self.strings, &self.hasher);
+        self.table.insert_unique(hash, id, |&id| hasher.hash_one(strings.get(id)));
+        Some(id)
+    }
+
+    /// The bytes with number `id`.
+    pub(super) fn get(&self, id: u32) -> &[u8] {
+        self.strings.get(id)
+    }
+
+    /// One more than the largest number.
+    pub(super) fn bound(&self) -> usize {
+        self.strings.bound()
+    }
+
+    pub(super) fn into_strings(mut self) -> Strings {
+        self.strings.bytes.shrink_to_fit();
+        self.strings.ends.shrink_to_fit();
+        self.strings
+    }
+}

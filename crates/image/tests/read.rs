@@ -1,0 +1,29 @@
+//! The EROFS reader: images laid out by hand, hostile ones, those of `mkfs.erofs` against the kernel, and composefs's.
+
+#![expect(unreachable_pub, reason = "a test program")]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_possible_wrap,
+    clippy::unwrap_used,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "read/composefs.rs"]
+mod composefs;
+#[path = "read/hostile.rs"]
+mod hostile;
+#[path = "read/laid_out.rs"]
+mod laid_out;
+#[path = "read/mkfs.rs"]
+mod mkfs;
+#[path = "read/patched.rs"]
+mod patched;
+#[path = "read/read_back.rs"]
+mod read_back;
+#[path = "read/small.rs"]
+mod small;
+#[path = "read/source.rs"]
+mod source;
+#[path = "read/tools.rs"]
+mod tools;

@@ -1,0 +1,369 @@
+//! Images that are made to cost more than they are worth, and damaged ones.
+
+use std::time::{Duration, Instant};
+
+use quire_image::erofs::layout::{
+    LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawCompactInode, RawDirent, RawSuperblock,
+    SUPERBLOCK_MAGIC,
+};
+use quire_image::erofs::read::{Image, Owners, View, examine, kept_bound, to_tree, work_bound};
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
+use crate::small::{Options, Small, filter, icount, xattr, xattrs};
+
+/// Blocks of 4 KiB: a superblock, then whatever is pushed.
+pub struct Maker {
+    pub bytes: Vec<u8>,
+}
+
+impl Maker {
+    pub fn new() -> Self {
+        Self { bytes: vec![0; 4096] }
+    }
+
+    /// Adds a block, and answers its number.
+    pub fn block(&mut self, block: &[u8]) -> u32 {
+        let at = self.bytes.len().next_multiple_of(4096);
+        self.bytes.resize(at, 0);
+        self.bytes.extend_from_slice(block);
+        self.bytes.resize((at + block.len()).next_multiple_of(4096), 0);
+        (at / 4096) as u32
+    }
+
+    /// Adds an inode and what is behind it, and answers its nid.
+    pub fn inode(&mut self, raw: &RawCompactInode, behind: &[u8]) -> u64 {
+        self.bytes.resize(self.bytes.len().next_multiple_of(32), 0);
+        let size = 32 + behind.len();
+        if size <= 4096 && self.bytes.len() % 4096 + size > 4096 {
+            self.bytes.resize(self.bytes.len().next_multiple_of(4096), 0);
+        }
+        let nid = self.bytes.len() / 32;
+        self.bytes.extend_from_slice(raw.as_bytes());
+        self.bytes.extend_from_slice(behind);
+        nid as u64
+    }
+
+    pub fn finish(mut self, root: u64) -> Vec<u8> {
+        self.block(&[]);
+        let mut raw = RawSuperblock::new_zeroed();
+        raw.magic = SUPERBLOCK_MAGIC.into();
+        raw.blkszbits = 12;
+        raw.feature_incompat = 0x80.into();
+        raw.rootnid_8b = root.into();
+        self.bytes[1024..1152].copy_from_slice(raw.as_bytes());
+        self.bytes.resize(self.bytes.len().next_multiple_of(4096), 0);
+        self.bytes
+    }
+}
+
+pub fn inode(layout: u16, mode: u16, size: usize, block: u32) -> RawCompactInode {
+    let mut raw = RawCompactInode::new_zeroed();
+    raw.i_format = (layout << 1).into();
+    raw.i_mode = mode.into();
+    raw.i_nb = 1.into();
+    raw.i_size = (size as u32).into();
+    raw.i_u = block.into();
+    raw
+}
+
+pub fn entries(entries: &[(String, u64, u8)]) -> Vec<u8> {
+    let mut start = size_of::<RawDirent>() * entries.len();
+    let mut bytes = Vec::new();
+    for (name, nid, file_type) in entries {
+        let (nid, nameoff) = ((*nid).into(), (start as u16).into());
+        let raw = RawDirent { nid, nameoff, file_type: *file_type, reserved: 0 };
+        bytes.extend_from_slice(raw.as_bytes());
+        start += name.len();
+    }
+    bytes.extend(entries.iter().flat_map(|(name, ..)| name.bytes()));
+    bytes
+}
+
+/// As many entries as a block has room for.
+fn block_of_entries(names: impl Iterator<Item = String>, nid: u64) -> Vec<u8> {
+    let mut left = 4096;
+    let all: Vec<_> = names
+        .take_while(|name| {
+            left -= 12 + name.len() as i32;
+            left >= 0
+        })
+        .map(|name| (name, nid, 1))
+        .collect();
+    entries(&all)
+}
+
+/// What the reader answers, in how long at most, in an unoptimised build.
+fn check(bytes: &[u8], expect: &str) {
+    let start = Instant::now();
+    let answer = match to_tree(&Image::open(bytes).unwrap(), View::Plain) {
+        Ok(read) => format!("{} inodes", read.tree.inode_count()),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(answer.strip_prefix("the image is corrupt: ").unwrap_or(&answer), expect);
+    let taken = start.elapsed();
+    assert!(taken < Duration::from_secs(20), "{taken:?} for {} bytes", bytes.len());
+}
+
+fn amplified(bound: u64) -> String {
+    format!(
+        "the image refers to its own bytes so often that its metadata takes more than {bound} bytes"
+    )
+}
+
+#[test]
+fn two_directories_in_each_other() {
+    let mut maker = Maker::new();
+    // The inodes are 32 + 13 + 12 bytes: two slots each.
+    let first = maker.bytes.len() as u64 / 32;
+    for child in [first + 2, first] {
+        let list = entries(&[("x".to_owned(), child, 2)]);
+        let nid = maker.inode(&inode(LAYOUT_FLAT_INLINE, 0o40_755, list.len(), 0), &list);
+        assert_eq!(nid, first * 2 + 2 - child);
+    }
+    check(&maker.finish(first), &format!("directory {first} has a second name, \"/x/x\""));
+}
+
+/// 20,000 directories of the same 300 names: 6 million names in a megabyte.
+#[test]
+fn directories_that_share_a_block() {
+    let mut maker = Maker::new();
+    let file = maker.inode(&inode(0, 0o100_644, 0, 0), &[]);
+    let shared = block_of_entries((100..).map(|at| at.to_string()), file);
+    let block = maker.block(&shared);
+    let directory = inode(LAYOUT_FLAT_PLAIN, 0o40_755, shared.len(), block);
+    let all: Vec<u64> = (0..20_000).map(|_| maker.inode(&directory, &[])).collect();
+    let mut blocks = Vec::new();
+    for (at, nids) in all.chunks(200).enumerate() {
+        let name = |of: usize| format!("{:06}", at * 200 + of);
+        let list = nids.iter().enumerate().map(|(of, nid)| (name(of), *nid, 2));
+        let mut block = entries(&list.collect::<Vec<_>>());
+        block.resize(4096, 0);
+        blocks.extend(block);
+    }
+    let first = maker.block(&blocks);
+    let root = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, blocks.len(), first), &[]);
+    let bytes = maker.finish(root);
+    check(&bytes, &amplified(kept_bound(bytes.len() as u64)));
+}
+
+/// A file for each slot of 32 bytes, of which each reads xattrs of 256 KiB, which are those of others too.
+#[test]
+fn inodes_that_overlap() {
+    let mut maker = Maker::new();
+    let mut raw = inode(0, 0o100_644, 0, 0);
+    raw.i_xattr_icount = 0xffff.into();
+    // As the beginning of xattrs, an inode has a filter, no shared ids, and then entries of which each hides the next.
+    let first = maker.bytes.len() as u64 / 32;
+    for _ in 0..30_000 {
+        maker.inode(&raw, &[]);
+    }
+    let mut blocks = Vec::new();
+    for nids in (first..first + 20_000).collect::<Vec<_>>().chunks(200) {
+        let list = nids.iter().map(|nid| (format!("{nid:06}"), *nid, 1));
+        let mut block = entries(&list.collect::<Vec<_>>());
+        block.resize(4096, 0);
+        blocks.extend(block);
+    }
+    let block = maker.block(&blocks);
+    let root = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, blocks.len(), block), &[]);
+    let bytes = maker.finish(root);
+    let answer = examine(&bytes, 0).unwrap_err().to_string();
+    assert!(answer.contains("xattr"), "{answer}");
+}
+
+/// 2,000 files with the same shared xattrs of 60,000 bytes: with 200 of them, these alone are too many for an image of
+/// two megabytes; with 20, there are two gigabytes of them all the same.
+#[test]
+fn shared_xattrs() {
+    let many = files_with_shared_xattrs(200);
+    check(&many, &amplified(kept_bound(many.len() as u64)));
+    let often = files_with_shared_xattrs(20);
+    check(&often, &amplified(work_bound(often.len() as u64)));
+    check(&files_with_shared_xattrs(1), "2001 inodes");
+}
+
+fn files_with_shared_xattrs(count: usize) -> Vec<u8> {
+    let mut maker = Maker::new();
+    let mut blocks = Vec::new();
+    let mut ids = Vec::new();
+    for at in 0..count {
+        ids.push(blocks.len() as u32 / 4);
+        // Each value runs through the entries behind it.
+        blocks.extend(xattr(1, &at.to_string(), &[])[..4].to_vec());
+        let at_value = blocks.len() - 2;
+        blocks[at_value..at_value + 2].copy_from_slice(&60_000_u16.to_le_bytes());
+        blocks.extend(format!("{at}   ").bytes().take(4));
+    }
+    blocks.resize(blocks.len() + 61_000, 7);
+    let start = maker.block(&blocks);
+    ids.iter_mut().for_each(|id| *id += start * 1024);
+    let own = xattrs(0, &ids, &[]);
+    let mut raw = inode(0, 0o100_644, 0, 0);
+    raw.i_xattr_icount = icount(&own).into();
+    let all: Vec<u64> = (0..2_000).map(|_| maker.inode(&raw, &own)).collect();
+    let mut list = Vec::new();
+    for nids in all.chunks(200) {
+        let some = nids.iter().map(|nid| (format!("{nid:08}"), *nid, 1));
+        let mut block = entries(&some.collect::<Vec<_>>());
+        block.resize(4096, 0);
+        list.extend(block);
+    }
+    let block = maker.block(&list);
+    let root = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, list.len(), block), &[]);
+    maker.finish(root)
+}
+
+/// Symlinks whose targets are windows of the same bytes.
+#[test]
+fn symlinks_that_share_a_target() {
+    let mut maker = Maker::new();
+    let target = maker.block(&[b'x'; 8192]);
+    let link = inode(LAYOUT_FLAT_PLAIN, 0o120_777, 4000, target);
+    let all: Vec<u64> = (0..4_000).map(|_| maker.inode(&link, &[])).collect();
+    let mut list = Vec::new();
+    for nids in all.chunks(200) {
+        let some = nids.iter().map(|nid| (format!("{nid:08}"), *nid, 7));
+        let mut block = entries(&some.collect::<Vec<_>>());
+        block.resize(4096, 0);
+        list.extend(block);
+    }
+    let block = maker.block(&list);
+    let root = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, list.len(), block), &[]);
+    let bytes = maker.finish(root);
+    check(&bytes, &amplified(kept_bound(bytes.len() as u64)));
+}
+
+/// A chain of directories, deeper than any path can go.
+#[test]
+fn a_deep_chain() {
+    let chain = |depth: usize| {
+        let mut maker = Maker::new();
+        let leaf = entries(&[("f".to_owned(), maker.bytes.len() as u64 / 32 + 2, 1)]);
+        let mut child = maker.inode(&inode(LAYOUT_FLAT_INLINE, 0o40_755, leaf.len(), 0), &leaf);
+        maker.inode(&inode(0, 0o100_644, 0, 0), &[]);
+        for _ in 1..depth {
+            let list = entries(&[("d".to_owned(), child, 2)]);
+            child = maker.inode(&inode(LAYOUT_FLAT_INLINE, 0o40_755, list.len(), 0), &list);
+        }
+        maker.finish(child)
+    };
+    check(&chain(2047), "2048 inodes");
+    check(&chain(2048), "a path has 4096 bytes, more than 4095");
+    check(&chain(100_000), "a path has 4096 bytes, more than 4095");
+}
+
+/// A file of 2^63 - 1 bytes, all hole, and a directory of 4 GiB of nothing.
+#[test]
+fn vast_and_empty() {
+    let mut maker = Maker::new();
+    let directory = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, 0xffff_ffff, u32::MAX), &[]);
+    let bytes = maker.finish(directory);
+    let text = format!("block 0 of directory {directory} has its first name at byte 0 of 4096");
+    check(&bytes, &text);
+}
+
+/// More names than a system call can list.
+#[test]
+fn many_xattrs() {
+    let all: Vec<Vec<u8>> = (0..9_000).map(|at| xattr(1, &at.to_string(), b"")).collect();
+    let names: Vec<(u32, String)> = (0..9_000).map(|at| (1, at.to_string())).collect();
+    let names: Vec<(u32, &str)> = names.iter().map(|(base, name)| (*base, &name[..])).collect();
+    let attempt = |count: usize| {
+        let own = xattrs(filter(&names), &[], &all[..count]);
+        let mut maker = Maker::new();
+        let mut raw = inode(0, 0o100_644, 0, 0);
+        raw.i_xattr_icount = icount(&own).into();
+        let file = maker.inode(&raw, &own);
+        let list = entries(&[("f".to_owned(), file, 1)]);
+        let root = maker.inode(&inode(LAYOUT_FLAT_INLINE, 0o40_755, list.len(), 0), &list);
+        (maker.finish(root), file)
+    };
+    // "user." with NUL is 6 bytes; digits are 10, 180, 2,700 and 4 for each from the thousandth on.
+    let most = 1000 + (65_536 - 1000 * 6 - 10 - 180 - 2700) / 10;
+    check(&attempt(most).0, "2 inodes");
+    let (bytes, file) = attempt(most + 1);
+    let len = 1000 * 6 + 2890 + (most + 1 - 1000) * 10;
+    let text = format!("the names of the xattrs of inode {file} take {len} bytes, more than 65536");
+    check(&bytes, &text);
+}
+
+/// A small generator: the same cases each time.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % below
+    }
+}
+
+/// Damages sound images in `cases` ways each: every answer comes soon, none is a panic.
+pub fn damage(sound: &[u8], cases: usize, seed: u64) {
+    let mut random = Random(seed | 1);
+    let mut bytes = sound.to_vec();
+    // No checksum, or nothing else would ever be looked at.
+    bytes[1024 + 8] &= !1;
+    assert!(examine(&bytes, 1 << 20).is_ok());
+    // Most of what is worth damaging is in front.
+    let front = bytes.len().min(1 << 16);
+    let mut refused = 0;
+    for case in 0..cases {
+        let mut changed = Vec::new();
+        for _ in 0..=random.next(6) {
+            let at = match random.next(8) {
+                0 => random.next(bytes.len()),
+                1 => 1024 + random.next(128),
+                _ => random.next(front),
+            };
+            changed.push((at, bytes[at]));
+            bytes[at] = match random.next(4) {
+                0 => bytes[at] ^ 1 << random.next(8),
+                1 => 0xff,
+                2 => bytes[random.next(front)],
+                _ => random.next(256) as u8,
+            };
+        }
+        let len = if random.next(8) == 0 { random.next(bytes.len()) } else { bytes.len() };
+        let start = Instant::now();
+        refused += usize::from(examine(&bytes[..len], 1 << 18).is_err());
+        let taken = start.elapsed();
+        assert!(taken < Duration::from_secs(10), "case {case} took {taken:?}: {changed:?}");
+        for (at, byte) in changed.into_iter().rev() {
+            bytes[at] = byte;
+        }
+    }
+    assert!(refused > cases / 20, "only {refused} of {cases} cases were refused");
+}
+
+#[test]
+fn damaged() {
+    for (bits, cases) in [(9, 6000), (12, 6000), (16, 300)] {
+        damage(&Small::new(bits, Options::default()).bytes, cases, u64::from(bits));
+    }
+}
+
+/// The same for every byte, one at a time.
+#[test]
+fn each_byte() {
+    let mut small = Small::new(9, Options::default());
+    small.bytes[1024 + 8] &= !1;
+    for at in 0..small.bytes.len() {
+        let sound = small.bytes[at];
+        for byte in [0, 1, 0x7f, 0xff, sound ^ 1, sound ^ 0x80] {
+            small.bytes[at] = byte;
+            drop(examine(&small.bytes, 1 << 16));
+        }
+        small.bytes[at] = sound;
+    }
+}
+
+/// Only composefs's own view needs its header.
+#[test]
+fn no_composefs_header() {
+    let small = Small::new(12, Options::default());
+    let image = Image::open(&small.bytes[..]).unwrap();
+    let error = to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap_err();
+    assert_eq!(error.to_string(), "not a composefs image");
+}

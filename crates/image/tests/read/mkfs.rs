@@ -1,0 +1,434 @@
+//! Images of `mkfs.erofs`: what the reader shows is what the mounted kernel shows, and what the source has.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use quire_image::erofs::read::{
+    ByteOffset, FileType, Image, Inode, ReadAt, View, examine, to_tree,
+};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use sha2::{Digest as _, Sha256};
+
+use crate::hostile;
+use crate::source::{Fill, Listing, Seen, list, show};
+use crate::tools::{environment, find, folder, newer, run, skipped};
+
+/// Set in the process that may mount, since its mount namespace is its own.
+const NAMESPACE: &str = "QUIRE_READ_TEST_NAMESPACE";
+
+/// An image to make.
+struct Case {
+    /// Whether it needs a newer mkfs.erofs than 1.5.
+    newer: bool,
+    words: &'static str,
+    /// What need not be as in the source.
+    lost: &'static [Lost],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    Mtime,
+    Xattrs,
+    /// Ids have 16 bits: the source has no larger ones. (It also has a larger directory.)
+    WideIds,
+}
+
+const fn old(words: &'static str, lost: &'static [Lost]) -> Case {
+    Case { newer: false, words, lost }
+}
+
+const fn new(words: &'static str) -> Case {
+    Case { newer: true, words, lost: &[] }
+}
+
+/// With 48-bit addresses, compact inodes have a time of their own, in 32 bits: whole seconds, and mkfs.erofs 1.9 wraps
+/// what is before 1970.
+const fn wide(words: &'static str) -> Case {
+    Case { newer: true, words, lost: &[Lost::Mtime] }
+}
+
+/// `BLOB` is a file to be made for data.
+const CASES: &[Case] = &[
+    old("", &[]),
+    old("-T1234567890", &[Lost::Mtime]),
+    old("-x-1", &[Lost::Xattrs]),
+    old("-x0", &[]),
+    old("-x1", &[]),
+    old("-x10", &[]),
+    old("-Eforce-inode-compact", &[Lost::Mtime, Lost::WideIds]),
+    old("-Eforce-inode-extended", &[]),
+    old("-Enoinline_data", &[]),
+    old("--chunksize=4096", &[]),
+    old("--chunksize=65536", &[]),
+    old("--chunksize=4096 -Eforce-inode-blockmap", &[]),
+    old("--chunksize=4096 -Eforce-chunk-indexes", &[]),
+    old("--chunksize=8192 --blobdev=BLOB", &[]),
+    old("-Enosbcrc", &[]),
+    new(""),
+    Case { newer: true, words: "-b512", lost: &[Lost::WideIds] },
+    new("-b1024"),
+    new("-b2048 -Eforce-inode-extended"),
+    new("-b512 --chunksize=512"),
+    new("-b512 --chunksize=4096 --blobdev=BLOB"),
+    wide("-E48bit"),
+    wide("-Edot-omitted"),
+    wide("-E48bit,dot-omitted --chunksize=4096 --blobdev=BLOB"),
+    new("--xattr-prefix=user.prefixed.by.much. --xattr-prefix=trusted.overlay."),
+    new("-Eplain-xattr-prefixes --xattr-prefix=user.prefixed.by.much."),
+    new("-Exattr-name-filter"),
+    new("-Exattr-name-filter --xattr-prefix=user.prefixed.by. -x1"),
+    new("--xattr-inode-digest=trusted.fingerprint"),
+    new("--root-xattr-isize=512"),
+    new("-Lname -Uc1b9d5a2-f162-11cf-9ece-0020afc76f16"),
+    new("--dsunit=8 --fsalignblks=16"),
+    new("--MZ=i"),
+    new("--MZ=id"),
+    new("--mkfs-time -T5"),
+    new("-Enoinline_data -b4096 --chunksize=16384"),
+];
+
+/// What the reader shows of an image.
+fn read(image: &Image<impl ReadAt>, devices: &[&dyn ReadAt]) -> Listing {
+    let mut listing = Listing::new();
+    let mut walk = image.walk();
+    while let Some(step) = walk.next().unwrap() {
+        let inode = &step.inode;
+        let xattrs = image.xattrs(inode).unwrap();
+        let visible = xattrs.iter().filter(|it| it.is_visible);
+        let xattrs: BTreeMap<_, _> =
+            visible.map(|it| (it.name.to_vec(), it.value.to_vec())).collect();
+        for (name, value) in &xattrs {
+            assert_eq!(image.xattr(inode, name).unwrap().as_ref(), Some(value));
+        }
+        assert_eq!(image.xattr(inode, b"user.that.is.not.there").unwrap(), None);
+        let content = match inode.file_type() {
+            FileType::Symlink => image.read_link(inode).unwrap(),
+            FileType::Regular if inode.is_compressed() => {
+                let text = image.map(inode, ByteOffset(0)).unwrap_err().to_string();
+                let nid = inode.nid();
+                let expect =
+                    format!("the image uses compression (inode {nid}), which is not supported");
+                assert_eq!(text, expect);
+                Vec::new()
+            }
+            FileType::Regular => digest(image, inode, devices),
+            _ => Vec::new(),
+        };
+        let path = step.path.strip_prefix(b"/").unwrap().to_vec();
+        let mtime = inode.mtime();
+        let seen = Seen {
+            mode: inode.mode().into(),
+            uid: inode.uid(),
+            gid: inode.gid(),
+            nlink: inode.nlink().into(),
+            device_number: inode.device_number().into(),
+            mtime: (mtime.seconds, mtime.nanoseconds),
+            size: inode.size(),
+            xattrs,
+            content,
+            number: inode.nid().0,
+        };
+        listing.insert(path, seen);
+    }
+    listing
+}
+
+fn digest(image: &Image<impl ReadAt>, inode: &Inode, devices: &[&dyn ReadAt]) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    // Not a divisor of anything.
+    let mut buffer = vec![0; 100_003];
+    let mut at = 0;
+    loop {
+        match image.read(inode, ByteOffset(at), &mut buffer, devices).unwrap() {
+            0 => break hash.finalize().to_vec(),
+            len => hash.update(&buffer[..len]),
+        }
+        at += buffer.len() as u64;
+    }
+}
+
+/// The first difference, for a message that can be read.
+fn compare(what: &str, ours: &Listing, theirs: &Listing) {
+    for (path, seen) in theirs {
+        assert_eq!(ours.get(path), Some(seen), "{what}: {:?}", show(path));
+    }
+    let more = ours.keys().find(|path| !theirs.contains_key(*path));
+    assert_eq!(more.map(|path| show(path)), None, "{what}: only in ours");
+}
+
+/// What an image is held to of its source's.
+fn kept(mut seen: Seen, lost: &[Lost]) -> Seen {
+    seen.number = 0;
+    if seen.mode & 0o170_000 == 0o40_000 {
+        // Of a directory, file systems count each in their own way.
+        seen.size = 0;
+        seen.nlink = 0;
+    }
+    if lost.contains(&Lost::Mtime) {
+        seen.mtime = (0, 0);
+    }
+    if lost.contains(&Lost::Xattrs) {
+        seen.xattrs.clear();
+    }
+    // Asked for by --xattr-inode-digest, and what newer ones add to a directory with a whiteout.
+    seen.xattrs.remove(&b"trusted.fingerprint"[..]);
+    seen.xattrs.remove(&b"trusted.overlay.origin"[..]);
+    seen
+}
+
+fn compare_source(what: &str, ours: &Listing, source: &Listing, lost: &[Lost]) {
+    let kept = |listing: &Listing| {
+        listing.iter().map(|(path, seen)| (path.clone(), kept(seen.clone(), lost))).collect()
+    };
+    compare(what, &kept(ours), &kept(source));
+}
+
+/// What the kernel shows of an image.
+fn mounted(image: &Path, device: Option<&Path>, dir: &Path) -> Listing {
+    let options = device.map(|device| format!("device={}", device.display())).unwrap_or_default();
+    let options = std::ffi::CString::new(options).unwrap();
+    let flags = MountFlags::RDONLY;
+    mount(image, dir, "erofs", flags, options.as_c_str())
+        .unwrap_or_else(|error| panic!("cannot mount {image:?} {options:?}: {error}"));
+    let listing = list(dir);
+    unmount(dir, UnmountFlags::empty()).unwrap();
+    listing
+}
+
+/// Runs this test again where mounts are its own, as root. Answers whether that is here.
+fn in_namespace(test: &str) -> bool {
+    if environment(NAMESPACE).is_some() {
+        return true;
+    }
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    if !is_root {
+        return false;
+    }
+    let Some(unshare) = find("unshare") else {
+        skipped("there is no unshare, for a mount namespace");
+        return false;
+    };
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(unshare);
+    command.args(["--mount", "--propagation", "private"]).arg(program);
+    command.args(["--exact", test, "--nocapture"]).env(NAMESPACE, "1");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    for line in text.lines().filter_map(|line| line.split_once("SKIPPED: ")) {
+        skipped(line.1);
+    }
+    false
+}
+
+fn mkfs(newer_one: bool) -> Option<PathBuf> {
+    if newer_one { newer("mkfs.erofs") } else { find("mkfs.erofs") }
+}
+
+fn can_mount() -> bool {
+    fs::read_to_string("/proc/filesystems").unwrap().contains("erofs")
+}
+
+#[test]
+fn images_of_many_options() {
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let in_namespace = in_namespace("mkfs::images_of_many_options");
+    if is_root && !in_namespace {
+        return;
+    }
+    if !is_root {
+        skipped("only root can mount, so images of mkfs.erofs are compared with their source only");
+    } else if !can_mount() {
+        skipped(
+            "this kernel has no EROFS, so images of mkfs.erofs are compared with their source only",
+        );
+    }
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let mountpoint = at("mountpoint");
+    fs::create_dir(&mountpoint).unwrap();
+    // mkfs.erofs 1.5 does not find files whose names have 255 bytes.
+    let old = Fill { is_root, narrow: false, name: 254, big: 700 };
+    let large = Fill { narrow: true, big: 10_000, ..old };
+    let sources = [old, large, Fill { name: 255, ..old }].map(|fill| {
+        let folder = at(&format!("source-{fill:?}"));
+        fs::create_dir(&folder).unwrap();
+        fill.make(&folder);
+        let listing = list(&folder);
+        (folder, listing)
+    });
+
+    let mut missing = [false; 2];
+    for (number, case) in CASES.iter().enumerate() {
+        let Some(mkfs) = mkfs(case.newer) else {
+            missing[usize::from(case.newer)] = true;
+            continue;
+        };
+        let (image, blob) = (at(&format!("{number}.img")), at(&format!("{number}.blob")));
+        let words = case.words.replace("BLOB", blob.to_str().unwrap());
+        let (source, listing) = &sources[match case.newer {
+            _ if case.lost.contains(&Lost::WideIds) => 1,
+            false => 0,
+            true => 2,
+        }];
+        let files = [image.to_str().unwrap(), source.to_str().unwrap()];
+        run(&mkfs, words.split_whitespace().chain(files));
+
+        let what = format!("mkfs.erofs {}{}", if case.newer { "(new) " } else { "" }, case.words);
+        let bytes = fs::read(&image).unwrap();
+        let opened = Image::open(&bytes[..]).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let device = blob.exists().then(|| fs::read(&blob).unwrap());
+        let device = device.as_deref();
+        let devices: Vec<&dyn ReadAt> = device.iter().map(|it| it as &dyn ReadAt).collect();
+        let ours = read(&opened, &devices);
+        compare_source(&what, &ours, listing, case.lost);
+        let tree = to_tree(&opened, View::Plain).unwrap().tree;
+        let mut walk = tree.walk();
+        let names = std::iter::from_fn(|| walk.next().map(drop)).count();
+        assert_eq!(names, ours.len() - 1, "{what}");
+        examine(&bytes, 1 << 24).unwrap();
+        if is_root && can_mount() {
+            let device = blob.exists().then_some(&*blob);
+            compare(&what, &ours, &mounted(&image, device, &mountpoint));
+        }
+        fs::remove_file(&image).unwrap();
+    }
+    if missing[0] {
+        skipped("there is no mkfs.erofs");
+    }
+    if missing[1] {
+        skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+    }
+}
+
+/// What each test needs: a folder, in a mount namespace as root; or `None`, when that process was another one.
+fn prepare(test: &str) -> Option<tempfile::TempDir> {
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let here = in_namespace(test);
+    if !is_root {
+        skipped("only root can mount");
+    } else if here && !can_mount() {
+        skipped("this kernel has no EROFS");
+    }
+    (here && can_mount()).then(folder)
+}
+
+/// The layer tar itself as the device, in blocks of 512 bytes.
+#[test]
+fn an_index_of_a_tar() {
+    let Some(dir) = prepare("mkfs::an_index_of_a_tar") else { return };
+    let (Some(mkfs), Some(tar)) = (newer("mkfs.erofs"), find("tar")) else {
+        return skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+    };
+    let at = |name: &str| dir.path().join(name);
+    let (source, mountpoint, archive, image) = (at("s"), at("m"), at("t.tar"), at("i.img"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&mountpoint).unwrap();
+    Fill { is_root: true, narrow: false, name: 255, big: 700 }.make(&source);
+    // Tar has no sockets.
+    fs::remove_file(source.join("socket")).unwrap();
+    let words = "--sort=name --xattrs --xattrs-include=* --format=pax -C";
+    let words = words.split(' ').map(Path::new);
+    let files = [&source, Path::new("-cf"), &archive, Path::new(".")];
+    run(&tar, words.chain(files));
+    run(&mkfs, [Path::new("--tar=i"), &image, &archive]);
+
+    let (bytes, device) = (fs::read(&image).unwrap(), fs::read(&archive).unwrap());
+    let opened = Image::open(&bytes[..]).unwrap();
+    assert_eq!(opened.superblock().block_bits.get(), 9);
+    let ours = read(&opened, &[&&device[..]]);
+    compare("a tar", &ours, &mounted(&image, Some(&archive), &mountpoint));
+    let contents = |listing: &Listing| -> BTreeMap<_, _> {
+        let some = listing.iter().filter(|(_, seen)| !seen.content.is_empty());
+        some.map(|(path, seen)| (path.clone(), seen.content.clone())).collect()
+    };
+    assert!(contents(&ours) == contents(&list(&source)), "the tar's contents are the source's");
+    // Behind the image, where the kernel looks when no device is given.
+    let joined = [&bytes[..], &device].concat();
+    let behind = read(&Image::open(&joined[..]).unwrap(), &[]);
+    compare("a tar behind its index", &behind, &ours);
+}
+
+/// Compressed files are listed as the kernel lists them; only their bytes can not be had.
+#[test]
+fn compressed_images() {
+    let Some(dir) = prepare("mkfs::compressed_images") else { return };
+    let at = |name: &str| dir.path().join(name);
+    let (source, mountpoint, image) = (at("s"), at("m"), at("i.img"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&mountpoint).unwrap();
+    Fill { is_root: true, narrow: false, name: 254, big: 100 }.make(&source);
+    for number in 0..20_u8 {
+        fs::write(source.join(format!("compressible-{number}")), vec![number; 100_000]).unwrap();
+    }
+    let cases = [
+        (false, "-zlz4"),
+        (false, "-zlz4hc -Eztailpacking -C16384"),
+        (true, "-zlz4 -Efragments,dedupe,ztailpacking"),
+        (true, "-zlz4 -Eall-fragments"),
+        (true, "-zlz4 -E48bit"),
+        (true, "-zlz4 -b512"),
+    ];
+    for (is_newer, words) in cases {
+        let Some(mkfs) = mkfs(is_newer) else {
+            skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+            continue;
+        };
+        let files = [image.to_str().unwrap(), source.to_str().unwrap()];
+        run(&mkfs, words.split(' ').chain(files));
+        let bytes = fs::read(&image).unwrap();
+        let ours = read(&Image::open(&bytes[..]).unwrap(), &[]);
+        let mut theirs = mounted(&image, None, &mountpoint);
+        let mut compressed = 0;
+        for (path, seen) in &mut theirs {
+            if ours.get(path).is_some_and(|ours| ours.content.is_empty() && ours.size != 0) {
+                seen.content.clear();
+                compressed += usize::from(seen.mode & 0o170_000 == 0o100_000);
+            }
+        }
+        assert!(compressed >= 20, "{words}: {compressed} compressed files");
+        compare(words, &ours, &theirs);
+        fs::remove_file(&image).unwrap();
+    }
+    let Some(mkfs) = newer("mkfs.erofs") else { return };
+    let open = |words: &str| {
+        let files = [image.to_str().unwrap(), source.to_str().unwrap()];
+        run(&mkfs, words.split(' ').chain(files));
+        Image::open(&fs::read(&image).unwrap()[..]).unwrap_err().to_string()
+    };
+    let error = open("-m4096");
+    assert_eq!(error, "the image uses metadata compression, which is not supported");
+    // The table of prefixes is in the packed inode.
+    let error = open("-zlz4 -Eall-fragments --xattr-prefix=user.prefixed.");
+    assert!(error.starts_with("the image uses compression (inode "), "{error}");
+}
+
+/// Damaged images of `mkfs.erofs`.
+#[test]
+fn damaged() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (source, image, blob) = (at("s"), at("i.img"), at("b"));
+    fs::create_dir(&source).unwrap();
+    Fill { is_root: false, narrow: false, name: 254, big: 100 }.make(&source);
+    let cases = [
+        (false, "-Eforce-inode-compact"),
+        (false, "--chunksize=4096 --blobdev=BLOB"),
+        (true, "-b512 -E48bit --xattr-prefix=user.prefixed. -Exattr-name-filter"),
+        (true, "-zlz4 -Efragments"),
+    ];
+    for (seed, (is_newer, words)) in (1..).zip(cases) {
+        let Some(mkfs) = mkfs(is_newer) else {
+            skipped("there is no mkfs.erofs, or no newer one in the cache: cargo xtask inputs sid");
+            continue;
+        };
+        let words = words.replace("BLOB", blob.to_str().unwrap());
+        let files = [image.to_str().unwrap(), source.to_str().unwrap()];
+        run(&mkfs, words.split(' ').chain(files));
+        hostile::damage(&fs::read(&image).unwrap(), 250, seed);
+        fs::remove_file(&image).unwrap();
+    }
+}

@@ -1,0 +1,50 @@
+//! Programs that tests call.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "where tools and inputs are is said by the environment"
+)]
+pub fn environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Says so that a test did not run. `cargo xtask test` counts these lines.
+#[expect(clippy::print_stdout, reason = "this is how a test says it")]
+pub fn skipped(reason: &str) {
+    println!("SKIPPED: {reason}");
+}
+
+/// A program on `PATH`.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = environment("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+/// A newer program than the host has, in the cache that `cargo xtask inputs sid` fills.
+pub fn newer(program: &str) -> Option<PathBuf> {
+    let cache = environment("QUIRE_CACHE").map(PathBuf::from).or_else(|| {
+        let home = || environment("HOME").map(|home| Path::new(&home).join(".cache"));
+        let cache = environment("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
+        Some(cache.join("quire"))
+    })?;
+    Some(cache.join("sid/bin").join(program)).filter(|file| file.is_file())
+}
+
+/// Runs a program, and answers its standard output.
+pub fn run<S: AsRef<OsStr>>(program: &Path, words: impl IntoIterator<Item = S>) -> Vec<u8> {
+    let mut command = Command::new(program);
+    command.args(words);
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{errors}", output.status);
+    output.stdout
+}
+
+/// A folder of its own on the disk that the build is on, since a tmpfs cannot back a mounted image.
+pub fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}

@@ -1,0 +1,182 @@
+//! The recipe's bytes, as docs/format/recipe.md has them, and what is refused.
+
+use std::io::{self, Write};
+
+use image::tar::Segment;
+use image::tar::recipe::{Content, Operation, Reader, RebuildError, Writer, rebuild};
+use image::verity::{Algorithm, ObjectId};
+
+fn id(byte: u8) -> ObjectId {
+    ObjectId::from_bytes(&[byte; 32]).unwrap()
+}
+
+/// A header for SHA-256, and these records.
+fn recipe(records: &[&[u8]]) -> Vec<u8> {
+    [&b"QUIREREC\x01\x01\0\0\0\0\0\0"[..], &records.concat()].concat()
+}
+
+fn end(length: u64) -> Vec<u8> {
+    [&[0][..], &length.to_le_bytes()].concat()
+}
+
+/// Rebuilds with objects whose every byte is the first one of their id.
+fn build(recipe: &[u8]) -> Result<Vec<u8>, RebuildError> {
+    let mut tar = Vec::new();
+    let length = rebuild(
+        recipe,
+        &mut |object, segment, out| {
+            let length = usize::try_from(segment.length).map_err(io::Error::other)?;
+            if length > 1 << 20 {
+                return Err(io::Error::other("no such object"));
+            }
+            out.write_all(&vec![object.as_bytes()[0]; length])
+        },
+        &mut tar,
+    )?;
+    assert_eq!(length, tar.len() as u64);
+    Ok(tar)
+}
+
+const SEGMENTS: [Segment; 2] =
+    [Segment { offset: 512, length: 300 }, Segment { offset: 2048, length: 1 }];
+
+#[test]
+fn bytes() {
+    let mut writer = Writer::new(Vec::new(), Algorithm::Sha256).unwrap();
+    writer.verbatim(b"ab").unwrap();
+    writer.verbatim(b"c").unwrap();
+    writer.content(&[Segment { offset: 0, length: 128 }], Content::Object(&id(b'x'))).unwrap();
+    writer.content(&[], Content::Object(&id(b'y'))).unwrap();
+    writer.content(&SEGMENTS, Content::Object(&id(b'z'))).unwrap();
+    writer.content(&[Segment { offset: 2, length: 3 }], Content::Inline(b"01234")).unwrap();
+    writer.verbatim(&[b'v'; 65536]).unwrap();
+    let found = writer.finish().unwrap();
+    let expected = recipe(&[
+        b"\x01\x03abc",
+        b"\x02xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\x80\x01",
+        b"\x03zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz\x02\x80\x04\xac\x02\xd4\x09\x01",
+        b"\x01\x80\x80\x04234",
+        &[b'v'; 65533],
+        b"\x01\x03vvv",
+        &end(3 + 128 + 301 + 3 + 65536),
+    ]);
+    assert!(found == expected, "{}", found.escape_ascii());
+    let tar = build(&found).unwrap();
+    let expected = [&b"abc"[..], &[b'x'; 128], &[b'z'; 301], b"234", &[b'v'; 65536]].concat();
+    assert!(tar == expected);
+}
+
+#[test]
+fn operations() {
+    let records: [&[u8]; 2] =
+        [b"\x03zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz\x02\x80\x04\xac\x02\xd4\x09\x01", &end(301)];
+    let bytes = recipe(&records);
+    let mut reader = Reader::new(&bytes[..]).unwrap();
+    assert_eq!(reader.algorithm(), Algorithm::Sha256);
+    for segment in SEGMENTS {
+        let expected = Operation::Range { object: &id(b'z'), segment };
+        assert_eq!(reader.next_operation().unwrap(), Some(expected));
+    }
+    assert_eq!(reader.next_operation().unwrap(), None);
+    assert_eq!(reader.next_operation().unwrap(), None);
+    assert_eq!(reader.length(), 301);
+}
+
+#[test]
+fn sha_512() {
+    let object = ObjectId::from_bytes(&[b'x'; 64]).unwrap();
+    let mut writer = Writer::new(Vec::new(), Algorithm::Sha512).unwrap();
+    let segment = [Segment { offset: 0, length: 5 }];
+    let error = writer.content(&segment, Content::Object(&id(b'x'))).unwrap_err().to_string();
+    assert!(error.contains("is not named by sha512"), "{error}");
+    writer.content(&segment, Content::Object(&object)).unwrap();
+    let recipe = writer.finish().unwrap();
+    assert_eq!(recipe[9], 2);
+    assert_eq!(build(&recipe).unwrap(), b"xxxxx");
+}
+
+#[test]
+fn writer_errors() {
+    let mut writer = Writer::new(Vec::new(), Algorithm::Sha256).unwrap();
+    let error = writer.content(&SEGMENTS, Content::Inline(&[0; 2048])).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the content has 2048 bytes, but a segment of it ends at byte 2049"
+    );
+    let mut small = [0; 20];
+    let mut writer = Writer::new(&mut small[..], Algorithm::Sha256).unwrap();
+    writer.verbatim(b"abc").unwrap();
+    assert_eq!(writer.finish().unwrap_err().to_string(), "cannot write the recipe");
+}
+
+#[track_caller]
+fn check_refused(recipe: &[u8], expected: &str) {
+    let error = build(recipe).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn refused_headers() {
+    check_refused(b"", "at byte 0: it ends within a record");
+    check_refused(b"QUIREREC\x01\x01\0\0\0\0\0", "it ends within");
+    check_refused(b"QUIRERED\x01\x01\0\0\0\0\0\0", "magic");
+    check_refused(b"QUIREREC\x02\x01\0\0\0\0\0\0", "format version 2; this program knows 1");
+    check_refused(b"QUIREREC\x01\x03\0\0\0\0\0\0", "no algorithm has number 3");
+    check_refused(b"QUIREREC\x01\x01\0\0\0\0\0\x01", "reserved");
+}
+
+#[test]
+fn refused_records() {
+    let check = |records: &[&[u8]], expected| check_refused(&recipe(records), expected);
+    check(&[], "at byte 16: it ends within a record");
+    check(&[b"\x01\x03abc"], "at byte 21: it ends within a record");
+    check(&[b"\x01\x03ab"], "at byte 16: it ends within a record");
+    check(&[b"\x04"], "no record has type 4");
+    check(&[&end(1)], "the tar has 0 bytes, but 1 are stated");
+    check(&[b"\x01\x01a", &end(0)], "the tar has 1 bytes, but 0 are stated");
+    check(&[&end(0), b"\0"], "something follows the end");
+    check(&[b"\x00\0\0\0"], "it ends within a record");
+    check(&[b"\x01\x00"], "a length is 0, not between 1 and 65536");
+    check(&[b"\x01\x81\x80\x04"], "a length is 65537, not between 1 and 65536");
+    check(&[b"\x01\x83\x00abc"], "more bytes than it needs");
+    check(&[b"\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"], "above 2^63 - 1");
+    let object = [b'x'; 32];
+    let most = b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f";
+    check(&[b"\x02", &object[..31]], "it ends within");
+    check(&[b"\x02", &object, b"\x00"], "a length is 0");
+    check(&[b"\x02", &object, most], "cannot read object 7878");
+    check(&[b"\x03", &object, b"\x00"], "a length is 0, not between 1 and 65536");
+    check(&[b"\x03", &object, b"\x81\x80\x04"], "a length is 65537");
+    check(&[b"\x03", &object, b"\x02\x05\x05\x05"], "it ends within");
+    check(
+        &[b"\x03", &object, b"\x01\x01", most],
+        "a range of 9223372036854775807 bytes begins at byte 1",
+    );
+    check(
+        &[b"\x03", &object, b"\x02\x00\x01", most, b"\x01"],
+        "a range of 1 bytes begins at byte 9223372036854775808",
+    );
+    check(
+        &[b"\x01\x01a\x02", &object, most],
+        "a length is 9223372036854775808, not between 1 and 9223372036854775807",
+    );
+}
+
+/// What becomes of objects that are not there, or are too short, or too long, and of a sink that fails.
+#[test]
+fn failing_objects() {
+    type Objects<'a> = &'a mut dyn FnMut(&ObjectId, Segment, &mut dyn Write) -> io::Result<()>;
+    let recipe = recipe(&[b"\x02", &[b'x'; 32], b"\x05", &end(5)]);
+    let check = |objects: Objects<'_>, out: &mut dyn Write, expected: &str| {
+        let error = rebuild(&recipe[..], objects, out).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap();
+        assert!(format!("{error}: {source}").contains(expected), "{error}: {source}");
+    };
+    let gone =
+        "cannot read object 7878787878787878787878787878787878787878787878787878787878787878: gone";
+    check(&mut |_, _, _| Err(io::Error::other("gone")), &mut io::sink(), gone);
+    check(&mut |_, _, out| out.write_all(b"1234"), &mut io::sink(), "unexpected end of file");
+    check(&mut |_, _, out| out.write_all(b"123456"), &mut io::sink(), "gave too many bytes");
+    let full = "cannot write the tar: write zero";
+    check(&mut |_, _, out| out.write_all(b"12345"), &mut &mut [0; 3][..], full);
+}
