@@ -1,0 +1,236 @@
+//! Files that appear whole or not at all, and copies that share what the file system can share.
+//! For everything else about files, rustix is safe to use directly.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use rustix::path::Arg;
+
+use crate::object::proc_path;
+
+/// A new file without a name, open for reading and writing, in the file system of a directory.
+/// Dropping it leaves nothing. Mode bits are subject to the umask.
+///
+/// # Errors
+/// `EOPNOTSUPP` on file systems that cannot (NFS, overlayfs before 6.1, some FUSE).
+pub fn unnamed(directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::openat(directory, c".", flags, Mode::from_raw_mode(mode))
+}
+
+/// What became of a name that was to be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// The file has it now.
+    Now,
+    /// Another file had it before, and was left alone.
+    Taken,
+}
+
+/// Gives an open file (made by [`unnamed`], or not) a name, never replacing one.
+///
+/// # Errors
+/// The kernel's answer, but that the name is taken is none.
+pub fn link(
+    file: BorrowedFd<'_>,
+    directory: BorrowedFd<'_>,
+    name: impl Arg,
+) -> Result<Named, Errno> {
+    // By way of /proc, since AT_EMPTY_PATH wants CAP_DAC_READ_SEARCH.
+    named(rustix::fs::linkat(CWD, proc_path(file), directory, name, AtFlags::SYMLINK_FOLLOW))
+}
+
+/// Renames, never replacing anything.
+///
+/// # Errors
+/// The kernel's answer, but that the name is taken is none.
+pub fn rename_new(
+    from: (BorrowedFd<'_>, impl Arg),
+    to: (BorrowedFd<'_>, impl Arg),
+) -> Result<Named, Errno> {
+    named(rustix::fs::renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE))
+}
+
+fn named(result: Result<(), Errno>) -> Result<Named, Errno> {
+    match result {
+        Ok(()) => Ok(Named::Now),
+        Err(Errno::EXIST) => Ok(Named::Taken),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Opens the same file once more, for reading only. fs-verity wants this: drop the writable
+/// descriptor, then [`crate::verity::enable`] by this one.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(proc_path(file), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// How a copy was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// Both files have the same blocks on disk (XFS, btrfs).
+    Shared,
+    /// The bytes were copied, this many.
+    Bytes(u64),
+}
+
+/// Copies a whole file into an empty one: shared blocks where the file system can, else within
+/// the kernel where it can, else by reading and writing. File offsets are of no account.
+///
+/// # Errors
+/// The kernel's answer: `ENOSPC`, `EIO` and the like.
+pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
+    match rustix::fs::ioctl_ficlone(to, from) {
+        Ok(()) => return Ok(Copied::Shared),
+        Err(
+            Errno::OPNOTSUPP
+            | Errno::NOTTY
+            | Errno::XDEV
+            | Errno::INVAL
+            | Errno::NOSYS
+            | Errno::PERM,
+        ) => {}
+        Err(errno) => return Err(errno),
+    }
+    let mut position = 0;
+    loop {
+        let (mut read_at, mut write_at) = (position, position);
+        // A gigabyte at a time: it cannot be interrupted.
+        match rustix::fs::copy_file_range(
+            from,
+            Some(&mut read_at),
+            to,
+            Some(&mut write_at),
+            1 << 30,
+        ) {
+            // Some file systems answer 0 instead of an error (/proc): read them to be sure.
+            Ok(0) => return copy_bytes(from, to, position),
+            Ok(length) => position += length as u64,
+            Err(Errno::INTR) => {}
+            Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {
+                return copy_bytes(from, to, position);
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn copy_bytes(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    mut position: u64,
+) -> Result<Copied, Errno> {
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        let length = match rustix::io::pread(from, &mut buffer, position) {
+            Ok(0) => return Ok(Copied::Bytes(position)),
+            Ok(length) => length,
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno),
+        };
+        let mut rest = buffer.get(..length).unwrap_or_default();
+        while !rest.is_empty() {
+            match rustix::io::pwrite(to, rest, position) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(written) => {
+                    rest = rest.get(written..).unwrap_or_default();
+                    position += written as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::{Copied, Named, copy, link, rename_new, reopen_read_only, unnamed};
+    use rustix::io::Errno;
+
+    #[test]
+    fn a_file_appears_whole_and_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = File::open(dir.path()).unwrap();
+        let mut file = File::from(unnamed(at.as_fd(), 0o444).unwrap());
+        file.write_all(b"text").unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(link(file.as_fd(), at.as_fd(), "name").unwrap(), Named::Now);
+        assert_eq!(fs::read(dir.path().join("name")).unwrap(), b"text");
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o444);
+
+        let other = unnamed(at.as_fd(), 0o444).unwrap();
+        assert_eq!(link(other.as_fd(), at.as_fd(), "name").unwrap(), Named::Taken);
+        assert_eq!(fs::read(dir.path().join("name")).unwrap(), b"text");
+        let error = link(other.as_fd(), at.as_fd(), "absent/name").unwrap_err();
+        assert_eq!(error, Errno::NOENT);
+    }
+
+    #[test]
+    fn renames_replace_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = File::open(dir.path()).unwrap();
+        fs::write(dir.path().join("a"), "a").unwrap();
+        fs::write(dir.path().join("b"), "b").unwrap();
+        let rename = |from: &str, to: &str| rename_new((at.as_fd(), from), (at.as_fd(), to));
+        assert_eq!(rename("a", "b"), Ok(Named::Taken));
+        assert_eq!(fs::read(dir.path().join("b")).unwrap(), b"b");
+        assert_eq!(rename("a", "c"), Ok(Named::Now));
+        assert_eq!(fs::read(dir.path().join("c")).unwrap(), b"a");
+        assert_eq!(rename("a", "d"), Err(Errno::NOENT));
+    }
+
+    #[test]
+    fn a_second_open_file_only_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = File::open(dir.path()).unwrap();
+        let file = unnamed(at.as_fd(), 0o600).unwrap();
+        let mut same = File::from(reopen_read_only(file.as_fd()).unwrap());
+        rustix::io::write(&file, b"text").unwrap();
+        let mut text = String::new();
+        same.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "text");
+        assert_eq!(rustix::io::write(&same, b"more"), Err(Errno::BADF));
+    }
+
+    #[track_caller]
+    fn check_copy(from: &File, content: &[u8]) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut to = File::create_new(dir.path().join("to")).unwrap();
+        match copy(from.as_fd(), to.as_fd()).unwrap() {
+            Copied::Shared => {}
+            Copied::Bytes(length) => assert_eq!(length, content.len() as u64),
+        }
+        assert_eq!(fs::read(dir.path().join("to")).unwrap(), content);
+        to.write_all(b"!").unwrap();
+    }
+
+    #[test]
+    fn copies_are_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        for length in [0, 1, 4096, 1_000_003] {
+            let content: Vec<u8> = (0..length).map(|i: u32| i.to_le_bytes()[0] ^ 0x5a).collect();
+            fs::write(dir.path().join("from"), &content).unwrap();
+            let mut from = File::open(dir.path().join("from")).unwrap();
+            // The offset is of no account.
+            from.read_exact(&mut vec![0; content.len() / 2]).unwrap();
+            check_copy(&from, &content);
+        }
+    }
+
+    /// Files of /proc have no length, and the kernel copies nothing from them by itself.
+    #[test]
+    fn a_copy_of_a_file_without_length() {
+        let from = File::open("/proc/sys/kernel/ostype").unwrap();
+        check_copy(&from, b"Linux\n");
+    }
+}

@@ -1,0 +1,70 @@
+//! The new mount API's file system context: options one by one, then the superblock, then a mount.
+
+use std::fmt;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+use super::{Detached, KernelMessages, MountError, Step};
+
+/// A file system being set up. Its log is read when a step fails, since `EINVAL` alone says little.
+pub(super) struct Context<'a> {
+    fd: OwnedFd,
+    object: &'a dyn fmt::Display,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn open(kind: &str, object: &'a dyn fmt::Display) -> Result<Self, MountError> {
+        let fd = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)
+            .map_err(|errno| MountError::call(Step::Open, object, errno))?;
+        Ok(Self { fd, object })
+    }
+
+    pub(super) fn flag(&self, key: &str) -> Result<(), MountError> {
+        rustix::mount::fsconfig_set_flag(self.fd.as_fd(), key)
+            .map_err(|errno| self.failed(Step::Set(key.to_owned()), errno))
+    }
+
+    pub(super) fn string(&self, key: &str, value: &str) -> Result<(), MountError> {
+        rustix::mount::fsconfig_set_string(self.fd.as_fd(), key, value)
+            .map_err(|errno| self.failed(Step::Set(format!("{key}={value}")), errno))
+    }
+
+    pub(super) fn descriptor(&self, key: &str, value: BorrowedFd<'_>) -> Result<(), MountError> {
+        rustix::mount::fsconfig_set_fd(self.fd.as_fd(), key, value)
+            .map_err(|errno| self.failed(Step::Set(key.to_owned()), errno))
+    }
+
+    pub(super) fn create(&self) -> Result<(), MountError> {
+        rustix::mount::fsconfig_create(self.fd.as_fd())
+            .map_err(|errno| self.failed(Step::Create, errno))
+    }
+
+    pub(super) fn mount(&self, attributes: MountAttrFlags) -> Result<Detached, MountError> {
+        rustix::mount::fsmount(self.fd.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+            .map(Detached::from_fd)
+            .map_err(|errno| self.failed(Step::Mount, errno))
+    }
+
+    fn failed(&self, step: Step, source: Errno) -> MountError {
+        MountError::Call { step, object: self.object.to_string(), messages: self.log(), source }
+    }
+
+    /// Reads the log empty: one message a read, `ENODATA` at its end.
+    fn log(&self) -> KernelMessages {
+        let mut messages = Vec::new();
+        // Longer messages answer EMSGSIZE and are dropped by the kernel.
+        let mut buffer = [0; 4096];
+        // The kernel's ring holds eight (fs/fs_context.c, struct fc_log).
+        for _ in 0..8 {
+            let Ok(length) = rustix::io::read(&self.fd, &mut buffer) else { break };
+            let line = String::from_utf8_lossy(buffer.get(..length).unwrap_or_default());
+            let line = line.trim_end();
+            // "e ", "w " or "i " before the text gives its level.
+            let text = line.split_once(' ').filter(|(level, _)| level.len() == 1);
+            messages.push(text.map_or(line, |(_, text)| text).to_owned());
+        }
+        KernelMessages(messages)
+    }
+}

@@ -1,0 +1,200 @@
+//! Processes: started with their surroundings in order, named by descriptors that cannot come to
+//! mean another process, waited for, and sent what we are sent.
+
+mod namespaces;
+mod signals;
+mod spawn;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
+
+pub use namespaces::{IdRange, Namespace, enter, own_mounts, unshare, user_namespace};
+pub use rustix::process::{Pid, Signal};
+pub use signals::{Received, Sender, Signals};
+pub use spawn::{Setup, Spawned, spawn};
+
+/// What went wrong with a process.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The kernel refused a step.
+    #[error("cannot {step}")]
+    Call {
+        /// What was to be done.
+        step: &'static str,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// The kernel refused something about one process.
+    #[error("cannot {step} process {pid}")]
+    Process {
+        /// What was to be done to it.
+        step: &'static str,
+        /// The process.
+        pid: i32,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// The program could not be started.
+    #[error("cannot start {program}")]
+    Spawn {
+        /// The program.
+        program: String,
+        /// Why: `NotFound` and `PermissionDenied` mean the program itself, or its interpreter.
+        source: std::io::Error,
+    },
+}
+
+impl ProcessError {
+    fn call(step: &'static str) -> impl Fn(Errno) -> Self {
+        move |source| Self::Call { step, source }
+    }
+}
+
+/// A process, held by a descriptor.
+#[derive(Debug)]
+pub struct Process {
+    fd: OwnedFd,
+    pid: Pid,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with a code from 0 to 255.
+    Code(i32),
+    /// By a signal, by its number.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The exit code that a shell would show: 128 and the signal's number if one ended it.
+    #[must_use]
+    pub fn shell_code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl Process {
+    /// Takes hold of a process by its number. Unless it is a child that has not been waited for,
+    /// make sure afterwards that it is still the one that was meant.
+    ///
+    /// # Errors
+    /// `ESRCH` when there is none.
+    pub fn open(pid: Pid) -> Result<Self, ProcessError> {
+        let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+            .map_err(|errno| Self::failed("take hold of", pid, errno))?;
+        Ok(Self { fd, pid })
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// `ESRCH` when it has ended, `EPERM` when it is not ours to signal.
+    pub fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
+        rustix::process::pidfd_send_signal(&self.fd, signal)
+            .map_err(|errno| Self::failed("signal", self.pid, errno))
+    }
+
+    /// A duplicate of one of its descriptors, by its number there.
+    ///
+    /// # Errors
+    /// `EPERM` without the right to trace it (Yama may want `CAP_SYS_PTRACE`), `EBADF` when it has
+    /// no such descriptor.
+    pub fn descriptor(&self, number: RawFd) -> Result<OwnedFd, ProcessError> {
+        rustix::process::pidfd_getfd(&self.fd, number, PidfdGetfdFlags::empty())
+            .map_err(|errno| Self::failed("take a descriptor of", self.pid, errno))
+    }
+
+    /// Waits until it ends. It must be a child of this process, or have become one
+    /// ([`set_subreaper`]).
+    ///
+    /// # Errors
+    /// `ECHILD` when it is not, or has been waited for.
+    ///
+    /// # Panics
+    /// If the kernel reports an end that is neither a code nor a signal.
+    pub fn wait(&self) -> Result<Exit, ProcessError> {
+        loop {
+            let id = WaitId::PidFd(self.fd.as_fd());
+            match rustix::process::waitid(id, WaitIdOptions::EXITED) {
+                Ok(Some(status)) => {
+                    let by_itself = status.exit_status().map(Exit::Code);
+                    let by_signal = status.terminating_signal().map(Exit::Signal);
+                    return Ok(by_itself.or(by_signal).expect("WEXITED reports only these"));
+                }
+                Ok(None) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
+            }
+        }
+    }
+
+    /// Waits until it ends, and sends on to it every signal that arrives in the meantime.
+    ///
+    /// A signal from the terminal reaches the whole foreground process group, so it is only sent
+    /// on to a process outside of ours: nobody gets one Ctrl-C twice.
+    ///
+    /// # Errors
+    /// As [`Process::wait`]. That the process has ended before a signal reached it is none.
+    pub fn supervise(&self, signals: &Signals) -> Result<Exit, ProcessError> {
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
+            }
+            let ended = !fds[0].revents().is_empty();
+            while let Some(received) = signals.next()? {
+                if received.sender == Sender::Process || !self.is_in_our_group() {
+                    match self.signal(received.signal) {
+                        Ok(()) | Err(ProcessError::Process { source: Errno::SRCH, .. }) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            if ended {
+                return self.wait();
+            }
+        }
+    }
+
+    fn is_in_our_group(&self) -> bool {
+        rustix::process::getpgid(Some(self.pid)) == Ok(rustix::process::getpgrp())
+    }
+
+    fn failed(step: &'static str, pid: Pid, source: Errno) -> ProcessError {
+        ProcessError::Process { step, pid: pid.as_raw_nonzero().get(), source }
+    }
+}
+
+impl AsFd for Process {
+    /// Readable once the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Makes this process the new parent of descendants whose own parent dies, so that it can wait
+/// for a container that its runtime left behind.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn set_subreaper() -> Result<(), ProcessError> {
+    // PR_SET_CHILD_SUBREAPER takes a boolean; rustix wants a pid, any.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(ProcessError::call("become the parent of orphans"))
+}

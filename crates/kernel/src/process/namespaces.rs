@@ -1,0 +1,222 @@
+//! Namespaces, and who a user namespace makes whom.
+#![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::mount::MountPropagationFlags;
+use rustix::process::{Pid, WaitOptions};
+use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
+
+use super::ProcessError;
+use crate::mount::Propagation;
+
+/// A kind of namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Namespace {
+    /// What is mounted where.
+    Mount,
+    /// Users, groups and capabilities.
+    User,
+    /// Process numbers; for children only.
+    Pid,
+    /// Host name.
+    Uts,
+    /// System V IPC.
+    Ipc,
+    /// Network.
+    Network,
+    /// Control groups.
+    Cgroup,
+}
+
+/// Gives this *thread* (and children and threads that it starts later) new namespaces. A user
+/// namespace needs a process with one thread, and its id maps written from outside;
+/// [`user_namespace`] does both elsewhere.
+///
+/// # Errors
+/// The kernel's answer: `EPERM`, `ENOSPC` (a limit in `/proc/sys/user`), `EINVAL` (threads).
+pub fn unshare(namespaces: &[Namespace]) -> Result<(), ProcessError> {
+    let flags = namespaces.iter().fold(UnshareFlags::empty(), |flags, namespace| {
+        flags
+            | match namespace {
+                Namespace::Mount => UnshareFlags::NEWNS,
+                Namespace::User => UnshareFlags::NEWUSER,
+                Namespace::Pid => UnshareFlags::NEWPID,
+                Namespace::Uts => UnshareFlags::NEWUTS,
+                Namespace::Ipc => UnshareFlags::NEWIPC,
+                Namespace::Network => UnshareFlags::NEWNET,
+                Namespace::Cgroup => UnshareFlags::NEWCGROUP,
+            }
+    });
+    // SAFETY: without FILES, no thread loses sight of a descriptor.
+    unsafe { rustix::thread::unshare_unsafe(flags) }
+        .map_err(ProcessError::call("make new namespaces"))
+}
+
+/// Moves this *thread* into namespaces of the process behind a pidfd, all or none.
+///
+/// # Errors
+/// The kernel's answer: `EPERM`, `ESRCH` when the process has ended, `EINVAL` for a user namespace
+/// in a process with several threads.
+pub fn enter(process: BorrowedFd<'_>, namespaces: &[Namespace]) -> Result<(), ProcessError> {
+    let failed = ProcessError::call("enter the namespaces of a process");
+    if namespaces.contains(&Namespace::Mount) {
+        // The kernel moves no thread that shares its working directory with others.
+        // SAFETY: without FILES, no thread loses sight of a descriptor.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.map_err(&failed)?;
+    }
+    let types = namespaces.iter().fold(ThreadNameSpaceType::empty(), |types, namespace| {
+        types
+            | match namespace {
+                Namespace::Mount => ThreadNameSpaceType::MOUNT,
+                Namespace::User => ThreadNameSpaceType::USER,
+                Namespace::Pid => ThreadNameSpaceType::PROCESS_ID,
+                Namespace::Uts => ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME,
+                Namespace::Ipc => ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION,
+                Namespace::Network => ThreadNameSpaceType::NETWORK,
+                Namespace::Cgroup => ThreadNameSpaceType::CONTROL_GROUP,
+            }
+    });
+    rustix::thread::move_into_thread_name_spaces(process, types).map_err(failed)
+}
+
+/// Gives this *thread* (and what it starts later) a mount namespace of its own, whose mounts no
+/// one else sees and which go when its last process has gone.
+///
+/// `Propagation::Downstream` lets the host's mounts and, above all, unmounts through; with
+/// `Private` this namespace keeps alive what the host unmounts.
+///
+/// # Errors
+/// The kernel's answer: `EPERM` without `CAP_SYS_ADMIN`, `EINVAL` in a chroot whose root is not a
+/// mount.
+pub fn own_mounts(from_host: Propagation) -> Result<(), ProcessError> {
+    unshare(&[Namespace::Mount])?;
+    set_root_propagation(from_host)
+        .map_err(ProcessError::call("keep mounts from spreading out of a namespace"))
+}
+
+/// Only system calls, so that it may run between fork and exec.
+pub(super) fn set_root_propagation(from_host: Propagation) -> Result<(), Errno> {
+    let kind = match from_host {
+        Propagation::Private => MountPropagationFlags::PRIVATE,
+        Propagation::Downstream => MountPropagationFlags::DOWNSTREAM,
+        Propagation::Shared => MountPropagationFlags::SHARED,
+    };
+    rustix::mount::mount_change(c"/", kind | MountPropagationFlags::REC)
+}
+
+/// A range of ids in a user namespace and the ids outside that it stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdRange {
+    /// The first id inside.
+    pub inside: u32,
+    /// The first id outside.
+    pub outside: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+/// A new user namespace that nobody lives in, for [`crate::mount::Detached::idmap`] or as proof
+/// that there can be one. Works whatever the number of threads.
+///
+/// # Errors
+/// The kernel's answer: `EPERM`, `ENOSPC` when not allowed; `EPERM` for maps beyond one's own id
+/// without `CAP_SETUID`.
+///
+/// # Panics
+/// If `fork` answers a pid that is none.
+pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, ProcessError> {
+    let failed = ProcessError::call("make a user namespace");
+    let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(&failed);
+    let (ready_read, ready_write) = pipe()?;
+    let (done_read, done_write) = pipe()?;
+
+    // SAFETY: the child only makes system calls, then exits: of this process's other threads,
+    // which it does not have, it needs nothing.
+    match unsafe { libc::fork() } {
+        -1 => Err(failed(crate::last_errno())),
+        0 => in_new_user_namespace(&ready_write, &done_read),
+        child => {
+            drop(ready_write);
+            drop(done_read);
+            let result = map_and_open(child, File::from(ready_read), users, groups);
+            // The child sees the end of the pipe, and exits.
+            drop(done_write);
+            let child = Pid::from_raw(child).expect("fork answers a pid");
+            let wait = || rustix::process::waitpid(Some(child), WaitOptions::empty());
+            while matches!(wait(), Err(Errno::INTR)) {}
+            result.map_err(failed)
+        }
+    }
+}
+
+/// What the child of [`user_namespace`] does. It answers with the errno of its unshare, and stays
+/// until it is no longer needed.
+fn in_new_user_namespace(ready: &OwnedFd, done: &OwnedFd) -> ! {
+    close_all_but(ready.as_raw_fd(), done.as_raw_fd());
+    // SAFETY: this process has one thread and ends in this function.
+    let result = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) };
+    let errno = result.err().map_or(0, Errno::raw_os_error);
+    if rustix::io::write(ready, &errno.to_le_bytes()).is_ok() {
+        // Until the end of the pipe, or anything unexpected.
+        while rustix::io::read(done, &mut [0]) == Err(Errno::INTR) {}
+    }
+    // SAFETY: _exit runs no destructors or handlers of the parent's.
+    unsafe { libc::_exit(0) }
+}
+
+/// Lets go of every other descriptor: the copy of the pipe's writing end, and all that would keep
+/// the parent's files and mounts in use meanwhile. Only for a child that ends without dropping.
+fn close_all_but(one: RawFd, other: RawFd) {
+    let (low, high) = (one.min(other), one.max(other));
+    for (first, last) in [(0, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
+        if first <= last {
+            // SAFETY: nothing in this process uses these descriptors any more. An error (before
+            // Linux 5.9) leaves them open, at worst until the parent exits.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+    }
+}
+
+fn map_and_open(
+    child: i32,
+    mut ready: File,
+    users: &[IdRange],
+    groups: &[IdRange],
+) -> Result<OwnedFd, Errno> {
+    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let mut answer = [0; 4];
+    ready.read_exact(&mut answer).map_err(errno)?;
+    match i32::from_le_bytes(answer) {
+        0 => {}
+        refused => return Err(Errno::from_raw_os_error(refused)),
+    }
+    let write = |name: &str, text: &str| {
+        // The kernel takes a map in one write.
+        File::options()
+            .write(true)
+            .open(format!("/proc/{child}/{name}"))
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(errno)
+    };
+    write("uid_map", &map_text(users))?;
+    if write("gid_map", &map_text(groups)).is_err() {
+        // Without CAP_SETGID a group map is only taken after this (user_namespaces(7)).
+        write("setgroups", "deny")?;
+        write("gid_map", &map_text(groups))?;
+    }
+    let namespace = File::open(format!("/proc/{child}/ns/user")).map_err(errno)?;
+    Ok(namespace.into())
+}
+
+fn map_text(ranges: &[IdRange]) -> String {
+    ranges.iter().fold(String::new(), |mut text, range| {
+        writeln!(text, "{} {} {}", range.inside, range.outside, range.count)
+            .expect("writing to a string");
+        text
+    })
+}

@@ -1,0 +1,139 @@
+//! Signals as things to read.
+#![expect(unsafe_code, reason = "rustix has neither signal masks nor signalfd")]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::process::Signal;
+use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
+
+use super::ProcessError;
+
+/// Signals that this thread no longer dies of but reads.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+    before: SignalMask,
+}
+
+/// A signal that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Which.
+    pub signal: Signal,
+    /// From where.
+    pub sender: Sender,
+}
+
+/// Where a signal comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// From the kernel: above all the terminal, which sends to the whole foreground group.
+    Kernel,
+    /// From a process, by `kill` and the like.
+    Process,
+}
+
+impl Signals {
+    /// Blocks these signals for this thread and those it starts later, for good, so that they are
+    /// only seen through [`Signals::next`]. Call it before any other thread starts: a signal to
+    /// the process goes to any thread that does not block it.
+    ///
+    /// # Errors
+    /// The kernel's answer, such as `EMFILE`.
+    pub fn block(signals: &[Signal]) -> Result<Self, ProcessError> {
+        let failed = ProcessError::call("receive signals");
+        let mut set = SignalMask::empty();
+        for signal in signals {
+            // SAFETY: the set is initialised; a bad number is only an error.
+            if unsafe { libc::sigaddset(&raw mut set.0, signal.as_raw()) } != 0 {
+                return Err(failed(crate::last_errno()));
+            }
+        }
+        let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+        // SAFETY: the set is initialised and only read.
+        let fd = unsafe { libc::signalfd(-1, &raw const set.0, flags) };
+        if fd < 0 {
+            return Err(failed(crate::last_errno()));
+        }
+        // SAFETY: signalfd has just made it, and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let before = set.apply(libc::SIG_BLOCK).map_err(failed)?;
+        Ok(Self { fd, before })
+    }
+
+    /// The next signal that has arrived, if there is one. Never waits: poll the descriptor.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn next(&self) -> Result<Option<Received>, ProcessError> {
+        let mut info = SignalInfo::new_zeroed();
+        loop {
+            match rustix::io::read(&self.fd, info.as_mut_bytes()) {
+                Ok(_) => break,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(source) => return Err(ProcessError::Call { step: "read a signal", source }),
+            }
+        }
+        let number = i32::try_from(info.signal).unwrap_or(0);
+        // Codes above zero are the kernel's own (sigaction(2), si_code).
+        let sender = if info.code > 0 { Sender::Kernel } else { Sender::Process };
+        Ok(Signal::from_named_raw(number).map(|signal| Received { signal, sender }))
+    }
+
+    /// The mask of this thread before: what a child should start with.
+    pub(super) fn before(&self) -> SignalMask {
+        self.before
+    }
+}
+
+impl AsFd for Signals {
+    /// Readable when a signal has arrived.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A set of signals.
+#[derive(Clone, Copy)]
+pub(super) struct SignalMask(libc::sigset_t);
+
+impl SignalMask {
+    fn empty() -> Self {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises the whole set and cannot fail.
+        unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+        // SAFETY: initialised just now.
+        Self(unsafe { set.assume_init() })
+    }
+
+    /// Changes this thread's mask and answers with the one before. Only a system call, so that it
+    /// may run between fork and exec.
+    pub(super) fn apply(self, how: i32) -> Result<Self, Errno> {
+        let mut before = Self::empty();
+        // SAFETY: both sets are initialised and live through the call.
+        match unsafe { libc::pthread_sigmask(how, &raw const self.0, &raw mut before.0) } {
+            0 => Ok(before),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+}
+
+impl std::fmt::Debug for SignalMask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SignalMask")
+    }
+}
+
+/// `struct signalfd_siginfo` of include/uapi/linux/signalfd.h, as far as we read it.
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct SignalInfo {
+    signal: u32,
+    errno: i32,
+    code: i32,
+    rest: [u8; 116],
+}
+const _: () = assert!(size_of::<SignalInfo>() == 128);

@@ -1,0 +1,122 @@
+//! Starting a program with its surroundings in order.
+#![expect(unsafe_code, reason = "what runs between fork and exec must be async-signal-safe")]
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{ChildStderr, ChildStdin, ChildStdout, Command};
+
+use rustix::io::{Errno, FdFlags};
+use rustix::process::{Pid, Signal};
+use rustix::thread::UnshareFlags;
+
+use super::namespaces::set_root_propagation;
+use super::signals::SignalMask;
+use super::{Process, ProcessError, Signals};
+use crate::mount::Propagation;
+
+/// What a child is given besides what [`Command`] can say. The default is nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setup<'a> {
+    /// The signals that this process reads: the child gets back the mask from before.
+    pub signals: Option<&'a Signals>,
+    /// The signal that the child gets when the *thread* that starts it ends. An exec of a set-uid
+    /// program clears it.
+    pub die_with_parent: Option<Signal>,
+    /// A mount namespace of its own; see [`super::own_mounts`].
+    pub own_mounts: Option<Propagation>,
+    /// A session of its own, away from the terminal.
+    pub own_session: bool,
+    /// Descriptors that it inherits, under their numbers here.
+    pub keep: &'a [BorrowedFd<'a>],
+}
+
+/// A started program.
+#[derive(Debug)]
+pub struct Spawned {
+    /// The child; wait for it, lest it stays a zombie.
+    pub process: Process,
+    /// Its standard input, if that was to be a pipe.
+    pub stdin: Option<ChildStdin>,
+    /// Its standard output, if that was to be a pipe.
+    pub stdout: Option<ChildStdout>,
+    /// Its standard error, if that was to be a pipe.
+    pub stderr: Option<ChildStderr>,
+}
+
+/// Starts a program. The command is taken, since the setup stays in it.
+///
+/// # Errors
+/// [`ProcessError::Spawn`] when the program cannot be executed or a part of the setup is refused.
+///
+/// # Panics
+/// If the kernel gives the child a pid that is none.
+pub fn spawn(mut command: Command, setup: &Setup<'_>) -> Result<Spawned, ProcessError> {
+    let plan = Plan::new(setup);
+    // SAFETY: the plan owns no memory it would free and makes nothing but system calls.
+    unsafe { command.pre_exec(move || plan.run().map_err(io::Error::from)) };
+    let mut child = command.spawn().map_err(|source| ProcessError::Spawn {
+        program: command.get_program().display().to_string(),
+        source,
+    })?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a pid");
+    Ok(Spawned {
+        // It cannot have been waited for, so the number is still its.
+        process: Process::open(pid)?,
+        stdin: child.stdin.take(),
+        stdout: child.stdout.take(),
+        stderr: child.stderr.take(),
+    })
+}
+
+/// A [`Setup`] with everything looked up before the fork.
+struct Plan {
+    mask: Option<SignalMask>,
+    die_with_parent: Option<(Signal, Option<Pid>)>,
+    own_mounts: Option<Propagation>,
+    own_session: bool,
+    keep: Vec<RawFd>,
+}
+
+impl Plan {
+    fn new(setup: &Setup<'_>) -> Self {
+        Self {
+            mask: setup.signals.map(Signals::before),
+            die_with_parent: setup
+                .die_with_parent
+                .map(|signal| (signal, Some(rustix::process::getpid()))),
+            own_mounts: setup.own_mounts,
+            own_session: setup.own_session,
+            keep: setup.keep.iter().map(|fd| fd.as_raw_fd()).collect(),
+        }
+    }
+
+    /// In the child, between fork and exec: system calls only, no allocation, no locks.
+    fn run(&self) -> Result<(), Errno> {
+        if let Some((signal, parent)) = self.die_with_parent {
+            rustix::process::set_parent_process_death_signal(Some(signal))?;
+            // It may have died before that.
+            if rustix::process::getppid() != parent {
+                return Err(Errno::SRCH);
+            }
+        }
+        if self.own_session {
+            rustix::process::setsid()?;
+        }
+        if let Some(from_host) = self.own_mounts {
+            // SAFETY: without FILES, no thread loses sight of a descriptor.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+            set_root_propagation(from_host)?;
+        }
+        for &number in &self.keep {
+            // SAFETY: the borrowed descriptors outlive `spawn`, which waits for the exec.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        if let Some(mask) = self.mask {
+            // Last, so that no signal cuts the setup short.
+            mask.apply(libc::SIG_SETMASK)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! Files that must not change: the immutable flag, and what a file is sealed with.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::IFlags;
+use rustix::io::Errno;
+
+use crate::object::name_of;
+
+/// Why a file could not be sealed, unsealed or asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SealError {
+    /// The file system keeps no such flag (tmpfs before 6.6, NFS, FUSE).
+    #[error("the file system of {file} has no immutable flag")]
+    Unsupported {
+        /// The file.
+        file: String,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// Setting and clearing the flag takes `CAP_LINUX_IMMUTABLE`.
+    #[error("cannot change the immutable flag of {file} without CAP_LINUX_IMMUTABLE")]
+    Forbidden {
+        /// The file.
+        file: String,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// Anything else.
+    #[error("cannot {action} the inode flags of {file}")]
+    Flags {
+        /// "read" or "change".
+        action: &'static str,
+        /// The file.
+        file: String,
+        /// The kernel's answer.
+        source: Errno,
+    },
+}
+
+/// What keeps a file from changing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sealed {
+    /// fs-verity: the data cannot change, and every read is checked. Names may come and go.
+    Verity,
+    /// The immutable flag: no write, link, rename or unlink until it is cleared. Reads are not
+    /// checked.
+    Immutable,
+    /// Nothing but its permissions.
+    No,
+}
+
+/// `FS_VERITY_FL` of include/uapi/linux/fs.h, which rustix does not name.
+const VERITY: IFlags = IFlags::from_bits_retain(0x0010_0000);
+
+/// What a file is sealed with. `No` also where the file system keeps no flags.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn sealed(file: BorrowedFd<'_>) -> Result<Sealed, SealError> {
+    match rustix::fs::ioctl_getflags(file) {
+        Ok(flags) if flags.contains(VERITY) => Ok(Sealed::Verity),
+        Ok(flags) if flags.contains(IFlags::IMMUTABLE) => Ok(Sealed::Immutable),
+        Ok(_) | Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Sealed::No),
+        Err(source) => Err(SealError::Flags { action: "read", file: name_of(file), source }),
+    }
+}
+
+/// Makes a file immutable. Link it to its final name first: afterwards that is refused too.
+///
+/// # Errors
+/// [`SealError::Unsupported`] or [`SealError::Forbidden`], after which the file is as it was.
+pub fn set_immutable(file: BorrowedFd<'_>) -> Result<(), SealError> {
+    change(file, |flags| flags | IFlags::IMMUTABLE)
+}
+
+/// Takes the immutable flag away, so that a file can be unlinked. Nothing happens if it has none.
+///
+/// # Errors
+/// As [`set_immutable`], but a file that never had the flag is no error.
+pub fn clear_immutable(file: BorrowedFd<'_>) -> Result<(), SealError> {
+    match sealed(file)? {
+        Sealed::No => Ok(()),
+        Sealed::Immutable | Sealed::Verity => change(file, |flags| flags - IFlags::IMMUTABLE),
+    }
+}
+
+fn change(file: BorrowedFd<'_>, to: impl Fn(IFlags) -> IFlags) -> Result<(), SealError> {
+    let failed = |action, source| match source {
+        Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS => {
+            SealError::Unsupported { file: name_of(file), source }
+        }
+        Errno::PERM => SealError::Forbidden { file: name_of(file), source },
+        _ => SealError::Flags { action, file: name_of(file), source },
+    };
+    let before = rustix::fs::ioctl_getflags(file).map_err(|errno| failed("read", errno))?;
+    let after = to(before);
+    if after == before {
+        return Ok(());
+    }
+    rustix::fs::ioctl_setflags(file, after).map_err(|errno| failed("change", errno))
+}

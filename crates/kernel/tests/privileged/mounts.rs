@@ -1,0 +1,211 @@
+//! EROFS, tmpfs, bind mounts, attributes, and what errors say.
+
+use std::fs::{self, File};
+use std::num::NonZeroU64;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+
+use kernel::mount::{
+    self, Attributes, Backing, ErofsOptions, Io, MountAttrFlags, Reach, TmpfsOptions, Unmount,
+};
+use kernel::process::{IdRange, user_namespace};
+use rustix::io::Errno;
+
+use crate::stage::{Stage, chain, mountinfo, open_directory, read_at, since, write_at};
+
+fn small_tmpfs() -> mount::Detached {
+    let bytes = NonZeroU64::new(1 << 20);
+    mount::tmpfs(&TmpfsOptions { name: "quire:test", bytes, inodes: None, mode: 0o700 }).unwrap()
+}
+
+#[test]
+fn erofs_is_read_while_attached_nowhere() {
+    let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
+    let image = File::open(stage.hello()).unwrap();
+    let erofs = mount::erofs(image.as_fd(), &ErofsOptions::default()).unwrap();
+    drop(image);
+    assert_eq!(read_at(&erofs.mount, "hello").unwrap(), "hello\n");
+    assert_eq!(read_at(&erofs.mount, "sub/deep").unwrap(), "deep\n");
+    assert_eq!(write_at(&erofs.mount, "hello", ""), Err(Errno::ROFS));
+    assert!(!erofs.mount.is_writable().unwrap());
+    assert!(mountinfo(" erofs ").is_empty());
+    if stage.backs_files() {
+        assert_eq!((erofs.backing, erofs.io), (Backing::File, Io::Direct));
+    }
+}
+
+#[test]
+fn erofs_attaches_and_unmounts() {
+    let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
+    let image = File::open(stage.hello()).unwrap();
+    let at = stage.dir("at");
+    let erofs = mount::erofs(image.as_fd(), &ErofsOptions::default()).unwrap();
+    erofs.mount.attach(open_directory(&at).as_fd()).unwrap();
+    assert_eq!(fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    drop(erofs);
+    assert_eq!(fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+
+    let busy = File::open(at.join("hello")).unwrap();
+    let error = mount::unmount(&at, Unmount::Now).unwrap_err();
+    assert_eq!(error.errno(), Some(Errno::BUSY));
+    drop(busy);
+    mount::unmount(&at, Unmount::Now).unwrap();
+    assert!(!at.join("hello").exists());
+
+    let second = mount::erofs(image.as_fd(), &ErofsOptions::default()).unwrap();
+    second.mount.attach_at(&at).unwrap();
+    assert!(at.join("hello").exists());
+    mount::unmount_fd(open_directory(&at).as_fd()).unwrap();
+    assert!(!at.join("hello").exists());
+}
+
+#[test]
+fn erofs_on_tmpfs_goes_through_a_loop_device() {
+    let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
+    let tmpfs = small_tmpfs();
+    let at = stage.dir("tmpfs");
+    tmpfs.attach_at(&at).unwrap();
+    fs::copy(stage.hello(), at.join("image")).unwrap();
+    let image = File::open(at.join("image")).unwrap();
+    let erofs = mount::erofs(image.as_fd(), &ErofsOptions::default()).unwrap();
+    assert_eq!(erofs.backing, Backing::Loop);
+    assert_eq!(read_at(&erofs.mount, "hello").unwrap(), "hello\n");
+    let backing = crate::loopdev::backed_by(&at.join("image"));
+    assert_eq!(backing.len(), 1, "{backing:?}");
+    drop(erofs);
+    crate::loopdev::wait_until_free(&at.join("image"));
+}
+
+/// Blob devices are given in the order of the image's device table. mkfs.erofs writes one.
+#[test]
+fn erofs_reads_from_a_device() {
+    let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
+    let source = stage.dir("device.d");
+    // No two chunks alike, or mkfs.erofs would store them once.
+    let text: String = (0..5000).map(|line| format!("{line}\n")).collect();
+    fs::write(source.join("file"), &text).unwrap();
+    let blob = stage.path("blob");
+    File::create(&blob).unwrap();
+    let blob_option = format!("--blobdev={}", blob.display());
+    let image = stage.mkfs("device.erofs", &["--chunksize=4096", &blob_option], &source);
+    let image = File::open(image).unwrap();
+    let blob = File::open(blob).unwrap();
+    assert!(blob.metadata().unwrap().len() >= text.len() as u64);
+
+    // Newer kernels do not insist on devices: without, they are parts of the image itself.
+    if let Ok(erofs) = mount::erofs(image.as_fd(), &ErofsOptions::default()) {
+        assert_ne!(read_at(&erofs.mount, "file"), Ok(text.clone()));
+    }
+    for io in [Io::Direct, Io::Buffered] {
+        let options = ErofsOptions { devices: &[blob.as_fd()], io, ..ErofsOptions::default() };
+        let erofs = mount::erofs(image.as_fd(), &options).unwrap();
+        assert_eq!(read_at(&erofs.mount, "file").unwrap(), text);
+        assert_eq!(erofs.io, io);
+    }
+}
+
+#[test]
+fn idmapped_clone_of_an_image() {
+    let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
+    let image = File::open(stage.hello()).unwrap();
+    let erofs = mount::erofs(image.as_fd(), &ErofsOptions::default()).unwrap();
+    let range = [IdRange { inside: 0, outside: 100_000, count: 65_536 }];
+    let namespace = user_namespace(&range, &range).unwrap();
+    let Some(mapped) = since(6, 15, erofs.mount.clone_detached()) else { return };
+    let mapped = mapped.unwrap();
+    mapped.idmap(namespace.as_fd()).unwrap();
+    let owner = |mount: &mount::Detached| {
+        let stat = rustix::fs::statat(mount, "hello", rustix::fs::AtFlags::empty()).unwrap();
+        (stat.st_uid, stat.st_gid)
+    };
+    assert_eq!(owner(&erofs.mount), (0, 0));
+    assert_eq!(owner(&mapped), (100_000, 100_000));
+    let error = mapped.idmap(namespace.as_fd()).unwrap_err();
+    assert!(chain(&error).starts_with("cannot map the owners of"), "{}", chain(&error));
+}
+
+#[test]
+fn tmpfs_has_its_limits() {
+    let Some(stage) = Stage::new(&[]) else { return };
+    let tmpfs = small_tmpfs();
+    assert!(tmpfs.is_writable().unwrap());
+    write_at(&tmpfs, "file", "text").unwrap();
+    assert_eq!(read_at(&tmpfs, "file").unwrap(), "text");
+    assert_eq!(write_at(&tmpfs, "big", &"x".repeat(2 << 20)), Err(Errno::NOSPC));
+
+    let at = stage.dir("at");
+    tmpfs.attach_at(&at).unwrap();
+    assert_eq!(fs::metadata(&at).unwrap().mode() & 0o7777, 0o700);
+    let lines = mountinfo("quire:test");
+    assert_eq!(lines.len(), 1);
+    assert!(lines[0].contains("size=1024k"), "{lines:?}");
+
+    let few =
+        TmpfsOptions { name: "quire:few", bytes: None, inodes: NonZeroU64::new(3), mode: 0o755 };
+    let few = mount::tmpfs(&few).unwrap();
+    write_at(&few, "1", "").unwrap();
+    write_at(&few, "2", "").unwrap();
+    assert_eq!(write_at(&few, "3", ""), Err(Errno::NOSPC));
+}
+
+#[test]
+fn attributes_and_bind() {
+    let Some(stage) = Stage::new(&[]) else { return };
+    let source = stage.dir("source");
+    fs::write(source.join("file"), "text").unwrap();
+    small_tmpfs().attach_at(&stage.dir("source/sub")).unwrap();
+    fs::write(source.join("sub/below"), "").unwrap();
+
+    let one = mount::bind(open_directory(&source).as_fd(), Reach::One).unwrap();
+    assert_eq!(read_at(&one, "file").unwrap(), "text");
+    assert_eq!(read_at(&one, "sub/below"), Err(Errno::NOENT));
+    let all = mount::bind(open_directory(&source).as_fd(), Reach::Recursive).unwrap();
+    assert_eq!(read_at(&all, "sub/below").unwrap(), "");
+
+    let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NOSUID;
+    let change = Attributes { set: read_only, ..Attributes::default() };
+    one.set(&change).unwrap();
+    assert!(!one.is_writable().unwrap());
+    assert_eq!(write_at(&one, "file", "new"), Err(Errno::ROFS));
+    one.attach_at(&stage.dir("at")).unwrap();
+    let lines = mountinfo(&stage.path("at").display().to_string());
+    assert!(lines[0].contains(" ro,nosuid"), "{lines:?}");
+
+    // An atime mode replaces the one before, whatever that was.
+    let noatime = MountAttrFlags::MOUNT_ATTR_NOATIME;
+    one.set(&Attributes { set: noatime, ..Attributes::default() }).unwrap();
+    one.set(&Attributes { clear: read_only, ..Attributes::default() }).unwrap();
+    let lines = mountinfo(&stage.path("at").display().to_string());
+    assert!(lines[0].contains(" rw,noatime"), "{lines:?}");
+    write_at(&one, "file", "new").unwrap();
+}
+
+#[track_caller]
+fn check_error(error: &mount::MountError, errno: Errno, expect: &[&str]) {
+    let text = chain(error);
+    assert_eq!(error.errno(), Some(errno), "{text}");
+    for part in expect {
+        assert!(text.contains(part), "{text:?} does not say {part:?}");
+    }
+}
+
+#[test]
+fn errors_name_step_object_and_cause() {
+    let Some(stage) = Stage::new(&[]) else { return };
+    let path = stage.path("not-an-image");
+    fs::write(&path, vec![7; 8192]).unwrap();
+    let file = File::open(&path).unwrap();
+    let error = mount::erofs(file.as_fd(), &ErofsOptions::default()).unwrap_err();
+    check_error(
+        &error,
+        Errno::INVAL,
+        &["cannot create the superblock of erofs image /", "not-an-image", "Invalid argument"],
+    );
+
+    let error = mount::unmount(&stage.path("absent"), Unmount::Lazy).unwrap_err();
+    check_error(&error, Errno::NOENT, &["cannot unmount /", "absent", "No such file"]);
+
+    let tmpfs = small_tmpfs();
+    let error = tmpfs.attach(file.as_fd()).unwrap_err();
+    check_error(&error, Errno::INVAL, &["cannot attach a mount at /", "not-an-image"]);
+}

@@ -1,0 +1,89 @@
+//! Signals to this process reach the child, once. No test harness: its threads would take them.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test, without the harness")]
+
+// As the other crates call it.
+extern crate quire_kernel as kernel;
+
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+
+use kernel::process::{Exit, Received, Sender, Setup, Signal, Signals, spawn};
+
+const FORWARDED: [(&str, Signal); 7] = [
+    ("INT", Signal::INT),
+    ("TERM", Signal::TERM),
+    ("HUP", Signal::HUP),
+    ("QUIT", Signal::QUIT),
+    ("USR1", Signal::USR1),
+    ("USR2", Signal::USR2),
+    ("WINCH", Signal::WINCH),
+];
+
+fn main() {
+    senders_are_told_apart();
+    every_signal_reaches_the_child();
+    the_child_starts_with_the_mask_from_before();
+    println!("signals: ok");
+}
+
+/// The child sends each signal to its parent, and must get it back before it goes on.
+fn every_signal_reaches_the_child() {
+    let signals = Signals::block(&FORWARDED.map(|(_, signal)| signal)).unwrap();
+    assert_eq!(signals.next().unwrap(), None);
+    let mut script = String::new();
+    for (name, _) in FORWARDED {
+        script.push_str(&format!(
+            "got=; trap 'got=1; echo {name}' {name}
+             kill -{name} $PPID
+             while [ -z \"$got\" ]; do sleep 0.01; done
+             trap 'echo {name} again' {name}\n"
+        ));
+    }
+    script.push_str("sleep 0.05; exit 7");
+    let setup = Setup { signals: Some(&signals), ..Setup::default() };
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", &script]).stdout(Stdio::piped());
+    let mut child = spawn(command, &setup).unwrap();
+    assert_eq!(child.process.supervise(&signals).unwrap(), Exit::Code(7));
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(text, "INT\nTERM\nHUP\nQUIT\nUSR1\nUSR2\nWINCH\n");
+}
+
+/// The end of a child is the kernel's signal; the terminal's Ctrl-C has such a code too.
+fn senders_are_told_apart() {
+    let signals = Signals::block(&[Signal::CHILD, Signal::URG]).unwrap();
+    let child = spawn(Command::new("/bin/true"), &Setup::default()).unwrap();
+    child.process.wait().unwrap();
+    let expect = Received { signal: Signal::CHILD, sender: Sender::Kernel };
+    assert_eq!(signals.next().unwrap(), Some(expect));
+
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "kill -URG $PPID; kill -CHLD $PPID"]);
+    let child = spawn(command, &Setup::default()).unwrap();
+    child.process.wait().unwrap();
+    let urgent = Received { signal: Signal::URG, sender: Sender::Process };
+    let mut received = Vec::new();
+    while let Some(next) = signals.next().unwrap() {
+        received.push(next);
+    }
+    assert!(received.contains(&urgent), "{received:?}");
+}
+
+fn the_child_starts_with_the_mask_from_before() {
+    let blocked = |setup: &Setup<'_>| {
+        let mut command = Command::new("/bin/grep");
+        command.args(["SigBlk", "/proc/self/status"]).stdout(Stdio::piped());
+        let mut child = spawn(command, setup).unwrap();
+        let mut text = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        child.process.wait().unwrap();
+        u64::from_str_radix(text.trim_start_matches("SigBlk:").trim(), 16).unwrap()
+    };
+    let before = blocked(&Setup::default());
+    let signals = Signals::block(&[Signal::IO]).unwrap();
+    let io = 1 << (Signal::IO.as_raw() - 1);
+    assert_eq!(blocked(&Setup::default()), before | io);
+    assert_eq!(blocked(&Setup { signals: Some(&signals), ..Setup::default() }), before);
+}
