@@ -1,0 +1,285 @@
+//! One folder per container. What is in it besides its record is the `container` crate's affair.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use image::verity::ObjectId;
+use serde::{Deserialize, Serialize};
+
+use crate::disk::{Directory, DiskError};
+use crate::record::{self, RECORD_MAX, RecordError};
+use crate::refs::Seconds;
+use crate::store::Store;
+use crate::work::{Owner, Workspace, owner};
+
+/// A container's record, in its folder.
+pub(crate) const RECORD: &str = "container.json";
+
+/// What the store knows of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerRecord {
+    /// Its image: `gc` keeps it as long as the folder is there.
+    pub image: ObjectId,
+    /// The name it was started by, as given.
+    pub name: Option<String>,
+    /// When it was made.
+    pub created: Seconds,
+    /// Whether its folder outlives it. If not, the next command removes the folder of a dead one.
+    pub keep: bool,
+}
+
+/// As written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Raw {
+    image: String,
+    name: Option<String>,
+    created: Seconds,
+    keep: bool,
+}
+
+/// Whether somebody holds the container's lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Liveness {
+    /// A process has its folder locked.
+    Alive,
+    /// Nobody has.
+    Dead,
+}
+
+/// Why a container's folder can not be made, opened or removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContainerError {
+    /// Not 1 to 64 of `a-z A-Z 0-9 - _ .`, or it begins with a dot.
+    #[error("\"{}\" is not the name of a container", .0.escape_debug())]
+    Id(String),
+    /// There is one of that name.
+    #[error("there is a container {0} already")]
+    Exists(String),
+    /// There is none of that name.
+    #[error("there is no container {0}")]
+    Absent(String),
+    /// Its image is not in the store.
+    #[error("container {id} needs image {image}, which is not in the store")]
+    NoImage {
+        /// The container.
+        id: String,
+        /// Its image.
+        image: ObjectId,
+    },
+    /// Its record can not be read.
+    #[error("the record of container {id} is damaged")]
+    Damaged {
+        /// The container.
+        id: String,
+        /// How.
+        source: RecordError,
+    },
+    /// The store was opened for reading.
+    #[error("the store {} was opened for reading only", .0.display())]
+    ReadOnly(std::path::PathBuf),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// A container's folder, `containers/ID/`, open and locked (`flock` on the descriptor). It stays
+/// locked as long as any process has a copy of the descriptor: hand one to the monitor.
+#[derive(Debug)]
+pub struct ContainerDir {
+    parent: Directory,
+    directory: Directory,
+    id: String,
+    record: Option<ContainerRecord>,
+}
+
+impl ContainerDir {
+    /// The container's name.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The folder, for everything the `container` crate keeps there. Copies of it hold the lock.
+    /// It is close-on-exec.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Where it is, for runtimes, which take paths only.
+    #[must_use]
+    pub fn path(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
+    /// Its record; `None` if it is damaged.
+    #[must_use]
+    pub const fn record(&self) -> Option<&ContainerRecord> {
+        self.record.as_ref()
+    }
+
+    /// Removes the folder and everything in it, then the lock. What is mounted in it is not
+    /// entered, and makes this fail: unmount it first.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when something can not be removed.
+    pub fn remove(self) -> Result<(), ContainerError> {
+        Ok(self.parent.remove_tree(&self.id)?)
+    }
+}
+
+fn check_id(id: &str) -> Result<(), ContainerError> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if (1..=64).contains(&id.len()) && id.bytes().all(good) && !id.starts_with('.') {
+        return Ok(());
+    }
+    Err(ContainerError::Id(id.to_owned()))
+}
+
+fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordError>, DiskError> {
+    let bytes = directory.read_all(RECORD, RECORD_MAX)?.unwrap_or_default();
+    Ok(record::decode::<Raw>(&bytes).and_then(|raw| {
+        // The checksum is right, so this is our own text or no text of ours.
+        let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
+        let Raw { name, created, keep, .. } = raw;
+        Ok(ContainerRecord { image, name, created, keep })
+    }))
+}
+
+/// A container as `gc` sees it.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) id: String,
+    pub(crate) liveness: Liveness,
+    pub(crate) record: Result<ContainerRecord, RecordError>,
+}
+
+impl Store {
+    /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting
+    /// with a dot.
+    ///
+    /// The record of a container that is kept is synced; the others do not outlive a crash anyway.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when the id is not one or is taken, or the image is not in the store.
+    pub fn create_container(
+        &self,
+        id: &str,
+        record: &ContainerRecord,
+    ) -> Result<ContainerDir, ContainerError> {
+        check_id(id)?;
+        if !self.is_writable() {
+            return Err(ContainerError::ReadOnly(self.path().to_owned()));
+        }
+        let work = Workspace::make(&self.tmp)?;
+        let mut file = work.directory.create(RECORD)?;
+        file.write_all(&record::encode(&Raw {
+            image: record.image.to_string(),
+            name: record.name.clone(),
+            created: record.created,
+            keep: record.keep,
+        }))?;
+        file.publish_mode()?;
+        drop(file);
+        if record.keep {
+            work.directory.sync_file(RECORD)?;
+            work.directory.sync()?;
+        }
+        // From the look at the image to the container's appearance, gc waits.
+        let lock = self.lock_shared()?;
+        if self.images.stat(record.image.to_string())?.is_none() {
+            return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
+        }
+        let published = work.publish(&self.containers, id)?;
+        drop(lock);
+        let directory = published.ok_or_else(|| ContainerError::Exists(id.to_owned()))?;
+        if record.keep {
+            self.containers.sync()?;
+        }
+        let parent = self.containers.try_clone()?;
+        Ok(ContainerDir { parent, directory, id: id.to_owned(), record: Some(record.clone()) })
+    }
+
+    /// Opens and locks the folder of a dead container; `None` when it is alive.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when there is none.
+    pub fn lock_container(&self, id: &str) -> Result<Option<ContainerDir>, ContainerError> {
+        check_id(id)?;
+        match owner(&self.containers, id)? {
+            Owner::Alive => Ok(None),
+            Owner::Gone => Err(ContainerError::Absent(id.to_owned())),
+            Owner::Dead(directory) => {
+                let record = read_record(&directory)?.ok();
+                let parent = self.containers.try_clone()?;
+                Ok(Some(ContainerDir { parent, directory, id: id.to_owned(), record }))
+            }
+        }
+    }
+
+    /// All containers in byte order of their ids.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when the record of one can not be read.
+    pub fn containers(&self) -> Result<Vec<(String, ContainerRecord, Liveness)>, ContainerError> {
+        let mut containers = Vec::new();
+        for Seen { id, liveness, record } in self.see_containers()? {
+            match record {
+                Ok(record) => containers.push((id, record, liveness)),
+                // Begun and never written, and nobody is writing it.
+                Err(RecordError::Unwritten) if liveness == Liveness::Dead => {}
+                Err(source) => return Err(ContainerError::Damaged { id, source }),
+            }
+        }
+        Ok(containers)
+    }
+
+    pub(crate) fn see_containers(&self) -> Result<Vec<Seen>, DiskError> {
+        let mut seen = Vec::new();
+        for listed in self.containers.list()? {
+            let Some(id) = listed.text().filter(|id| check_id(id).is_ok()) else { continue };
+            if listed.kind != rustix::fs::FileType::Directory {
+                continue;
+            }
+            let liveness = match owner(&self.containers, id)? {
+                Owner::Alive => Liveness::Alive,
+                Owner::Dead(_) => Liveness::Dead,
+                Owner::Gone => continue,
+            };
+            let Some(directory) = self.containers.open_if_there(id)? else { continue };
+            let record = read_record(&directory)?;
+            seen.push(Seen { id: id.to_owned(), liveness, record });
+        }
+        Ok(seen)
+    }
+
+    /// Removes what dead commands left: work below `tmp/`, and the folders of dead containers that
+    /// are not to be kept. What nobody refers to otherwise is `gc`'s. Answers how many directories.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when something can not be removed.
+    pub fn clear_dead(&self) -> Result<u64, ContainerError> {
+        let mut cleared = crate::work::clear(&self.tmp)? + crate::trash::clear(&self.tmp)?;
+        for seen in self.see_containers()? {
+            if !seen.is_garbage() {
+                continue;
+            }
+            if let Owner::Dead(_lock) = owner(&self.containers, &seen.id)? {
+                self.containers.remove_tree(&seen.id)?;
+                cleared += 1;
+            }
+        }
+        Ok(cleared)
+    }
+}
+
+impl Seen {
+    pub(crate) fn is_garbage(&self) -> bool {
+        let keep = match &self.record {
+            Ok(record) => record.keep,
+            Err(RecordError::Unwritten) => false,
+            Err(_) => true,
+        };
+        self.liveness == Liveness::Dead && !keep
+    }
+}

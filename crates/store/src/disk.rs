@@ -1,0 +1,494 @@
+//! Directories as descriptors: the only place that changes anything on the disk.
+//!
+//! Everything is named by a directory and one name in it, symlinks are never followed, and every
+//! change passes through [`Trace`], so that a test can record an import and replay it to any point.
+
+mod remove;
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags, Stat,
+};
+use rustix::io::Errno;
+
+pub(crate) use crate::trace::{Change, Trace};
+
+/// Something that could not be done to a file or directory of the store.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}", .path.display())]
+pub struct DiskError {
+    /// What was being done.
+    pub action: &'static str,
+    /// To which file, with the store's directory as it was given.
+    pub path: PathBuf,
+    /// The kernel's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+impl DiskError {
+    /// Whether the disk, a quota or a limit on file sizes left no room.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let errno = Errno::from_io_error(&self.source);
+        matches!(errno, Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG))
+    }
+
+    /// Whether the file system is read-only, or this user may not write there.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        let errno = Errno::from_io_error(&self.source);
+        matches!(errno, Some(Errno::ROFS | Errno::ACCESS | Errno::PERM))
+    }
+
+    pub(crate) fn is(&self, errno: Errno) -> bool {
+        Errno::from_io_error(&self.source) == Some(errno)
+    }
+}
+
+/// What became of a name that was to be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Renamed {
+    /// The file has it now.
+    Now,
+    /// Another file had it before, and was left alone.
+    Taken,
+}
+
+/// A name in a directory, as listed.
+#[derive(Debug, Clone)]
+pub(crate) struct Listed {
+    pub(crate) name: Vec<u8>,
+    /// `Unknown` where the file system does not say.
+    pub(crate) kind: FileType,
+}
+
+impl Listed {
+    pub(crate) fn text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.name).ok()
+    }
+}
+
+/// An open directory of the store, with its path for messages.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    fd: OwnedFd,
+    path: PathBuf,
+    trace: Trace,
+}
+
+/// Names of directories: never through a symlink, and not to another file system.
+const INSIDE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// `NONBLOCK`, so that a FIFO in the place of a file does not hold us up.
+const READ: OFlags =
+    OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+const NEW: OFlags = OFlags::WRONLY
+    .union(OFlags::CREATE)
+    .union(OFlags::EXCL)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// Mode of everything published.
+const PUBLISHED: Mode = Mode::RUSR.union(Mode::RGRP).union(Mode::ROTH);
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Directory {
+    /// Opens the store's own directory, which the user named: symlinks in that path are followed.
+    pub(crate) fn open_root(path: &Path, trace: Trace) -> Result<Self, DiskError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(fd) => Ok(Self { fd, path: path.to_owned(), trace }),
+            Err(errno) => Err(DiskError {
+                action: "open directory",
+                path: path.to_owned(),
+                source: errno.into(),
+            }),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn try_clone(&self) -> Result<Self, DiskError> {
+        let fd = self.fd.try_clone();
+        let fd = fd.map_err(|source| self.failed("duplicate", "", source))?;
+        Ok(Self { fd, path: self.path.clone(), trace: self.trace.clone() })
+    }
+
+    /// After a rename: what messages call the directory from now on.
+    pub(crate) fn renamed(self, to: &Self, name: &str) -> Self {
+        Self { path: to.path_of(name), ..self }
+    }
+
+    pub(crate) fn failed(
+        &self,
+        action: &'static str,
+        name: impl AsRef<[u8]>,
+        source: impl Into<io::Error>,
+    ) -> DiskError {
+        DiskError { action, path: self.path_of(name), source: source.into() }
+    }
+
+    pub(crate) fn path_of(&self, name: impl AsRef<[u8]>) -> PathBuf {
+        match name.as_ref() {
+            b"" => self.path.clone(),
+            name => self.path.join(OsStr::from_bytes(name)),
+        }
+    }
+
+    /// Opens a directory in this one.
+    pub(crate) fn open(&self, name: impl AsRef<[u8]>) -> Result<Self, DiskError> {
+        let name = name.as_ref();
+        self.open_if_there(name)?.ok_or_else(|| self.failed("open directory", name, Errno::NOENT))
+    }
+
+    pub(crate) fn open_if_there(&self, name: impl AsRef<[u8]>) -> Result<Option<Self>, DiskError> {
+        let name = name.as_ref();
+        match rustix::fs::openat(&self.fd, name, DIRECTORY, Mode::empty()) {
+            Ok(fd) => Ok(Some(Self { fd, path: self.path_of(name), trace: self.trace.clone() })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.failed("open directory", name, errno)),
+        }
+    }
+
+    /// Makes a directory with exactly these permissions. `false` if there was something of that
+    /// name before.
+    pub(crate) fn make(&self, name: impl AsRef<[u8]>, mode: Mode) -> Result<bool, DiskError> {
+        let name = name.as_ref();
+        let failed = |errno| self.failed("make directory", name, errno);
+        self.trace.allow().map_err(failed)?;
+        match rustix::fs::mkdirat(&self.fd, name, mode) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => return Ok(false),
+            Err(errno) => return Err(failed(errno)),
+        }
+        // Whatever the umask and default ACLs took away.
+        rustix::fs::chmodat(&self.fd, name, mode, AtFlags::empty()).map_err(failed)?;
+        self.trace.record(|| Change::MakeDirectory(self.path_of(name)));
+        Ok(true)
+    }
+
+    /// Makes a directory for this user alone. `false` if there was something of that name before.
+    pub(crate) fn make_private(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
+        let name = name.as_ref();
+        let failed = |errno| self.failed("make directory", name, errno);
+        self.trace.allow().map_err(failed)?;
+        match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
+            Ok(()) => {
+                self.trace.record(|| Change::MakeDirectory(self.path_of(name)));
+                Ok(true)
+            }
+            Err(Errno::EXIST) => Ok(false),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Creates a file for writing, mode 0444 less the umask.
+    pub(crate) fn create(&self, name: impl AsRef<[u8]>) -> Result<NewFile, DiskError> {
+        let name = name.as_ref();
+        let failed = |errno| self.failed("create", name, errno);
+        self.trace.allow().map_err(failed)?;
+        let fd = rustix::fs::openat(&self.fd, name, NEW, PUBLISHED).map_err(failed)?;
+        self.trace.record(|| Change::Create(self.path_of(name)));
+        Ok(NewFile { fd, path: self.path_of(name), trace: self.trace.clone() })
+    }
+
+    /// Opens a regular file for reading; `None` if there is nothing of that name.
+    pub(crate) fn read(
+        &self,
+        name: impl AsRef<[u8]>,
+    ) -> Result<Option<(std::fs::File, Stat)>, DiskError> {
+        let name = name.as_ref();
+        let fd = match rustix::fs::openat(&self.fd, name, READ, Mode::empty()) {
+            // Someone asks by a lease whether the file is in use: it takes some microseconds. Only
+            // regular files have leases, so this does not wait for ever.
+            Err(Errno::AGAIN) => {
+                let flags = READ.difference(OFlags::NONBLOCK);
+                rustix::fs::openat(&self.fd, name, flags, Mode::empty())
+            }
+            other => other,
+        };
+        let fd = match fd {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(self.failed("open", name, errno)),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| self.failed("stat", name, errno))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            let odd = io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file");
+            return Err(self.failed("read", name, odd));
+        }
+        Ok(Some((fd.into(), stat)))
+    }
+
+    /// The whole of a small file; `None` if there is nothing of that name.
+    pub(crate) fn read_all(
+        &self,
+        name: impl AsRef<[u8]>,
+        limit: u64,
+    ) -> Result<Option<Vec<u8>>, DiskError> {
+        use std::io::Read as _;
+        let name = name.as_ref();
+        let Some((file, stat)) = self.read(name)? else { return Ok(None) };
+        let size = length(&stat);
+        if size > limit {
+            let odd = io::Error::new(io::ErrorKind::InvalidData, format!("it has {size} bytes"));
+            return Err(self.failed("read", name, odd));
+        }
+        let mut bytes = Vec::new();
+        match file.take(limit).read_to_end(&mut bytes) {
+            Ok(_) => Ok(Some(bytes)),
+            Err(source) => Err(self.failed("read", name, source)),
+        }
+    }
+
+    /// What a name is, symlinks not followed; `None` if there is nothing of that name.
+    pub(crate) fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<Stat>, DiskError> {
+        let name = name.as_ref();
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.failed("look up", name, errno)),
+        }
+    }
+
+    /// Renames, never replacing anything.
+    pub(crate) fn rename_new(
+        &self,
+        name: impl AsRef<[u8]>,
+        to: &Self,
+        new: impl AsRef<[u8]>,
+    ) -> Result<Renamed, DiskError> {
+        let (name, new) = (name.as_ref(), new.as_ref());
+        let failed = |errno| to.failed("publish", new, errno);
+        self.trace.allow().map_err(failed)?;
+        match rustix::fs::renameat_with(&self.fd, name, &to.fd, new, RenameFlags::NOREPLACE) {
+            Ok(()) => {
+                self.trace.record(|| Change::Rename(self.path_of(name), to.path_of(new)));
+                Ok(Renamed::Now)
+            }
+            Err(Errno::EXIST) => Ok(Renamed::Taken),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Renames over whatever file has the name.
+    pub(crate) fn rename_over(
+        &self,
+        name: impl AsRef<[u8]>,
+        to: &Self,
+        new: impl AsRef<[u8]>,
+    ) -> Result<(), DiskError> {
+        let (name, new) = (name.as_ref(), new.as_ref());
+        let failed = |errno| to.failed("replace", new, errno);
+        self.trace.allow().map_err(failed)?;
+        rustix::fs::renameat(&self.fd, name, &to.fd, new).map_err(failed)?;
+        self.trace.record(|| Change::Rename(self.path_of(name), to.path_of(new)));
+        Ok(())
+    }
+
+    /// Removes a file. `false` if there was none.
+    pub(crate) fn unlink(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
+        let name = name.as_ref();
+        let failed = |errno| self.failed("remove", name, errno);
+        self.trace.allow().map_err(failed)?;
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) => {
+                self.trace.record(|| Change::Unlink(self.path_of(name)));
+                Ok(true)
+            }
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    fn remove_directory(&self, name: &[u8]) -> Result<bool, DiskError> {
+        let failed = |errno| self.failed("remove directory", name, errno);
+        self.trace.allow().map_err(failed)?;
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
+            Ok(()) => {
+                self.trace.record(|| Change::RemoveDirectory(self.path_of(name)));
+                Ok(true)
+            }
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Everything in the directory, in byte order.
+    pub(crate) fn list(&self) -> Result<Vec<Listed>, DiskError> {
+        let failed = |errno| self.failed("list", "", errno);
+        let mut found = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.fd).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().to_bytes();
+            if !matches!(name, b"." | b"..") {
+                found.push(Listed { name: name.to_vec(), kind: entry.file_type() });
+            }
+        }
+        found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// Makes the names in this directory durable.
+    pub(crate) fn sync(&self) -> Result<(), DiskError> {
+        let failed = |errno| self.failed("sync", "", errno);
+        self.trace.allow().map_err(failed)?;
+        rustix::fs::fsync(&self.fd).map_err(failed)?;
+        self.trace.record(|| Change::SyncDirectory(self.path.clone()));
+        Ok(())
+    }
+
+    /// Makes a file's bytes durable.
+    pub(crate) fn sync_file(&self, name: impl AsRef<[u8]>) -> Result<(), DiskError> {
+        let name = name.as_ref();
+        let failed = |errno| self.failed("sync", name, errno);
+        self.trace.allow().map_err(failed)?;
+        let fd = rustix::fs::openat(&self.fd, name, READ, Mode::empty()).map_err(failed)?;
+        rustix::fs::fsync(fd).map_err(failed)?;
+        self.trace.record(|| Change::SyncFile(self.path_of(name)));
+        Ok(())
+    }
+
+    /// Makes everything on this file system durable.
+    pub(crate) fn sync_everything(&self) -> Result<(), DiskError> {
+        let failed = |errno| self.failed("sync the file system of", "", errno);
+        self.trace.allow().map_err(failed)?;
+        rustix::fs::syncfs(&self.fd).map_err(failed)?;
+        self.trace.record(|| Change::SyncEverything);
+        Ok(())
+    }
+
+    /// Locks the directory itself, for as long as this descriptor or a copy of it is open. `false`
+    /// if somebody else has it locked.
+    pub(crate) fn try_lock(&self) -> Result<bool, DiskError> {
+        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(self.failed("lock", "", errno)),
+        }
+    }
+
+    /// Whether the directory still has a name: nobody removed it between opening and locking it.
+    pub(crate) fn is_linked(&self) -> Result<bool, DiskError> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("stat", "", errno))?;
+        Ok(stat.st_nlink > 0)
+    }
+
+    /// Bytes on disk of everything in a directory, mounts not entered. What vanishes meanwhile, or
+    /// may not be looked at, counts nothing.
+    pub(crate) fn tree_bytes(&self, name: impl AsRef<[u8]>) -> u64 {
+        let name = name.as_ref();
+        let own = self.stat(name).ok().flatten();
+        let Some(own) = own else { return 0 };
+        let mut bytes = on_disk(&own);
+        if FileType::from_raw_mode(own.st_mode) != FileType::Directory {
+            return bytes;
+        }
+        let opened = rustix::fs::openat2(&self.fd, name, DIRECTORY, Mode::empty(), INSIDE);
+        let Ok(fd) = opened else { return bytes };
+        let inner = Self { fd, path: self.path_of(name), trace: self.trace.clone() };
+        for listed in inner.list().unwrap_or_default() {
+            bytes = bytes.saturating_add(inner.tree_bytes(&listed.name));
+        }
+        bytes
+    }
+
+    /// Removes a file that may be immutable. `false` if there was none.
+    pub(crate) fn unlink_sealed(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
+        let name = name.as_ref();
+        match self.unlink(name) {
+            Err(error) if error.is(Errno::PERM) => {
+                self.unseal(name, error)?;
+                self.unlink(name)
+            }
+            other => other,
+        }
+    }
+
+    /// Takes the immutable flag off a regular file; answers `why` if it has none or may not be.
+    pub(crate) fn unseal(&self, name: &[u8], why: DiskError) -> Result<(), DiskError> {
+        let Ok(Some((file, _))) = self.read(name) else { return Err(why) };
+        match kernel::seal::sealed(file.as_fd()) {
+            Ok(kernel::seal::Sealed::Immutable) => {}
+            _ => return Err(why),
+        }
+        match kernel::seal::clear_immutable(file.as_fd()) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.failed("unseal", name, io::Error::other(error))),
+        }
+    }
+}
+
+/// A file that is being written for the first time.
+#[derive(Debug)]
+pub(crate) struct NewFile {
+    fd: OwnedFd,
+    path: PathBuf,
+    trace: Trace,
+}
+
+impl NewFile {
+    pub(crate) fn write_all(&mut self, bytes: &[u8]) -> Result<(), DiskError> {
+        let failed = |errno: Errno| DiskError {
+            action: "write",
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        self.trace.allow().map_err(failed)?;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match rustix::io::write(&self.fd, rest) {
+                Ok(0) => return Err(failed(Errno::IO)),
+                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        self.trace.record(|| Change::Write(self.path.clone(), bytes.to_vec()));
+        Ok(())
+    }
+
+    /// Gives the file exactly mode 0444, whatever the umask took away. Answers whether it took
+    /// anything.
+    pub(crate) fn publish_mode(&self) -> Result<bool, DiskError> {
+        let failed = |action, errno: Errno| DiskError {
+            action,
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| failed("stat", errno))?;
+        if Mode::from_raw_mode(stat.st_mode) == PUBLISHED {
+            return Ok(false);
+        }
+        rustix::fs::fchmod(&self.fd, PUBLISHED).map_err(|errno| failed("chmod", errno))?;
+        Ok(true)
+    }
+}
+
+/// A file's length in bytes.
+pub(crate) fn length(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// Bytes that a file takes on the disk.
+pub(crate) fn on_disk(stat: &Stat) -> u64 {
+    // POSIX leaves the unit open; on Linux it is 512 bytes whatever the file system.
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
+}

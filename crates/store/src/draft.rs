@@ -1,0 +1,207 @@
+//! Objects and images in the making.
+
+use std::io;
+
+use image::verity::{Hasher, ObjectId};
+
+use crate::disk::{DiskError, NewFile};
+use crate::store::StoreError;
+use crate::transaction::Transaction;
+
+/// Why an object or image could not be added.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DraftError {
+    /// Its file could not be written.
+    #[error("can not add {what} to the store")]
+    Write {
+        /// "an object" or "an image".
+        what: &'static str,
+        /// Why.
+        source: DiskError,
+    },
+    /// fs-verity could not be turned on, though the file system has it.
+    #[error("can not seal {what}")]
+    Seal {
+        /// "an object" or "an image".
+        what: &'static str,
+        /// Why.
+        source: kernel::verity::VerityError,
+    },
+    /// An id that can not be in this store, or could not be looked up.
+    #[error("can not look for {id} in the store")]
+    Lookup {
+        /// Which one.
+        id: ObjectId,
+        /// Why.
+        source: Box<StoreError>,
+    },
+}
+
+/// Bytes gathered in memory before a draft gets a file: most objects are smaller, and an object that
+/// the store has already then costs no file at all.
+const GATHERED_MAX: usize = 256 * 1024;
+
+/// The file of an unfinished draft: dropping it removes the file.
+#[derive(Debug)]
+pub(crate) struct Scrap<'t> {
+    transaction: &'t Transaction<'t>,
+    number: u64,
+    kept: bool,
+}
+
+impl<'t> Scrap<'t> {
+    pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<(Self, NewFile), DiskError> {
+        let (number, file) = transaction.new_file()?;
+        Ok((Self { transaction, number, kept: false }, file))
+    }
+
+    /// The file is finished, and its number somebody else's.
+    pub(crate) fn keep(mut self) -> u64 {
+        self.kept = true;
+        self.number
+    }
+}
+
+impl Drop for Scrap<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.transaction.discard(self.number);
+        }
+    }
+}
+
+/// A file that is written and hashed at once.
+#[derive(Debug)]
+struct Spilled<'t> {
+    scrap: Scrap<'t>,
+    file: NewFile,
+    hasher: Hasher,
+}
+
+impl<'t> Spilled<'t> {
+    fn new(transaction: &'t Transaction<'t>) -> Result<Self, DiskError> {
+        let (scrap, file) = Scrap::new(transaction)?;
+        Ok(Self { scrap, file, hasher: Hasher::new(transaction.store().algorithm()) })
+    }
+
+    /// Takes what was gathered.
+    fn take(&mut self, gathered: &mut Vec<u8>) -> Result<(), DiskError> {
+        self.hasher.update(gathered);
+        self.file.write_all(gathered)?;
+        gathered.clear();
+        Ok(())
+    }
+}
+
+/// An object in the making. Dropping it leaves nothing behind.
+#[derive(Debug)]
+pub struct Draft<'t> {
+    transaction: &'t Transaction<'t>,
+    gathered: Vec<u8>,
+    spilled: Option<Spilled<'t>>,
+}
+
+impl<'t> Draft<'t> {
+    pub(crate) const fn new(transaction: &'t Transaction<'t>) -> Self {
+        Self { transaction, gathered: Vec::new(), spilled: None }
+    }
+
+    /// Bytes taken so far.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        let spilled = self.spilled.as_ref().map_or(0, |it| it.hasher.size());
+        spilled + self.gathered.len() as u64
+    }
+
+    fn spill(&mut self) -> Result<(), DiskError> {
+        let spilled = match &mut self.spilled {
+            Some(spilled) => spilled,
+            empty => empty.insert(Spilled::new(self.transaction)?),
+        };
+        spilled.take(&mut self.gathered)
+    }
+
+    /// Names the object by its bytes. It becomes visible when the transaction is committed.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it can not be written.
+    pub fn finish(mut self) -> Result<ObjectId, DraftError> {
+        let transaction = self.transaction;
+        let Some(mut spilled) = self.spilled.take() else {
+            return transaction.object(&self.gathered);
+        };
+        let taken = spilled.take(&mut self.gathered);
+        taken.map_err(|source| transaction.write_failed("an object", source))?;
+        let Spilled { scrap, file, hasher } = spilled;
+        let size = hasher.size();
+        transaction.finish_object(scrap.keep(), file, hasher.finish(), size)
+    }
+}
+
+impl io::Write for Draft<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = GATHERED_MAX - self.gathered.len();
+        let taken = bytes.get(..room).unwrap_or(bytes);
+        if taken.is_empty() && !bytes.is_empty() {
+            let spilled = self.spill();
+            spilled.map_err(|error| self.transaction.io_failed("an object", error))?;
+            return self.write(bytes);
+        }
+        self.gathered.extend_from_slice(taken);
+        Ok(taken.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes of an image gathered for one write.
+const IMAGE_BUFFER: usize = 128 * 1024;
+
+/// An image in the making. Dropping it leaves nothing behind.
+#[derive(Debug)]
+pub struct ImageDraft<'t> {
+    transaction: &'t Transaction<'t>,
+    gathered: Vec<u8>,
+    spilled: Spilled<'t>,
+}
+
+impl<'t> ImageDraft<'t> {
+    pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<Self, DiskError> {
+        let spilled = Spilled::new(transaction)?;
+        Ok(Self { transaction, gathered: Vec::with_capacity(IMAGE_BUFFER), spilled })
+    }
+
+    /// Names the image by its bytes. It becomes visible when the transaction is committed.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it can not be written.
+    pub fn finish(mut self) -> Result<ObjectId, DraftError> {
+        let transaction = self.transaction;
+        let taken = self.spilled.take(&mut self.gathered);
+        taken.map_err(|source| transaction.write_failed("an image", source))?;
+        let Spilled { scrap, file, hasher } = self.spilled;
+        let size = hasher.size();
+        transaction.finish_image(scrap.keep(), file, hasher.finish(), size)
+    }
+}
+
+impl io::Write for ImageDraft<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = IMAGE_BUFFER - self.gathered.len();
+        let taken = bytes.get(..room).unwrap_or(bytes);
+        if taken.is_empty() && !bytes.is_empty() {
+            let spilled = self.spilled.take(&mut self.gathered);
+            spilled.map_err(|error| self.transaction.io_failed("an image", error))?;
+            return self.write(bytes);
+        }
+        self.gathered.extend_from_slice(taken);
+        Ok(taken.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! What the store's bytes are for, each counted once.
+
+use std::collections::BTreeMap;
+
+use image::verity::ObjectId;
+
+use crate::disk::{Directory, DiskError, on_disk};
+use crate::images::{self, ContentsError};
+use crate::inventory::Inventory;
+use crate::refs::{RefError, RefName};
+use crate::store::{Store, split};
+
+/// Why it could not be counted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DuError {
+    /// An image can not be read.
+    #[error("can not tell what image {image} shares")]
+    Image {
+        /// Which one.
+        image: ObjectId,
+        /// Why.
+        source: ContentsError,
+    },
+    /// A ref can not be read.
+    #[error(transparent)]
+    Ref(#[from] RefError),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// Bytes that an image shares with another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedWith {
+    /// The other image.
+    pub image: ObjectId,
+    /// Bytes on disk of the objects that both use.
+    pub bytes: u64,
+}
+
+/// What one image takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageUse {
+    /// The image.
+    pub image: ObjectId,
+    /// Its names.
+    pub refs: Vec<RefName>,
+    /// Bytes on disk of the image file and of objects of no other image.
+    pub own: u64,
+    /// Bytes on disk of objects that other images use too.
+    pub shared: u64,
+    /// With whom, the most first.
+    pub shared_with: Vec<SharedWith>,
+}
+
+/// What the store takes. Every byte is in exactly one of the fields but `unused_objects`, which is a
+/// part of `objects`, and `images`, which tells whose `objects` and `image_files` are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiskUse {
+    /// Bytes on disk of objects.
+    pub objects: u64,
+    /// Of image files.
+    pub image_files: u64,
+    /// Of layers.
+    pub layers: u64,
+    /// Of manifests.
+    pub manifests: u64,
+    /// Of containers' folders.
+    pub containers: u64,
+    /// Of running or dead imports.
+    pub tmp: u64,
+    /// Of `objects`, those of no image: a layer's alone, or garbage.
+    pub unused_objects: u64,
+    /// Each image, in order of its id.
+    pub images: Vec<ImageUse>,
+}
+
+impl Store {
+    /// Counts. `gc` waits meanwhile.
+    ///
+    /// # Errors
+    /// [`DuError`] when something can not be read.
+    pub fn du(&self) -> Result<DiskUse, DuError> {
+        let _lock = self.lock_shared()?;
+        let refs = self.refs()?;
+        let found = Inventory::of(self)?;
+        let mut sizes = BTreeMap::new();
+        let mut open: Option<(String, Directory)> = None;
+        for id in &found.objects {
+            let (shard, rest) = split(id);
+            let directory = match open.take() {
+                Some((name, directory)) if name == shard => directory,
+                _ => self.objects.open(&shard)?,
+            };
+            sizes.insert(*id, size(&directory, &rest)?);
+            open = Some((shard, directory));
+        }
+        let mut users: BTreeMap<ObjectId, Vec<usize>> = BTreeMap::new();
+        let mut files = Vec::new();
+        for (at, image) in found.images.iter().enumerate() {
+            files.push(size(&self.images, &image.to_string())?);
+            let Some(file) = self.image_file(image)? else { continue };
+            let mut visit = |_: &[u8], it: images::Use| {
+                let users = users.entry(it.object).or_default();
+                if users.last() != Some(&at) {
+                    users.push(at);
+                }
+            };
+            images::uses(&file, &mut visit)
+                .map_err(|source| DuError::Image { image: *image, source })?;
+        }
+        let sum = |directory: &Directory| -> Result<u64, DiskError> {
+            let listed = directory.list()?;
+            Ok(listed.iter().map(|it| directory.tree_bytes(&it.name)).sum())
+        };
+        let images = found.images.iter().map(|image| {
+            let named = refs.iter().filter(|it| it.1.image == *image);
+            (*image, named.map(|it| it.0.clone()).collect())
+        });
+        let (images, unused_objects) = share(images.collect(), &files, &sizes, &users);
+        Ok(DiskUse {
+            objects: sizes.values().sum(),
+            image_files: files.iter().sum(),
+            layers: sum(&self.layers)?,
+            manifests: sum(&self.manifests)?,
+            containers: sum(&self.containers)?,
+            tmp: sum(&self.tmp)?,
+            unused_objects,
+            images,
+        })
+    }
+}
+
+fn size(directory: &Directory, name: &str) -> Result<u64, DiskError> {
+    Ok(directory.stat(name)?.map_or(0, |stat| on_disk(&stat)))
+}
+
+/// Divides objects among images; answers also how many bytes belong to none.
+fn share(
+    images: Vec<(ObjectId, Vec<RefName>)>,
+    files: &[u64],
+    sizes: &BTreeMap<ObjectId, u64>,
+    users: &BTreeMap<ObjectId, Vec<usize>>,
+) -> (Vec<ImageUse>, u64) {
+    // Many objects have the same users: images that share a base share all of it.
+    let mut groups: BTreeMap<&[usize], u64> = BTreeMap::new();
+    for (object, bytes) in sizes {
+        let users = users.get(object).map_or(&[][..], Vec::as_slice);
+        *groups.entry(users).or_default() += bytes;
+    }
+    let mut shared: Vec<BTreeMap<usize, u64>> = vec![BTreeMap::new(); images.len()];
+    let mut total = vec![0_u64; images.len()];
+    let mut own = files.to_vec();
+    let mut unused = 0;
+    for (users, bytes) in groups {
+        match *users {
+            [] => unused += bytes,
+            [one] => own[one] += bytes,
+            _ => {
+                for one in users {
+                    total[*one] += bytes;
+                    for other in users.iter().filter(|other| *other != one) {
+                        *shared[*one].entry(*other).or_default() += bytes;
+                    }
+                }
+            }
+        }
+    }
+    let ids: Vec<ObjectId> = images.iter().map(|it| it.0).collect();
+    let uses = images.into_iter().enumerate().map(|(at, (image, refs))| {
+        let others = shared[at].iter();
+        let mut shared_with: Vec<_> =
+            others.map(|(other, bytes)| SharedWith { image: ids[*other], bytes: *bytes }).collect();
+        shared_with.sort_by_key(|it| std::cmp::Reverse(it.bytes));
+        ImageUse { image, refs, own: own[at], shared: total[at], shared_with }
+    });
+    (uses.collect(), unused)
+}

@@ -1,0 +1,539 @@
+//! Finds every byte that is not as it was imported.
+
+mod hash;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+use image::verity::ObjectId;
+
+use hash::{Hashed, hash_all};
+
+use crate::containers::{ContainerError, Liveness};
+use crate::digest::Digest;
+use crate::disk::DiskError;
+use crate::images;
+use crate::inventory::Inventory;
+use crate::layers::LayerError;
+use crate::manifests::{Links, ManifestError};
+use crate::record::RecordError;
+use crate::refs::{RefName, Reference};
+use crate::repair::ALONE;
+use crate::store::{Store, StoreError, belongs};
+
+/// Why the check itself could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FsckError {
+    /// The store has no such image.
+    #[error("the store has no image {0}")]
+    Absent(ObjectId),
+    /// Imports are running, and may rely on what is damaged.
+    #[error("imports are running: repair the store when they have ended")]
+    Busy,
+    /// The store was opened for reading.
+    #[error("the store {} was opened for reading only", .0.display())]
+    ReadOnly(PathBuf),
+    /// The disk, as far as it is no damage to one file.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// How to check.
+#[derive(Debug, Clone, Copy)]
+pub struct FsckOptions {
+    /// Threads that hash, at least 1.
+    pub threads: usize,
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Damage {
+    /// The bytes are not the ones that the name promises.
+    Object {
+        /// The name.
+        expected: ObjectId,
+        /// What the bytes have.
+        actual: ObjectId,
+        /// Length in bytes.
+        size: u64,
+    },
+    /// An object can not be read, or is no file; why not.
+    Unreadable(ObjectId, String),
+    /// An image or a layer needs the object, and it is not there.
+    Missing(ObjectId),
+    /// An image says another size than the object has.
+    Size {
+        /// The object, which is sound.
+        object: ObjectId,
+        /// Its length in bytes.
+        actual: u64,
+        /// As the image says.
+        stated: u64,
+    },
+    /// As `Object`, an image.
+    Image {
+        /// The name.
+        expected: ObjectId,
+        /// What the bytes have.
+        actual: ObjectId,
+    },
+    /// An image that can not be read, or whose bytes are right and make no sense; why not.
+    BadImage(ObjectId, String),
+    /// A layer that can not be given back exactly; why not.
+    Layer(Digest, String),
+    /// A manifest's file; what is wrong with it.
+    Manifest(Digest, String),
+    /// A ref that is damaged, or needs something that is not there.
+    Ref(String, String),
+    /// A container's record; what is wrong with it.
+    Container(String, String),
+    /// Something that no store puts there, by its path.
+    Stray(String),
+}
+
+/// An image that damage reaches, and where.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Harm {
+    /// The image.
+    pub image: ObjectId,
+    /// Its names, if any.
+    pub refs: Vec<RefName>,
+    /// Paths in it, in its own order, every hard link; empty when all of it is hurt.
+    pub paths: Vec<Vec<u8>>,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FsckReport {
+    /// Files checked.
+    pub checked: u64,
+    /// Bytes hashed, of objects and images.
+    pub bytes: u64,
+    /// What is wrong, with the images that it hurts: images first, then objects, layers, manifests,
+    /// refs, the rest.
+    pub damage: Vec<(Damage, Vec<Harm>)>,
+}
+
+impl FsckReport {
+    /// Nothing is damaged.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.damage.is_empty()
+    }
+}
+
+/// One image's view of its objects.
+#[derive(Debug, Default)]
+struct Contents {
+    /// With the sizes that the image says, in order, each pair once.
+    needs: BTreeSet<(ObjectId, u64)>,
+}
+
+impl Store {
+    /// Checks everything in the store. `gc` waits meanwhile; imports do not.
+    ///
+    /// # Errors
+    /// [`FsckError`] when the store can not be read; damage is no error.
+    pub fn fsck(&self, options: FsckOptions) -> Result<FsckReport, FsckError> {
+        let _lock = self.lock_shared()?;
+        let mut report = FsckReport::default();
+        let refs = self.check_refs(&mut report)?;
+        let found = Inventory::of(self)?;
+        let images = self.check_images(&found.images, &refs, options, &mut report);
+        let mut users = Users { refs: &refs, images, layers: BTreeMap::new() };
+
+        let mut other = FsckReport::default();
+        self.check_layers(&found.layers, &mut users, &mut other);
+        self.check_manifests(&found.manifests, &mut other);
+        self.check_objects(&found.objects, &users, options, &mut report)?;
+        report.damage.append(&mut other.damage);
+        report.checked += other.checked;
+
+        for seen in self.see_containers()? {
+            let id = seen.id;
+            let why = match (seen.record, seen.liveness) {
+                (Ok(record), _) if !found.images.contains(&record.image) => {
+                    format!("its image {} is not in the store", record.image)
+                }
+                (Err(RecordError::Unwritten), _) | (Ok(_), _) => continue,
+                (Err(source), Liveness::Alive | Liveness::Dead) => {
+                    ContainerError::Damaged { id: id.clone(), source }.to_string()
+                }
+            };
+            report.add(Damage::Container(id, why));
+        }
+        for path in found.strays.into_iter().chain(self.other_strays()?) {
+            report.add(Damage::Stray(path.display().to_string()));
+        }
+        report.damage.sort_by_key(|(damage, _)| damage.rank());
+        Ok(report)
+    }
+
+    /// Checks one image and every object that it needs.
+    ///
+    /// # Errors
+    /// [`FsckError`] when there is no such image, or the store can not be read.
+    pub fn verify(&self, image: &ObjectId, options: FsckOptions) -> Result<FsckReport, FsckError> {
+        let _lock = self.lock_shared()?;
+        if self.images.stat(image.to_string())?.is_none() {
+            return Err(FsckError::Absent(*image));
+        }
+        let mut report = FsckReport::default();
+        let mut refs = BTreeMap::new();
+        for name in self.ref_names()? {
+            if let Ok(Some(reference)) = self.reference(&name)
+                && reference.image == *image
+            {
+                refs.insert(name, reference);
+            }
+        }
+        let images = self.check_images(&[*image], &refs, options, &mut report);
+        let users = Users { refs: &refs, images, layers: BTreeMap::new() };
+        let present = users.needed();
+        let present: Vec<_> =
+            present.into_iter().filter(|object| self.object_is_there(object)).collect();
+        self.check_objects(&present, &users, options, &mut report)?;
+        report.damage.sort_by_key(|(damage, _)| damage.rank());
+        Ok(report)
+    }
+
+    pub(crate) fn is_sound_object(&self, id: &ObjectId) -> bool {
+        let open = |id: &ObjectId| self.open_to_hash(id);
+        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open);
+        matches!(hashed.as_slice(), [Hashed::Sound(_)])
+    }
+
+    pub(crate) fn is_sound_image(&self, id: &ObjectId) -> bool {
+        let open = |id: &ObjectId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
+        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open);
+        matches!(hashed.as_slice(), [Hashed::Sound(_)])
+    }
+
+    fn open_to_hash(&self, id: &ObjectId) -> Result<Option<File>, DiskError> {
+        match self.object(id) {
+            Ok(file) => Ok(Some(file)),
+            Err(StoreError::NoObject(_)) => Ok(None),
+            Err(StoreError::Disk(error)) => Err(error),
+            Err(other) => Err(self.objects.failed("open", "", io::Error::other(other))),
+        }
+    }
+
+    fn object_is_there(&self, object: &ObjectId) -> bool {
+        // An error is told when the object is read.
+        let (shard, rest) = crate::store::split(object);
+        let shard = self.objects.open_if_there(shard).ok().flatten();
+        shard.is_none_or(|shard| !matches!(shard.stat(rest), Ok(None)))
+    }
+
+    /// The refs that can be read; the others are findings, and so are those that lead nowhere.
+    fn check_refs(
+        &self,
+        report: &mut FsckReport,
+    ) -> Result<BTreeMap<RefName, Reference>, DiskError> {
+        let mut refs = BTreeMap::new();
+        for name in self.ref_names()? {
+            report.checked += 1;
+            match self.reference(&name) {
+                Ok(Some(reference)) => {
+                    for why in self.check_ref(&reference) {
+                        report.add(Damage::Ref(name.to_string(), why));
+                    }
+                    refs.insert(name, reference);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    report.add(Damage::Ref(name.to_string(), chain(&error)));
+                }
+            }
+        }
+        Ok(refs)
+    }
+
+    /// What a ref needs and the store has not. Damage to what is there is found elsewhere.
+    fn check_ref(&self, reference: &Reference) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let image = reference.image;
+        if matches!(self.images.stat(image.to_string()), Ok(None)) {
+            wrong.push(format!("its image {image} is not in the store"));
+        }
+        let Some(manifest) = reference.manifest else { return wrong };
+        let mut links = |digest: &Digest, what: &str| match self.manifest(digest) {
+            Ok(Some(bytes)) => Links::of(&bytes),
+            Ok(None) => {
+                wrong.push(format!("its {what} {digest} is not in the store"));
+                Links::default()
+            }
+            Err(_) => Links::default(),
+        };
+        let mut layers = Vec::new();
+        for config in links(&manifest, "manifest").manifests {
+            layers.extend(links(&config, "config").layers);
+        }
+        for layer in layers {
+            if matches!(self.layers.stat(layer.file_name()), Ok(None)) {
+                wrong.push(format!("its layer {layer} is not in the store"));
+            }
+        }
+        wrong
+    }
+
+    /// Hashes images and reads what they need.
+    fn check_images(
+        &self,
+        ids: &[ObjectId],
+        refs: &BTreeMap<RefName, Reference>,
+        options: FsckOptions,
+        report: &mut FsckReport,
+    ) -> BTreeMap<ObjectId, Contents> {
+        let open = |id: &ObjectId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
+        let hashed = hash_all(ids, self.algorithm(), options, &open);
+        let mut images = BTreeMap::new();
+        for (id, hashed) in ids.iter().zip(hashed) {
+            report.checked += 1;
+            let mut contents = Contents::default();
+            let damage = match hashed {
+                Hashed::Different(actual, size) => {
+                    report.bytes += size;
+                    Some(Damage::Image { expected: *id, actual })
+                }
+                Hashed::Failed(why) => Some(Damage::BadImage(*id, why)),
+                Hashed::Sound(size) => {
+                    report.bytes += size;
+                    let read = self.read_uses(id, &mut |_, object, size| {
+                        contents.needs.insert((object, size));
+                    });
+                    read.err().map(|why| Damage::BadImage(*id, why))
+                }
+            };
+            if let Some(damage) = damage {
+                let names = refs.iter().filter(|it| it.1.image == *id).map(|it| it.0.clone());
+                let harm = Harm { image: *id, refs: names.collect(), paths: Vec::new() };
+                report.damage.push((damage, vec![harm]));
+            }
+            images.insert(*id, contents);
+        }
+        images
+    }
+
+    fn read_uses(
+        &self,
+        image: &ObjectId,
+        visit: &mut dyn FnMut(&[u8], ObjectId, u64),
+    ) -> Result<(), String> {
+        let file = self.image_file(image).map_err(|error| chain(&error))?;
+        let Some(file) = file else { return Ok(()) };
+        images::uses(&file, &mut |path, it| visit(path, it.object, it.size))
+            .map_err(|error| chain(&error))
+    }
+
+    /// Hashes objects, looks for those that are needed and missing, and says whom it hurts.
+    fn check_objects(
+        &self,
+        ids: &[ObjectId],
+        users: &Users<'_>,
+        options: FsckOptions,
+        report: &mut FsckReport,
+    ) -> Result<(), FsckError> {
+        let open = |id: &ObjectId| self.open_to_hash(id);
+        let hashed = hash_all(ids, self.algorithm(), options, &open);
+        let mut damaged: BTreeMap<ObjectId, Vec<Damage>> = BTreeMap::new();
+        let mut sizes = BTreeMap::new();
+        for (id, hashed) in ids.iter().zip(hashed) {
+            report.checked += 1;
+            let damage = match hashed {
+                Hashed::Sound(size) => {
+                    report.bytes += size;
+                    sizes.insert(*id, size);
+                    continue;
+                }
+                Hashed::Different(actual, size) => {
+                    report.bytes += size;
+                    Damage::Object { expected: *id, actual, size }
+                }
+                Hashed::Failed(why) => Damage::Unreadable(*id, why),
+            };
+            damaged.entry(*id).or_default().push(damage);
+        }
+        for object in users.needed() {
+            if ids.binary_search(&object).is_err() {
+                damaged.entry(object).or_default().push(Damage::Missing(object));
+            }
+        }
+        for contents in users.images.values() {
+            for (object, stated) in &contents.needs {
+                let Some(actual) = sizes.get(object).filter(|size| *size != stated) else {
+                    continue;
+                };
+                let damage = Damage::Size { object: *object, actual: *actual, stated: *stated };
+                let found = damaged.entry(*object).or_default();
+                if !found.contains(&damage) {
+                    found.push(damage);
+                }
+            }
+        }
+        if !damaged.is_empty() {
+            self.add_harm(damaged, users, report);
+        }
+        Ok(())
+    }
+
+    fn add_harm(
+        &self,
+        damaged: BTreeMap<ObjectId, Vec<Damage>>,
+        users: &Users<'_>,
+        report: &mut FsckReport,
+    ) {
+        let mut harm: BTreeMap<ObjectId, Vec<Harm>> = BTreeMap::new();
+        for (image, contents) in &users.images {
+            if !contents.needs.iter().any(|(object, _)| damaged.contains_key(object)) {
+                continue;
+            }
+            let mut paths: BTreeMap<ObjectId, Vec<Vec<u8>>> = BTreeMap::new();
+            let read = self.read_uses(image, &mut |path, object, _| {
+                if damaged.contains_key(&object) {
+                    paths.entry(object).or_default().push(path.to_vec());
+                }
+            });
+            if let Err(why) = read {
+                // It could be read a moment ago.
+                report.add(Damage::BadImage(*image, why));
+            }
+            for (object, paths) in paths {
+                let refs = users.names(image);
+                harm.entry(object).or_default().push(Harm { image: *image, refs, paths });
+            }
+        }
+        for (layer, objects) in &users.layers {
+            let wrong = |damage: &Damage| !matches!(damage, Damage::Size { .. });
+            let hurt = |object: &&ObjectId| {
+                damaged.get(object).is_some_and(|found| found.iter().any(wrong))
+            };
+            for object in objects.iter().filter(hurt) {
+                let why = format!("its object {object} is damaged or missing");
+                report.add(Damage::Layer(*layer, why));
+            }
+        }
+        for (object, found) in damaged {
+            let images = harm.remove(&object).unwrap_or_default();
+            report.damage.extend(found.into_iter().map(|damage| (damage, images.clone())));
+        }
+    }
+
+    fn check_layers(&self, ids: &[Digest], users: &mut Users<'_>, report: &mut FsckReport) {
+        for diff_id in ids {
+            report.checked += 1;
+            let why = match self.layer(diff_id) {
+                Ok(None) => continue,
+                Ok(Some(layer)) => {
+                    let objects = layer.info().objects.iter().copied().collect();
+                    users.layers.insert(*diff_id, objects);
+                    let read = layer.recipe().and_then(|mut recipe| {
+                        io::copy(&mut recipe, &mut io::sink())
+                            .map_err(|source| LayerError::Recipe { action: "read", source })
+                    });
+                    match read {
+                        Ok(size) if size == layer.recipe_size() => continue,
+                        Ok(size) => {
+                            format!("its recipe has {size} bytes, not {}", layer.recipe_size())
+                        }
+                        Err(error) => chain(&error),
+                    }
+                }
+                Err(LayerError::Damaged { reason, .. }) => reason.to_owned(),
+                Err(error) => chain(&error),
+            };
+            report.add(Damage::Layer(*diff_id, why));
+        }
+    }
+
+    fn check_manifests(&self, ids: &[Digest], report: &mut FsckReport) {
+        for digest in ids {
+            report.checked += 1;
+            let why = match self.manifest(digest) {
+                Ok(_) => continue,
+                Err(ManifestError::Mismatch { actual, .. }) => {
+                    format!("its bytes have the digest {actual}")
+                }
+                Err(error) => chain(&error),
+            };
+            report.add(Damage::Manifest(*digest, why));
+        }
+    }
+
+    /// What has no place in the directories that [`Inventory`] does not look at.
+    fn other_strays(&self) -> Result<Vec<PathBuf>, DiskError> {
+        let mut strays = Vec::new();
+        let mut look = |directory: &crate::disk::Directory, good: &dyn Fn(&str) -> bool| {
+            for listed in directory.list()? {
+                if !listed.text().is_some_and(good) {
+                    strays.push(directory.path_of(&listed.name));
+                }
+            }
+            Ok::<(), DiskError>(())
+        };
+        look(&self.root, &belongs)?;
+        look(&self.refs, &|name| RefName::from_file_name(name).is_some())?;
+        let work = |name: &str| {
+            name.starts_with(crate::work::PREFIX) || name.starts_with(crate::trash::PREFIX)
+        };
+        look(&self.tmp, &work)?;
+        Ok(strays)
+    }
+}
+
+/// Who needs what.
+#[derive(Debug)]
+struct Users<'a> {
+    refs: &'a BTreeMap<RefName, Reference>,
+    images: BTreeMap<ObjectId, Contents>,
+    layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
+}
+
+impl Users<'_> {
+    fn needed(&self) -> BTreeSet<ObjectId> {
+        let images = self.images.values().flat_map(|it| it.needs.iter().map(|it| it.0));
+        images.chain(self.layers.values().flatten().copied()).collect()
+    }
+
+    fn names(&self, image: &ObjectId) -> Vec<RefName> {
+        let named = self.refs.iter().filter(|it| it.1.image == *image);
+        named.map(|it| it.0.clone()).collect()
+    }
+}
+
+impl FsckReport {
+    fn add(&mut self, damage: Damage) {
+        self.damage.push((damage, Vec::new()));
+    }
+}
+
+impl Damage {
+    /// In which order findings are told.
+    const fn rank(&self) -> u8 {
+        match self {
+            Self::Image { .. } | Self::BadImage(..) => 0,
+            Self::Object { .. } | Self::Unreadable(..) | Self::Missing(_) | Self::Size { .. } => 1,
+            Self::Layer(..) => 2,
+            Self::Manifest(..) => 3,
+            Self::Ref(..) => 4,
+            Self::Container(..) => 5,
+            Self::Stray(_) => 6,
+        }
+    }
+}
+
+/// An error with all of its causes, for a report.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

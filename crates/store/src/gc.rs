@@ -1,0 +1,415 @@
+//! Garbage collection: decide, then act.
+//!
+//! Why this is safe while imports and mounts begin and run: `docs/format/object-store.md`,
+//! "Collecting garbage".
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
+
+use image::verity::ObjectId;
+
+use crate::containers::Liveness;
+use crate::digest::Digest;
+use crate::disk::{Directory, DiskError, on_disk};
+use crate::images::{self, ContentsError};
+use crate::inventory::Inventory;
+use crate::layers::LayerError;
+use crate::manifests::{Links, ManifestError};
+use crate::open::ImageFile;
+use crate::record::RecordError;
+use crate::refs::RefError;
+use crate::store::{Store, split};
+use crate::trash::{self, Item, Trash};
+use crate::work::{self, Owner};
+
+/// Why garbage could not be found or swept. Found before anything is removed, unless it is `Disk`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GcError {
+    /// The store was opened for reading.
+    #[error("the store {} was opened for reading only", .0.display())]
+    ReadOnly(std::path::PathBuf),
+    /// An image in use can not be read, so that what it needs is not known.
+    #[error("image {image} is damaged, so that what it needs is not known: nothing was removed")]
+    Image {
+        /// Which one.
+        image: ObjectId,
+        /// How.
+        source: ContentsError,
+    },
+    /// A layer in use can not be read, so that what it needs is not known.
+    #[error("can not tell what a layer needs: nothing was removed")]
+    Layer(#[source] LayerError),
+    /// A manifest in use can not be read, so that what it needs is not known.
+    #[error("can not tell what a manifest needs: nothing was removed")]
+    Manifest(#[source] Box<ManifestError>),
+    /// A ref can not be read, so that what it needs is not known.
+    #[error("can not tell what a ref needs: nothing was removed")]
+    Ref(#[source] RefError),
+    /// A container's record can not be read, so that what it needs is not known.
+    #[error(
+        "the record of container {id} is damaged, so that what it needs is not known: nothing was removed"
+    )]
+    Container {
+        /// Which one.
+        id: String,
+        /// How.
+        source: RecordError,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// Something nobody needs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Garbage {
+    /// An image.
+    Image(ObjectId),
+    /// A layer.
+    Layer(Digest),
+    /// A manifest, config or index.
+    Manifest(Digest),
+    /// An object.
+    Object(ObjectId),
+    /// A dead container's folder.
+    Container(String),
+    /// What a dead command left in `tmp/`.
+    Leftover(String),
+}
+
+/// Why an image without a ref is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kept {
+    /// A kernel mount or an open descriptor uses it.
+    InUse(ObjectId),
+    /// A container uses it.
+    Container(ObjectId, String),
+}
+
+/// What `gc` would remove, and what it keeps for other reasons than a ref.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GcPlan {
+    /// With the bytes on disk of each.
+    pub garbage: Vec<(Garbage, u64)>,
+    /// Images without a ref that are kept.
+    pub kept: Vec<Kept>,
+}
+
+impl GcPlan {
+    /// Bytes on disk of all garbage.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.garbage.iter().map(|it| it.1).sum()
+    }
+}
+
+/// What `gc` removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Objects, images, layers, manifests, containers and leftovers removed or set aside.
+    pub removed: u64,
+    /// Bytes on disk freed.
+    pub freed: u64,
+    /// Bytes on disk set aside because imports are running, freed by the next command after them.
+    pub set_aside: u64,
+}
+
+/// Everything that somebody needs.
+#[derive(Debug, Default)]
+struct Needed {
+    /// Sorted, each once.
+    objects: Vec<ObjectId>,
+    images: BTreeSet<ObjectId>,
+    layers: BTreeSet<Digest>,
+    manifests: BTreeSet<Digest>,
+    kept: Vec<Kept>,
+}
+
+impl Store {
+    /// What `gc` would remove now. Changes nothing.
+    ///
+    /// # Errors
+    /// [`GcError`] when something that is kept can not be read.
+    pub fn plan_gc(&self) -> Result<GcPlan, GcError> {
+        let _lock = self.lock_shared()?;
+        self.plan().map(|plan| self.describe(&plan))
+    }
+
+    /// Removes what nobody needs: decided and done under the store's lock, safe with imports and
+    /// mounts that begin or run meanwhile.
+    ///
+    /// # Errors
+    /// [`GcError`] when something that is kept can not be read, or garbage can not be removed.
+    pub fn gc(&self) -> Result<(GcPlan, Swept), GcError> {
+        if !self.is_writable() {
+            return Err(GcError::ReadOnly(self.path().to_owned()));
+        }
+        let _lock = self.lock_exclusive()?;
+        let plan = self.plan()?;
+        let described = self.describe(&plan);
+        let mut swept = Swept::default();
+
+        let imports = self.running_imports()?;
+        let trash = match (imports.as_slice(), plan.items.as_slice()) {
+            ([], _) | (_, []) => None,
+            (imports, _) => Some(Trash::make(self, imports)?),
+        };
+        self.sweep(&plan.items, trash.as_ref())?;
+        for id in &plan.containers {
+            if let Owner::Dead(_lock) = work::owner(&self.containers, id)? {
+                self.containers.remove_tree(id)?;
+            }
+        }
+        work::clear(&self.tmp)?;
+        trash::clear(&self.tmp)?;
+
+        for (garbage, bytes) in &described.garbage {
+            swept.removed += 1;
+            let leftover = matches!(garbage, Garbage::Container(_) | Garbage::Leftover(_));
+            match &trash {
+                Some(_) if !leftover => swept.set_aside += bytes,
+                _ => swept.freed += bytes,
+            }
+        }
+        tracing::info!(removed = swept.removed, freed = swept.freed, "collected garbage");
+        Ok((described, swept))
+    }
+
+    fn plan(&self) -> Result<Plan, GcError> {
+        let seen = self.see_containers()?;
+        let mut roots = BTreeSet::new();
+        let mut kept = Vec::new();
+        let mut containers = Vec::new();
+        let mut manifests = Vec::new();
+        for (_, reference) in self.refs().map_err(GcError::Ref)? {
+            roots.insert(reference.image);
+            manifests.extend(reference.manifest);
+        }
+        for container in seen {
+            if container.is_garbage() {
+                containers.push(container.id);
+                continue;
+            }
+            match container.record {
+                Ok(record) => {
+                    if roots.insert(record.image) {
+                        kept.push(Kept::Container(record.image, container.id));
+                    }
+                }
+                // Somebody is making it, and has looked whether the image is there, or will.
+                Err(RecordError::Unwritten) if container.liveness == Liveness::Alive => {}
+                Err(source) => return Err(GcError::Container { id: container.id, source }),
+            }
+        }
+        let found = Inventory::of(self)?;
+        for image in &found.images {
+            if !roots.contains(image) && self.is_in_use(image)? {
+                roots.insert(*image);
+                kept.push(Kept::InUse(*image));
+            }
+        }
+        let needed = self.needed(roots, manifests, kept)?;
+        let mut leftovers = Vec::new();
+        for name in work::names(&self.tmp)?.into_iter().chain(trash::names(&self.tmp)?) {
+            if matches!(work::owner(&self.tmp, &name)?, Owner::Dead(_)) {
+                leftovers.push(name);
+            }
+        }
+        Ok(Plan { items: garbage(&found, &needed), kept: needed.kept, containers, leftovers })
+    }
+
+    /// Follows images and manifests to all they need.
+    fn needed(
+        &self,
+        images: BTreeSet<ObjectId>,
+        mut manifests: Vec<Digest>,
+        kept: Vec<Kept>,
+    ) -> Result<Needed, GcError> {
+        let mut needed = Needed { kept, ..Needed::default() };
+        while let Some(digest) = manifests.pop() {
+            if !needed.manifests.insert(digest) {
+                continue;
+            }
+            let Some(bytes) =
+                self.manifest(&digest).map_err(|error| GcError::Manifest(Box::new(error)))?
+            else {
+                continue;
+            };
+            let links = Links::of(&bytes);
+            manifests.extend(links.manifests);
+            needed.layers.extend(links.layers);
+        }
+        for layer in &needed.layers {
+            if let Some(layer) = self.layer(layer).map_err(GcError::Layer)? {
+                needed.objects.extend(&layer.info().objects);
+            }
+        }
+        for image in images {
+            let failed = |source| GcError::Image { image, source };
+            // A ref whose image is gone keeps nothing; fsck reports it.
+            if let Some(file) = self.image_file(&image)? {
+                images::uses(&file, &mut |_, it| needed.objects.push(it.object)).map_err(failed)?;
+                needed.images.insert(image);
+            }
+        }
+        needed.objects.sort_unstable();
+        needed.objects.dedup();
+        Ok(needed)
+    }
+
+    /// The file of an image, without the promise that `gc` keeps it: for `gc` itself, and whoever
+    /// holds the lock.
+    pub(crate) fn image_file(&self, id: &ObjectId) -> Result<Option<ImageFile>, DiskError> {
+        let file = self.images.read(id.to_string())?;
+        Ok(file.map(|(file, stat)| ImageFile::new(file, crate::disk::length(&stat))))
+    }
+
+    /// Whether a mount or a process has the image open. When in doubt, yes.
+    fn is_in_use(&self, image: &ObjectId) -> Result<bool, DiskError> {
+        // Something else than a file in its place is for fsck; nobody has it mounted.
+        let Ok(Some((file, _))) = self.images.read(image.to_string()) else { return Ok(false) };
+        match kernel::lease::in_use(file.as_fd()) {
+            Ok(in_use) => Ok(in_use),
+            Err(error) => {
+                tracing::warn!(%image, %error, "kept, since it may be in use");
+                Ok(true)
+            }
+        }
+    }
+
+    pub(crate) fn running_imports(&self) -> Result<Vec<String>, DiskError> {
+        let mut running = Vec::new();
+        for name in work::names(&self.tmp)? {
+            if matches!(work::owner(&self.tmp, &name)?, Owner::Alive) {
+                running.push(name);
+            }
+        }
+        Ok(running)
+    }
+
+    /// Removes items, or sets them aside: objects last, and what needs them durably before.
+    fn sweep(&self, items: &[Item], trash: Option<&Trash>) -> Result<(), DiskError> {
+        let remove = |place: &Directory, item: &Item| -> Result<(), DiskError> {
+            let name = item.file_name();
+            match trash {
+                Some(trash) => trash.take(place, item, &name),
+                None => place.unlink_sealed(&name).map(drop),
+            }
+        };
+        let (objects, users): (Vec<&Item>, Vec<&Item>) =
+            items.iter().partition(|item| matches!(item, Item::Object(_)));
+        for item in &users {
+            remove(&item.place(self)?, item)?;
+        }
+        if !users.is_empty() && !objects.is_empty() {
+            self.images.sync()?;
+            self.layers.sync()?;
+        }
+        // Sorted, so one shard after the other.
+        let mut open: Option<(String, Directory)> = None;
+        for item in objects {
+            let Item::Object(id) = item else { continue };
+            let (shard, _) = split(id);
+            let place = match open.take() {
+                Some((name, place)) if name == shard => place,
+                _ => self.objects.open(&shard)?,
+            };
+            remove(&place, item)?;
+            open = Some((shard, place));
+        }
+        Ok(())
+    }
+
+    fn describe(&self, plan: &Plan) -> GcPlan {
+        let mut garbage = Vec::new();
+        for item in &plan.items {
+            let stat = item.place(self).and_then(|place| place.stat(item.file_name()));
+            let bytes = stat.ok().flatten().map_or(0, |stat| on_disk(&stat));
+            garbage.push((Garbage::from(*item), bytes));
+        }
+        for id in &plan.containers {
+            garbage.push((Garbage::Container(id.clone()), self.containers.tree_bytes(id)));
+        }
+        for name in &plan.leftovers {
+            garbage.push((Garbage::Leftover(name.clone()), self.tmp.tree_bytes(name)));
+        }
+        GcPlan { garbage, kept: plan.kept.clone() }
+    }
+}
+
+/// A decision.
+#[derive(Debug)]
+struct Plan {
+    items: Vec<Item>,
+    kept: Vec<Kept>,
+    containers: Vec<String>,
+    leftovers: Vec<String>,
+}
+
+impl From<Item> for Garbage {
+    fn from(item: Item) -> Self {
+        match item {
+            Item::Object(id) => Self::Object(id),
+            Item::Image(id) => Self::Image(id),
+            Item::Layer(digest) => Self::Layer(digest),
+            Item::Manifest(digest) => Self::Manifest(digest),
+        }
+    }
+}
+
+/// What is there and not needed: images, layers, manifests, then objects.
+fn garbage(found: &Inventory, needed: &Needed) -> Vec<Item> {
+    let images = found.images.iter().filter(|it| !needed.images.contains(it));
+    let layers = found.layers.iter().filter(|it| !needed.layers.contains(it));
+    let manifests = found.manifests.iter().filter(|it| !needed.manifests.contains(it));
+    let objects = found.objects.iter().filter(|it| needed.objects.binary_search(it).is_err());
+    let mut garbage: Vec<_> = images.map(|it| Item::Image(*it)).collect();
+    garbage.extend(layers.map(|it| Item::Layer(*it)));
+    garbage.extend(manifests.map(|it| Item::Manifest(*it)));
+    garbage.extend(objects.map(|it| Item::Object(*it)));
+    garbage
+}
+
+#[cfg(test)]
+mod tests {
+    use image::verity::{Algorithm, ObjectId, digest};
+
+    use super::{Needed, garbage};
+    use crate::Digest;
+    use crate::inventory::Inventory;
+    use crate::trash::Item;
+
+    #[test]
+    fn what_is_not_needed_is_garbage() {
+        let id = |name: &str| -> ObjectId { digest(Algorithm::Sha256, name.as_bytes()) };
+        let (a, b) = (Digest::sha256(b"a"), Digest::sha256(b"b"));
+        let found = Inventory {
+            objects: vec![id("1"), id("2"), id("3")],
+            images: vec![id("x"), id("y")],
+            layers: vec![a, b],
+            manifests: vec![a, b],
+            strays: vec!["stray".into()],
+        };
+        let needed = Needed {
+            objects: vec![id("2"), id("4")]
+                .into_iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .into_iter()
+                .collect(),
+            images: [id("y")].into(),
+            layers: [a].into(),
+            manifests: [b].into(),
+            kept: Vec::new(),
+        };
+        let expected = [
+            Item::Image(id("x")),
+            Item::Layer(b),
+            Item::Manifest(a),
+            Item::Object(id("1")),
+            Item::Object(id("3")),
+        ];
+        assert_eq!(garbage(&found, &needed), expected);
+    }
+}

@@ -1,0 +1,64 @@
+//! What is in a store, by name.
+
+use std::path::PathBuf;
+
+use image::verity::ObjectId;
+use rustix::fs::FileType;
+
+use crate::digest::Digest;
+use crate::disk::DiskError;
+use crate::images::id_of;
+use crate::store::Store;
+
+/// Names, in order, and what has no place in a store.
+#[derive(Debug, Default)]
+pub(crate) struct Inventory {
+    pub(crate) objects: Vec<ObjectId>,
+    pub(crate) images: Vec<ObjectId>,
+    pub(crate) layers: Vec<Digest>,
+    pub(crate) manifests: Vec<Digest>,
+    /// Paths of what no store puts there.
+    pub(crate) strays: Vec<PathBuf>,
+}
+
+impl Inventory {
+    /// Images first: what one of them needs is then listed with the objects.
+    pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
+        let mut found = Self::default();
+        let algorithm = store.algorithm();
+        for listed in store.images.list()? {
+            match id_of(&listed.name) {
+                Some(id) if id.algorithm() == algorithm => found.images.push(id),
+                _ => found.strays.push(store.images.path_of(&listed.name)),
+            }
+        }
+        for (directory, digests) in
+            [(&store.layers, &mut found.layers), (&store.manifests, &mut found.manifests)]
+        {
+            for listed in directory.list()? {
+                match listed.text().and_then(Digest::from_file_name) {
+                    Some(digest) => digests.push(digest),
+                    None => found.strays.push(directory.path_of(&listed.name)),
+                }
+            }
+            digests.sort_unstable();
+        }
+        for listed in store.objects.list()? {
+            let is_shard = listed.name.len() == 2
+                && listed.name.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))
+                && listed.kind == FileType::Directory;
+            if !is_shard {
+                found.strays.push(store.objects.path_of(&listed.name));
+                continue;
+            }
+            let shard = store.objects.open(&listed.name)?;
+            for file in shard.list()? {
+                match id_of(&[&listed.name[..], &file.name].concat()) {
+                    Some(id) if id.algorithm() == algorithm => found.objects.push(id),
+                    _ => found.strays.push(shard.path_of(&file.name)),
+                }
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,352 @@
+//! Layers: recipes from which the exact bytes of a layer's tar come back.
+//!
+//! One file a layer, in `layers/`, laid out as `docs/format/object-store.md`, "Layers", says.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+
+use image::verity::ObjectId;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::digest::Digest;
+use crate::disk::{DiskError, NewFile};
+use crate::draft::Scrap;
+use crate::store::Store;
+use crate::transaction::Transaction;
+
+/// The first bytes of the file.
+const MAGIC: &[u8; 8] = b"quirelay";
+/// The last field of the trailer but the hash; its last byte is the version.
+const END: &[u8; 8] = b"layend\0\x01";
+/// Three lengths of 8 bytes, [`END`], SHA-256 of everything before.
+const TRAILER: usize = 64;
+/// zstd's own default: a recipe is tar headers, which compress well at any level.
+const LEVEL: i32 = 3;
+
+/// A layer as it came over the wire, most often compressed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blob {
+    /// Of the bytes as they came.
+    pub digest: Digest,
+    /// Length in bytes.
+    pub size: u64,
+    /// As the manifest says.
+    pub media_type: String,
+}
+
+/// What is known of a layer besides its recipe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerInfo {
+    /// Digest of the uncompressed tar: the layer's name in the store.
+    pub diff_id: Digest,
+    /// Bytes of the uncompressed tar.
+    pub size: u64,
+    /// The compressed forms that it was seen in.
+    pub blobs: Vec<Blob>,
+    /// Every object that the recipe refers to, each once, in an order of the writer's choice: a
+    /// recipe may refer to one by its place in this list.
+    pub objects: Vec<ObjectId>,
+}
+
+/// The part of [`LayerInfo`] that is JSON.
+#[derive(Debug, Serialize, Deserialize)]
+struct RawInfo {
+    diff_id: Digest,
+    size: u64,
+    blobs: Vec<Blob>,
+    /// Bytes of the recipe before compression.
+    recipe_size: u64,
+}
+
+/// Why a layer can not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The file is not as it was written.
+    #[error("layer {diff_id} is damaged: {reason}")]
+    Damaged {
+        /// Which one.
+        diff_id: Digest,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The recipe could not be compressed or decompressed.
+    #[error("can not {action} the recipe of a layer")]
+    Recipe {
+        /// "write" or "read".
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// A new layer. Write the recipe to it; dropping it leaves nothing behind.
+pub struct LayerDraft<'t> {
+    transaction: &'t Transaction<'t>,
+    scrap: Scrap<'t>,
+    recipe_size: u64,
+    encoder: zstd::Encoder<'static, Hashed>,
+}
+
+impl std::fmt::Debug for LayerDraft<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut layer = f.debug_struct("LayerDraft");
+        layer.field("file", &self.scrap).field("recipe_size", &self.recipe_size).finish()
+    }
+}
+
+/// A file, counted and hashed as it is written.
+struct Hashed {
+    file: NewFile,
+    hash: Sha256,
+    written: u64,
+}
+
+impl io::Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write_all(bytes).map_err(|error| io::Error::new(error.source.kind(), error))?;
+        self.hash.update(bytes);
+        self.written += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'t> LayerDraft<'t> {
+    pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<Self, LayerError> {
+        let failed = |source| {
+            transaction.fail();
+            LayerError::Recipe { action: "write", source }
+        };
+        let (scrap, file) = Scrap::new(transaction)?;
+        let mut file = Hashed { file, hash: Sha256::new(), written: 0 };
+        file.write_all(MAGIC).map_err(failed)?;
+        let encoder = zstd::Encoder::new(file, LEVEL).map_err(failed)?;
+        Ok(Self { transaction, scrap, recipe_size: 0, encoder })
+    }
+
+    /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller has
+    /// checked that the tar has `info.diff_id`.
+    ///
+    /// # Errors
+    /// [`LayerError`] when it can not be written.
+    pub fn finish(self, info: &LayerInfo) -> Result<(), LayerError> {
+        let Self { transaction, scrap, recipe_size, encoder } = self;
+        let write = || -> io::Result<()> {
+            let mut file = encoder.finish()?;
+            let recipe_end = file.written;
+            let ids: Vec<_> = info.objects.iter().map(ObjectId::as_bytes).collect();
+            file.write_all(&ids.concat())?;
+            let json = serde_json::to_vec(&RawInfo {
+                diff_id: info.diff_id,
+                size: info.size,
+                blobs: info.blobs.clone(),
+                recipe_size,
+            })?;
+            file.write_all(&json)?;
+            let mut trailer = Vec::with_capacity(TRAILER);
+            for length in [recipe_end, info.objects.len() as u64, json.len() as u64] {
+                trailer.extend_from_slice(&length.to_le_bytes());
+            }
+            trailer.extend_from_slice(END);
+            file.write_all(&trailer)?;
+            let hash = file.hash.clone().finalize();
+            file.write_all(&hash)
+        };
+        write().map_err(|source| {
+            transaction.fail();
+            LayerError::Recipe { action: "write", source }
+        })?;
+        transaction.finish_layer(scrap.keep(), &info.diff_id).map_err(|error| {
+            transaction.fail();
+            LayerError::Disk(error)
+        })
+    }
+}
+
+impl io::Write for LayerDraft<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.encoder.write(bytes).inspect_err(|_| self.transaction.fail())?;
+        self.recipe_size += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A layer of the store, opened and checked to be as it was written.
+#[derive(Debug)]
+pub struct Layer {
+    info: LayerInfo,
+    recipe_size: u64,
+    /// Where the compressed recipe ends; it begins behind the magic.
+    recipe_end: u64,
+    file: File,
+}
+
+impl Layer {
+    /// What is known of it.
+    #[must_use]
+    pub const fn info(&self) -> &LayerInfo {
+        &self.info
+    }
+
+    /// Bytes of its recipe.
+    #[must_use]
+    pub const fn recipe_size(&self) -> u64 {
+        self.recipe_size
+    }
+
+    /// Its recipe, decompressed as it is read.
+    ///
+    /// # Errors
+    /// [`LayerError`] when reading can not begin.
+    pub fn recipe(&self) -> Result<RecipeReader, LayerError> {
+        let failed = |source| LayerError::Recipe { action: "read", source };
+        let file = self.file.try_clone().map_err(failed)?;
+        let range = Range { file, at: MAGIC.len() as u64, end: self.recipe_end };
+        let decoder = zstd::Decoder::new(range).map_err(failed)?;
+        Ok(RecipeReader { decoder: decoder.take(self.recipe_size) })
+    }
+}
+
+/// A part of a file.
+struct Range {
+    file: File,
+    at: u64,
+    end: u64,
+}
+
+impl io::Read for Range {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
+        let length = left.min(buffer.len());
+        let read = self.file.read_at(&mut buffer[..length], self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// The bytes of a recipe.
+pub struct RecipeReader {
+    /// No more than was written, whatever the compressed bytes say.
+    decoder: io::Take<zstd::Decoder<'static, io::BufReader<Range>>>,
+}
+
+impl std::fmt::Debug for RecipeReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecipeReader").field("left", &self.decoder.limit()).finish()
+    }
+}
+
+impl io::Read for RecipeReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.decoder.read(buffer)
+    }
+}
+
+impl Store {
+    /// The layer with this diff id, if there is one. All of its file is read, and checked.
+    ///
+    /// # Errors
+    /// [`LayerError`] when it is damaged or not readable.
+    pub fn layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
+        let name = diff_id.file_name();
+        let Some((file, stat)) = self.layers.read(&name)? else { return Ok(None) };
+        let size = crate::disk::length(&stat);
+        let layer = parse(file, size, diff_id, self.algorithm().digest_len());
+        match layer {
+            Ok(Ok(layer)) => Ok(Some(layer)),
+            Ok(Err(reason)) => Err(LayerError::Damaged { diff_id: *diff_id, reason }),
+            Err(source) => Err(self.layers.failed("read", &name, source).into()),
+        }
+    }
+
+    /// The diff ids of all layers, in order.
+    ///
+    /// # Errors
+    /// [`LayerError`] when the directory can not be read.
+    pub fn layers(&self) -> Result<Vec<Digest>, LayerError> {
+        let listed = self.layers.list()?;
+        let digests = listed.iter().filter_map(|it| Digest::from_file_name(it.text()?));
+        let mut digests: Vec<_> = digests.collect();
+        digests.sort_unstable();
+        Ok(digests)
+    }
+}
+
+/// Reads and checks a layer's file: an I/O error, or what is wrong with it, or the layer.
+fn parse(
+    file: File,
+    size: u64,
+    diff_id: &Digest,
+    id_len: usize,
+) -> io::Result<Result<Layer, &'static str>> {
+    let Some(body) = size.checked_sub(TRAILER as u64 + MAGIC.len() as u64) else {
+        return Ok(Err("it is too short"));
+    };
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 256 * 1024];
+    let mut at = 0;
+    while at < size - 32 {
+        let length = usize::try_from(size - 32 - at).unwrap_or(usize::MAX).min(buffer.len());
+        file.read_exact_at(&mut buffer[..length], at)?;
+        hash.update(&buffer[..length]);
+        at += length as u64;
+    }
+    let mut trailer = [0; TRAILER];
+    file.read_exact_at(&mut trailer, size - TRAILER as u64)?;
+    let mut magic = [0; 8];
+    file.read_exact_at(&mut magic, 0)?;
+    if &magic != MAGIC || trailer[24..32] != *END {
+        return Ok(Err("it is no layer of this format"));
+    }
+    if trailer[32..] != *hash.finalize() {
+        return Ok(Err("its checksum is wrong"));
+    }
+    let length =
+        |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("8 bytes of 64"));
+    let (recipe_end, objects, json) = (length(0), length(8), length(16));
+    let objects = objects.checked_mul(id_len as u64);
+    let recipe = recipe_end.checked_sub(MAGIC.len() as u64);
+    let sum = recipe
+        .zip(objects)
+        .and_then(|(recipe, objects)| recipe.checked_add(objects)?.checked_add(json));
+    let (Some(sum), Some(objects)) = (sum, objects) else {
+        return Ok(Err("its lengths are absurd"));
+    };
+    if sum != body {
+        return Ok(Err("its lengths do not add up"));
+    }
+    let read = |at: u64, length: u64| -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+        file.read_exact_at(&mut bytes, at)?;
+        Ok(bytes)
+    };
+    let ids = read(recipe_end, objects)?;
+    let Ok(raw) = serde_json::from_slice::<RawInfo>(&read(recipe_end + objects, json)?) else {
+        return Ok(Err("its description makes no sense"));
+    };
+    if raw.diff_id != *diff_id {
+        return Ok(Err("it is another layer"));
+    }
+    let objects =
+        ids.chunks_exact(id_len).map(|id| ObjectId::from_bytes(id).expect("32 or 64 bytes"));
+    let info = LayerInfo {
+        diff_id: raw.diff_id,
+        size: raw.size,
+        blobs: raw.blobs,
+        objects: objects.collect(),
+    };
+    Ok(Ok(Layer { info, recipe_size: raw.recipe_size, recipe_end, file }))
+}

@@ -1,0 +1,117 @@
+//! OCI manifests, configs and indexes, by digest, byte for byte.
+
+use crate::digest::Digest;
+use crate::disk::DiskError;
+use crate::store::Store;
+
+/// The most bytes in a manifest, config or index. Registries refuse manifests of more than 4 MiB
+/// (distribution-spec, "Pushing Manifests"); configs with long histories are larger.
+pub(crate) const MANIFEST_MAX: u64 = 64 << 20;
+
+/// Why a manifest can not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// The bytes are not the ones that the digest names.
+    #[error("what should be {expected} has the digest {actual}")]
+    Mismatch {
+        /// The name.
+        expected: Digest,
+        /// What the bytes have.
+        actual: Box<Digest>,
+    },
+    /// More than 64 MiB.
+    #[error("{digest} has {size} bytes, too many for a manifest")]
+    Size {
+        /// Which one.
+        digest: Digest,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+pub(crate) fn check(expected: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
+    let size = bytes.len() as u64;
+    if size > MANIFEST_MAX {
+        return Err(ManifestError::Size { digest: *expected, size });
+    }
+    let mut hasher = expected.hasher();
+    hasher.update(bytes);
+    let actual = hasher.finish();
+    if actual == *expected {
+        return Ok(());
+    }
+    Err(ManifestError::Mismatch { expected: *expected, actual: Box::new(actual) })
+}
+
+impl Store {
+    /// The bytes of a manifest, config or index, checked against the digest; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when it is damaged or not readable.
+    pub fn manifest(&self, digest: &Digest) -> Result<Option<Vec<u8>>, ManifestError> {
+        let Some(bytes) = self.manifests.read_all(digest.file_name(), MANIFEST_MAX)? else {
+            return Ok(None);
+        };
+        check(digest, &bytes)?;
+        Ok(Some(bytes))
+    }
+}
+
+/// What a manifest, config or index refers to, as far as the store keeps it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Links {
+    /// Configs and, from an index, manifests.
+    pub(crate) manifests: Vec<Digest>,
+    /// From a config.
+    pub(crate) layers: Vec<Digest>,
+}
+
+impl Links {
+    /// Anything that is no such JSON refers to nothing.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let Ok(json) = serde_json::from_slice::<serde_json::Value>(bytes) else {
+            return Self::default();
+        };
+        let digest = |value: &serde_json::Value| value.as_str()?.parse::<Digest>().ok();
+        let list = |value: &serde_json::Value| value.as_array().cloned().unwrap_or_default();
+        let mut manifests: Vec<_> = digest(&json["config"]["digest"]).into_iter().collect();
+        let listed = list(&json["manifests"]);
+        manifests.extend(listed.iter().filter_map(|it| digest(&it["digest"])));
+        let diff_ids = list(&json["rootfs"]["diff_ids"]);
+        Self { manifests, layers: diff_ids.iter().filter_map(digest).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Links;
+
+    fn check(json: &str, manifests: &[char], layers: &[char]) {
+        let name = |digit: &char| format!("sha256:{}", digit.to_string().repeat(64));
+        let full = |text: &str| {
+            ('a'..='f').fold(text.to_owned(), |text, digit| {
+                text.replace(&format!("@{digit}"), &name(&digit))
+            })
+        };
+        let links = Links::of(full(json).as_bytes());
+        let found = |digests: &[crate::Digest]| -> Vec<String> {
+            digests.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(found(&links.manifests), manifests.iter().map(name).collect::<Vec<_>>());
+        assert_eq!(found(&links.layers), layers.iter().map(name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn links_are_found() {
+        check(r#"{"config":{"digest":"@a"},"layers":[{"digest":"@b"}]}"#, &['a'], &[]);
+        check(r#"{"manifests":[{"digest":"@b"},{"digest":"@c"}]}"#, &['b', 'c'], &[]);
+        check(r#"{"rootfs":{"type":"layers","diff_ids":["@d","@e"]}}"#, &[], &['d', 'e']);
+        check(r#"{"config":{"digest":7},"rootfs":"x","manifests":{"digest":"@a"}}"#, &[], &[]);
+        check("[1]", &[], &[]);
+        check("not json", &[], &[]);
+    }
+}

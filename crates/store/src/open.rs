@@ -1,0 +1,180 @@
+//! An image, ready to mount.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use image::erofs::read::ReadAt;
+use image::verity::ObjectId;
+use kernel::verity::{Measured, measure};
+
+use crate::disk::{DiskError, length};
+use crate::store::{Store, StoreError};
+
+/// Why an image can not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenImageError {
+    /// The store has no such image.
+    #[error("the store has no image {0}")]
+    Absent(ObjectId),
+    /// The kernel enforces another digest than the one that the file is named by.
+    #[error("image {expected} has the fs-verity digest {actual}")]
+    Mismatch {
+        /// The name.
+        expected: ObjectId,
+        /// As measured.
+        actual: Box<ObjectId>,
+    },
+    /// An id that can not be in this store.
+    #[error("can not look for image {id}")]
+    Id {
+        /// Which one.
+        id: ObjectId,
+        /// Why.
+        source: Box<StoreError>,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// Whether all of an image's data is here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Presence {
+    /// Every byte: a mount needs nobody to fetch anything.
+    Complete,
+}
+
+/// An image, ready to mount: everything that a mount needs, as descriptors.
+///
+/// As long as `image` or a copy of it is open, or a kernel mount made from it lives, `gc` keeps
+/// the image and its objects.
+#[derive(Debug)]
+pub struct OpenImage {
+    /// Its name.
+    pub id: ObjectId,
+    /// The EROFS file, open for reading.
+    pub image: ImageFile,
+    /// The directory `objects/`, for `datadir+`.
+    pub objects: OwnedFd,
+    /// The kernel checks every read of the image file, against `id`: it was measured.
+    pub kernel_verity: bool,
+    /// Whether the objects are all here.
+    pub presence: Presence,
+}
+
+/// An image file, to be read at any offset: a source for `image::erofs::read::Image`. Each read is a
+/// system call; put `image::erofs::read::Cached` around it.
+#[derive(Debug)]
+pub struct ImageFile {
+    file: File,
+    size: u64,
+}
+
+impl ImageFile {
+    pub(crate) const fn new(file: File, size: u64) -> Self {
+        Self { file, size }
+    }
+
+    /// An image outside of any store.
+    ///
+    /// # Errors
+    /// As `open`; also when it is no regular file.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        Ok(Self { file, size: metadata.len() })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The descriptor, for the kernel.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
+    /// Fills `buffer` from `offset`.
+    ///
+    /// # Errors
+    /// As `pread`; the end of the file within is `UnexpectedEof`.
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+}
+
+fn id_of(measured: &Measured) -> ObjectId {
+    let id = match measured {
+        Measured::Sha256(bytes) => ObjectId::from_bytes(bytes),
+        Measured::Sha512(bytes) => ObjectId::from_bytes(bytes),
+    };
+    id.expect("32 or 64 bytes")
+}
+
+impl ReadAt for ImageFile {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+}
+
+impl Store {
+    /// Opens an image to mount or read it.
+    ///
+    /// # Errors
+    /// [`OpenImageError`] when it is absent, not a regular file, or measured by the kernel to be
+    /// another one.
+    pub fn open_image(&self, id: &ObjectId) -> Result<OpenImage, OpenImageError> {
+        self.check_algorithm(id)
+            .map_err(|source| OpenImageError::Id { id: *id, source: Box::new(source) })?;
+        // gc asks, under its lock, whether an image is open. So either it sees ours, or we see
+        // that the image is gone.
+        let lock = self.lock_shared()?;
+        let opened = self.images.read(id.to_string())?;
+        drop(lock);
+        let (file, stat) = opened.ok_or(OpenImageError::Absent(*id))?;
+        let kernel_verity = match measure(file.as_fd()) {
+            Ok(Some(measured)) => {
+                let actual = id_of(&measured);
+                if actual != *id {
+                    return Err(OpenImageError::Mismatch {
+                        expected: *id,
+                        actual: Box::new(actual),
+                    });
+                }
+                true
+            }
+            // Not sealed, or a file system without fs-verity. The caller's policy decides.
+            Ok(None) | Err(_) => false,
+        };
+        let objects = self.objects.as_fd().try_clone_to_owned();
+        let objects = objects.map_err(|error| self.objects.failed("duplicate", "", error))?;
+        Ok(OpenImage {
+            id: *id,
+            image: ImageFile { file, size: length(&stat) },
+            objects,
+            kernel_verity,
+            presence: Presence::Complete,
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! Small files with a check: `meta`, refs and the records of containers.
+//!
+//! The first line is JSON, the second the SHA-256 digest of the first, newline included.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::digest::Digest;
+
+/// The most bytes in a record: nothing of ours comes near.
+pub(crate) const RECORD_MAX: u64 = 1 << 20;
+
+/// Why a record can not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// Empty, or nothing but zeros: it was made just before a crash, and never synced.
+    #[error("it is empty")]
+    Unwritten,
+    /// Some byte of it is not as it was written.
+    #[error("its checksum is wrong")]
+    Checksum,
+    /// The checksum is right, but what it says makes no sense.
+    #[error("it makes no sense")]
+    Json(#[source] serde_json::Error),
+}
+
+pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec(value).expect("records have string keys and no odd numbers");
+    bytes.push(b'\n');
+    let check = Digest::sha256(&bytes);
+    bytes.extend_from_slice(format!("{check}\n").as_bytes());
+    bytes
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RecordError> {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Err(RecordError::Unwritten);
+    }
+    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(RecordError::Checksum)?;
+    let (json, check) = bytes.split_at(end + 1);
+    if check != format!("{}\n", Digest::sha256(json)).as_bytes() {
+        return Err(RecordError::Checksum);
+    }
+    serde_json::from_slice(json).map_err(RecordError::Json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RecordError, decode, encode};
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let good = encode(&["a", "b"]);
+        assert_eq!(decode::<Vec<String>>(&good).unwrap(), ["a", "b"]);
+        for at in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[at / 8] ^= 1 << (at % 8);
+            assert!(matches!(decode::<Vec<String>>(&bad), Err(RecordError::Checksum)), "bit {at}");
+        }
+        for length in 1..good.len() {
+            let cut = decode::<Vec<String>>(&good[..length]);
+            assert!(matches!(cut, Err(RecordError::Checksum)), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn what_was_never_written_is_told_apart() {
+        for bytes in [&b""[..], &[0; 80]] {
+            assert!(matches!(decode::<Vec<String>>(bytes), Err(RecordError::Unwritten)));
+        }
+        assert!(matches!(decode::<u32>(&encode(&"text")), Err(RecordError::Json(_))));
+    }
+}

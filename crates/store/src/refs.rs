@@ -1,0 +1,372 @@
+//! Refs: names that people give to images.
+
+use std::fmt;
+use std::str::FromStr;
+
+use image::verity::ObjectId;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::disk::DiskError;
+use crate::record::{self, RECORD_MAX, RecordError};
+use crate::store::Store;
+use crate::transaction::TransactionError;
+
+/// Seconds since 1970 in UTC. The library reads no clock: callers say what time it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Seconds(pub i64);
+
+/// The storage form of an image's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Form {
+    /// Whole files in `objects/`, through a composefs image.
+    Objects,
+}
+
+/// A checked name: `[host[:port]/]path[:tag]` by the grammar of OCI references. Without a tag it
+/// gets `latest`, so that `debian` and `debian:latest` are the same ref.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RefName(String);
+
+/// Why a name is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{}\" is not an image name: {}", .name.escape_debug(), .reason)]
+pub struct RefNameError {
+    /// What was given.
+    pub name: String,
+    /// What is wrong.
+    pub reason: &'static str,
+}
+
+impl FromStr for RefName {
+    type Err = RefNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match check_name(text) {
+            Ok(tagged) => Ok(Self(if tagged { text.to_owned() } else { format!("{text}:latest") })),
+            Err(reason) => Err(RefNameError { name: text.to_owned(), reason }),
+        }
+    }
+}
+
+/// Whether the name has a tag, or what is wrong with it. Source of the grammar: the `distribution`
+/// project, `reference/regexp.go`.
+fn check_name(text: &str) -> Result<bool, &'static str> {
+    if text.contains('@') {
+        return Err("a digest has no place in it");
+    }
+    let last = text.rfind('/').map_or(0, |at| at + 1);
+    let (path, tag) = match text[last..].find(':') {
+        Some(at) => (&text[..last + at], Some(&text[last + at + 1..])),
+        None => (text, None),
+    };
+    if let Some(tag) = tag {
+        let mut bytes = tag.bytes();
+        let first = bytes.next().ok_or("nothing stands behind the colon")?;
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        if !word(first) || !bytes.all(|it| word(it) || it == b'.' || it == b'-') {
+            return Err("a tag has letters, digits, _ . - and begins with no . or -");
+        }
+        if tag.len() > 128 {
+            return Err("a tag has at most 128 characters");
+        }
+    }
+    // As a file's name, with "/" as "%2F", it has at most 255 bytes.
+    let implied = if tag.is_some() { 0 } else { ":latest".len() };
+    if text.len() + implied + 2 * text.matches('/').count() > 255 {
+        return Err("it is too long");
+    }
+    for (at, component) in path.split('/').enumerate() {
+        let host = at == 0 && path.contains('/') && is_host(component);
+        if !host && !is_component(component) {
+            return Err(
+                "it is made of lower-case letters and digits, with . _ __ or - between them",
+            );
+        }
+    }
+    Ok(tag.is_some())
+}
+
+/// A host name with a dot, a port or upper case, or `localhost`: as Docker tells hosts from paths.
+fn is_host(text: &str) -> bool {
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    let label = |label: &str| {
+        let good = label.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-');
+        good && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+    };
+    let digits = |port: &str| !port.is_empty() && port.bytes().all(|it| it.is_ascii_digit());
+    name.split('.').all(label) && port.is_none_or(digits)
+}
+
+/// Runs of `a-z0-9` with one separator between any two: `.`, `_`, `__` or any number of `-`.
+fn is_component(text: &str) -> bool {
+    let plain = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit();
+    let ends = text.starts_with(plain) && text.ends_with(plain);
+    ends && text.split(plain).all(|between| {
+        matches!(between, "" | "." | "_" | "__") || between.bytes().all(|it| it == b'-')
+    })
+}
+
+impl RefName {
+    /// The whole name, with its tag.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Its file in `refs/`. No name has a percent sign.
+    pub(crate) fn file_name(&self) -> String {
+        self.0.replace('/', "%2F")
+    }
+
+    pub(crate) fn from_file_name(name: &str) -> Option<Self> {
+        let text = name.replace("%2F", "/");
+        let parsed: Self = text.parse().ok()?;
+        (parsed.file_name() == name).then_some(parsed)
+    }
+}
+
+impl fmt::Display for RefName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a ref names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference {
+    /// The image.
+    pub image: ObjectId,
+    /// The OCI manifest that it was made from, if there was one.
+    pub manifest: Option<Digest>,
+    /// How its data is stored.
+    pub form: Form,
+    /// When the ref was made.
+    pub created: Seconds,
+}
+
+/// As written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Raw {
+    /// So that a ref whose file is renamed is found out.
+    name: String,
+    image: String,
+    manifest: Option<Digest>,
+    form: Form,
+    created: Seconds,
+}
+
+/// Why a ref can not be read or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RefError {
+    /// There is no such ref.
+    #[error("there is no image named {0}")]
+    Absent(RefName),
+    /// The file is not as it was written.
+    #[error("the ref {} is damaged", .name.escape_debug())]
+    Damaged {
+        /// Which one, or the name of its file.
+        name: String,
+        /// How.
+        source: RecordError,
+    },
+    /// The file says that it is another ref, or has an image id that is none.
+    #[error("the ref {} is damaged: it says {}", .name.escape_debug(), .says.escape_debug())]
+    Wrong {
+        /// Which one, or the name of its file.
+        name: String,
+        /// What it says.
+        says: String,
+    },
+    /// It can not be written.
+    #[error("can not set the ref {name}")]
+    Set {
+        /// Which one.
+        name: RefName,
+        /// Why.
+        source: TransactionError,
+    },
+    /// The store was opened for reading.
+    #[error("the store {} was opened for reading only", .0.display())]
+    ReadOnly(std::path::PathBuf),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+pub(crate) fn encode(name: &RefName, reference: &Reference) -> Vec<u8> {
+    record::encode(&Raw {
+        name: name.to_string(),
+        image: reference.image.to_string(),
+        manifest: reference.manifest,
+        form: reference.form,
+        created: reference.created,
+    })
+}
+
+fn decode(name: &RefName, bytes: &[u8]) -> Result<Reference, RefError> {
+    let raw: Raw = record::decode(bytes)
+        .map_err(|source| RefError::Damaged { name: name.to_string(), source })?;
+    let wrong = |says: &String| RefError::Wrong { name: name.to_string(), says: says.clone() };
+    if raw.name != name.0 {
+        return Err(wrong(&raw.name));
+    }
+    let image = raw.image.parse().ok().ok_or_else(|| wrong(&raw.image))?;
+    Ok(Reference { image, manifest: raw.manifest, form: raw.form, created: raw.created })
+}
+
+impl Store {
+    /// All refs, in byte order of their names.
+    ///
+    /// # Errors
+    /// [`RefError`] when one is damaged or not readable.
+    pub fn refs(&self) -> Result<Vec<(RefName, Reference)>, RefError> {
+        let mut refs = Vec::new();
+        for name in self.ref_names()? {
+            // One that is removed meanwhile is no error.
+            if let Some(reference) = self.reference(&name)? {
+                refs.push((name, reference));
+            }
+        }
+        Ok(refs)
+    }
+
+    pub(crate) fn ref_names(&self) -> Result<Vec<RefName>, DiskError> {
+        let listed = self.refs.list()?;
+        let mut names: Vec<_> =
+            listed.iter().filter_map(|it| RefName::from_file_name(it.text()?)).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// One ref, if it is there.
+    ///
+    /// # Errors
+    /// [`RefError`] when it is damaged or not readable.
+    pub fn reference(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
+        let bytes = self.refs.read_all(name.file_name(), RECORD_MAX)?;
+        bytes.map(|bytes| decode(name, &bytes)).transpose()
+    }
+
+    /// Lets `name` stand for `reference`, durably. What it names must be in the store.
+    ///
+    /// # Errors
+    /// [`RefError::Set`] when it is not, or the ref can not be written.
+    pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), RefError> {
+        let failed = |source| RefError::Set { name: name.clone(), source };
+        let transaction = self.begin().map_err(failed)?;
+        transaction.set_ref(name.clone(), reference.clone());
+        transaction.commit().map(drop).map_err(failed)
+    }
+
+    /// Removes a ref, and nothing else: `gc` frees what it was the last to hold. Answers what it
+    /// was, if that could be read: a damaged one is removed too.
+    ///
+    /// # Errors
+    /// [`RefError::Absent`], or when it can not be removed.
+    pub fn remove_ref(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
+        if !self.is_writable() {
+            return Err(RefError::ReadOnly(self.path().to_owned()));
+        }
+        let was = match self.reference(name) {
+            Err(RefError::Disk(error)) => return Err(error.into()),
+            Err(_) => None,
+            Ok(was) => was,
+        };
+        if !self.refs.unlink(name.file_name())? {
+            return Err(RefError::Absent(name.clone()));
+        }
+        self.refs.sync()?;
+        Ok(was)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Form, RefError, RefName, Reference, Seconds, decode, encode};
+    use crate::Digest;
+
+    fn check(text: &str, expected: Result<&str, &str>) {
+        match (text.parse::<RefName>(), expected) {
+            (Ok(name), Ok(full)) => {
+                assert_eq!(name.as_str(), full);
+                assert_eq!(RefName::from_file_name(&name.file_name()), Some(name));
+            }
+            (Err(error), Err(reason)) => {
+                assert!(error.to_string().contains(reason), "{text}: {error}");
+            }
+            (found, _) => panic!("{text}: {found:?}"),
+        }
+    }
+
+    #[test]
+    fn names_follow_the_grammar_of_references() {
+        check("debian", Ok("debian:latest"));
+        check("debian:12", Ok("debian:12"));
+        check("debian:Bookworm_1.2-x", Ok("debian:Bookworm_1.2-x"));
+        check("library/debian", Ok("library/debian:latest"));
+        check("docker.io/library/debian:12", Ok("docker.io/library/debian:12"));
+        check("localhost:5000/a/b", Ok("localhost:5000/a/b:latest"));
+        check("Example.COM/a", Ok("Example.COM/a:latest"));
+        check("a__b-c---d.e_f", Ok("a__b-c---d.e_f:latest"));
+        check(&"a".repeat(248), Ok(&format!("{}:latest", "a".repeat(248))));
+        check(&format!("{}:x", "a".repeat(253)), Ok(&format!("{}:x", "a".repeat(253))));
+        for bad in [
+            "",
+            "Debian",
+            "-a",
+            "a-",
+            "a..b",
+            "a___b",
+            "a._b",
+            "a/",
+            "/a",
+            "a//b",
+            "a b",
+            "a\0b",
+            "..",
+            "a%2Fb",
+            "é",
+            "exa_mple.com:80:1/a",
+        ] {
+            check(bad, Err("it is made of lower-case"));
+        }
+        check("a:", Err("behind the colon"));
+        check("a:.b", Err("a tag has letters"));
+        check("a:b c", Err("a tag has letters"));
+        check("a:b:c", Err("a tag has letters"));
+        check(&format!("a:{}", "b".repeat(129)), Err("128"));
+        check(&"a".repeat(249), Err("too long"));
+        check(&format!("{}:x", "a".repeat(254)), Err("too long"));
+        check(&"a/".repeat(100), Err("too long"));
+        check("a@sha256:00", Err("digest"));
+    }
+
+    #[test]
+    fn file_names_of_others_are_no_refs() {
+        for name in ["debian", "a%2fb:latest", ".hidden", "%2F:latest", "lost+found"] {
+            assert_eq!(RefName::from_file_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_ref_says_its_own_name() {
+        let name: RefName = "debian".parse().unwrap();
+        let reference = Reference {
+            image: "ab".repeat(32).parse().unwrap(),
+            manifest: Some(Digest::sha256(b"x")),
+            form: Form::Objects,
+            created: Seconds(-5),
+        };
+        let bytes = encode(&name, &reference);
+        assert_eq!(decode(&name, &bytes).unwrap(), reference);
+        let other = decode(&"ubuntu".parse().unwrap(), &bytes);
+        assert!(matches!(other, Err(RefError::Wrong { .. })), "{other:?}");
+    }
+}

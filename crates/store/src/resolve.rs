@@ -1,0 +1,178 @@
+//! What a person means by a name.
+
+use image::verity::ObjectId;
+
+use crate::digest::Digest;
+use crate::refs::{RefError, RefName, Reference};
+use crate::store::{Store, StoreError};
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// The image.
+    pub image: ObjectId,
+    /// The ref that was named, or the first in byte order that has this image.
+    pub name: Option<RefName>,
+    /// The OCI manifest, if a ref tells.
+    pub manifest: Option<Digest>,
+}
+
+/// Why a name stands for nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResolveError {
+    /// Nothing of that name.
+    #[error("there is no image \"{}\"", .name.escape_debug())]
+    Absent {
+        /// What was given.
+        name: String,
+        /// Names that are there and look alike, the most alike first, at most three.
+        nearest: Vec<RefName>,
+    },
+    /// The beginning of several image ids.
+    #[error("\"{prefix}\" is the beginning of {} image ids", .images.len())]
+    Ambiguous {
+        /// What was given.
+        prefix: String,
+        /// All of them, in order.
+        images: Vec<ObjectId>,
+    },
+    /// The ref itself.
+    #[error(transparent)]
+    Ref(#[from] RefError),
+    /// The images can not be listed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The fewest digits of an image id that are taken for one: fewer are too easily a name.
+const PREFIX_MIN: usize = 6;
+
+impl Store {
+    /// Finds what `name` stands for: a ref; a manifest digest (`sha256:…`) that a ref has; or an
+    /// image id, whole or the beginning of just one, at least 6 hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`ResolveError`] when it stands for nothing or for several images.
+    pub fn resolve(&self, name: &str) -> Result<Resolved, ResolveError> {
+        if let Ok(ref_name) = name.parse::<RefName>()
+            && let Some(reference) = self.reference(&ref_name)?
+        {
+            let Reference { image, manifest, .. } = reference;
+            return Ok(Resolved { image, name: Some(ref_name), manifest });
+        }
+        // Damaged refs are for fsck to report; here they are not what is looked for.
+        let mut refs = Vec::new();
+        for ref_name in self.ref_names().map_err(RefError::Disk)? {
+            if let Ok(Some(reference)) = self.reference(&ref_name) {
+                refs.push((ref_name, reference));
+            }
+        }
+        if let Ok(digest) = name.parse::<Digest>()
+            && let Some(found) = refs.iter().find(|it| it.1.manifest == Some(digest))
+        {
+            return Ok(Resolved {
+                image: found.1.image,
+                name: Some(found.0.clone()),
+                manifest: Some(digest),
+            });
+        }
+        let prefix = name.to_ascii_lowercase();
+        if prefix.len() >= PREFIX_MIN && prefix.bytes().all(|it| it.is_ascii_hexdigit()) {
+            let images = self.images()?;
+            let found: Vec<_> =
+                images.into_iter().filter(|it| it.to_string().starts_with(&prefix)).collect();
+            match *found.as_slice() {
+                [] => {}
+                [image] => {
+                    let named = refs.into_iter().find(|it| it.1.image == image);
+                    let (name, manifest) = named
+                        .map_or((None, None), |(name, reference)| (Some(name), reference.manifest));
+                    return Ok(Resolved { image, name, manifest });
+                }
+                _ => return Err(ResolveError::Ambiguous { prefix, images: found }),
+            }
+        }
+        let names = refs.into_iter().map(|it| it.0).collect();
+        Err(ResolveError::Absent { name: name.to_owned(), nearest: nearest(name, names) })
+    }
+}
+
+/// At most three names that may have been meant.
+fn nearest(name: &str, names: Vec<RefName>) -> Vec<RefName> {
+    let short = |text: &str| {
+        let text = text.strip_suffix(":latest").unwrap_or(text);
+        text.to_ascii_lowercase()
+    };
+    let wanted = short(name);
+    let mut found: Vec<(usize, RefName)> = Vec::new();
+    for candidate in names {
+        let full = short(candidate.as_str());
+        let base = full.rsplit('/').next().unwrap_or(&full);
+        let untagged = base.split(':').next().unwrap_or(base);
+        let ways = [full.as_str(), base, untagged];
+        let far = ways.iter().map(|way| distance(&wanted, way)).min().unwrap_or(usize::MAX);
+        // A third of the letters may be wrong.
+        if far <= wanted.chars().count().div_ceil(3) {
+            found.push((far, candidate));
+        }
+    }
+    found.sort();
+    found.into_iter().take(3).map(|it| it.1).collect()
+}
+
+/// How many letters must be inserted, removed, changed or swapped with their neighbour.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let width = b.len() + 1;
+    let mut table = vec![0; (a.len() + 1) * width];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            let at = i * width + j;
+            table[at] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let change = usize::from(a[i - 1] != b[j - 1]);
+                let mut best = (table[at - width] + 1).min(table[at - 1] + 1);
+                best = best.min(table[at - width - 1] + change);
+                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                    best = best.min(table[at - 2 * width - 2] + 1);
+                }
+                best
+            };
+        }
+    }
+    table[a.len() * width + b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{distance, nearest};
+
+    #[test]
+    fn distances() {
+        // Levenshtein's classic, and Damerau's swap.
+        for (a, b, far) in
+            [("kitten", "sitting", 3), ("", "abc", 3), ("abcd", "abdc", 1), ("same", "same", 0)]
+        {
+            assert_eq!(distance(a, b), far, "{a} {b}");
+            assert_eq!(distance(b, a), far, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn a_person_who_mistypes_is_told_what_was_meant() {
+        let names = ["debian:12", "debian", "docker.io/library/postgres:16", "x"];
+        for (typed, expected) in [
+            ("debain", &["debian:12", "debian:latest"][..]),
+            ("Debian", &["debian:12", "debian:latest"]),
+            ("postgers", &["docker.io/library/postgres:16"]),
+            ("debian:13", &["debian:12", "debian:latest"]),
+            ("fedora", &[]),
+        ] {
+            let names = names.iter().map(|it| it.parse().unwrap()).collect();
+            let found: Vec<_> = nearest(typed, names).iter().map(ToString::to_string).collect();
+            assert_eq!(found, expected, "{typed}");
+        }
+    }
+}

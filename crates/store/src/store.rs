@@ -1,0 +1,430 @@
+//! The store as a whole: a directory, opened.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use image::verity::{Algorithm, ObjectId};
+use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::disk::{Directory, DiskError, Renamed, Trace, length};
+use crate::meta::{Meta, MetaError};
+use crate::record::RECORD_MAX;
+use crate::work::Workspace;
+
+/// What to do when the directory holds no store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Create {
+    /// Refuse with [`StoreError::Absent`].
+    Never,
+    /// Make one with this fs-verity algorithm, parents of the directory included. A directory that
+    /// holds anything else than a store is refused.
+    IfAbsent(Algorithm),
+}
+
+/// What the store is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Only to look and to mount: works on a read-only file system.
+    Read,
+    /// Also to import, tag and remove.
+    Write,
+}
+
+/// How new objects and images are protected from change, besides mode 0444.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sealing {
+    /// fs-verity where the file system has it.
+    #[default]
+    Verity,
+    /// fs-verity where the file system has it, else the immutable flag where this process may set
+    /// it (`CAP_LINUX_IMMUTABLE`). On such a store `rm -r` fails: [`Store::unseal`] it first.
+    VerityOrImmutable,
+}
+
+/// How to open a store.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenOptions {
+    /// When there is none.
+    pub create: Create,
+    /// What for.
+    pub access: Access,
+    /// How what is added is protected.
+    pub sealing: Sealing,
+}
+
+impl OpenOptions {
+    /// An existing store, to look and to mount.
+    #[must_use]
+    pub const fn read() -> Self {
+        Self { create: Create::Never, access: Access::Read, sealing: Sealing::Verity }
+    }
+
+    /// An existing store, to change.
+    #[must_use]
+    pub const fn write() -> Self {
+        Self { create: Create::Never, access: Access::Write, sealing: Sealing::Verity }
+    }
+
+    /// A store to change, made with SHA-256 if there is none.
+    #[must_use]
+    pub const fn create() -> Self {
+        Self {
+            create: Create::IfAbsent(Algorithm::Sha256),
+            access: Access::Write,
+            sealing: Sealing::Verity,
+        }
+    }
+}
+
+/// Why a store can not be opened, or something in it can not be looked up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// There is no store in this directory.
+    #[error("there is no store in {}", .0.display())]
+    Absent(PathBuf),
+    /// The directory holds something else.
+    #[error(
+        "{} is not a store: it has \"{}\" and no file meta",
+        .directory.display(), .found.escape_debug()
+    )]
+    Foreign {
+        /// The directory.
+        directory: PathBuf,
+        /// What is in it.
+        found: String,
+    },
+    /// Opened to change it, which this user or this file system does not permit.
+    #[error("the store {} can not be changed", .directory.display())]
+    ReadOnly {
+        /// The store.
+        directory: PathBuf,
+        /// What the kernel says.
+        source: std::io::Error,
+    },
+    /// Opened to change it, which takes knowledge that this version lacks.
+    #[error(
+        "the store {} can be read but not changed: it has features that this version does not know: {}",
+        .directory.display(), .features.join(", ")
+    )]
+    Newer {
+        /// The store.
+        directory: PathBuf,
+        /// As `meta` names them.
+        features: Vec<String>,
+    },
+    /// `meta` is refused.
+    #[error("can not open the store {}", .directory.display())]
+    Meta {
+        /// The store.
+        directory: PathBuf,
+        /// Why.
+        source: MetaError,
+    },
+    /// An id of another algorithm than the store's.
+    #[error("{0} is not a {1} id, as this store has them")]
+    Algorithm(ObjectId, Algorithm),
+    /// An object that a caller knows is there is not.
+    #[error("object {0} is not in the store")]
+    NoObject(ObjectId),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// A store: the directories of one, kept open. `Send + Sync`; share it by reference.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) root: Directory,
+    pub(crate) objects: Directory,
+    pub(crate) images: Directory,
+    pub(crate) layers: Directory,
+    pub(crate) manifests: Directory,
+    pub(crate) refs: Directory,
+    pub(crate) containers: Directory,
+    pub(crate) tmp: Directory,
+    meta: Meta,
+    access: Access,
+    pub(crate) sealing: Sealing,
+}
+
+/// The directories of a store. `blobs` is for image forms to come.
+const DIRECTORIES: [&str; 8] =
+    ["blobs", "containers", "images", "layers", "manifests", "objects", "refs", "tmp"];
+pub(crate) const META: &str = "meta";
+pub(crate) const GC_LOCK: &str = "gc.lock";
+/// Objects may be files that only root could read in their image.
+const PRIVATE: Mode = Mode::RWXU;
+pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
+
+/// Whether something of this name belongs into a store's own directory.
+pub(crate) fn belongs(name: &str) -> bool {
+    name == META || name == GC_LOCK || DIRECTORIES.contains(&name)
+}
+
+impl Store {
+    /// Opens the store in `directory`.
+    ///
+    /// # Errors
+    /// [`StoreError`]: absent, not a store, made by a newer version, not accessible.
+    pub fn open(directory: &Path, options: OpenOptions) -> Result<Self, StoreError> {
+        Self::open_traced(directory, options, Trace::default())
+    }
+
+    pub(crate) fn open_traced(
+        directory: &Path,
+        options: OpenOptions,
+        trace: Trace,
+    ) -> Result<Self, StoreError> {
+        let root = match Directory::open_root(directory, trace.clone()) {
+            Ok(root) => root,
+            Err(error) if error.is(Errno::NOENT) => match options.create {
+                Create::Never => return Err(StoreError::Absent(directory.to_owned())),
+                Create::IfAbsent(_) => make_root(directory, trace)?,
+            },
+            Err(error) => return Err(error.into()),
+        };
+        let meta = match (root.read_all(META, RECORD_MAX)?, options.create) {
+            (Some(meta), _) => meta,
+            (None, Create::Never) => return Err(absent_or_foreign(&root)?),
+            (None, Create::IfAbsent(algorithm)) => {
+                create(&root, algorithm)?;
+                let gone = || root.failed("read", META, Errno::NOENT);
+                root.read_all(META, RECORD_MAX)?.ok_or_else(gone)?
+            }
+        };
+        let meta = Meta::decode(&meta)
+            .map_err(|source| StoreError::Meta { directory: directory.to_owned(), source })?;
+        if options.access == Access::Write {
+            check_writable(&root, &meta)?;
+        }
+        Ok(Self {
+            objects: root.open("objects")?,
+            images: root.open("images")?,
+            layers: root.open("layers")?,
+            manifests: root.open("manifests")?,
+            refs: root.open("refs")?,
+            containers: root.open("containers")?,
+            tmp: root.open("tmp")?,
+            root,
+            meta,
+            access: options.access,
+            sealing: options.sealing,
+        })
+    }
+
+    /// The store's directory, as it was given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// What the store says about itself.
+    #[must_use]
+    pub const fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The hash that names this store's objects and images.
+    #[must_use]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.meta.algorithm
+    }
+
+    /// Whether it was opened to be changed.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.access == Access::Write
+    }
+
+    /// Whether the store has this object, a regular file of `size` bytes.
+    ///
+    /// Only for looking: `gc` may remove the object at any time after. An import asks
+    /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects it.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it can not be looked up.
+    pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, StoreError> {
+        self.check_algorithm(object)?;
+        let (shard, rest) = split(object);
+        let Some(shard) = self.objects.open_if_there(shard)? else { return Ok(false) };
+        Ok(shard.stat(rest)?.is_some_and(|stat| is_object(&stat, size)))
+    }
+
+    /// Opens an object for reading. Its bytes are not verified: hash them, or trust the import.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it is absent, not a regular file or not readable.
+    pub fn object(&self, object: &ObjectId) -> Result<std::fs::File, StoreError> {
+        self.check_algorithm(object)?;
+        let (shard, rest) = split(object);
+        let found = match self.objects.open_if_there(shard)? {
+            Some(shard) => shard.read(rest)?,
+            None => None,
+        };
+        found.map(|(file, _)| file).ok_or(StoreError::NoObject(*object))
+    }
+
+    pub(crate) fn check_algorithm(&self, id: &ObjectId) -> Result<(), StoreError> {
+        if id.algorithm() == self.algorithm() {
+            return Ok(());
+        }
+        Err(StoreError::Algorithm(*id, self.algorithm()))
+    }
+
+    /// Held while something is published or opened: `gc` neither decides nor sweeps meanwhile.
+    pub(crate) fn lock_shared(&self) -> Result<Option<Lock>, DiskError> {
+        self.lock(FlockOperation::LockShared)
+    }
+
+    /// Held by `gc` from its decision to the end of its sweep.
+    pub(crate) fn lock_exclusive(&self) -> Result<Option<Lock>, DiskError> {
+        self.lock(FlockOperation::LockExclusive)
+    }
+
+    fn lock(&self, how: FlockOperation) -> Result<Option<Lock>, DiskError> {
+        // A descriptor of its own for each holder, since flock belongs to the open file.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = match rustix::fs::openat(&self.root, GC_LOCK, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            // Nobody can sweep what nobody can change.
+            Err(Errno::NOENT) if self.access == Access::Read => return Ok(None),
+            Err(errno) => return Err(self.root.failed("open", GC_LOCK, errno)),
+        };
+        loop {
+            match rustix::fs::flock(&fd, how) {
+                Ok(()) => return Ok(Some(Lock { _fd: fd })),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.root.failed("lock", GC_LOCK, errno)),
+            }
+        }
+    }
+
+    /// Takes the immutable flag off every object and image, so that `rm -r` can remove the store.
+    /// Answers how many had it.
+    ///
+    /// # Errors
+    /// [`StoreError`] when one can not be read, or this process may not (`CAP_LINUX_IMMUTABLE`).
+    pub fn unseal(&self) -> Result<u64, StoreError> {
+        let mut unsealed = 0;
+        let mut directories = vec![self.images.try_clone()?];
+        for shard in self.objects.list()? {
+            directories.push(self.objects.open(&shard.name)?);
+            let last = directories.len() - 1;
+            unsealed += unseal_all(&directories[last])?;
+            directories.truncate(last);
+        }
+        unsealed += unseal_all(&directories[0])?;
+        Ok(unsealed)
+    }
+}
+
+fn unseal_all(directory: &Directory) -> Result<u64, DiskError> {
+    use std::os::fd::AsFd as _;
+    let mut unsealed = 0;
+    for file in directory.list()? {
+        let Ok(Some((opened, _))) = directory.read(&file.name) else { continue };
+        if matches!(kernel::seal::sealed(opened.as_fd()), Ok(kernel::seal::Sealed::Immutable)) {
+            let refused = directory.failed("unseal", &file.name, Errno::PERM);
+            directory.unseal(&file.name, refused)?;
+            unsealed += 1;
+        }
+    }
+    Ok(unsealed)
+}
+
+/// A lock on the store, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _fd: OwnedFd,
+}
+
+/// The two parts of an object's path: the shard's name, and the file's name in it.
+pub(crate) fn split(object: &ObjectId) -> (String, String) {
+    let mut shard = object.to_string();
+    let rest = shard.split_off(2);
+    (shard, rest)
+}
+
+/// Whether this can be an object of `size` bytes.
+pub(crate) fn is_object(stat: &rustix::fs::Stat, size: u64) -> bool {
+    let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+    kind == rustix::fs::FileType::RegularFile && length(stat) == size
+}
+
+fn make_root(directory: &Path, trace: Trace) -> Result<Directory, DiskError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let failed =
+        |source| DiskError { action: "make directory", path: directory.to_owned(), source };
+    if let Some(parent) = directory.parent() {
+        std::fs::create_dir_all(parent).map_err(failed)?;
+    }
+    let made = std::fs::DirBuilder::new().mode(PRIVATE.as_raw_mode()).create(directory);
+    match made {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed(error)),
+    }
+    Directory::open_root(directory, trace)
+}
+
+/// Refuses a directory that has something in it which is none of a store's.
+fn absent_or_foreign(root: &Directory) -> Result<StoreError, DiskError> {
+    Ok(match foreign(root)? {
+        Some(foreign) => foreign,
+        None => StoreError::Absent(root.path().to_owned()),
+    })
+}
+
+fn foreign(root: &Directory) -> Result<Option<StoreError>, DiskError> {
+    let found = root.list()?.into_iter().find(|it| !it.text().is_some_and(belongs));
+    Ok(found.map(|found| StoreError::Foreign {
+        directory: root.path().to_owned(),
+        found: String::from_utf8_lossy(&found.name).into_owned(),
+    }))
+}
+
+/// Makes what is missing of a store, `meta` last: without it there is no store, and the next one
+/// begins again. Several may do this at once.
+fn create(root: &Directory, algorithm: Algorithm) -> Result<(), StoreError> {
+    if let Some(foreign) = foreign(root)? {
+        return Err(foreign);
+    }
+    for name in DIRECTORIES {
+        root.make(name, SHARED)?;
+    }
+    let objects = root.open("objects")?;
+    for shard in 0..=u8::MAX {
+        objects.make(format!("{shard:02x}"), SHARED)?;
+    }
+    match root.create(GC_LOCK) {
+        Ok(file) => {
+            file.publish_mode()?;
+        }
+        Err(error) if error.is(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    root.sync()?;
+    let work = Workspace::make(&root.open("tmp")?)?;
+    let mut file = work.directory.create(META)?;
+    file.write_all(&Meta::new(algorithm).encode())?;
+    file.publish_mode()?;
+    drop(file);
+    work.directory.sync_file(META)?;
+    match work.directory.rename_new(META, root, META)? {
+        Renamed::Now | Renamed::Taken => root.sync()?,
+    }
+    work.remove()?;
+    tracing::info!(store = %root.path().display(), %algorithm, "made a store");
+    Ok(())
+}
+
+fn check_writable(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
+    let directory = root.path().to_owned();
+    if !meta.unknown_to_write.is_empty() {
+        return Err(StoreError::Newer { directory, features: meta.unknown_to_write.clone() });
+    }
+    let may = rustix::fs::accessat(root, "tmp", Permission::WRITE_OK, AtFlags::EACCESS);
+    may.map_err(|errno| StoreError::ReadOnly { directory, source: errno.into() })
+}

@@ -1,0 +1,212 @@
+//! Several imports, and `gc`, at once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use image::verity::{Algorithm, digest};
+use tempfile::TempDir;
+
+use super::{add, check, check_clean, eventually, import, name, open, sample};
+use crate::{Kept, Store};
+
+/// Opens the store once more, as another process would.
+fn again(store: &Store) -> Store {
+    open(store.path())
+}
+
+#[test]
+fn two_processes_import_the_same() {
+    let directory = TempDir::new().unwrap();
+    let children: Vec<_> =
+        (0..3).map(|_| super::kill::spawn(directory.path(), "import-once", None)).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let store = open(directory.path());
+    assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+#[test]
+fn threads_share_a_transaction() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let transaction = store.begin().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let transaction = &transaction;
+            scope.spawn(move || {
+                for at in 0..200_usize {
+                    // Every object comes from two threads.
+                    let number = (at + thread * 100) % 400;
+                    let bytes = format!("object {number} ").repeat(30);
+                    let id = transaction.object(bytes.as_bytes()).unwrap();
+                    assert_eq!(id, digest(Algorithm::Sha256, bytes.as_bytes()));
+                }
+            });
+        }
+    });
+    let committed = transaction.commit().unwrap();
+    assert_eq!((committed.objects, committed.reused), (400, 400));
+    for number in 0..400 {
+        let bytes = format!("object {number} ").repeat(30);
+        let id = digest(Algorithm::Sha256, bytes.as_bytes());
+        assert!(store.has(&id, bytes.len() as u64).unwrap());
+    }
+}
+
+/// The object is garbage when the import finds it, and `gc` comes before the import ends.
+#[test]
+fn an_import_keeps_what_it_has_found() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "old", &sample("same", 3)).unwrap();
+    store.remove_ref(&name("old")).unwrap();
+
+    let transaction = store.begin().unwrap();
+    let reference = add(&transaction, &sample("same", 3)).unwrap();
+    let other = again(&store);
+    let (plan, swept) = other.gc().unwrap();
+    assert_eq!(plan.garbage.len(), 6 + 4, "{plan:?}");
+    assert!(swept.freed == 0 && swept.set_aside > 0, "{swept:?}");
+    assert!(other.images().unwrap().is_empty());
+    // Nobody may remove it before the import has ended.
+    other.clear_dead().unwrap();
+    other.begin().unwrap().commit().unwrap();
+    other.gc().unwrap();
+
+    transaction.set_ref(name("new"), reference);
+    let committed = transaction.commit().unwrap();
+    assert_eq!((committed.objects, committed.reused), (0, 6));
+    check(&store).unwrap();
+    assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+/// Likewise, but the import does without: it is dropped, and the space is freed.
+#[test]
+fn what_was_set_aside_is_freed_in_the_end() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "old", &sample("same", 3)).unwrap();
+    store.remove_ref(&name("old")).unwrap();
+    let transaction = store.begin().unwrap();
+    again(&store).gc().unwrap();
+    assert_eq!(store.tmp.list().unwrap().len(), 2);
+    drop(transaction);
+    eventually(|| {
+        drop(store.begin().unwrap());
+        store.tmp.list().unwrap().is_empty()
+    });
+}
+
+/// Removed behind our back, and not by `gc`.
+#[test]
+fn what_has_vanished_is_an_error() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "old", &sample("same", 3)).unwrap();
+    store.remove_ref(&name("old")).unwrap();
+    let transaction = store.begin().unwrap();
+    let reference = add(&transaction, &sample("same", 3)).unwrap();
+    again(&store).gc().unwrap();
+    for trash in std::fs::read_dir(directory.path().join("tmp")).unwrap() {
+        let path = trash.unwrap().path();
+        let is_trash = path.file_name().unwrap().to_str().unwrap().starts_with("trash-");
+        for file in std::fs::read_dir(&path).unwrap().filter(|_| is_trash) {
+            let file = file.unwrap().path();
+            if file.file_name().unwrap().to_str().unwrap().starts_with("object-") {
+                std::fs::remove_file(file).unwrap();
+            }
+        }
+    }
+    transaction.set_ref(name("new"), reference);
+    let error = transaction.commit().unwrap_err().to_string();
+    assert!(error.contains("has vanished"), "{error}");
+    assert!(store.refs().unwrap().is_empty());
+}
+
+#[test]
+fn an_open_image_is_kept() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import(&store, "old", &sample("old", 2)).unwrap();
+    let opened = store.open_image(&image).unwrap();
+    let other = again(&store);
+    other.remove_ref(&name("old")).unwrap();
+    let (plan, swept) = other.gc().unwrap();
+    assert_eq!(plan.kept, [Kept::InUse(image)]);
+    // Its layer and manifests go, its objects stay.
+    assert_eq!(swept.removed, 3);
+    let files = sample("old", 2);
+    let bytes = &files["own-1"];
+    assert!(store.has(&digest(Algorithm::Sha256, bytes), bytes.len() as u64).unwrap());
+    // A copy of the descriptor is as good.
+    let copy = opened.image.fd().try_clone_to_owned().unwrap();
+    drop(opened);
+    assert_eq!(other.gc().unwrap().1.removed, 0);
+    drop(copy);
+    eventually(|| other.gc().unwrap().1.removed == 5);
+    assert!(matches!(store.open_image(&image), Err(crate::OpenImageError::Absent(_))));
+}
+
+#[test]
+fn an_image_can_be_opened_while_someone_asks_whether_it_is_open() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import(&store, "old", &sample("old", 1)).unwrap();
+    store.remove_ref(&name("old")).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                again(&store).plan_gc().unwrap();
+            }
+        });
+        for _ in 0..2000 {
+            store.open_image(&image).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn imports_and_gc_at_once_lose_nothing() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let collector = scope.spawn(|| {
+            let store = again(&store);
+            let mut runs = 0;
+            while !done.load(Ordering::Relaxed) {
+                store.gc().unwrap();
+                runs += 1;
+            }
+            runs
+        });
+        let importers: Vec<_> = (0..2)
+            .map(|thread| {
+                let store = again(&store);
+                scope.spawn(move || {
+                    for round in 0..12 {
+                        let own = format!("name-{thread}");
+                        // Both threads import both samples, and make garbage of them in between.
+                        let files = sample(&format!("sample-{}", (round + thread) % 3), 4);
+                        let image = import(&store, &own, &files).unwrap();
+                        let sound = store.verify(&image, crate::FsckOptions { threads: 1 });
+                        let sound = sound.unwrap();
+                        assert!(sound.is_sound(), "{:?}", sound.damage);
+                        if round % 2 == 0 {
+                            store.remove_ref(&name(&own)).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let joined: Vec<_> = importers.into_iter().map(|it| it.join()).collect();
+        done.store(true, Ordering::Relaxed);
+        let runs = collector.join().unwrap();
+        joined.into_iter().for_each(|it| it.unwrap());
+        assert!(runs > 2, "{runs} runs of gc");
+    });
+    check(&store).unwrap();
+    assert_eq!(check_clean(&store).unwrap().len(), 2);
+}

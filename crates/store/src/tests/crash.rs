@@ -1,0 +1,307 @@
+//! The machine stops at any moment, and what was not synced is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use super::model::Disk;
+use super::{Failure, check, check_clean, fast_directory, import, name, sample, setting};
+use crate::trace::{Change, Recorder, Trace};
+use crate::{ContainerRecord, OpenOptions, Seconds, Store};
+
+const SAMPLES: u64 = 3;
+
+/// Mixtures of what is lost, for each moment.
+fn samples() -> u64 {
+    setting("QUIRE_STORE_CRASH_SAMPLES").map_or(SAMPLES, |it| it.parse().unwrap())
+}
+
+/// What was recorded of one command on a store.
+struct Recorded {
+    directory: TempDir,
+    before: Disk,
+    changes: Vec<Change>,
+}
+
+/// Prepares a store, then records what `command` does to it.
+fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store)) -> Recorded {
+    let directory = fast_directory();
+    let store = super::open(directory.path());
+    prepare(&store);
+    // Shards come when they are needed; 256 of them in each replay would only take time.
+    for shard in fs::read_dir(directory.path().join("objects")).unwrap() {
+        let _not_empty = fs::remove_dir(shard.unwrap().path());
+    }
+    let before = Disk::of(directory.path());
+    let recorder = Arc::new(Recorder::default());
+    let store =
+        Store::open_traced(directory.path(), OpenOptions::write(), Trace::to(&recorder)).unwrap();
+    command(&store);
+    let changes = std::mem::take(&mut *recorder.changes.lock().unwrap());
+    Recorded { directory, before, changes }
+}
+
+impl Recorded {
+    /// Crashes after each change, in several ways; `judge` looks at what is found then, and is told
+    /// after how many changes. Answers how many different states it saw.
+    fn replay(
+        &self,
+        judge: &dyn Fn(&Path, usize) -> Result<(), Failure>,
+    ) -> Result<usize, Failure> {
+        let mut disk = self.before.clone();
+        let mut judged = BTreeSet::new();
+        let mut same = 0;
+        for at in 0..=self.changes.len() {
+            let crashes = match self.is_one_of_many(at) {
+                true => BTreeSet::new(),
+                false => disk.crashes(samples(), at as u64),
+            };
+            for crashed in crashes {
+                // Of those that differ only in what is thrown away anyway, some.
+                let is_new = judged.insert(crashed.published());
+                same += usize::from(!is_new);
+                if is_new || same.is_multiple_of(16) || at == self.changes.len() {
+                    let directory = fast_directory();
+                    crashed.restore(directory.path());
+                    judge(directory.path(), at)
+                        .map_err(|error| format!("after {:?}: {error}", self.last(at)))?;
+                }
+            }
+            if let Some(change) = self.changes.get(at) {
+                disk.apply(self.directory.path(), change);
+            }
+        }
+        Ok(judged.len())
+    }
+
+    /// In the middle of a long row of like changes, one moment in seven will do, unless more was
+    /// asked for.
+    fn is_one_of_many(&self, at: usize) -> bool {
+        use std::mem::discriminant;
+        let around = at.checked_sub(8).and_then(|from| self.changes.get(from..at + 8));
+        let alike = around.is_some_and(|around| {
+            around.windows(2).all(|pair| discriminant(&pair[0]) == discriminant(&pair[1]))
+        });
+        alike && !at.is_multiple_of(7) && samples() == SAMPLES
+    }
+
+    fn last(&self, at: usize) -> Option<&Change> {
+        self.changes.get(at.checked_sub(1)?)
+    }
+}
+
+/// The store that a crash left is the old one or the new one, `gc` frees the rest, and everything can
+/// be imported again.
+fn judge(
+    (directory, at): (&Path, usize),
+    old: &BTreeMap<String, image::verity::ObjectId>,
+    new: &BTreeMap<String, image::verity::ObjectId>,
+    again: &[(&str, super::Files)],
+) -> Result<(), Failure> {
+    let store = Store::open(directory, OpenOptions::write())?;
+    let found = check(&store)?;
+    for name in old.keys().chain(new.keys()) {
+        let image = found.get(name);
+        if image != old.get(name) && image != new.get(name) {
+            return Err(format!("{name} is {image:?}").into());
+        }
+    }
+    if check_clean(&store)? != found {
+        return Err("gc changed a ref".into());
+    }
+    // Most states differ only in what gc has just removed.
+    if at.is_multiple_of(4) {
+        for (name, files) in again {
+            import(&store, name, files)?;
+        }
+        check(&store)?;
+    }
+    Ok(())
+}
+
+/// An import that replaces one ref and adds another, into a store that shares objects with it.
+fn record_import(files: usize) -> Recorded {
+    record(
+        |store| {
+            import(store, "kept", &sample("kept", files)).unwrap();
+            import(store, "replaced", &sample("old", files)).unwrap();
+        },
+        |store| {
+            let transaction = store.begin().unwrap();
+            let reference = super::add(&transaction, &sample("new", files)).unwrap();
+            transaction.set_ref(name("replaced"), reference.clone());
+            transaction.set_ref(name("added"), reference);
+            transaction.commit().unwrap();
+        },
+    )
+}
+
+fn judge_import(recorded: &Recorded, files: usize) -> Result<usize, Failure> {
+    let refs = |crashed: &Disk| {
+        let directory = fast_directory();
+        let states = crashed.crashes(0, 0);
+        states.first().unwrap().restore(directory.path());
+        check(&Store::open(directory.path(), OpenOptions::read()).unwrap()).unwrap()
+    };
+    let old = refs(&recorded.before);
+    let new = check(&super::open(recorded.directory.path())).unwrap();
+    assert_eq!(old.len(), 2);
+    assert_eq!(new.len(), 3);
+    assert_ne!(old["replaced:latest"], new["replaced:latest"]);
+    let again = [("added", sample("new", files)), ("gone", sample("old", files))];
+    recorded.replay(&|directory, at| judge((directory, at), &old, &new, &again))
+}
+
+#[test]
+fn an_import_of_few_files_survives_a_crash_at_any_moment() {
+    let recorded = record_import(1);
+    assert!(recorded.changes.iter().any(|it| matches!(it, Change::SyncFile(_))));
+    let seen = judge_import(&recorded, 1).unwrap();
+    assert!(seen > 15, "{seen} states");
+}
+
+#[test]
+fn an_import_of_many_files_survives_a_crash_at_any_moment() {
+    let recorded = record_import(8);
+    let syncs = recorded.changes.iter().filter(|it| **it == Change::SyncEverything).count();
+    assert!(syncs >= 1, "{syncs}");
+    let seen = judge_import(&recorded, 8).unwrap();
+    assert!(seen > 50, "{seen} states");
+}
+
+/// The judge must find out when the order of the steps is wrong.
+#[test]
+fn a_wrong_order_is_found_out() {
+    let is_ref = |change: &Change| matches!(change, Change::Rename(_, to) if to.parent().unwrap().ends_with("refs"));
+    for files in [1, 8] {
+        // Nothing is synced before it gets its name.
+        let mut wrong = record_import(files);
+        let named = wrong.changes.iter().position(|it| matches!(it, Change::Rename(..))).unwrap();
+        let mut at = 0;
+        wrong.changes.retain(|it| {
+            at += 1;
+            at > named || !matches!(it, Change::SyncFile(_) | Change::SyncEverything)
+        });
+        judge_import(&wrong, files).unwrap_err();
+
+        // The names of objects are not synced before the refs.
+        let mut wrong = record_import(files);
+        let first = wrong.changes.iter().position(is_ref).unwrap();
+        let named = wrong.changes.iter().position(|it| matches!(it, Change::Rename(..))).unwrap();
+        let mut at = 0;
+        wrong.changes.retain(|it| {
+            at += 1;
+            let sync = matches!(it, Change::SyncDirectory(_) | Change::SyncEverything);
+            !(named + 1..=first).contains(&at) || !sync
+        });
+        judge_import(&wrong, files).unwrap_err();
+
+        // The refs come before the objects.
+        let mut wrong = record_import(files);
+        let (refs, others): (Vec<_>, Vec<_>) = wrong.changes.into_iter().partition(is_ref);
+        let named = others.iter().position(|it| matches!(it, Change::Rename(..))).unwrap();
+        wrong.changes = [&others[..named], &refs, &others[named..]].concat();
+        judge_import(&wrong, files).unwrap_err();
+    }
+}
+
+#[test]
+fn gc_survives_a_crash_at_any_moment() {
+    let recorded = record(
+        |store| {
+            import(store, "kept", &sample("kept", 3)).unwrap();
+            import(store, "gone", &sample("gone", 3)).unwrap();
+            store.remove_ref(&name("gone")).unwrap();
+        },
+        |store| {
+            let (_, swept) = store.gc().unwrap();
+            assert!(swept.removed >= 7, "{swept:?}");
+        },
+    );
+    let refs = check(&super::open(recorded.directory.path())).unwrap();
+    let again = [("gone", sample("gone", 3))];
+    recorded.replay(&|directory, at| judge((directory, at), &refs, &refs, &again)).unwrap();
+}
+
+/// `gc` while an import runs: garbage is set aside, and the import takes some of it back.
+#[test]
+fn gc_beside_an_import_survives_a_crash_at_any_moment() {
+    let recorded = record(
+        |store| {
+            import(store, "gone", &sample("gone", 3)).unwrap();
+            store.remove_ref(&name("gone")).unwrap();
+        },
+        |store| {
+            let transaction = store.begin().unwrap();
+            let reference = super::add(&transaction, &sample("gone", 2)).unwrap();
+            let (_, swept) = store.gc().unwrap();
+            assert!(swept.set_aside > 0, "{swept:?}");
+            transaction.set_ref(name("back"), reference);
+            transaction.commit().unwrap();
+            store.clear_dead().unwrap();
+        },
+    );
+    let new = check(&super::open(recorded.directory.path())).unwrap();
+    assert_eq!(new.len(), 1);
+    let again = [("gone", sample("gone", 3))];
+    recorded
+        .replay(&|directory, at| judge((directory, at), &BTreeMap::new(), &new, &again))
+        .unwrap();
+}
+
+#[test]
+fn making_a_store_survives_a_crash_at_any_moment() {
+    let directory = fast_directory();
+    let before = Disk::of(directory.path());
+    let recorder = Arc::new(Recorder::default());
+    Store::open_traced(directory.path(), OpenOptions::create(), Trace::to(&recorder)).unwrap();
+    let mut changes = std::mem::take(&mut *recorder.changes.lock().unwrap());
+    // A few shards tell as much as all of them.
+    let is_shard = |change: &Change| matches!(change, Change::MakeDirectory(path) if path.parent().unwrap().ends_with("objects"));
+    let mut shards = 0;
+    changes.retain(|it| {
+        shards += usize::from(is_shard(it));
+        !is_shard(it) || shards < 4
+    });
+    let recorded = Recorded { directory, before, changes };
+    let seen = recorded.replay(&|directory, at| {
+        let store = Store::open(directory, OpenOptions::create())?;
+        import(&store, "first", &sample("first", 1))?;
+        check_clean(&store)?;
+        let done = at == recorded.changes.len();
+        if done && Store::open(directory, OpenOptions::read()).is_err() {
+            return Err("made, and not there".into());
+        }
+        Ok(())
+    });
+    assert!(seen.unwrap() > 10);
+}
+
+#[test]
+fn a_kept_container_survives_a_crash_at_any_moment() {
+    let recorded = record(
+        |store| {
+            import(store, "image", &sample("image", 1)).unwrap();
+        },
+        |store| {
+            let image = store.reference(&name("image")).unwrap().unwrap().image;
+            let record = ContainerRecord { image, name: None, created: Seconds(2), keep: true };
+            drop(store.create_container("kept", &record).unwrap());
+        },
+    );
+    let refs = check(&super::open(recorded.directory.path())).unwrap();
+    recorded
+        .replay(&|directory, at| {
+            judge((directory, at), &refs, &refs, &[])?;
+            let store = Store::open(directory, OpenOptions::write())?;
+            let there = store.containers()?.len();
+            if at == recorded.changes.len() && there != 1 {
+                return Err(format!("{there} containers").into());
+            }
+            Ok(())
+        })
+        .unwrap();
+}

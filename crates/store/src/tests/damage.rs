@@ -1,0 +1,264 @@
+//! Every flipped byte is found, and the names it hurts are told.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use image::verity::{Algorithm, digest};
+use tempfile::TempDir;
+
+use super::{Random, check, check_clean, import, name, open, sample};
+use crate::{Damage, FsckOptions, Harm, Store};
+
+pub(super) fn object_path(store: &Path, bytes: &[u8]) -> PathBuf {
+    store.join("objects").join(digest(Algorithm::Sha256, bytes).path())
+}
+
+/// Puts another file in the place of one: what is sealed by fs-verity can not be written to.
+pub(super) fn replace(path: &Path, bytes: &[u8]) {
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o444)).unwrap();
+}
+
+/// Flips one bit of a file.
+pub(super) fn flip(path: &Path, bit: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    replace(path, &bytes);
+}
+
+fn rename(from: &Path, to: &Path) {
+    rustix::fs::rename(from, to).unwrap();
+}
+
+fn fsck(store: &Store) -> Vec<(Damage, Vec<Harm>)> {
+    store.fsck(FsckOptions { threads: 2 }).unwrap().damage
+}
+
+/// Every regular file of a store, by path.
+fn files(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![root.to_owned()];
+    while let Some(path) = open.pop() {
+        for entry in fs::read_dir(path).unwrap() {
+            let entry = entry.unwrap();
+            match entry.file_type().unwrap().is_dir() {
+                true => open.push(entry.path()),
+                false => found.push(entry.path()),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "one", &sample("one", 2)).unwrap();
+    check(&store).unwrap();
+    let mut random = Random::new(7);
+    let mut flipped = 0;
+    for path in files(directory.path()) {
+        let bits = path.metadata().unwrap().len() * 8;
+        // The lock has no bytes, and `meta` is checked by everyone who opens the store.
+        if bits == 0 {
+            continue;
+        }
+        for at in [0, bits - 1, random.below(bits), random.below(bits), random.below(bits)] {
+            let at = usize::try_from(at).unwrap();
+            flip(&path, at);
+            match Store::open(directory.path(), crate::OpenOptions::read()) {
+                Ok(store) => {
+                    let found = fsck(&store);
+                    assert!(!found.is_empty(), "bit {at} of {}", path.display());
+                }
+                Err(_) => assert!(path.ends_with("meta")),
+            }
+            flip(&path, at);
+            flipped += 1;
+        }
+    }
+    assert!(flipped >= 9 * 5, "{flipped}");
+    check(&store).unwrap();
+}
+
+#[test]
+fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let mut files = sample("one", 2);
+    files.insert("twin".into(), files["shared-1"].clone());
+    let one = import(&store, "one", &files).unwrap();
+    store.set_ref(&name("also"), &store.reference(&name("one")).unwrap().unwrap()).unwrap();
+    let two = import(&store, "two", &sample("two", 2)).unwrap();
+
+    let path = object_path(directory.path(), &files["shared-1"]);
+    flip(&path, 4321);
+    let actual = digest(Algorithm::Sha256, &fs::read(&path).unwrap());
+    let expected = digest(Algorithm::Sha256, &files["shared-1"]);
+    let mut harm = vec![
+        Harm {
+            image: one,
+            refs: vec![name("also"), name("one")],
+            paths: vec![b"/shared-1".to_vec(), b"/twin".to_vec()],
+        },
+        Harm { image: two, refs: vec![name("two")], paths: vec![b"/shared-1".to_vec()] },
+    ];
+    harm.sort();
+    let size = files["shared-1"].len() as u64;
+    let object = Damage::Object { expected, actual, size };
+    let found = fsck(&store);
+    assert_eq!(found[0], (object.clone(), harm.clone()));
+    assert_eq!(found.len(), 3, "two layers need it: {found:?}");
+    assert!(matches!(&found[1].0, Damage::Layer(_, why) if why.contains("is damaged or missing")));
+
+    // One image alone.
+    let found = store.verify(&two, FsckOptions { threads: 1 }).unwrap();
+    let hurt = harm.iter().find(|it| it.image == two).unwrap().clone();
+    assert_eq!(found.damage, [(object, vec![hurt])]);
+    // Its image file, four own and shared objects.
+    assert_eq!(found.checked, 5);
+
+    fs::remove_file(&path).unwrap();
+    assert_eq!(fsck(&store)[0], (Damage::Missing(expected), harm));
+}
+
+#[test]
+fn each_kind_of_damage_is_told_as_what_it_is() {
+    let check = |break_it: &dyn Fn(&Path), expected: &str| {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        import(&store, "one", &sample("one", 1)).unwrap();
+        break_it(directory.path());
+        let found = fsck(&store);
+        let text = format!("{:?}", found.iter().map(|it| &it.0).collect::<Vec<_>>());
+        assert!(text.contains(expected), "{expected}: {text}");
+    };
+    let only = |store: &Path, directory: &str| {
+        fs::read_dir(store.join(directory)).unwrap().next().unwrap().unwrap().path()
+    };
+    let object = |store: &Path| object_path(store, &sample("one", 1)["own-0"]);
+    check(&|store| flip(&only(store, "images"), 9000), "Image {");
+    check(&|store| fs::remove_file(only(store, "images")).unwrap(), "its image");
+    check(&|store| replace(&object(store), b""), "size: 0");
+    check(
+        &|store| {
+            fs::remove_file(object(store)).unwrap();
+            fs::create_dir(object(store)).unwrap();
+        },
+        "not a regular file",
+    );
+    check(&|store| flip(&only(store, "layers"), 8), "Layer(");
+    check(&|store| fs::remove_file(only(store, "layers")).unwrap(), "its layer sha256:");
+    check(&|store| flip(&only(store, "manifests"), 8), "Manifest(");
+    check(&|store| flip(&only(store, "refs"), 8), "Ref(\"one:latest\"");
+    check(
+        &|store| rename(&only(store, "refs"), &store.join("refs/two:latest")),
+        "it says one:latest",
+    );
+    check(&|store| fs::write(store.join("objects/x"), "").unwrap(), "Stray(");
+    check(&|store| fs::write(store.join("objects/00/x"), "").unwrap(), "Stray(");
+    check(&|store| fs::write(store.join("images/x"), "").unwrap(), "Stray(");
+    check(&|store| fs::write(store.join("refs/UP"), "").unwrap(), "Stray(");
+    check(&|store| fs::write(store.join("x"), "").unwrap(), "Stray(");
+    check(&|store| fs::write(store.join("tmp/x"), "").unwrap(), "Stray(");
+    check(
+        &|store| {
+            fs::create_dir(store.join("containers/c")).unwrap();
+            fs::write(store.join("containers/c/container.json"), "x").unwrap();
+        },
+        "Container(\"c\"",
+    );
+    // A sound object under a wrong name.
+    check(
+        &|store| {
+            let wrong = store.join("objects/00").join("0".repeat(62));
+            rename(&object(store), &wrong);
+        },
+        "Object { expected: 00000",
+    );
+}
+
+#[test]
+fn what_is_damaged_can_be_removed_and_imported_again() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let files = sample("one", 2);
+    import(&store, "one", &files).unwrap();
+    import(&store, "two", &sample("two", 2)).unwrap();
+    flip(&object_path(directory.path(), &files["shared-1"]), 4321);
+    for file in fs::read_dir(directory.path().join("images")).unwrap() {
+        flip(&file.unwrap().path(), 10_000);
+    }
+    let manifests = fs::read_dir(directory.path().join("manifests")).unwrap();
+    manifests.into_iter().for_each(|it| flip(&it.unwrap().path(), 3));
+    let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
+    // An import alone does not look at bytes that have the right length.
+    let running = store.begin().unwrap();
+    assert!(store.remove_damaged(&report).unwrap_err().to_string().contains("running"));
+    drop(running);
+    assert_eq!(store.remove_damaged(&report).unwrap(), 1 + 2 + 4);
+    assert_eq!(store.remove_damaged(&report).unwrap(), 0);
+    import(&store, "one", &files).unwrap();
+    import(&store, "two", &sample("two", 2)).unwrap();
+    check_clean(&store).unwrap();
+}
+
+#[test]
+fn gc_removes_nothing_when_it_can_not_tell_what_is_needed() {
+    let check = |break_it: &dyn Fn(&Path), expected: &str| {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        import(&store, "one", &sample("one", 1)).unwrap();
+        import(&store, "gone", &sample("gone", 1)).unwrap();
+        store.remove_ref(&name("gone")).unwrap();
+        break_it(directory.path());
+        let before = files(directory.path());
+        let error = store.gc().unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("nothing was removed"), "{error}");
+        assert_eq!(files(directory.path()), before);
+    };
+    let each = |store: &Path, directory: &str, bit: usize| {
+        for file in fs::read_dir(store.join(directory)).unwrap() {
+            flip(&file.unwrap().path(), bit);
+        }
+    };
+    // The superblock's magic; other damage to an image may go unnoticed here, and does no harm.
+    check(&|store| each(store, "images", 1024 * 8), "is damaged");
+    check(&|store| each(store, "layers", 80), "a layer needs");
+    check(&|store| each(store, "manifests", 8), "a manifest needs");
+    check(&|store| each(store, "refs", 8), "a ref needs");
+}
+
+#[test]
+fn du_counts_every_byte_once() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let one = import(&store, "one", &sample("one", 3)).unwrap();
+    let two = import(&store, "two", &sample("two", 3)).unwrap();
+    import(&store, "gone", &sample("gone", 1)).unwrap();
+    store.remove_ref(&name("gone")).unwrap();
+    let used = store.du().unwrap();
+    let on_disk = |path: &Path| -> u64 {
+        use std::os::unix::fs::MetadataExt as _;
+        files(path).iter().map(|it| it.metadata().unwrap().blocks() * 512).sum()
+    };
+    for (found, part) in [
+        (used.objects, "objects"),
+        (used.image_files, "images"),
+        (used.layers, "layers"),
+        (used.manifests, "manifests"),
+    ] {
+        assert_eq!(found, on_disk(&directory.path().join(part)), "{part}");
+    }
+    assert_eq!(used.images.len(), 3);
+    let own: u64 = used.images.iter().map(|it| it.own).sum();
+    let find = |image| used.images.iter().find(|it| it.image == image).unwrap();
+    assert_eq!(find(one).refs, [name("one")]);
+    assert_eq!(find(one).shared_with[0].image, two);
+    assert_eq!(find(one).shared_with[0].bytes, find(one).shared);
+    assert_eq!(own + find(one).shared + used.unused_objects, used.objects + used.image_files);
+}

@@ -1,0 +1,154 @@
+//! No room: each change to the disk in turn fails, and a disk that is really full.
+
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use super::{Failure, check, check_clean, fast_directory, import, is_root, name, open, sample};
+use crate::trace::{Recorder, Trace};
+use crate::{OpenOptions, Store};
+
+/// Runs `command` on a store with one image, its `at`th change failing. Answers what the command
+/// answered, and how many changes it tried.
+fn fail(
+    at: usize,
+    for_good: bool,
+    command: &dyn Fn(&Store) -> Result<(), Failure>,
+) -> (Result<(), Failure>, usize) {
+    let directory = fast_directory();
+    let store = open(directory.path());
+    let old = import(&store, "old", &sample("old", 2)).unwrap();
+    let recorder = Arc::new(Recorder { fail_at: Some(at), for_good, ..Recorder::default() });
+    let traced =
+        Store::open_traced(directory.path(), OpenOptions::write(), Trace::to(&recorder)).unwrap();
+    let answer = command(&traced);
+    drop(traced);
+
+    let found = check(&store).unwrap();
+    assert_eq!(found.get("old:latest"), Some(&old), "change {at}");
+    // The last steps tidy up: the ref is there before them, and an error there is none.
+    if answer.is_ok() {
+        assert_eq!(found.len(), 2, "change {at}");
+    }
+    assert_eq!(check_clean(&store).unwrap(), found, "change {at}");
+    drop(store.remove_ref(&name("gone")));
+    import(&store, "new", &sample("new", 2)).unwrap();
+    assert_eq!(check_clean(&store).unwrap().len(), 2, "change {at}");
+    (answer, recorder.attempts())
+}
+
+#[test]
+fn whatever_change_fails_the_store_is_the_old_one_or_the_new_one() {
+    let import_one = |store: &Store| -> Result<(), Failure> {
+        import(store, "new", &sample("new", 2)).map(drop)
+    };
+    let (answer, changes) = fail(usize::MAX, false, &import_one);
+    answer.unwrap();
+    assert!(changes > 20, "{changes}");
+    let mut failed = 0;
+    for at in 0..changes {
+        for for_good in [false, true] {
+            failed += usize::from(fail(at, for_good, &import_one).0.is_err());
+        }
+    }
+    // All but what tidies up.
+    assert!(failed > changes, "{failed} of {changes} twice");
+}
+
+#[test]
+fn whatever_change_of_gc_fails_nothing_is_lost() {
+    let collect = |store: &Store| -> Result<(), Failure> {
+        import(store, "new", &sample("new", 2))?;
+        import(store, "gone", &sample("gone", 2))?;
+        store.remove_ref(&name("gone"))?;
+        store.gc()?;
+        Ok(())
+    };
+    let changes = fail(usize::MAX, false, &collect).1;
+    for at in (0..changes).rev().take(40) {
+        fail(at, true, &collect).0.unwrap_or_default();
+    }
+}
+
+/// A file system that is mounted for a test, and unmounted after it.
+struct Mounted(TempDir);
+
+impl Mounted {
+    fn tmpfs(options: &std::ffi::CStr) -> Option<Self> {
+        let directory = TempDir::new().unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", directory.path(), "tmpfs", flags, options).ok()?;
+        Some(Self(directory))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+#[test]
+fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
+    if !is_root() {
+        println!("SKIPPED: a full disk: only root can mount a small file system");
+        return;
+    }
+    let Some(mounted) = Mounted::tmpfs(c"size=2m,nr_inodes=600") else {
+        println!("SKIPPED: a full disk: tmpfs can not be mounted here");
+        return;
+    };
+    let directory = mounted.0.path().join("store");
+    let store = open(&directory);
+    let old = import(&store, "old", &sample("old", 2)).unwrap();
+    let mut files = sample("big", 2);
+    files.insert("big".into(), (0..3 << 20_u32).map(|it: u32| it.to_le_bytes()[1]).collect());
+    let error = import(&store, "big", &files).unwrap_err();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    assert!(text.contains("can not add an object"), "{text}");
+    assert!(text.contains("No space left on device"), "{text}");
+    assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), old)].into());
+    let plan = store.plan_gc().unwrap();
+    assert!(plan.garbage.is_empty(), "the failed import left {plan:?}");
+
+    // There is room again for something smaller.
+    import(&store, "small", &sample("small", 2)).unwrap();
+    assert_eq!(check(&store).unwrap().len(), 2);
+}
+
+#[test]
+fn a_read_only_store_can_be_read_and_says_so() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import(&store, "old", &sample("old", 2)).unwrap();
+    drop(store);
+
+    let store = Store::open(directory.path(), OpenOptions::read()).unwrap();
+    let text = store.begin().unwrap_err().to_string();
+    assert!(text.contains("opened for reading only"), "{text}");
+    let text = store.remove_ref(&name("old")).unwrap_err().to_string();
+    assert!(text.contains("opened for reading only"), "{text}");
+    assert!(store.gc().unwrap_err().to_string().contains("opened for reading only"));
+
+    if !is_root() {
+        println!("SKIPPED: a read-only file system: only root can mount one");
+        return;
+    }
+    let again = TempDir::new().unwrap();
+    let flags = rustix::mount::MountFlags::RDONLY | rustix::mount::MountFlags::BIND;
+    rustix::mount::mount_bind(directory.path(), again.path()).unwrap();
+    let mounted = Mounted(again);
+    rustix::mount::mount_remount(mounted.0.path(), flags, "").unwrap();
+    let text = Store::open(mounted.0.path(), OpenOptions::write()).unwrap_err().to_string();
+    assert!(text.contains("can not be changed"), "{text}");
+    let store = Store::open(mounted.0.path(), OpenOptions::read()).unwrap();
+    assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), image)].into());
+    store.open_image(&image).unwrap();
+    store.plan_gc().unwrap();
+    store.du().unwrap();
+}

@@ -1,0 +1,120 @@
+//! `kill -9` at random moments.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::{Random, check, check_clean, import, name, open, sample, setting};
+use crate::{OpenOptions, Store};
+
+const DIRECTORY: &str = "QUIRE_STORE_TEST_DIRECTORY";
+const TASK: &str = "QUIRE_STORE_TEST_TASK";
+
+/// Runs a task in another process: this test binary, once more.
+pub(super) fn spawn(directory: &Path, task: &str, umask: Option<&str>) -> Child {
+    let binary = std::env::current_exe().unwrap();
+    let mut command = match umask {
+        None => Command::new(&binary),
+        Some(umask) => {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")]).arg(&binary);
+            shell
+        }
+    };
+    command
+        .args(["--exact", "tests::kill::in_a_child", "--ignored", "--nocapture"])
+        .env(DIRECTORY, directory)
+        .env(TASK, task)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Likewise, and waits for it.
+pub(super) fn child(directory: &Path, task: &str, umask: Option<&str>) {
+    assert!(spawn(directory, task, umask).wait().unwrap().success(), "{task}");
+}
+
+#[test]
+#[ignore = "what the children of other tests do"]
+fn in_a_child() {
+    let (Some(directory), Some(task)) = (setting(DIRECTORY), setting(TASK)) else { return };
+    let store = open(Path::new(&directory));
+    match task.as_str() {
+        "import-once" => drop(import(&store, "once", &sample("once", 3)).unwrap()),
+        "import" => loop_over(&store, false),
+        "import-and-collect" => loop_over(&store, true),
+        // Publishes the ref before what it names: the test must find that out.
+        "broken" => loop {
+            for file in std::fs::read_dir(Path::new(&directory).join("objects")).unwrap() {
+                drop(std::fs::remove_dir_all(file.unwrap().path()));
+            }
+            import(&store, "broken", &sample("broken", 20)).unwrap();
+        },
+        other => panic!("{other}"),
+    }
+}
+
+/// Imports for ever: sizes that are synced file by file, and all at once.
+fn loop_over(store: &Store, collect: bool) {
+    for round in 0_usize.. {
+        let files = sample(&format!("sample-{}", round % 5), if round % 2 == 0 { 3 } else { 30 });
+        import(store, &format!("name-{}", round % 4), &files).unwrap();
+        if collect {
+            // Another process may have removed it.
+            drop(store.remove_ref(&name(&format!("name-{}", (round + 2) % 4))));
+            store.gc().unwrap();
+        }
+    }
+}
+
+/// Lets tasks run for a moment, kills them, and looks at what is left.
+fn kill_after(directory: &Path, tasks: &[&str], moment: Duration) -> Result<usize, super::Failure> {
+    let children: Vec<_> = tasks.iter().map(|task| spawn(directory, task, None)).collect();
+    std::thread::sleep(moment);
+    for mut child in children {
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(9), "a child ended by itself: {status}");
+    }
+    // Killed before it made a store: then there is none, or the beginning of one.
+    let store = Store::open(directory, OpenOptions::create())?;
+    let found = check(&store)?;
+    if check_clean(&store)? != found {
+        return Err("gc changed a ref".into());
+    }
+    Ok(found.len())
+}
+
+/// How long a child takes for one small import here, from its start.
+fn one_import() -> Duration {
+    let directory = TempDir::new().unwrap();
+    let start = Instant::now();
+    child(directory.path(), "import-once", None);
+    start.elapsed()
+}
+
+#[test]
+fn kill_9_at_random_moments_loses_nothing() {
+    let kills = setting("QUIRE_STORE_KILLS").map_or(20, |it| it.parse().unwrap());
+    let directory = TempDir::new().unwrap();
+    let mut random = Random::new(u64::from(std::process::id()));
+    let hundredth = one_import() / 100;
+    let mut refs = 0;
+    for _ in 0..kills {
+        let moment = hundredth * u32::try_from(20 + random.below(230)).unwrap();
+        refs += kill_after(directory.path(), &["import", "import-and-collect"], moment).unwrap();
+    }
+    assert!(refs > 0, "no import was ever complete");
+}
+
+#[test]
+fn the_kill_test_finds_a_store_that_is_broken() {
+    let directory = TempDir::new().unwrap();
+    let tenth = one_import() / 10;
+    let found = (8..60).any(|at| kill_after(directory.path(), &["broken"], tenth * at).is_err());
+    assert!(found);
+}

@@ -1,0 +1,173 @@
+//! Tests of the store as a whole. What they have in common is here.
+
+mod concurrency;
+mod crash;
+mod damage;
+mod disk_full;
+mod import;
+mod kill;
+mod model;
+mod names;
+mod sealing;
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use image::erofs::{Profile, Versions, write};
+use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
+use image::verity::ObjectId;
+
+use crate::{
+    Blob, Digest, Form, FsckOptions, LayerInfo, OpenOptions, RefName, Reference, Seconds, Store,
+    Transaction,
+};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Files of a root filesystem, by name: up to 64 bytes go into the image, more into an object.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// `count` files that every sample has, and as many that only this one has.
+fn sample(name: &str, count: usize) -> Files {
+    let mut files = Files::new();
+    files.insert("small".into(), name.as_bytes().to_vec());
+    for at in 0..count {
+        files.insert(format!("shared-{at}"), vec![b's'; 100 + at * 700]);
+        files.insert(
+            format!("own-{at}"),
+            format!("{name} {at} ").repeat(20 + at * 100).into_bytes(),
+        );
+    }
+    files
+}
+
+fn name(text: &str) -> RefName {
+    text.parse().unwrap()
+}
+
+fn open(directory: &Path) -> Store {
+    Store::open(directory, OpenOptions::create()).unwrap()
+}
+
+/// Adds everything but the ref: objects, an image, a layer, a config and a manifest.
+fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
+    let mut builder = Builder::new();
+    let mut layer = import.layer()?;
+    let mut tar = Vec::new();
+    let mut objects = Vec::new();
+    for (name, bytes) in files {
+        tar.extend_from_slice(bytes);
+        writeln!(layer, "{name} {}", bytes.len())?;
+        let content = if bytes.len() > 64 {
+            let object = import.object(bytes)?;
+            if !objects.contains(&object) {
+                objects.push(object);
+            }
+            Content::External {
+                size: bytes.len() as u64,
+                object: Some(object),
+                location: Location::Object,
+            }
+        } else {
+            layer.write_all(bytes)?;
+            Content::Inline(bytes)
+        };
+        let node = Node::Regular(content);
+        let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, node)?;
+        builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal)?;
+    }
+    let mut image = import.image()?;
+    write(&builder.finish(), &Profile::Composefs(Versions::default()), &mut image)?;
+    let image = image.finish()?;
+
+    let diff_id = Digest::sha256(&tar);
+    let media_type = "application/vnd.oci.image.layer.v1.tar".to_owned();
+    let size = tar.len() as u64;
+    let blobs = vec![Blob { digest: diff_id, size, media_type }];
+    layer.finish(&LayerInfo { diff_id, size, blobs, objects })?;
+    let config = format!(r#"{{"rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}}}}"#);
+    let config_digest = Digest::sha256(config.as_bytes());
+    import.manifest(&config_digest, config.as_bytes())?;
+    let manifest = format!(r#"{{"config":{{"digest":"{config_digest}"}}}}"#);
+    let digest = Digest::sha256(manifest.as_bytes());
+    import.manifest(&digest, manifest.as_bytes())?;
+    Ok(Reference { image, manifest: Some(digest), form: Form::Objects, created: Seconds(1) })
+}
+
+fn import(store: &Store, ref_name: &str, files: &Files) -> Result<ObjectId, Failure> {
+    let transaction = store.begin()?;
+    let reference = add(&transaction, files)?;
+    let image = reference.image;
+    transaction.set_ref(name(ref_name), reference);
+    transaction.commit()?;
+    Ok(image)
+}
+
+/// Everything in the store is as it should be; answers which image each ref has.
+fn check(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
+    let report = store.fsck(FsckOptions { threads: 1 })?;
+    if !report.is_sound() {
+        return Err(format!("{:#?}", report.damage).into());
+    }
+    let refs = store.refs()?;
+    Ok(refs.into_iter().map(|(name, reference)| (name.to_string(), reference.image)).collect())
+}
+
+/// After `gc`, the store has what its refs need, and nothing else.
+fn check_clean(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
+    store.gc()?;
+    let refs = check(store)?;
+    let plan = store.plan_gc()?;
+    let tmp = store.tmp.list()?;
+    if plan.garbage.is_empty() && tmp.is_empty() {
+        return Ok(refs);
+    }
+    Err(format!("left after gc: {plan:?} {tmp:?}").into())
+}
+
+/// A directory where syncing costs nothing, if there is one: for tests that make thousands of stores.
+fn fast_directory() -> TempDir {
+    TempDir::new_in("/dev/shm").unwrap_or_else(|_| TempDir::new().unwrap())
+}
+
+/// Waits until something is so. A child that another test has just forked has our descriptors, and the
+/// locks and leases on them, until it calls exec.
+fn eventually(mut is_so: impl FnMut() -> bool) {
+    for _ in 0..400 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("not so after two seconds");
+}
+
+/// An environment variable that makes a slow test slower and more thorough, or says how often.
+fn setting(name: &str) -> Option<String> {
+    #[expect(clippy::disallowed_methods, reason = "tests have no other arguments")]
+    std::env::var(name).ok()
+}
+
+/// Numbers that look random: xorshift64*, the same from the same seed.
+#[derive(Debug, Clone)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

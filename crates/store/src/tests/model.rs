@@ -1,0 +1,317 @@
+//! A disk that loses what was not synced.
+//!
+//! POSIX promises little: `fsync` of a file keeps its bytes but not its name, `fsync` of a directory
+//! keeps the names in it, `syncfs` keeps everything. Whatever was not kept may be there after a crash
+//! or not, in any combination; bytes may be missing or zero. One rename is there or not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use super::Random;
+use crate::trace::Change;
+
+/// A file's bytes: as written, and as surely on the disk.
+#[derive(Debug, Clone, Default)]
+struct File {
+    data: Vec<u8>,
+    synced: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Node {
+    Directory,
+    File(usize),
+}
+
+/// A change of names that is not surely on the disk.
+#[derive(Debug, Clone)]
+struct Pending {
+    remove: Option<PathBuf>,
+    add: Option<(PathBuf, Node)>,
+}
+
+type Names = BTreeMap<PathBuf, Node>;
+
+/// The disk after some changes: what is surely there, and what may be.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Disk {
+    files: Vec<File>,
+    /// Names as a running process sees them.
+    now: Names,
+    /// Names that are surely there.
+    kept: Names,
+    pending: Vec<Pending>,
+}
+
+/// What may be found after a crash, to be written to a real directory.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Crashed(BTreeMap<PathBuf, Option<Vec<u8>>>);
+
+/// How unsynced bytes come out.
+#[derive(Debug, Clone, Copy)]
+enum Bytes {
+    Synced,
+    Zeros,
+    All,
+    Any,
+}
+
+impl Disk {
+    /// What is in a real directory, all of it surely there.
+    pub(super) fn of(root: &Path) -> Self {
+        let mut disk = Self::default();
+        disk.load(root, Path::new(""));
+        disk.kept.clone_from(&disk.now);
+        disk
+    }
+
+    fn load(&mut self, root: &Path, directory: &Path) {
+        for entry in fs::read_dir(root.join(directory)).unwrap() {
+            let entry = entry.unwrap();
+            let path = directory.join(entry.file_name());
+            if entry.file_type().unwrap().is_dir() {
+                self.now.insert(path.clone(), Node::Directory);
+                self.load(root, &path);
+            } else {
+                let data = fs::read(root.join(&path)).unwrap();
+                self.now.insert(path, Node::File(self.files.len()));
+                self.files.push(File { synced: data.clone(), data });
+            }
+        }
+    }
+
+    /// Does what was recorded, with paths below `root`.
+    pub(super) fn apply(&mut self, root: &Path, change: &Change) {
+        let inside = |path: &Path| path.strip_prefix(root).unwrap().to_owned();
+        match change {
+            Change::MakeDirectory(path) => self.name(None, Some((inside(path), Node::Directory))),
+            Change::Create(path) => {
+                let file = Node::File(self.files.len());
+                self.files.push(File::default());
+                self.name(None, Some((inside(path), file)));
+            }
+            Change::Write(path, bytes) => {
+                let file = self.file(&inside(path));
+                file.data.extend_from_slice(bytes);
+            }
+            Change::Rename(from, to) => {
+                let (from, to) = (inside(from), inside(to));
+                let node = self.now[&from];
+                self.name(Some(from), Some((to, node)));
+            }
+            Change::Unlink(path) | Change::RemoveDirectory(path) => {
+                self.name(Some(inside(path)), None);
+            }
+            Change::SyncFile(path) => {
+                let file = self.file(&inside(path));
+                file.synced.clone_from(&file.data);
+            }
+            Change::SyncDirectory(path) => {
+                let directory = inside(path);
+                let of = |path: &PathBuf| path.parent() == Some(&directory);
+                let pending = std::mem::take(&mut self.pending);
+                for change in pending {
+                    let removed = change.remove.as_ref().is_some_and(of);
+                    let added = change.add.as_ref().is_some_and(|it| of(&it.0));
+                    // Both ends of a rename go together, with whichever is synced first.
+                    if removed || added {
+                        do_pending(&mut self.kept, &change);
+                    } else {
+                        self.pending.push(change);
+                    }
+                }
+            }
+            Change::SyncEverything => {
+                self.pending.clear();
+                self.kept.clone_from(&self.now);
+                for file in &mut self.files {
+                    file.synced.clone_from(&file.data);
+                }
+            }
+        }
+    }
+
+    fn file(&mut self, path: &Path) -> &mut File {
+        match self.now[path] {
+            Node::File(number) => &mut self.files[number],
+            Node::Directory => panic!("{} is a directory", path.display()),
+        }
+    }
+
+    fn name(&mut self, remove: Option<PathBuf>, add: Option<(PathBuf, Node)>) {
+        let change = Pending { remove, add };
+        do_pending(&mut self.now, &change);
+        self.pending.push(change);
+    }
+
+    /// Some of what a crash at this moment may leave: the extremes, and `samples` mixtures.
+    pub(super) fn crashes(&self, samples: u64, seed: u64) -> BTreeSet<Crashed> {
+        let mut found = BTreeSet::new();
+        let mut random = Random::new(seed + 1);
+        found.insert(self.crash(&mut |_| false, Bytes::Synced, &mut random));
+        for bytes in [Bytes::Synced, Bytes::Zeros, Bytes::All] {
+            found.insert(self.crash(&mut |_| true, bytes, &mut random));
+        }
+        // The first changes but not the last, and the reverse: both orders that a log may have.
+        let half = self.pending.len() / 2;
+        found.insert(self.crash(&mut |at| at < half, Bytes::Synced, &mut random));
+        found.insert(self.crash(&mut |at| at >= half, Bytes::Synced, &mut random));
+        for _ in 0..samples {
+            let mut choice = random.clone();
+            random.below(2);
+            let chance = 1 + choice.below(9);
+            let mut keep = |_| choice.below(10) < chance;
+            found.insert(self.crash(&mut keep, Bytes::Any, &mut random));
+        }
+        found
+    }
+
+    fn crash(
+        &self,
+        keep: &mut dyn FnMut(usize) -> bool,
+        bytes: Bytes,
+        random: &mut Random,
+    ) -> Crashed {
+        let mut names = self.kept.clone();
+        for (at, change) in self.pending.iter().enumerate() {
+            if keep(at) {
+                do_pending(&mut names, change);
+            }
+        }
+        let mut found = BTreeMap::new();
+        for (path, node) in names {
+            // A name in a directory that is not there is not there.
+            let parent = path.parent().unwrap();
+            if parent != Path::new("") && !matches!(found.get(parent), Some(None)) {
+                continue;
+            }
+            found.insert(
+                path,
+                match node {
+                    Node::Directory => None,
+                    Node::File(number) => Some(self.files[number].crash(bytes, random)),
+                },
+            );
+        }
+        Crashed(found)
+    }
+}
+
+impl File {
+    fn crash(&self, bytes: Bytes, random: &mut Random) -> Vec<u8> {
+        if self.data == self.synced {
+            return self.data.clone();
+        }
+        match bytes {
+            Bytes::Synced => self.synced.clone(),
+            Bytes::Zeros => vec![0; self.data.len()],
+            Bytes::All => self.data.clone(),
+            Bytes::Any => match random.below(4) {
+                0 => self.synced.clone(),
+                1 => vec![0; self.data.len()],
+                2 => self.data.clone(),
+                _ => self.data[..self.data.len() / 2].to_vec(),
+            },
+        }
+    }
+}
+
+/// Changes names; a directory takes along what is in it.
+fn do_pending(names: &mut Names, change: &Pending) {
+    let mut inner = Vec::new();
+    if let Some(from) = &change.remove {
+        names.remove(from);
+        let below = names.range(from.clone()..).map(|it| it.0.clone());
+        let below: Vec<_> = below.take_while(|path| path.starts_with(from)).collect();
+        for path in below {
+            let node = names.remove(&path).unwrap();
+            inner.push((path.strip_prefix(from).unwrap().to_owned(), node));
+        }
+    }
+    if let Some((to, node)) = &change.add {
+        names.insert(to.clone(), *node);
+        for (path, node) in inner {
+            names.insert(to.join(path), node);
+        }
+    }
+}
+
+impl Crashed {
+    /// All but the inside of commands' own directories, which nobody looks at after a crash.
+    pub(super) fn published(&self) -> Self {
+        let outside = |path: &Path| path.components().count() < 3 || !path.starts_with("tmp");
+        Self(
+            self.0
+                .iter()
+                .filter(|it| outside(it.0))
+                .map(|it| (it.0.clone(), it.1.clone()))
+                .collect(),
+        )
+    }
+
+    /// Makes it real, in an empty directory.
+    pub(super) fn restore(&self, root: &Path) {
+        for (path, node) in &self.0 {
+            let path = root.join(path);
+            match node {
+                None => fs::create_dir(path).unwrap(),
+                Some(bytes) => {
+                    fs::write(&path, bytes).unwrap();
+                    fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+                }
+            }
+        }
+    }
+}
+
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{Crashed, Disk};
+    use crate::trace::Change;
+
+    /// What a file may have after the changes and a crash: `-` for no file.
+    fn check(changes: &[Change], file: &str, expected: &[&str]) {
+        let mut disk = Disk::default();
+        for change in changes {
+            disk.apply(Path::new("/"), change);
+        }
+        let found = disk.crashes(200, 1).into_iter().map(|Crashed(found)| {
+            found.get(Path::new(file)).map_or("-".to_owned(), |bytes| {
+                let text = String::from_utf8(bytes.clone().unwrap()).unwrap();
+                text.replace('\0', "0")
+            })
+        });
+        let found: std::collections::BTreeSet<_> = found.collect();
+        let expected: std::collections::BTreeSet<_> =
+            expected.iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected, "{changes:?}");
+    }
+
+    #[test]
+    fn the_model_loses_what_was_not_synced() {
+        let path = |text: &str| PathBuf::from(text);
+        let create = Change::Create(path("/a"));
+        let write = Change::Write(path("/a"), b"text".to_vec());
+        let rename = Change::Rename(path("/a"), path("/b"));
+        let file = Change::SyncFile(path("/a"));
+        let names = Change::SyncDirectory(path("/"));
+        let all = Change::SyncEverything;
+        let new = [create, write];
+        let then = |more: &[&Change]| {
+            let more: Vec<_> = more.iter().map(|it| (*it).clone()).collect();
+            [&new[..], &more[..]].concat()
+        };
+        check(&then(&[]), "a", &["-", "", "0000", "text", "te"]);
+        check(&then(&[&file]), "a", &["-", "text"]);
+        check(&then(&[&names]), "a", &["", "0000", "text", "te"]);
+        check(&then(&[&file, &names]), "a", &["text"]);
+        check(&then(&[&all]), "a", &["text"]);
+        check(&then(&[&all, &rename]), "a", &["-", "text"]);
+        check(&then(&[&all, &rename]), "b", &["-", "text"]);
+        check(&then(&[&all, &rename, &names]), "b", &["text"]);
+        check(&then(&[&rename, &names]), "b", &["", "0000", "text", "te"]);
+    }
+}

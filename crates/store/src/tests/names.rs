@@ -1,0 +1,123 @@
+//! What names stand for.
+
+use tempfile::TempDir;
+
+use super::{eventually, import, name, open, sample};
+use crate::{ContainerError, ContainerRecord, Liveness, ResolveError, Seconds};
+
+#[test]
+fn names_digests_and_ids_are_found() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let one = import(&store, "one:1", &sample("one", 1)).unwrap();
+    let two = import(&store, "docker.io/library/two", &sample("two", 1)).unwrap();
+    let manifest = store.reference(&name("one:1")).unwrap().unwrap().manifest.unwrap();
+    let id = two.to_string();
+    for (text, image) in [
+        ("one:1", one),
+        ("docker.io/library/two", two),
+        ("docker.io/library/two:latest", two),
+        (&manifest.to_string(), one),
+        (&id, two),
+        (&id[..6], two),
+        (&id[..12].to_uppercase(), two),
+    ] {
+        let found = store.resolve(text).unwrap();
+        assert_eq!(found.image, image, "{text}");
+        assert!(found.name.is_some(), "{text}");
+    }
+    for text in ["one", "two", &id[..5], "sha256:00", "", "../etc", "tow"] {
+        assert!(matches!(store.resolve(text), Err(ResolveError::Absent { .. })), "{text}");
+    }
+    let Err(ResolveError::Absent { nearest, .. }) = store.resolve("one:2") else { panic!() };
+    assert_eq!(nearest, [name("one:1")]);
+}
+
+#[test]
+fn the_beginning_of_several_ids_is_ambiguous() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    for last in ["1", "2"] {
+        std::fs::write(directory.path().join("images").join("ab".repeat(31) + "0" + last), "")
+            .unwrap();
+    }
+    let error = store.resolve("ababab").unwrap_err();
+    assert!(matches!(&error, ResolveError::Ambiguous { images, .. } if images.len() == 2));
+    assert_eq!(error.to_string(), "\"ababab\" is the beginning of 2 image ids");
+    assert!(store.resolve(&("ab".repeat(31) + "01")).unwrap().name.is_none());
+}
+
+#[test]
+fn refs_are_renamed_and_removed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "a/b:c", &sample("one", 1)).unwrap();
+    let reference = store.reference(&name("a/b:c")).unwrap().unwrap();
+    store.set_ref(&name("other"), &reference).unwrap();
+    assert_eq!(store.remove_ref(&name("a/b:c")).unwrap(), Some(reference.clone()));
+    store.remove_ref(&name("a/b:c")).unwrap_err();
+    assert_eq!(store.refs().unwrap(), [(name("other"), reference)]);
+    // A damaged one goes too.
+    super::damage::flip(&directory.path().join("refs/other:latest"), 9);
+    store.refs().unwrap_err();
+    assert_eq!(store.remove_ref(&name("other")).unwrap(), None);
+    assert!(store.refs().unwrap().is_empty());
+}
+
+#[test]
+fn containers_are_alive_while_locked() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import(&store, "one", &sample("one", 1)).unwrap();
+    let record =
+        ContainerRecord { image, name: Some("one".into()), created: Seconds(7), keep: false };
+    for id in ["", ".x", "a/b", "a b", &"x".repeat(65), "é"] {
+        let refused = store.create_container(id, &record).unwrap_err();
+        assert!(matches!(refused, ContainerError::Id(_)), "{id}");
+    }
+    let container = store.create_container("c1", &record).unwrap();
+    let taken = store.create_container("c1", &record).unwrap_err();
+    assert!(matches!(taken, ContainerError::Exists(_)));
+    assert!(store.tmp.list().unwrap().is_empty(), "a refused container left something");
+    assert_eq!(store.containers().unwrap(), [("c1".into(), record.clone(), Liveness::Alive)]);
+    assert!(store.lock_container("c1").unwrap().is_none());
+    assert_eq!(store.clear_dead().unwrap(), 0);
+
+    // A copy of the descriptor keeps it alive, as in a monitor.
+    let copy = container.fd().try_clone_to_owned().unwrap();
+    drop(container);
+    assert_eq!(store.containers().unwrap()[0].2, Liveness::Alive);
+    // What the container left, however deep: more levels than a process has descriptors, or a path
+    // has bytes.
+    let mut at = copy.try_clone().unwrap();
+    for _ in 0..1500 {
+        rustix::fs::mkdirat(&at, "deeper", rustix::fs::Mode::RWXU).unwrap();
+        let flags = rustix::fs::OFlags::DIRECTORY;
+        at = rustix::fs::openat(&at, "deeper", flags, rustix::fs::Mode::empty()).unwrap();
+    }
+    rustix::fs::symlinkat("/etc", &at, "link").unwrap();
+    let none = rustix::fs::Mode::empty();
+    rustix::fs::mkdirat(&copy, "work", none).unwrap();
+    drop(copy);
+    eventually(|| store.containers().unwrap()[0].2 == Liveness::Dead);
+    eventually(|| store.clear_dead().unwrap() == 1);
+    assert!(store.containers().unwrap().is_empty());
+    assert!(matches!(store.lock_container("c1"), Err(ContainerError::Absent(_))));
+
+    // One that is kept stays, and keeps its image.
+    let kept = ContainerRecord { keep: true, ..record.clone() };
+    drop(store.create_container("c2", &kept).unwrap());
+    store.remove_ref(&name("one")).unwrap();
+    assert_eq!(store.clear_dead().unwrap(), 0);
+    let (plan, _) = store.gc().unwrap();
+    assert_eq!(plan.kept, [crate::Kept::Container(image, "c2".into())]);
+    assert_eq!(store.images().unwrap(), [image]);
+    eventually(|| match store.lock_container("c2").unwrap() {
+        Some(container) => container.remove().is_ok(),
+        None => false,
+    });
+    store.gc().unwrap();
+    assert!(store.images().unwrap().is_empty());
+    let absent = store.create_container("c3", &record).unwrap_err();
+    assert!(matches!(absent, ContainerError::NoImage { .. }));
+}

@@ -1,0 +1,75 @@
+//! What is published can not be changed by accident.
+
+use std::os::fd::AsFd as _;
+
+use image::verity::{Algorithm, digest};
+use kernel::seal::{Sealed, sealed};
+use tempfile::TempDir;
+
+use super::{check, check_clean, import, name, sample};
+use crate::{OpenOptions, Sealing, Store};
+
+/// A temporary store that can be removed again.
+struct Unsealed(TempDir);
+
+impl Drop for Unsealed {
+    fn drop(&mut self) {
+        if let Ok(store) = Store::open(self.0.path(), OpenOptions::read()) {
+            store.unseal().unwrap();
+        }
+    }
+}
+
+#[test]
+fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
+    let directory = Unsealed(TempDir::new().unwrap());
+    let sealing = Sealing::VerityOrImmutable;
+    let options = OpenOptions { sealing, ..OpenOptions::create() };
+    let store = Store::open(directory.0.path(), options).unwrap();
+    let files = sample("one", 2);
+    let image = import(&store, "one", &files).unwrap();
+    let object = store.object(&digest(Algorithm::Sha256, &files["own-1"])).unwrap();
+    let opened = store.open_image(&image).unwrap();
+    let found = sealed(object.as_fd()).unwrap();
+    assert_eq!(sealed(opened.image.fd()).unwrap(), found);
+    match found {
+        Sealed::Verity => assert!(opened.kernel_verity),
+        Sealed::Immutable => {
+            let path = super::damage::object_path(directory.0.path(), &files["own-1"]);
+            let error = std::fs::write(&path, "x").unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+            assert!(std::fs::remove_file(&path).is_err());
+        }
+        Sealed::No => {
+            println!("SKIPPED: sealing: no fs-verity here, and no right to set the immutable flag");
+            return;
+        }
+    }
+    drop((object, opened));
+    check(&store).unwrap();
+    // One is set aside and taken back, the rest removed.
+    store.remove_ref(&name("one")).unwrap();
+    let transaction = store.begin().unwrap();
+    let bytes = files["own-1"].len() as u64;
+    let id = digest(Algorithm::Sha256, &files["own-1"]);
+    assert!(transaction.reuse(&id, bytes).unwrap());
+    store.gc().unwrap();
+    assert!(!store.has(&id, bytes).unwrap());
+    transaction.commit().unwrap();
+    assert!(store.has(&id, bytes).unwrap());
+    store.clear_dead().unwrap();
+    check_clean(&store).unwrap();
+    assert!(!store.has(&id, bytes).unwrap());
+}
+
+#[test]
+fn a_store_can_be_unsealed_to_be_removed() {
+    let directory = Unsealed(TempDir::new().unwrap());
+    let options = OpenOptions { sealing: Sealing::VerityOrImmutable, ..OpenOptions::create() };
+    let store = Store::open(directory.0.path(), options).unwrap();
+    import(&store, "one", &sample("one", 2)).unwrap();
+    store.unseal().unwrap();
+    assert_eq!(store.unseal().unwrap(), 0);
+    std::fs::remove_dir_all(directory.0.path()).unwrap();
+    std::fs::create_dir(directory.0.path()).unwrap();
+}

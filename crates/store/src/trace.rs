@@ -1,0 +1,80 @@
+//! What was done to the disk, in order. Costs nothing but in tests.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+/// One change to the disk, by path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    MakeDirectory(PathBuf),
+    RemoveDirectory(PathBuf),
+    Create(PathBuf),
+    /// Appends.
+    Write(PathBuf, Vec<u8>),
+    Rename(PathBuf, PathBuf),
+    Unlink(PathBuf),
+    SyncFile(PathBuf),
+    SyncDirectory(PathBuf),
+    SyncEverything,
+}
+
+/// Where changes are recorded, and where they can be made to fail.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Trace {
+    #[cfg(test)]
+    recorder: Option<std::sync::Arc<Recorder>>,
+}
+
+#[cfg(not(test))]
+impl Trace {
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as the one for tests")]
+    #[inline(always)]
+    pub(crate) const fn allow(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    #[expect(clippy::unused_self, reason = "as the one for tests")]
+    #[inline(always)]
+    pub(crate) fn record(&self, _change: impl FnOnce() -> Change) {}
+}
+
+/// Changes so far, and which of them fails.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct Recorder {
+    pub(crate) changes: std::sync::Mutex<Vec<Change>>,
+    pub(crate) asked: std::sync::atomic::AtomicUsize,
+    /// This attempt fails with `ENOSPC`, counted from 0, and those after it too if `for_good`.
+    pub(crate) fail_at: Option<usize>,
+    pub(crate) for_good: bool,
+}
+
+#[cfg(test)]
+impl Recorder {
+    pub(crate) fn attempts(&self) -> usize {
+        self.asked.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+impl Trace {
+    pub(crate) fn to(recorder: &std::sync::Arc<Recorder>) -> Self {
+        Self { recorder: Some(std::sync::Arc::clone(recorder)) }
+    }
+
+    pub(crate) fn allow(&self) -> Result<(), Errno> {
+        let Some(recorder) = &self.recorder else { return Ok(()) };
+        let number = recorder.asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        match recorder.fail_at {
+            Some(at) if number == at || (recorder.for_good && number > at) => Err(Errno::NOSPC),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn record(&self, change: impl FnOnce() -> Change) {
+        if let Some(recorder) = &self.recorder {
+            recorder.changes.lock().unwrap().push(change());
+        }
+    }
+}

@@ -1,0 +1,495 @@
+//! An import: everything it adds appears at once, or not at all.
+
+use std::collections::{BTreeMap, HashMap, btree_map, hash_map};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use image::verity::{self, Algorithm, ObjectId};
+use rustix::io::Errno;
+
+use crate::digest::Digest;
+use crate::disk::{Directory, DiskError, NewFile};
+use crate::draft::{Draft, DraftError, ImageDraft};
+use crate::layers::{Layer, LayerDraft, LayerError};
+use crate::manifests::ManifestError;
+use crate::refs::{RefName, Reference};
+use crate::store::{Store, StoreError, is_object};
+use crate::work::{self, Workspace};
+
+mod commit;
+
+/// Why an import could not begin or be committed. Nothing of it is visible then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransactionError {
+    /// The store was opened for reading.
+    #[error("the store {} was opened for reading only", .0.display())]
+    ReadOnly(std::path::PathBuf),
+    /// Something could not be added before, and its error was answered then.
+    #[error("the import is not complete: an earlier part of it failed")]
+    Incomplete,
+    /// A ref names something that is neither in the store nor in this import.
+    #[error("{name} names {what}, which is not in the store")]
+    Dangling {
+        /// The ref.
+        name: RefName,
+        /// An image id or the digest of a manifest.
+        what: String,
+    },
+    /// Something that this import found in the store and relied on has been removed by other means
+    /// than `gc`.
+    #[error("{0} was in the store and has vanished: import again")]
+    Vanished(String),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// What a commit did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Objects that the store did not have.
+    pub objects: u64,
+    /// Their bytes.
+    pub object_bytes: u64,
+    /// Objects found in the store, or twice in this import: uses, not distinct objects.
+    pub reused: u64,
+    /// Bytes that these would have taken.
+    pub reused_bytes: u64,
+}
+
+/// A running import. `Sync`: several threads may add to one transaction by reference.
+///
+/// Everything is written below a directory of its own in `tmp/`, which is locked for as long as
+/// the transaction lives. Dropping it removes that directory; after `kill -9`, the next command does.
+#[derive(Debug)]
+pub struct Transaction<'s> {
+    store: &'s Store,
+    work: Workspace,
+    /// The name of the next file in `work`.
+    next: AtomicU64,
+    state: Mutex<State>,
+    /// Shards of `objects/`, opened when first needed.
+    shards: Box<[OnceLock<Directory>; 256]>,
+    /// Whether new files here get the mode they are created with.
+    modes: AtomicU8,
+    /// Whether the file system has fs-verity.
+    verity: AtomicU8,
+    failed: AtomicBool,
+}
+
+/// In `Transaction::modes` and `Transaction::verity`: not known yet, or known.
+const UNKNOWN: u8 = 0;
+const YES: u8 = 1;
+const NO: u8 = 2;
+
+#[derive(Debug, Default)]
+struct State {
+    objects: HashMap<ObjectId, Found>,
+    images: BTreeMap<ObjectId, Found>,
+    layers: BTreeMap<Digest, Found>,
+    manifests: BTreeMap<Digest, Found>,
+    refs: BTreeMap<RefName, Reference>,
+    counts: Committed,
+}
+
+/// Where something that the import needs is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// A thread is about to write it.
+    Claimed,
+    /// In the import's own directory, under this number.
+    Here(u64),
+    /// Likewise; what the store has under that name is of another size, and is replaced.
+    Better(u64),
+    /// In the store.
+    Store,
+}
+
+impl Store {
+    /// Begins an import, and clears away what dead ones left behind.
+    ///
+    /// # Errors
+    /// [`TransactionError`] when the store is read-only or full.
+    pub fn begin(&self) -> Result<Transaction<'_>, TransactionError> {
+        if !self.is_writable() {
+            return Err(TransactionError::ReadOnly(self.path().to_owned()));
+        }
+        work::clear(&self.tmp)?;
+        crate::trash::clear(&self.tmp)?;
+        // Either gc sees that this import runs, or the import sees what gc has left.
+        let lock = self.lock_shared()?;
+        let work = Workspace::make(&self.tmp)?;
+        drop(lock);
+        Ok(Transaction {
+            store: self,
+            work,
+            next: AtomicU64::new(0),
+            state: Mutex::default(),
+            shards: Box::new([const { OnceLock::new() }; 256]),
+            modes: AtomicU8::new(UNKNOWN),
+            verity: AtomicU8::new(UNKNOWN),
+            failed: AtomicBool::new(false),
+        })
+    }
+}
+
+impl<'s> Transaction<'s> {
+    /// The store that the import adds to.
+    #[must_use]
+    pub const fn store(&self) -> &'s Store {
+        self.store
+    }
+
+    /// Adds an object whose bytes are in memory as a whole. The fast path: one that is there
+    /// already costs a hash and at most one system call.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it can not be written. The transaction can not be committed after that.
+    pub fn object(&self, bytes: &[u8]) -> Result<ObjectId, DraftError> {
+        let id = verity::digest(self.store.algorithm(), bytes);
+        self.object_with_id(&id, bytes)?;
+        Ok(id)
+    }
+
+    /// Like [`object`](Self::object), for a caller who has hashed the bytes already (on another
+    /// thread, say). The id is trusted: a wrong one makes a store that `fsck` complains about.
+    ///
+    /// # Errors
+    /// As [`object`](Self::object).
+    pub fn object_with_id(&self, id: &ObjectId, bytes: &[u8]) -> Result<(), DraftError> {
+        let size = bytes.len() as u64;
+        if self.claim(id, size) {
+            let found = self.place_object(id, bytes)?;
+            self.enter_object(id, found, size);
+        }
+        Ok(())
+    }
+
+    /// Whether the caller is the first to come with this object, and is to see that it gets into the
+    /// store. Whoever comes next need not wait: if the write fails, nothing can be committed.
+    fn claim(&self, id: &ObjectId, size: u64) -> bool {
+        let mut state = self.state();
+        let State { objects, counts, .. } = &mut *state;
+        match objects.entry(*id) {
+            hash_map::Entry::Occupied(_) => {
+                counts.reuse(size);
+                false
+            }
+            hash_map::Entry::Vacant(entry) => {
+                entry.insert(Found::Claimed);
+                true
+            }
+        }
+    }
+
+    fn place_object(&self, id: &ObjectId, bytes: &[u8]) -> Result<Found, DraftError> {
+        let before = self.look_up(id, bytes.len() as u64)?;
+        if before == Some(true) {
+            return Ok(Found::Store);
+        }
+        let number = self
+            .new_file()
+            .and_then(|(number, mut file)| file.write_all(bytes).map(|()| number))
+            .map_err(|source| self.write_failed("an object", source))?;
+        self.seal(number, "an object")?;
+        Ok(if before.is_none() { Found::Here(number) } else { Found::Better(number) })
+    }
+
+    /// Whether the store has the object with this size; `None` if it has nothing of that name.
+    fn look_up(&self, id: &ObjectId, size: u64) -> Result<Option<bool>, DraftError> {
+        let failed = |source: StoreError| {
+            self.fail();
+            DraftError::Lookup { id: *id, source: Box::new(source) }
+        };
+        self.store.check_algorithm(id).map_err(failed)?;
+        let shard = self.shard(id).map_err(|error| failed(error.into()))?;
+        let Some(shard) = shard else { return Ok(None) };
+        let (_, rest) = crate::store::split(id);
+        let stat = shard.stat(rest).map_err(|error| failed(error.into()))?;
+        Ok(stat.map(|stat| is_object(&stat, size)))
+    }
+
+    /// The shard of an object; `None` if the store lacks it.
+    fn shard(&self, id: &ObjectId) -> Result<Option<&Directory>, DiskError> {
+        let first = id.as_bytes().first().copied().unwrap_or_default();
+        let slot = &self.shards[usize::from(first)];
+        if slot.get().is_none() {
+            match self.store.objects.open_if_there(format!("{first:02x}"))? {
+                None => return Ok(None),
+                Some(shard) => drop(slot.set(shard)),
+            }
+        }
+        Ok(slot.get())
+    }
+
+    fn enter_object(&self, id: &ObjectId, found: Found, size: u64) {
+        let mut state = self.state();
+        state.objects.insert(*id, found);
+        match found {
+            Found::Store => state.counts.reuse(size),
+            _ => state.counts.add(size),
+        }
+    }
+
+    /// An object whose bytes come in pieces. Up to 256 KiB are gathered in memory; more go to a file.
+    ///
+    /// # Errors
+    /// None so far: the first write that goes to a file may fail.
+    pub fn draft(&self) -> Result<Draft<'_>, DraftError> {
+        Ok(Draft::new(self))
+    }
+
+    pub(crate) fn finish_object(
+        &self,
+        number: u64,
+        file: NewFile,
+        id: ObjectId,
+        size: u64,
+    ) -> Result<ObjectId, DraftError> {
+        drop(file);
+        if !self.claim(&id, size) {
+            self.discard(number);
+            return Ok(id);
+        }
+        let found = match self.look_up(&id, size)? {
+            Some(true) => Found::Store,
+            Some(false) => Found::Better(number),
+            None => Found::Here(number),
+        };
+        match found {
+            Found::Store => self.discard(number),
+            _ => self.seal(number, "an object")?,
+        }
+        self.enter_object(&id, found, size);
+        Ok(id)
+    }
+
+    /// Whether the store, or this import so far, has the object with this size. If so it is
+    /// protected from `gc` until the import ends, and counted as reused. If the store has it with
+    /// another size, it is damaged: add it again, and the commit replaces it.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it can not be looked up.
+    pub fn reuse(&self, id: &ObjectId, size: u64) -> Result<bool, DraftError> {
+        let known = self.state().objects.contains_key(id);
+        if !known && self.look_up(id, size)? != Some(true) {
+            return Ok(false);
+        }
+        let mut state = self.state();
+        state.objects.entry(*id).or_insert(Found::Store);
+        state.counts.reuse(size);
+        Ok(true)
+    }
+
+    /// A new image; its bytes come in order, as `image::erofs::write` makes them.
+    ///
+    /// # Errors
+    /// [`DraftError`] when its file can not be made.
+    pub fn image(&self) -> Result<ImageDraft<'_>, DraftError> {
+        ImageDraft::new(self).map_err(|source| self.write_failed("an image", source))
+    }
+
+    pub(crate) fn finish_image(
+        &self,
+        number: u64,
+        file: NewFile,
+        id: ObjectId,
+        size: u64,
+    ) -> Result<ObjectId, DraftError> {
+        drop(file);
+        let there = self.store.images.stat(id.to_string());
+        let there = there.map_err(|source| self.write_failed("an image", source))?;
+        let found = match there {
+            _ if self.state().images.contains_key(&id) => None,
+            Some(stat) if is_object(&stat, size) => Some(Found::Store),
+            Some(_) => Some(Found::Better(number)),
+            None => Some(Found::Here(number)),
+        };
+        match found {
+            None | Some(Found::Store) => self.discard(number),
+            Some(_) => self.seal(number, "an image")?,
+        }
+        if let Some(found) = found {
+            self.state().images.insert(id, found);
+        }
+        Ok(id)
+    }
+
+    /// Whether the store has this image; if so it is protected from `gc` until the import ends.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it can not be looked up.
+    pub fn reuse_image(&self, id: &ObjectId) -> Result<bool, DraftError> {
+        let there = self.store.images.stat(id.to_string());
+        let there = there.map_err(|source| self.write_failed("an image", source))?;
+        if there.is_some() {
+            self.state().images.entry(*id).or_insert(Found::Store);
+        }
+        Ok(there.is_some())
+    }
+
+    /// The layer with this diff id, if the store has it with all of its objects: then it need not
+    /// be unpacked again. Layer and objects are protected from `gc` until the import ends.
+    ///
+    /// # Errors
+    /// [`LayerError`] when it is there but damaged.
+    pub fn reuse_layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
+        let Some(layer) = self.store.layer(diff_id)? else { return Ok(None) };
+        let mut present = Vec::new();
+        for id in &layer.info().objects {
+            if self.state().objects.contains_key(id) {
+                continue;
+            }
+            let shard = self.shard(id).map_err(LayerError::Disk)?;
+            let Some(shard) = shard else { return Ok(None) };
+            let (_, rest) = crate::store::split(id);
+            // The size is in the recipe, whose reader compares it.
+            match shard.stat(rest).map_err(LayerError::Disk)? {
+                Some(stat) if is_object(&stat, crate::disk::length(&stat)) => present.push(*id),
+                _ => return Ok(None),
+            }
+        }
+        let mut state = self.state();
+        for id in present {
+            state.objects.entry(id).or_insert(Found::Store);
+        }
+        state.layers.entry(*diff_id).or_insert(Found::Store);
+        Ok(Some(layer))
+    }
+
+    /// A new layer: takes the bytes of its recipe, and compresses them.
+    ///
+    /// # Errors
+    /// [`LayerError`] when its file can not be made.
+    pub fn layer(&self) -> Result<LayerDraft<'_>, LayerError> {
+        LayerDraft::new(self)
+    }
+
+    pub(crate) fn finish_layer(&self, number: u64, diff_id: &Digest) -> Result<(), DiskError> {
+        let there = self.store.layers.stat(diff_id.file_name())?.is_some();
+        let found = match self.store.layer(diff_id) {
+            Ok(Some(_)) => Found::Store,
+            _ if there => Found::Better(number),
+            _ => Found::Here(number),
+        };
+        let known = match self.state().layers.entry(*diff_id) {
+            btree_map::Entry::Occupied(_) => true,
+            btree_map::Entry::Vacant(entry) => *entry.insert(found) == Found::Store,
+        };
+        if known {
+            self.discard(number);
+        }
+        Ok(())
+    }
+
+    /// Adds a manifest, config or index: the exact bytes that `digest` names, which is checked.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when the bytes have another digest or can not be written.
+    pub fn manifest(&self, digest: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
+        crate::manifests::check(digest, bytes)?;
+        let write = || -> Result<(), DiskError> {
+            if self.state().manifests.contains_key(digest) {
+                return Ok(());
+            }
+            let there = self.store.manifests.stat(digest.file_name())?;
+            let found = match there {
+                Some(stat) if is_object(&stat, bytes.len() as u64) => Found::Store,
+                there => {
+                    let (number, mut file) = self.new_file()?;
+                    file.write_all(bytes)?;
+                    if there.is_some() { Found::Better(number) } else { Found::Here(number) }
+                }
+            };
+            self.state().manifests.insert(*digest, found);
+            Ok(())
+        };
+        write().map_err(|source| {
+            self.fail();
+            ManifestError::Disk(source)
+        })
+    }
+
+    /// Lets `name` stand for `reference` from the commit on, whatever it stood for before. What it
+    /// names must be in the store or in this import: checked at the commit.
+    pub fn set_ref(&self, name: RefName, reference: Reference) {
+        self.state().refs.insert(name, reference);
+    }
+
+    /// A new file in the import's own directory, which it has a number for.
+    pub(crate) fn new_file(&self) -> Result<(u64, NewFile), DiskError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let file = self.work.directory.create(number.to_string())?;
+        // The umask and default ACLs are the same for all files here: look at the first.
+        if self.modes.load(Ordering::Relaxed) != NO {
+            let changed = file.publish_mode()?;
+            self.modes.store(if changed { YES } else { NO }, Ordering::Relaxed);
+        }
+        Ok((number, file))
+    }
+
+    /// Turns fs-verity on for a file that is written.
+    fn seal(&self, number: u64, what: &'static str) -> Result<(), DraftError> {
+        if self.verity.load(Ordering::Relaxed) == NO {
+            return Ok(());
+        }
+        let name = number.to_string();
+        let opened = self.work.directory.read(&name).and_then(|it| {
+            it.ok_or_else(|| self.work.directory.failed("open", &name, Errno::NOENT))
+        });
+        let (file, _) = opened.map_err(|source| self.write_failed(what, source))?;
+        let algorithm = match self.store.algorithm() {
+            Algorithm::Sha256 => kernel::verity::Algorithm::Sha256,
+            Algorithm::Sha512 => kernel::verity::Algorithm::Sha512,
+        };
+        match kernel::verity::enable(file.as_fd(), algorithm) {
+            Ok(_) => self.verity.store(YES, Ordering::Relaxed),
+            Err(error) if error.is_unsupported() => self.verity.store(NO, Ordering::Relaxed),
+            Err(source) => {
+                self.fail();
+                return Err(DraftError::Seal { what, source });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a file that is not needed after all. If that fails, the end of the import removes it.
+    pub(crate) fn discard(&self, number: u64) {
+        if let Err(error) = self.work.directory.unlink(number.to_string()) {
+            tracing::debug!(%error, "left for the end of the import");
+        }
+    }
+
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn write_failed(&self, what: &'static str, source: DiskError) -> DraftError {
+        self.fail();
+        DraftError::Write { what, source }
+    }
+
+    pub(crate) fn io_failed(&self, what: &'static str, source: DiskError) -> io::Error {
+        let kind = source.source.kind();
+        io::Error::new(kind, self.write_failed(what, source))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Committed {
+    const fn add(&mut self, size: u64) {
+        self.objects += 1;
+        self.object_bytes += size;
+    }
+
+    const fn reuse(&mut self, size: u64) {
+        self.reused += 1;
+        self.reused_bytes += size;
+    }
+}

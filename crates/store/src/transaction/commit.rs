@@ -1,0 +1,264 @@
+//! The end of an import. The order of the steps is the whole crash argument: see
+//! `docs/format/object-store.md`, "A commit".
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
+
+use kernel::seal::{SealError, set_immutable};
+
+use super::{Committed, Found, NO, State, Transaction, TransactionError};
+use crate::disk::{Directory, DiskError, Renamed};
+use crate::refs;
+use crate::store::{SHARED, Sealing, split};
+use crate::trash::{self, Item};
+
+/// Up to this many files or directories, `fsync` each: `syncfs` costs less from a handful on, but it
+/// also waits for whatever else was written to the same file system. Measured in
+/// `docs/decisions/0002-store.md`.
+const FSYNC_MAX: usize = 8;
+
+impl Transaction<'_> {
+    /// Makes everything durable and visible: objects, images, layers and manifests first, refs last.
+    ///
+    /// # Errors
+    /// [`TransactionError`]; the refs are then as before.
+    pub fn commit(self) -> Result<Committed, TransactionError> {
+        if self.failed.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(TransactionError::Incomplete);
+        }
+        let state = std::mem::take(&mut *self.state());
+        if state.objects.values().any(|found| *found == Found::Claimed) {
+            return Err(TransactionError::Incomplete);
+        }
+        // From here to the end, gc waits.
+        let lock = self.store.lock_shared()?;
+        self.bring_back(&state)?;
+        self.check_refs(&state)?;
+        let refs = self.write_refs(&state)?;
+
+        self.sync_data(&state, &refs)?;
+        self.publish_objects(&state)?;
+        self.sync_objects(&state)?;
+        self.publish_users(&state)?;
+        for (name, file) in &refs {
+            self.work.directory.rename_over(file, &self.store.refs, name)?;
+        }
+        if !refs.is_empty() {
+            self.store.refs.sync()?;
+        }
+        drop(lock);
+        let counts = state.counts;
+        if let Err(error) = self.work.remove() {
+            tracing::debug!(%error, "left for the next command");
+        }
+        Ok(counts)
+    }
+
+    /// Everything that the import found in the store is there still, or was set aside by `gc` while
+    /// it ran: then it is put back.
+    fn bring_back(&self, state: &State) -> Result<(), TransactionError> {
+        let trashes = trash::all(&self.store.tmp)?;
+        if trashes.is_empty() {
+            // gc sets aside, and removes nothing, while an import runs that began before it.
+            return Ok(());
+        }
+        for item in state.found_in_store() {
+            let there = item.place(self.store)?.stat(item.file_name())?.is_some();
+            if !there && !trash::put_back(self.store, &trashes, &item)? {
+                return Err(TransactionError::Vanished(item.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_refs(&self, state: &State) -> Result<(), TransactionError> {
+        let store = self.store;
+        for (name, reference) in &state.refs {
+            let dangling = |what: String| TransactionError::Dangling { name: name.clone(), what };
+            let image = &reference.image;
+            let there =
+                state.images.contains_key(image) || store.images.stat(image.to_string())?.is_some();
+            if !there {
+                return Err(dangling(format!("image {image}")));
+            }
+            let Some(manifest) = &reference.manifest else { continue };
+            let there = state.manifests.contains_key(manifest)
+                || store.manifests.stat(manifest.file_name())?.is_some();
+            if !there {
+                return Err(dangling(format!("manifest {manifest}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the refs' files; answers what they will be called, and are called now.
+    fn write_refs(&self, state: &State) -> Result<Vec<(String, String)>, DiskError> {
+        let mut written = Vec::new();
+        for (name, reference) in &state.refs {
+            let (number, mut file) = self.new_file()?;
+            file.write_all(&refs::encode(name, reference))?;
+            written.push((name.file_name(), number.to_string()));
+        }
+        Ok(written)
+    }
+
+    /// Every byte of every new file is on the disk when this is done, in the import's own directory.
+    fn sync_data(&self, state: &State, refs: &[(String, String)]) -> Result<(), DiskError> {
+        let mut files: Vec<u64> = Vec::new();
+        files.extend(state.objects.values().filter_map(Found::number));
+        files.extend(state.images.values().filter_map(Found::number));
+        files.extend(state.layers.values().filter_map(Found::number));
+        files.extend(state.manifests.values().filter_map(Found::number));
+        if files.len() + refs.len() > FSYNC_MAX {
+            return self.store.tmp.sync_everything();
+        }
+        files.sort_unstable();
+        let work = &self.work.directory;
+        files.iter().try_for_each(|number| work.sync_file(number.to_string()))?;
+        refs.iter().try_for_each(|(_, file)| work.sync_file(file))
+    }
+
+    fn publish_objects(&self, state: &State) -> Result<(), DiskError> {
+        let store = self.store;
+        let mut sealer = Sealer::new(self);
+        let mut objects: Vec<_> = state.objects.iter().collect();
+        objects.sort_unstable_by_key(|(id, _)| **id);
+        for (id, found) in objects {
+            let Some(number) = found.number() else { continue };
+            let (shard, rest) = split(id);
+            let shard = match self.shard(id)? {
+                Some(shard) => shard,
+                None => {
+                    store.objects.make(shard, SHARED)?;
+                    let gone = || store.objects.failed("open", "", rustix::io::Errno::NOENT);
+                    self.shard(id)?.ok_or_else(gone)?
+                }
+            };
+            self.place(number, *found, shard, &rest)?;
+            sealer.seal(shard, &rest);
+        }
+        Ok(())
+    }
+
+    /// Publishes what needs objects, and makes it durable: whatever is in the store, all that it needs
+    /// is there too, even after a crash.
+    fn publish_users(&self, state: &State) -> Result<(), DiskError> {
+        let store = self.store;
+        let mut sealer = Sealer::new(self);
+        for (id, found) in &state.images {
+            let Some(number) = found.number() else { continue };
+            self.place(number, *found, &store.images, &id.to_string())?;
+            sealer.seal(&store.images, &id.to_string());
+        }
+        for (directory, files) in
+            [(&store.layers, &state.layers), (&store.manifests, &state.manifests)]
+        {
+            for (digest, found) in files {
+                let Some(number) = found.number() else { continue };
+                self.place(number, *found, directory, &digest.file_name())?;
+            }
+        }
+        // Also what another import has published, and perhaps not synced yet.
+        for (directory, used) in [
+            (&store.images, !state.images.is_empty()),
+            (&store.layers, !state.layers.is_empty()),
+            (&store.manifests, !state.manifests.is_empty()),
+        ] {
+            if used {
+                directory.sync()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&self, file: u64, found: Found, to: &Directory, name: &str) -> Result<(), DiskError> {
+        let (work, file) = (&self.work.directory, file.to_string());
+        if !matches!(found, Found::Better(_)) {
+            // Another import may have published the same: its bytes are synced, as ours are.
+            let (Renamed::Now | Renamed::Taken) = work.rename_new(&file, to, name)?;
+            return Ok(());
+        }
+        tracing::warn!(name, "replacing a damaged file");
+        match work.rename_over(&file, to, name) {
+            Err(error) if error.is(rustix::io::Errno::PERM) => {
+                to.unseal(name.as_bytes(), error)?;
+                work.rename_over(&file, to, name)
+            }
+            other => other,
+        }
+    }
+
+    /// The name of every object that the import relies on is on the disk when this is done, of those
+    /// too that another import has published and perhaps not synced yet.
+    fn sync_objects(&self, state: &State) -> Result<(), DiskError> {
+        let store = self.store;
+        let shards: BTreeSet<u8> =
+            state.objects.keys().filter_map(|id| id.as_bytes().first().copied()).collect();
+        if shards.is_empty() {
+            return Ok(());
+        }
+        if shards.len() > FSYNC_MAX {
+            return store.tmp.sync_everything();
+        }
+        for shard in shards {
+            if let Some(shard) = self.shards[usize::from(shard)].get() {
+                shard.sync()?;
+            }
+        }
+        // A shard may be new.
+        store.objects.sync()
+    }
+}
+
+impl Found {
+    const fn number(&self) -> Option<u64> {
+        match self {
+            Self::Here(number) | Self::Better(number) => Some(*number),
+            Self::Claimed | Self::Store => None,
+        }
+    }
+}
+
+impl State {
+    fn found_in_store(&self) -> impl Iterator<Item = Item> {
+        let there = |found: &Found| *found == Found::Store;
+        let objects = self.objects.iter().filter(move |it| there(it.1));
+        let images = self.images.iter().filter(move |it| there(it.1));
+        let layers = self.layers.iter().filter(move |it| there(it.1));
+        let manifests = self.manifests.iter().filter(move |it| there(it.1));
+        let objects = objects.map(|(id, _)| Item::Object(*id));
+        objects
+            .chain(images.map(|(id, _)| Item::Image(*id)))
+            .chain(layers.map(|(digest, _)| Item::Layer(*digest)))
+            .chain(manifests.map(|(digest, _)| Item::Manifest(*digest)))
+    }
+}
+
+/// Sets the immutable flag, as long as that works.
+struct Sealer {
+    wanted: bool,
+}
+
+impl Sealer {
+    fn new(transaction: &Transaction<'_>) -> Self {
+        let verity = transaction.verity.load(std::sync::atomic::Ordering::Relaxed);
+        let wanted = transaction.store.sealing == Sealing::VerityOrImmutable && verity == NO;
+        Self { wanted }
+    }
+
+    fn seal(&mut self, directory: &Directory, name: &str) {
+        if !self.wanted {
+            return;
+        }
+        let Ok(Some((file, _))) = directory.read(name) else { return };
+        match set_immutable(file.as_fd()) {
+            Ok(()) => {}
+            // Not permitted, or not on this file system: it will not be for the next one either.
+            Err(error @ (SealError::Unsupported { .. } | SealError::Forbidden { .. })) => {
+                tracing::debug!(%error, "objects are protected by their mode only");
+                self.wanted = false;
+            }
+            Err(error) => tracing::warn!(%error, name, "not sealed"),
+        }
+    }
+}

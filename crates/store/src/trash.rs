@@ -1,0 +1,161 @@
+//! Garbage that a running import may still want back.
+//!
+//! An import relies on what it has found in the store, and `gc` does not know what that is. So while
+//! imports run, `gc` removes nothing: it renames garbage into `tmp/trash-…/`, with a list of these
+//! imports beside it. Each of them looks there before it publishes, and puts back what it needs. Once
+//! all of them have ended, the trash is removed by whoever comes next.
+
+use std::fmt;
+
+use image::verity::ObjectId;
+use rustix::fs::FileType;
+
+use crate::digest::Digest;
+use crate::disk::{Directory, DiskError, Renamed};
+use crate::record::RECORD_MAX;
+use crate::store::{Store, split};
+use crate::work::{self, Owner, Workspace};
+
+pub(crate) const PREFIX: &str = "trash-";
+/// In a trash, the names of the imports that it waits for, one a line.
+const WAITS: &str = "waits";
+
+/// Something that is published under a name of its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Item {
+    Object(ObjectId),
+    Image(ObjectId),
+    Layer(Digest),
+    Manifest(Digest),
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(id) => write!(f, "object {id}"),
+            Self::Image(id) => write!(f, "image {id}"),
+            Self::Layer(digest) => write!(f, "layer {digest}"),
+            Self::Manifest(digest) => write!(f, "manifest {digest}"),
+        }
+    }
+}
+
+impl Item {
+    /// The directory that it is published in.
+    pub(crate) fn place(&self, store: &Store) -> Result<Directory, DiskError> {
+        match self {
+            Self::Object(id) => store.objects.open(split(id).0),
+            Self::Image(_) => store.images.try_clone(),
+            Self::Layer(_) => store.layers.try_clone(),
+            Self::Manifest(_) => store.manifests.try_clone(),
+        }
+    }
+
+    /// Its name there.
+    pub(crate) fn file_name(&self) -> String {
+        match self {
+            Self::Object(id) => split(id).1,
+            Self::Image(id) => id.to_string(),
+            Self::Layer(digest) | Self::Manifest(digest) => digest.file_name(),
+        }
+    }
+
+    /// Its name in a trash.
+    fn trash_name(&self) -> String {
+        match self {
+            Self::Object(id) => format!("object-{id}"),
+            Self::Image(id) => format!("image-{id}"),
+            Self::Layer(digest) => format!("layer-{}", digest.file_name()),
+            Self::Manifest(digest) => format!("manifest-{}", digest.file_name()),
+        }
+    }
+}
+
+/// A trash that is being filled. It is locked, so that nobody takes it for one to remove.
+#[derive(Debug)]
+pub(crate) struct Trash {
+    directory: Directory,
+}
+
+impl Trash {
+    /// Makes one that waits for these imports. The store is locked exclusively.
+    pub(crate) fn make(store: &Store, waits: &[String]) -> Result<Self, DiskError> {
+        loop {
+            let work = Workspace::make(&store.tmp)?;
+            let mut file = work.directory.create(WAITS)?;
+            file.write_all(waits.join("\n").as_bytes())?;
+            drop(file);
+            let name = work.name.replacen(work::PREFIX, PREFIX, 1);
+            // Taken by a process of this id, dead or in another PID namespace: the next number.
+            if let Some(directory) = work.publish(&store.tmp, &name)? {
+                return Ok(Self { directory });
+            }
+        }
+    }
+
+    /// Takes something from its place.
+    pub(crate) fn take(&self, place: &Directory, item: &Item, name: &str) -> Result<(), DiskError> {
+        match place.rename_new(name, &self.directory, item.trash_name()) {
+            Err(error) if error.is(rustix::io::Errno::PERM) => {
+                place.unseal(name.as_bytes(), error)?;
+                place.rename_new(name, &self.directory, item.trash_name())?;
+            }
+            Ok(Renamed::Now | Renamed::Taken) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// Every trash there is.
+pub(crate) fn all(tmp: &Directory) -> Result<Vec<Directory>, DiskError> {
+    let mut found = Vec::new();
+    for name in names(tmp)? {
+        found.extend(tmp.open_if_there(name)?);
+    }
+    Ok(found)
+}
+
+pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
+    let listed = tmp.list()?;
+    let directories = listed.iter().filter(|it| matches!(it.kind, FileType::Directory));
+    let names = directories.filter_map(|it| it.text());
+    Ok(names.filter(|it| it.starts_with(PREFIX)).map(str::to_owned).collect())
+}
+
+/// Puts something back in its place. `false` if no trash has it.
+pub(crate) fn put_back(
+    store: &Store,
+    trashes: &[Directory],
+    item: &Item,
+) -> Result<bool, DiskError> {
+    let place = item.place(store)?;
+    for trash in trashes {
+        match trash.rename_new(item.trash_name(), &place, item.file_name()) {
+            Ok(Renamed::Now | Renamed::Taken) => return Ok(true),
+            Err(error) if error.is(rustix::io::Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Removes each trash that waits for nobody any more.
+pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
+    let mut cleared = 0;
+    for name in names(tmp)? {
+        let Owner::Dead(trash) = work::owner(tmp, &name)? else { continue };
+        let waits = trash.read_all(WAITS, RECORD_MAX)?.unwrap_or_default();
+        let waits = String::from_utf8_lossy(&waits);
+        let mut waiting = false;
+        // A crash may have lost the list; it has ended the imports too.
+        for import in waits.lines().filter(|it| work::is_name(it)) {
+            waiting |= matches!(work::owner(tmp, import)?, Owner::Alive);
+        }
+        if !waiting {
+            tmp.remove_tree(&name)?;
+            cleared += 1;
+        }
+    }
+    Ok(cleared)
+}

@@ -1,0 +1,450 @@
+//! The walk itself: one thread goes through directories, others read files.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use image::tree::{
+    Builder, Content, InodeId, Link, Location, Metadata, Node, Timestamp, Tree, TreeError, XattrsId,
+};
+use image::verity::ObjectId;
+use rustix::buffer::spare_capacity;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use super::source::{Seen, Source};
+use super::{Devices, Hardlinks, Options, PutError, Times, WalkError, Xattrs};
+
+/// The most bytes in a list of xattr names, and in a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
+const XATTR_BUFFER: usize = 65536;
+
+type Put<'a> = &'a (dyn Fn(&mut Source<'_>) -> Result<ObjectId, PutError> + Sync);
+
+/// A regular file that waits to be read.
+struct Job {
+    file: File,
+    seen: Seen,
+    inode: InodeId,
+    path: PathBuf,
+}
+
+type Done = Result<(InodeId, ObjectId), WalkError>;
+
+pub(super) fn scan(
+    directory: BorrowedFd<'_>,
+    path: &Path,
+    options: &Options,
+    put: Put<'_>,
+) -> Result<Tree, WalkError> {
+    let threads = options.threads.get();
+    // Each waiting file is an open descriptor.
+    let (jobs, waiting) = mpsc::sync_channel::<Job>(threads.saturating_mul(4).min(256));
+    let (report, done) = mpsc::channel::<Done>();
+    // The threads own the receiver together: if all of them panic, `send` fails and does not wait for ever.
+    let waiting = Arc::new(Mutex::new(waiting));
+    let stopped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (waiting, report, stopped) = (Arc::clone(&waiting), report.clone(), &stopped);
+            scope.spawn(move || work(&waiting, &report, stopped, put));
+        }
+        drop((waiting, report));
+        let walker = Walker {
+            options,
+            builder: Builder::new(),
+            jobs,
+            done,
+            links: HashMap::new(),
+            path: path.as_os_str().as_bytes().to_vec(),
+            names: Vec::new(),
+            value: Vec::new(),
+        };
+        let tree = walker.walk(directory);
+        stopped.store(true, Ordering::Relaxed);
+        tree
+    })
+}
+
+/// Reads files until there are no more, or nobody waits for them.
+fn work(
+    waiting: &Mutex<mpsc::Receiver<Job>>,
+    report: &mpsc::Sender<Done>,
+    stopped: &AtomicBool,
+    put: Put<'_>,
+) {
+    let mut buffer = Vec::new();
+    loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = next else { return };
+        if stopped.load(Ordering::Relaxed) {
+            return;
+        }
+        if report.send(read(job, &mut buffer, put)).is_err() {
+            return;
+        }
+    }
+}
+
+fn read(job: Job, buffer: &mut Vec<u8>, put: Put<'_>) -> Done {
+    let Job { file, seen, inode, path } = job;
+    let mut source = Source { file: &file, seen, buffer };
+    let answer = put(&mut source);
+    match (source.is_unchanged(), answer) {
+        (Err(source), _) => Err(WalkError::Io { action: "look at", path, source }),
+        (Ok(false), _) => Err(WalkError::Changed(path)),
+        (Ok(true), Ok(object)) => Ok((inode, object)),
+        (Ok(true), Err(source)) => Err(WalkError::Put { path, source }),
+    }
+}
+
+struct Walker<'a> {
+    options: &'a Options,
+    builder: Builder,
+    jobs: mpsc::SyncSender<Job>,
+    done: mpsc::Receiver<Done>,
+    /// Files with several names, by device and inode number.
+    links: HashMap<(u32, u32, u64), InodeId>,
+    /// The path of what is looked at, for messages.
+    path: Vec<u8>,
+    names: Vec<u8>,
+    value: Vec<u8>,
+}
+
+/// A directory that is being walked.
+struct Level {
+    directory: Dir,
+    seen: Seen,
+    inode: InodeId,
+    /// What is in it, last one first.
+    left: Vec<(CString, FileType)>,
+    /// How long its path is.
+    length: usize,
+}
+
+impl Walker<'_> {
+    fn walk(mut self, root: BorrowedFd<'_>) -> Result<Tree, WalkError> {
+        let root = rustix::fs::openat(root, c".", directory_flags(), Mode::empty());
+        let root = root.map_err(|error| self.io("open", error))?;
+        let seen = stat(&root).map_err(|error| self.io("look at", error))?;
+        let xattrs = self.xattrs(root.as_fd(), Through::Descriptor)?;
+        let metadata = self.metadata(&seen);
+        let described = self.builder.describe(InodeId::ROOT, &metadata, xattrs);
+        described.map_err(|error| self.misfit(error))?;
+        let mut levels = vec![self.list(root, &seen, InodeId::ROOT)?];
+        while let Some(level) = levels.last_mut() {
+            self.path.truncate(level.length);
+            let Some((name, kind)) = level.left.pop() else {
+                let now = level.directory.fd().and_then(|it| Ok(Seen::of(&stat(it)?)));
+                if now.map_err(|error| self.io("look at", error))? != level.seen {
+                    return Err(self.changed());
+                }
+                levels.pop();
+                continue;
+            };
+            if self.path.last() != Some(&b'/') {
+                self.path.push(b'/');
+            }
+            self.path.extend_from_slice(name.to_bytes());
+            let directory = level.directory.fd().map_err(|error| self.io("open", error))?;
+            if let Some(below) = self.entry(directory, level.inode, &name, kind)? {
+                levels.push(below);
+            }
+            while let Ok(done) = self.done.try_recv() {
+                self.settle(done)?;
+            }
+        }
+        let path = self.path();
+        let Self { mut builder, jobs, done, .. } = self;
+        drop(jobs);
+        for done in done {
+            let (inode, object) = done?;
+            let set = builder.set_object(inode, &object);
+            set.map_err(|source| WalkError::Tree { path: path.clone(), source })?;
+        }
+        Ok(builder.finish())
+    }
+
+    fn settle(&mut self, done: Done) -> Result<(), WalkError> {
+        let (inode, object) = done?;
+        self.builder.set_object(inode, &object).map_err(|error| self.misfit(error))
+    }
+
+    /// Takes one entry. Answers with the directory that it is, to be walked next.
+    fn entry(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        parent: InodeId,
+        name: &CStr,
+        kind: FileType,
+    ) -> Result<Option<Level>, WalkError> {
+        let kind = match kind {
+            FileType::Unknown => {
+                let stat = rustix::fs::statx(
+                    directory,
+                    name,
+                    AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT,
+                    StatxFlags::TYPE,
+                );
+                FileType::from_raw_mode(
+                    stat.map_err(|error| self.io("look at", error))?.stx_mode.into(),
+                )
+            }
+            kind => kind,
+        };
+        let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+        if is_device && self.options.devices == Devices::Skip {
+            return Ok(None);
+        }
+        let flags = match kind {
+            FileType::Directory => directory_flags(),
+            // In case it is a pipe by now, opening it must not wait for a writer.
+            FileType::RegularFile => OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY,
+            _ => OFlags::PATH,
+        };
+        let opened = rustix::fs::openat(
+            directory,
+            name,
+            flags | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let opened = opened.map_err(|error| match error {
+            // Listed a moment ago, and as something else than a symlink.
+            Errno::NOENT | Errno::LOOP | Errno::NOTDIR => self.changed(),
+            error => self.io("open", error),
+        })?;
+        let seen = stat(&opened).map_err(|error| self.io("look at", error))?;
+        if FileType::from_raw_mode(seen.stx_mode.into()) != kind {
+            return Err(self.changed());
+        }
+        match kind {
+            FileType::Directory => {
+                let inode = self.add(&opened, &seen, Node::Directory, Through::Descriptor)?;
+                self.name(parent, name, inode)?;
+                self.list(opened, &seen, inode).map(Some)
+            }
+            FileType::RegularFile => self.regular(File::from(opened), &seen, parent, name),
+            _ => self.special(&opened, &seen, parent, name),
+        }
+    }
+
+    fn regular(
+        &mut self,
+        file: File,
+        stat: &Statx,
+        parent: InodeId,
+        name: &CStr,
+    ) -> Result<Option<Level>, WalkError> {
+        if let Some(inode) = self.linked(stat) {
+            return self.name(parent, name, inode).map(|()| None);
+        }
+        let size = stat.stx_size;
+        let seen = Seen::of(stat);
+        if size <= self.options.inline_max {
+            let mut bytes = Vec::new();
+            let mut source = Source { file: &file, seen, buffer: &mut self.value };
+            let read = source.read(|piece| {
+                bytes.extend_from_slice(piece);
+                Ok(())
+            });
+            let unchanged = source.is_unchanged().map_err(|error| self.io("look at", error))?;
+            if !unchanged {
+                return Err(self.changed());
+            }
+            read.map_err(|error| self.io("read", error))?;
+            let node = Node::Regular(Content::Inline(&bytes));
+            let inode = self.add(&file, stat, node, Through::Descriptor)?;
+            return self.name(parent, name, inode).map(|()| None);
+        }
+        // Where it is, the thread that reads it will say.
+        let content = Content::External { size, object: None, location: Location::None };
+        let inode = self.add(&file, stat, Node::Regular(content), Through::Descriptor)?;
+        self.name(parent, name, inode)?;
+        let job = Job { file, seen, inode, path: self.path() };
+        if self.jobs.send(job).is_err() {
+            // The threads are gone. Why, the last reports say, unless it was a panic, which goes on in ours.
+            while let Ok(done) = self.done.recv() {
+                self.settle(done)?;
+            }
+            return Err(self.io("read", Errno::CANCELED));
+        }
+        Ok(None)
+    }
+
+    fn special(
+        &mut self,
+        file: &OwnedFd,
+        stat: &Statx,
+        parent: InodeId,
+        name: &CStr,
+    ) -> Result<Option<Level>, WalkError> {
+        if let Some(inode) = self.linked(stat) {
+            return self.name(parent, name, inode).map(|()| None);
+        }
+        let number = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+        let target;
+        let node = match FileType::from_raw_mode(stat.stx_mode.into()) {
+            FileType::Symlink => {
+                let read = rustix::fs::readlinkat(file, c"", Vec::new());
+                target = read.map_err(|error| self.io("read the symlink", error))?;
+                Node::Symlink(target.to_bytes())
+            }
+            FileType::CharacterDevice => Node::CharDevice(number),
+            FileType::BlockDevice => Node::BlockDevice(number),
+            FileType::Fifo => Node::Fifo,
+            FileType::Socket => Node::Socket,
+            _ => return Err(self.changed()),
+        };
+        let inode = self.add(file, stat, node, Through::Proc)?;
+        self.name(parent, name, inode).map(|()| None)
+    }
+
+    /// The inode that another name of this file has become, if hard links are kept.
+    fn linked(&self, stat: &Statx) -> Option<InodeId> {
+        let several = stat.stx_nlink > 1 && self.options.hardlinks == Hardlinks::Keep;
+        several.then(|| self.links.get(&identity(stat)).copied()).flatten()
+    }
+
+    /// Adds an inode, without a name.
+    fn add(
+        &mut self,
+        file: impl AsFd,
+        stat: &Statx,
+        node: Node<'_>,
+        through: Through,
+    ) -> Result<InodeId, WalkError> {
+        let xattrs = self.xattrs(file.as_fd(), through)?;
+        let inode = self.builder.inode(&self.metadata(stat), xattrs, node);
+        let inode = inode.map_err(|error| self.misfit(error))?;
+        let several = stat.stx_nlink > 1 && !matches!(node, Node::Directory);
+        if several && self.options.hardlinks == Hardlinks::Keep {
+            self.links.insert(identity(stat), inode);
+        }
+        Ok(inode)
+    }
+
+    fn name(&mut self, parent: InodeId, name: &CStr, inode: InodeId) -> Result<(), WalkError> {
+        let named = self.builder.insert(parent, name.to_bytes(), inode, Link::Equal);
+        named.map_err(|error| self.misfit(error))
+    }
+
+    fn metadata(&self, stat: &Statx) -> Metadata {
+        let mut mtime =
+            Timestamp { seconds: stat.stx_mtime.tv_sec, nanoseconds: stat.stx_mtime.tv_nsec };
+        match self.options.times {
+            Times::Exact => {}
+            Times::WholeSeconds => mtime.nanoseconds = 0,
+            Times::Epoch => mtime = Timestamp::default(),
+        }
+        Metadata {
+            permissions: stat.stx_mode & 0o7777,
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            mtime,
+        }
+    }
+
+    /// Reads the names in a directory.
+    fn list(&self, file: OwnedFd, stat: &Statx, inode: InodeId) -> Result<Level, WalkError> {
+        let list = || -> Result<_, Errno> {
+            let mut directory = Dir::new(file)?;
+            let mut left = Vec::new();
+            while let Some(entry) = directory.read() {
+                let entry = entry?;
+                if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                    left.push((entry.file_name().to_owned(), entry.file_type()));
+                }
+            }
+            left.sort_unstable_by(|(one, _), (other, _)| other.cmp(one));
+            Ok((directory, left))
+        };
+        let (directory, left) = list().map_err(|error| self.io("list", error))?;
+        Ok(Level { directory, seen: Seen::of(stat), inode, left, length: self.path.len() })
+    }
+
+    fn xattrs(&mut self, file: BorrowedFd<'_>, through: Through) -> Result<XattrsId, WalkError> {
+        if self.options.xattrs == Xattrs::None {
+            return Ok(XattrsId::NONE);
+        }
+        let mut list = std::mem::take(&mut self.names);
+        list.clear();
+        list.reserve(XATTR_BUFFER);
+        let proc = || format!("/proc/self/fd/{}", file.as_raw_fd());
+        let count = match through {
+            Through::Descriptor => rustix::fs::flistxattr(file, spare_capacity(&mut list)),
+            Through::Proc => rustix::fs::listxattr(proc(), spare_capacity(&mut list)),
+        };
+        match count {
+            Ok(_) => {}
+            // The file system has none.
+            Err(Errno::NOTSUP) => list.clear(),
+            Err(error) => return Err(self.io("list the xattrs of", error)),
+        }
+        let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+        let mut names: Vec<&[u8]> = names
+            .filter(|name| self.options.xattrs == Xattrs::All || name.starts_with(b"user."))
+            .collect();
+        names.sort_unstable();
+        let mut values = Vec::new();
+        for name in &names {
+            self.value.clear();
+            self.value.reserve(XATTR_BUFFER);
+            let value = spare_capacity(&mut self.value);
+            let count = match through {
+                Through::Descriptor => rustix::fs::fgetxattr(file, *name, value),
+                Through::Proc => rustix::fs::getxattr(proc(), *name, value),
+            };
+            match count {
+                Ok(_) => values.push(self.value.clone()),
+                Err(Errno::NODATA) => return Err(self.changed()),
+                Err(error) => return Err(self.io("read the xattrs of", error)),
+            }
+        }
+        let pairs = names.iter().zip(&values).map(|(name, value)| (*name, &value[..]));
+        let xattrs = self.builder.xattrs(pairs);
+        let xattrs = xattrs.map_err(|error| self.misfit(error))?;
+        self.names = list;
+        Ok(xattrs)
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(std::ffi::OsStr::from_bytes(&self.path))
+    }
+
+    fn io(&self, action: &'static str, source: impl Into<io::Error>) -> WalkError {
+        WalkError::Io { action, path: self.path(), source: source.into() }
+    }
+
+    fn changed(&self) -> WalkError {
+        WalkError::Changed(self.path())
+    }
+
+    fn misfit(&self, source: TreeError) -> WalkError {
+        WalkError::Tree { path: self.path(), source }
+    }
+}
+
+/// How the xattrs of an open file are reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Through {
+    Descriptor,
+    /// By the descriptor's name in `/proc`: the kernel reads no xattrs from descriptors opened with `O_PATH`.
+    Proc,
+}
+
+const fn directory_flags() -> OFlags {
+    OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC)
+}
+
+const fn identity(stat: &Statx) -> (u32, u32, u64) {
+    (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
+}
+
+pub(super) fn stat(file: impl AsFd) -> Result<Statx, Errno> {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+}

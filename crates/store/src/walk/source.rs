@@ -1,0 +1,104 @@
+//! Regular files, read.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use image::verity::{Algorithm, Hasher, ObjectId};
+use rustix::fs::Statx;
+
+/// Bytes read at once. More is not faster, and less means more system calls.
+const BUFFER: usize = 256 << 10;
+
+/// A regular file that is being read.
+#[derive(Debug)]
+pub struct Source<'a> {
+    pub(super) file: &'a File,
+    pub(super) seen: Seen,
+    pub(super) buffer: &'a mut Vec<u8>,
+}
+
+impl Source<'_> {
+    /// The file, open for reading. Its offset is of no account: read it by offset, or rewind it first.
+    #[must_use]
+    pub const fn file(&self) -> &File {
+        self.file
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.seen.size
+    }
+
+    /// Reads the file from beginning to end, in pieces.
+    ///
+    /// # Errors
+    /// The kernel's or that of `each`; [`io::ErrorKind::UnexpectedEof`] when the file has another length by now.
+    pub fn read(&mut self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let wanted = usize::try_from(self.size()).map_or(BUFFER, |size| BUFFER.min(size + 1));
+        if self.buffer.len() < wanted {
+            self.buffer.resize(wanted, 0);
+        }
+        let mut offset = 0;
+        loop {
+            let count = match self.file.read_at(self.buffer, offset) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            each(&self.buffer[..count])?;
+            offset += count as u64;
+            if offset > self.size() {
+                break;
+            }
+        }
+        if offset == self.size() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    /// The fs-verity digest of its bytes.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn digest(&mut self, algorithm: Algorithm) -> io::Result<ObjectId> {
+        let mut hasher = Hasher::new(algorithm);
+        self.read(|bytes| {
+            hasher.update(bytes);
+            Ok(())
+        })?;
+        Ok(hasher.finish())
+    }
+
+    /// Whether the file is still as it was when it was opened.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn is_unchanged(&self) -> io::Result<bool> {
+        Ok(Seen::of(&super::scan::stat(self.file)?) == self.seen)
+    }
+}
+
+/// What shows that a file is the same and has not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen {
+    device: (u32, u32),
+    inode: u64,
+    mode: u16,
+    size: u64,
+    modified: (i64, u32),
+    changed: (i64, u32),
+}
+
+impl Seen {
+    pub(super) const fn of(stat: &Statx) -> Self {
+        Self {
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            inode: stat.stx_ino,
+            mode: stat.stx_mode,
+            size: stat.stx_size,
+            modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+            changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
+        }
+    }
+}

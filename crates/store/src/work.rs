@@ -1,0 +1,128 @@
+//! A command's own directory below `tmp/`, locked for as long as the command lives.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::FileType;
+
+use crate::disk::{Directory, DiskError};
+
+/// What these directories are called: `work-PID-NUMBER`.
+pub(crate) const PREFIX: &str = "work-";
+
+/// Numbers are not used twice in a process: a trash that waits for one import would wait for another.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A directory below `tmp/`, with an exclusive lock on itself. Whoever can lock one knows that its
+/// maker is dead.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    tmp: Directory,
+    pub(crate) directory: Directory,
+    pub(crate) name: String,
+    /// Nothing to remove any more.
+    gone: bool,
+}
+
+impl Workspace {
+    pub(crate) fn make(tmp: &Directory) -> Result<Self, DiskError> {
+        let process = std::process::id();
+        loop {
+            let name = format!("{PREFIX}{process}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+            if !tmp.make_private(&name)? {
+                // By a process of this id that is dead, or in another PID namespace.
+                continue;
+            }
+            // Until it is locked, a cleaner may take it for a dead one's.
+            let Some(directory) = tmp.open_if_there(&name)? else { continue };
+            if directory.try_lock()? && directory.is_linked()? {
+                return Ok(Self { tmp: tmp.try_clone()?, directory, name, gone: false });
+            }
+        }
+    }
+
+    /// Removes the directory and what is in it.
+    pub(crate) fn remove(mut self) -> Result<(), DiskError> {
+        self.gone = true;
+        self.tmp.remove_tree(&self.name)
+    }
+
+    /// Makes the directory something else: it gets another name, and keeps its lock.
+    pub(crate) fn publish(
+        mut self,
+        to: &Directory,
+        name: &str,
+    ) -> Result<Option<Directory>, DiskError> {
+        match self.tmp.rename_new(&self.name, to, name)? {
+            crate::disk::Renamed::Taken => Ok(None),
+            crate::disk::Renamed::Now => {
+                self.gone = true;
+                // The same open file, so that the lock stays.
+                Ok(Some(self.directory.try_clone()?.renamed(to, name)))
+            }
+        }
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        if let Err(error) = self.tmp.remove_tree(&self.name) {
+            tracing::debug!(work = self.name, %error, "left for the next command");
+        }
+    }
+}
+
+/// Whether the maker of such a directory lives.
+#[derive(Debug)]
+pub(crate) enum Owner {
+    /// Somebody has it locked.
+    Alive,
+    /// Nobody had: now we do.
+    Dead(Directory),
+    /// There is no such directory.
+    Gone,
+}
+
+/// Asks by trying the lock.
+pub(crate) fn owner(parent: &Directory, name: &str) -> Result<Owner, DiskError> {
+    match parent.open_if_there(name)? {
+        None => Ok(Owner::Gone),
+        Some(directory) if !directory.try_lock()? => Ok(Owner::Alive),
+        // Somebody may have removed it, and another made a new one of this name.
+        Some(directory) if !directory.is_linked()? => Ok(Owner::Gone),
+        Some(directory) => Ok(Owner::Dead(directory)),
+    }
+}
+
+/// The names of all such directories.
+pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
+    let mut names = Vec::new();
+    for listed in tmp.list()? {
+        let directory = matches!(listed.kind, FileType::Directory | FileType::Unknown);
+        match listed.text() {
+            Some(name) if directory && is_name(name) => names.push(name.to_owned()),
+            _ => {}
+        }
+    }
+    Ok(names)
+}
+
+/// Whether this can be the name of such a directory.
+pub(crate) fn is_name(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.bytes().all(|it| it.is_ascii_graphic() && it != b'/')
+}
+
+/// Removes what dead commands left. Answers how many directories.
+pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
+    let mut cleared = 0;
+    for name in names(tmp)? {
+        // The lock is held until the directory is gone.
+        if let Owner::Dead(_lock) = owner(tmp, &name)? {
+            tmp.remove_tree(&name)?;
+            cleared += 1;
+        }
+    }
+    Ok(cleared)
+}
