@@ -1,0 +1,148 @@
+//! Why an import fails.
+
+use std::io;
+use std::path::PathBuf;
+
+use image::erofs::WriteError;
+use image::tree::TreeError;
+use image::verity::{Algorithm, ObjectId};
+
+use super::{DecodeError, LayerFailure};
+use crate::docker::DockerError;
+use crate::layout::LayoutError;
+use crate::source::Input;
+
+/// Why there is no new image. The store is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// Objects of this store can not be named in a composefs image.
+    #[error("the store names objects by {0}, but composefs images know only sha256")]
+    Algorithm(Algorithm),
+    /// The layout has no such image.
+    #[error("cannot import from the layout")]
+    Layout(#[source] Box<LayoutError>),
+    /// The archive has no such image.
+    #[error("cannot import from the archive {input}")]
+    Docker {
+        /// The archive.
+        input: Input,
+        /// Why not.
+        source: Box<DockerError>,
+    },
+    /// The archive can not be unpacked.
+    #[error("cannot unpack the archive {input}")]
+    Unpack {
+        /// The archive.
+        input: Input,
+        /// Why not.
+        source: Box<DecodeError>,
+    },
+    /// A file of the source can not be opened or read.
+    #[error("cannot read {input}")]
+    Open {
+        /// Which one.
+        input: Input,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file for a while can not be written.
+    #[error("cannot write a temporary file in {}", directory.display())]
+    Scratch {
+        /// Where.
+        directory: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A layer is not what it should be.
+    #[error("cannot import layer {number} of {count} ({name})")]
+    Layer {
+        /// Which one, counted from 1, the lowest.
+        number: usize,
+        /// How many there are.
+        count: usize,
+        /// Its digest, or the file that it came from.
+        name: String,
+        /// Why.
+        source: Box<LayerFailure>,
+    },
+    /// A directory can not be read.
+    #[error("cannot import the directory")]
+    Walk(#[source] Box<store::walk::WalkError>),
+    /// A file of a directory can not be read, or changes meanwhile.
+    #[error("cannot read the file")]
+    ReadFile(#[source] io::Error),
+    /// A dump can not be parsed.
+    #[error("cannot import the dump {input}")]
+    Dump {
+        /// The dump.
+        input: Input,
+        /// Which line, and why.
+        source: Box<image::dump::ParseError>,
+    },
+    /// A dump's file is no object that the store can find.
+    #[error("cannot import \"{}\" of the dump: {reason}", path.escape_ascii())]
+    DumpFile {
+        /// The file.
+        path: Vec<u8>,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A dump can not be told where its files are in the store.
+    #[error("cannot put the dump's files where the store has them")]
+    Relocate {
+        /// Why.
+        source: TreeError,
+    },
+    /// The object is neither in the store nor in the folder of objects.
+    #[error(
+        "object {object} of \"{}\" is not in the store{}",
+        path.escape_ascii(),
+        if *.looked { ", nor among the given objects" } else { ": give the folder that has it" }
+    )]
+    Missing {
+        /// The object.
+        object: ObjectId,
+        /// A file that has it.
+        path: Vec<u8>,
+        /// There was a folder to look in.
+        looked: bool,
+    },
+    /// A file among the given objects has other bytes than its name says.
+    #[error("{} is not object {expected}, but {actual}", path.display())]
+    NotObject {
+        /// The file.
+        path: PathBuf,
+        /// By its name.
+        expected: Box<ObjectId>,
+        /// By its bytes.
+        actual: Box<ObjectId>,
+    },
+    /// An object can not be added.
+    #[error("cannot add an object to the store")]
+    Object(#[source] store::DraftError),
+    /// The bytes of an object can not be written.
+    #[error("cannot write an object of the store")]
+    Write(#[source] io::Error),
+    /// The image can not be written.
+    #[error("cannot write the image")]
+    Image(#[source] WriteError),
+    /// A manifest or config can not be stored.
+    #[error("cannot store the manifest")]
+    Manifest(#[source] store::ManifestError),
+    /// The transaction can not begin or end.
+    #[error("cannot change the store")]
+    Transaction(#[source] store::TransactionError),
+    /// A thread can not be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// As asked for.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl ImportError {
+    pub(super) fn layout(source: LayoutError) -> Self {
+        Self::Layout(Box::new(source))
+    }
+}

@@ -1,0 +1,516 @@
+//! One layer: from its blob to entries, objects and a recipe.
+
+use std::io::Read;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use image::layer::{Layer, LayerError};
+use image::tar::recipe;
+use image::tar::{Entry, Event, Kind, Reader, TarError};
+use image::tree::{Content, InodeId, Location, Node, Timestamp, TreeError, XattrsId};
+use image::verity::ObjectId;
+use store::{Blob, LayerDraft, LayerInfo, Transaction, walk};
+
+use super::decode::{Compression, DecodeError, Decoded, Decoder, Expected};
+use super::feed::{self, Feed};
+use super::limits::{LimitError, Limits};
+use super::objects::{BATCH, Batch, Known, PIECE, Piece, Queue, Stopped};
+use super::recipe::{Pending, Places, Replay};
+use super::stop::Stop;
+use super::{LayerReport, Unsupported};
+use crate::Digest;
+
+/// Files of up to this many bytes are in the image itself, as those of directories are.
+const INLINE_MAX: usize = {
+    assert!(walk::COMPOSEFS_INLINE_MAX == 64);
+    64
+};
+
+/// Verbatim bytes of the tar that may wait for the object ids of files before them.
+const WAITING_MAX: usize = 8 << 20;
+
+/// Why a layer can not be imported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerFailure {
+    /// The blob does not unpack, or is another one.
+    #[error(transparent)]
+    Blob(#[from] DecodeError),
+    /// What is in it is no tar.
+    #[error(transparent)]
+    Tar(#[from] TarError),
+    /// An entry can not stand in the layer, or on those below.
+    #[error(transparent)]
+    Entry(#[from] LayerError),
+    /// An object can not be put where its entry is.
+    #[error("cannot add an object to the tree")]
+    Tree(#[source] TreeError),
+    /// An entry passes a bound.
+    #[error("\"{}\" is too much", entry.escape_ascii())]
+    Limit {
+        /// The entry's path.
+        entry: Vec<u8>,
+        /// Which bound.
+        source: LimitError,
+    },
+    /// The unpacked tar is not the one that the config names.
+    #[error("unpacked it has the digest {actual}, but the config has {expected}")]
+    DiffId {
+        /// The config's.
+        expected: Box<Digest>,
+        /// The tar's.
+        actual: Box<Digest>,
+    },
+    /// Nothing but the tar itself says where it ends, and it does not.
+    #[error("the tar has no end: it is empty, or was cut off")]
+    Endless,
+    /// The recipe can not be written.
+    #[error("cannot write the recipe of the layer")]
+    Recipe(#[from] recipe::WriteError),
+    /// The recipe that the store has can not be read.
+    #[error("cannot read the recipe of the layer")]
+    Replay(#[from] recipe::RebuildError),
+    /// The layer can not be stored.
+    #[error("cannot store the layer")]
+    Store(#[from] store::LayerError),
+    /// Something else failed.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl From<Stopped> for LayerFailure {
+    fn from(Stopped: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+/// What is counted over all layers of one import.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    entries: AtomicU64,
+    metadata_bytes: AtomicU64,
+    content_bytes: AtomicU64,
+}
+
+impl Totals {
+    fn add(
+        &self,
+        limits: &Limits,
+        metadata_bytes: u64,
+        content_bytes: u64,
+    ) -> Result<(), LimitError> {
+        let add = |counter: &AtomicU64, amount: u64, limit: u64, error| {
+            let sum = counter.fetch_add(amount, Ordering::Relaxed).saturating_add(amount);
+            if amount > limit || sum > limit { Err(error) } else { Ok(()) }
+        };
+        add(&self.entries, 1, limits.entries, LimitError::Entries(limits.entries))?;
+        let limit = limits.metadata_bytes;
+        add(&self.metadata_bytes, metadata_bytes, limit, LimitError::MetadataBytes(limit))?;
+        let limit = limits.content_bytes;
+        add(&self.content_bytes, content_bytes, limit, LimitError::ContentBytes(limit))
+    }
+}
+
+/// What all layers of one import share.
+pub(super) struct Shared<'a> {
+    pub(super) transaction: &'a Transaction<'a>,
+    pub(super) queue: &'a Queue<'a>,
+    pub(super) stop: &'a Stop<'a>,
+    pub(super) limits: &'a Limits,
+    pub(super) totals: &'a Totals,
+    pub(super) unsupported: Unsupported,
+    pub(super) xattrs: walk::Xattrs,
+    pub(super) times: walk::Times,
+}
+
+/// A layer that was read.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) layer: Layer,
+    pub(super) report: LayerReport,
+    /// As it came, or as the store knows it.
+    pub(super) blob: Blob,
+}
+
+/// What is known of a layer beforehand.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) expected: Expected<'a>,
+    pub(super) media_type: &'a str,
+    pub(super) diff_id: Option<&'a Digest>,
+}
+
+/// Unpacks a blob, and stores what is in it.
+pub(super) fn unpack(
+    source: impl Read + Send,
+    wanted: &Wanted<'_>,
+    shared: &Shared<'_>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Gathered, LayerFailure> {
+    let Shared { stop, limits, .. } = *shared;
+    let decoder = Decoder::new(source, wanted.expected, limits, stop, progress)?;
+    let (spout, mut feed) = feed::feed(wanted.diff_id);
+    std::thread::scope(|scope| {
+        let unpacking = std::thread::Builder::new()
+            .name("unpack".to_owned())
+            .spawn_scoped(scope, || spout.pour(decoder));
+        let unpacking = unpacking.map_err(DecodeError::Read)?;
+        let outcome = Gatherer::read(&mut feed, shared);
+        // Once the feed is gone, so is what the unpacking thread may wait for.
+        let tar = outcome.is_ok().then(|| feed.finish());
+        let decoded = match unpacking.join() {
+            Ok(decoded) => decoded,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match (outcome, decoded) {
+            // What the blob is comes before what is in it, and a consequence after its cause.
+            (Err(failure), Err(DecodeError::Stopped)) => Err(failure),
+            (_, Err(error)) => Err(error.into()),
+            (Err(failure), Ok(_)) => Err(failure),
+            (Ok(gatherer), Ok(decoded)) => {
+                let (diff_id, length) = tar.ok_or(LayerFailure::Stopped)?;
+                gatherer.store(&diff_id, length, &decoded, wanted)
+            }
+        }
+    })
+}
+
+/// Makes a layer's tree from the recipe that the store has of it. `None` when that does not tell all.
+pub(super) fn replay(
+    stored: &store::Layer,
+    shared: &Shared<'_>,
+) -> Result<Option<Gathered>, LayerFailure> {
+    let info = stored.info();
+    let Some(blob) = info.blobs.first() else { return Ok(None) };
+    let mut skipped = Vec::new();
+    let (replay, places) = Replay::new(stored.recipe()?)?;
+    let mut reader = Reader::new(replay);
+    let mut layer = Layer::new();
+    let mut last = None;
+    loop {
+        if shared.stop.is_set() {
+            return Err(LayerFailure::Stopped);
+        }
+        let next = match reader.next_entry() {
+            Err(TarError::Unsupported { entry, .. }) if shared.unsupported == Unsupported::Skip => {
+                skipped.push(entry);
+                continue;
+            }
+            next => next?,
+        };
+        // The object shows when the content was passed, not with the entry.
+        if let Some((position, inode)) = last.take() {
+            let Some(object) = object_at(&places, position) else { return Ok(None) };
+            layer.set_object(inode, &object).map_err(LayerFailure::Tree)?;
+        }
+        let Some(mut entry) = next else { break };
+        count(&entry, shared)?;
+        if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared)? {
+            // A file of holes alone has no bytes in the tar, so that the recipe does not name its object.
+            if entry.segments.is_empty() {
+                return Ok(None);
+            }
+            last = Some((entry.position, inode));
+        }
+    }
+    let report =
+        LayerReport { diff_id: info.diff_id, tar_bytes: info.size, is_reused: true, skipped };
+    Ok(Some(Gathered { layer, report, blob: blob.clone() }))
+}
+
+/// The object at `position` of a tar. Those before it are of files that are in no tree.
+fn object_at(places: &Places, position: u64) -> Option<ObjectId> {
+    let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Some((at, object)) = places.pop_front() {
+        if at >= position {
+            return (at == position).then_some(object);
+        }
+    }
+    None
+}
+
+fn count<R>(entry: &Entry<'_, R>, shared: &Shared<'_>) -> Result<(), LayerFailure> {
+    let target = match entry.kind {
+        Kind::Hardlink(target) | Kind::Symlink(target) => target.len(),
+        _ => 0,
+    };
+    let inline = if entry.size <= INLINE_MAX as u64 { entry.size } else { 0 };
+    let xattrs: usize = entry.xattrs.clone().map(|(name, value)| name.len() + value.len()).sum();
+    let metadata = (entry.path.len() + target + xattrs) as u64 + inline;
+    let added = shared.totals.add(shared.limits, metadata, entry.size);
+    added.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
+}
+
+/// Where an entry's content goes.
+enum Body {
+    /// It has none.
+    None,
+    /// Into the tree and the recipe: so many of these bytes.
+    Inline([u8; INLINE_MAX], usize),
+    /// Into an object, for this inode if the entry is in the tree.
+    Object(Option<InodeId>),
+}
+
+/// Adds an entry to the layer.
+fn add<R: Read>(
+    layer: &mut Layer,
+    entry: &mut Entry<'_, R>,
+    shared: &Shared<'_>,
+) -> Result<Body, LayerFailure> {
+    let (path, mut metadata) = (entry.path, entry.metadata);
+    match shared.times {
+        walk::Times::Exact => {}
+        walk::Times::WholeSeconds => metadata.mtime.nanoseconds = 0,
+        walk::Times::Epoch => metadata.mtime = Timestamp::default(),
+    }
+    let mut bytes = [0; INLINE_MAX];
+    let node = match entry.kind {
+        Kind::Hardlink(target) => {
+            layer.link(path, target)?;
+            return Ok(Body::None);
+        }
+        Kind::Regular => match usize::try_from(entry.size) {
+            Ok(size) if size <= INLINE_MAX => {
+                fill(entry, &mut bytes[..size])?;
+                Node::Regular(Content::Inline(&bytes[..size]))
+            }
+            _ => Node::Regular(Content::External {
+                size: entry.size,
+                object: None,
+                location: Location::None,
+            }),
+        },
+        Kind::Symlink(target) => Node::Symlink(target),
+        Kind::CharDevice(number) => Node::CharDevice(number),
+        Kind::BlockDevice(number) => Node::BlockDevice(number),
+        Kind::Fifo => Node::Fifo,
+        Kind::Directory => Node::Directory,
+    };
+    let xattrs = if entry.xattrs.len() == 0 {
+        XattrsId::NONE
+    } else {
+        let kept = |(name, _): &(&[u8], &[u8])| match shared.xattrs {
+            walk::Xattrs::All => true,
+            walk::Xattrs::UserOnly => name.starts_with(b"user."),
+            walk::Xattrs::None => false,
+        };
+        let xattrs = layer.xattrs(entry.xattrs.clone().filter(kept));
+        xattrs.map_err(|source| LayerError::Entry { path: path.to_vec(), source })?
+    };
+    let inode = layer.entry(path, &metadata, xattrs, node)?;
+    Ok(match node {
+        Node::Regular(Content::Inline(inline)) => {
+            let length = inline.len();
+            Body::Inline(bytes, length)
+        }
+        Node::Regular(Content::External { .. }) => Body::Object(inode),
+        _ => Body::None,
+    })
+}
+
+fn fill<R: Read>(entry: &mut Entry<'_, R>, mut into: &mut [u8]) -> Result<(), TarError> {
+    while !into.is_empty() {
+        let read = entry.content.read(into)?;
+        into = &mut into[read..];
+    }
+    Ok(())
+}
+
+/// A layer while its tar goes by.
+struct Gatherer<'a> {
+    layer: Layer,
+    recipe: Pending<LayerDraft<'a>>,
+    batch: Batch,
+    known: Arc<Known>,
+    ids: Vec<(u32, ObjectId)>,
+    skipped: Vec<Vec<u8>>,
+    /// Zero bytes that went by last, since the last entry's content.
+    zeros: u64,
+    /// A block of zeros went by behind the last entry: the tar's own end.
+    ended: bool,
+    shared: &'a Shared<'a>,
+}
+
+impl<'a> Gatherer<'a> {
+    /// Reads the tar to its end.
+    fn read(feed: &mut Feed, shared: &'a Shared<'a>) -> Result<Self, LayerFailure> {
+        let draft = shared.transaction.layer()?;
+        let known = Arc::new(Known::default());
+        let mut gatherer = Self {
+            layer: Layer::new(),
+            recipe: Pending::new(draft, shared.transaction.store().algorithm())?,
+            batch: shared.queue.batch_for(&known),
+            known,
+            ids: Vec::new(),
+            skipped: Vec::new(),
+            zeros: 0,
+            ended: false,
+            shared,
+        };
+        let mut reader = Reader::new(feed);
+        loop {
+            match reader.next_event() {
+                Ok(Some(Event::Verbatim(bytes))) => {
+                    gatherer.look_for_end(bytes);
+                    gatherer.recipe.verbatim(bytes)?;
+                    gatherer.bound()?;
+                }
+                Ok(Some(Event::Entry(entry))) => gatherer.entry(entry)?,
+                Ok(None) => break,
+                Err(TarError::Unsupported { entry, .. })
+                    if shared.unsupported == Unsupported::Skip =>
+                {
+                    gatherer.skipped.push(entry);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        gatherer.settle()?;
+        Ok(gatherer)
+    }
+
+    /// A block of 512 zeros ends a tar. Padding has fewer.
+    fn look_for_end(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.zeros = if byte == 0 { self.zeros + 1 } else { 0 };
+            self.ended |= self.zeros >= 512;
+        }
+    }
+
+    fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Result<(), LayerFailure> {
+        (self.zeros, self.ended) = (0, false);
+        if self.shared.stop.is_set() {
+            return Err(LayerFailure::Stopped);
+        }
+        count(&entry, self.shared)?;
+        match add(&mut self.layer, &mut entry, self.shared)? {
+            Body::None => Ok(()),
+            Body::Inline(bytes, length) => {
+                Ok(self.recipe.inline(entry.segments, &bytes[..length])?)
+            }
+            Body::Object(inode) => {
+                let number = self.recipe.file(entry.segments, inode);
+                match usize::try_from(entry.size) {
+                    Ok(size) if size <= BATCH => self.small(entry, size, number),
+                    _ => self.large(entry, number),
+                }
+            }
+        }
+    }
+
+    fn small<R: Read>(
+        &mut self,
+        mut entry: Entry<'_, R>,
+        size: usize,
+        number: u32,
+    ) -> Result<(), LayerFailure> {
+        if self.used() + size > BATCH {
+            self.send()?;
+        }
+        let start = self.used();
+        fill(&mut entry, &mut self.batch.bytes[start..start + size])?;
+        self.batch.files.push((number, start + size));
+        Ok(())
+    }
+
+    /// Bytes of the batch that are files.
+    fn used(&self) -> usize {
+        self.batch.files.last().map_or(0, |(_, end)| *end)
+    }
+
+    fn large<R: Read>(&mut self, mut entry: Entry<'_, R>, number: u32) -> Result<(), LayerFailure> {
+        // Workers take jobs in order, so that what comes before must be on its way.
+        self.send()?;
+        let queue = self.shared.queue;
+        let pieces = queue.large(number, entry.size, Arc::clone(&self.known))?;
+        let mut left = entry.size;
+        while left > 0 {
+            let used = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
+            let mut bytes = queue.buffer();
+            fill(&mut entry, &mut bytes[..used])?;
+            left -= used as u64;
+            // Only a failure elsewhere makes the worker go away.
+            pieces.send(Piece { bytes, used }).map_err(|_gone| LayerFailure::Stopped)?;
+        }
+        drop(pieces);
+        self.resolve()
+    }
+
+    /// Hands over the files that were gathered.
+    fn send(&mut self) -> Result<(), LayerFailure> {
+        if !self.batch.files.is_empty() {
+            let next = self.shared.queue.batch_for(&self.known);
+            self.shared.queue.batch(std::mem::replace(&mut self.batch, next))?;
+        }
+        self.known.take(&mut self.ids);
+        self.resolve()
+    }
+
+    /// Keeps what waits for object ids within bounds.
+    fn bound(&mut self) -> Result<(), LayerFailure> {
+        if self.recipe.waiting() > WAITING_MAX {
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all object ids.
+    fn settle(&mut self) -> Result<(), LayerFailure> {
+        self.send()?;
+        while !self.recipe.is_settled() {
+            if self.shared.stop.is_set() {
+                return Err(LayerFailure::Stopped);
+            }
+            self.known.wait(self.shared.stop, &mut self.ids);
+            self.resolve()?;
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self) -> Result<(), LayerFailure> {
+        let layer = &mut self.layer;
+        self.recipe.resolve(&mut self.ids, |inode, object| {
+            layer.set_object(inode, object).map_err(LayerFailure::Tree)
+        })
+    }
+
+    /// Stores the recipe of a layer whose blob was read to its end.
+    fn store(
+        self,
+        diff_id: &Digest,
+        length: u64,
+        decoded: &Decoded,
+        wanted: &Wanted<'_>,
+    ) -> Result<Gathered, LayerFailure> {
+        // Without a digest to compare with, an input that was cut off would do for a smaller image.
+        if wanted.diff_id.is_none() && wanted.expected.digest.is_none() && !self.ended {
+            return Err(LayerFailure::Endless);
+        }
+        if let Some(expected) = wanted.diff_id.filter(|expected| *expected != diff_id) {
+            let (expected, actual) = (Box::new(*expected), Box::new(*diff_id));
+            return Err(LayerFailure::DiffId { expected, actual });
+        }
+        let (draft, objects) = self.recipe.finish()?;
+        let media_type = match (wanted.media_type, decoded.compression) {
+            ("", Compression::None) => "application/vnd.oci.image.layer.v1.tar",
+            ("", Compression::Gzip) => "application/vnd.oci.image.layer.v1.tar+gzip",
+            ("", Compression::Zstd) => "application/vnd.oci.image.layer.v1.tar+zstd",
+            (stated, _) => stated,
+        };
+        let blob =
+            Blob { digest: decoded.digest, size: decoded.size, media_type: media_type.to_owned() };
+        draft.finish(&LayerInfo {
+            diff_id: *diff_id,
+            size: length,
+            blobs: vec![blob.clone()],
+            objects,
+        })?;
+        let report = LayerReport {
+            diff_id: *diff_id,
+            tar_bytes: length,
+            is_reused: false,
+            skipped: self.skipped,
+        };
+        Ok(Gathered { layer: self.layer, report, blob })
+    }
+}

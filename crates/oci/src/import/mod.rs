@@ -1,0 +1,249 @@
+//! From a source to an image in the store, in one transaction.
+//!
+//! Each layer has two threads: one reads, hashes and inflates its blob, the other hashes the tar, splits it into
+//! entries and gathers their content. Content goes to a pool of threads that hash it once more, by fs-verity, and write
+//! what the store does not have. Between them are bounded channels, and all that is on its way counts against one
+//! budget of bytes. Nothing is visible before every digest was compared.
+
+mod decode;
+mod documents;
+mod error;
+mod feed;
+mod layer;
+mod layers;
+mod limits;
+mod objects;
+mod plain;
+mod recipe;
+mod stop;
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use image::erofs::{Profile, Versions};
+use image::tree::Tree;
+use image::verity::{Algorithm, ObjectId};
+use store::{Committed, Form, RefName, Reference, Seconds, Store, Transaction, walk};
+
+pub use decode::DecodeError;
+pub use error::ImportError;
+pub use layer::LayerFailure;
+pub use limits::{LimitError, Limits};
+
+use crate::Digest;
+use crate::layout::Layout;
+use crate::manifest::Platform;
+use crate::source::Source;
+
+/// What to do with an entry of a tar that no tree can hold, such as a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unsupported {
+    /// Refuse the layer.
+    #[default]
+    Refuse,
+    /// Leave the entry out, and report it.
+    Skip,
+}
+
+/// How to import.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// What the image is to be called. Without a name it is garbage as soon as it is there.
+    pub name: Option<&'a RefName>,
+    /// The time, for the ref.
+    pub now: Seconds,
+    /// Which of several images.
+    pub platform: &'a Platform,
+    /// Bounds on what the source may make of itself.
+    pub limits: Limits,
+    /// Bytes of memory for data on its way, besides the tree. About 2 MiB are needed for each layer at work.
+    pub budget: usize,
+    /// Threads that hash and write; as many layers are read at once.
+    pub threads: NonZeroUsize,
+    /// Entries that no tree can hold.
+    pub unsupported: Unsupported,
+    /// Which xattrs of directories and tars are kept. Dumps have what they have.
+    pub xattrs: walk::Xattrs,
+    /// Which times of directories and tars are kept. Dumps have what they have.
+    pub times: walk::Times,
+    /// The versions of the composefs format that the image may have.
+    pub versions: Versions,
+    /// Where a dump's objects may be found besides the store: a folder of them, as `mkcomposefs --digest-store` fills.
+    pub objects: Option<&'a Path>,
+    /// Where compressed archives are unpacked for a while, to a file without a name.
+    pub scratch: &'a Path,
+    /// Is told what happens, from any thread.
+    pub progress: &'a (dyn Fn(Event<'_>) + Sync),
+    /// Set to end the import soon, with nothing left behind.
+    pub cancel: &'a AtomicBool,
+}
+
+impl std::fmt::Debug for Options<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The default [`Options::budget`]: 64 MiB.
+pub const BUDGET: usize = 64 << 20;
+
+/// What happens during an import. Layers are counted from 0.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The source was found. For each layer the bytes to read, where that is known.
+    Layers(&'a [Option<u64>]),
+    /// A layer is being read.
+    Started {
+        /// Which one.
+        layer: usize,
+    },
+    /// More bytes of a layer's blob were read.
+    Read {
+        /// Which one.
+        layer: usize,
+        /// How many more.
+        bytes: u64,
+    },
+    /// The store has the layer already.
+    Reused {
+        /// Which one.
+        layer: usize,
+    },
+    /// A layer was read, and checked.
+    Done {
+        /// Which one.
+        layer: usize,
+    },
+    /// A directory or a dump is being read.
+    Walking,
+    /// The image is being written.
+    Writing,
+    /// All is being made durable and visible.
+    Committing,
+}
+
+/// One layer of an import.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Digest of its tar.
+    pub diff_id: Digest,
+    /// Bytes of its tar.
+    pub tar_bytes: u64,
+    /// The store had it.
+    pub is_reused: bool,
+    /// Entries that were left out since no tree can hold them.
+    pub skipped: Vec<Vec<u8>>,
+}
+
+/// What an import did.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The image.
+    pub image: ObjectId,
+    /// Its bytes.
+    pub image_bytes: u64,
+    /// The manifest, where there is one.
+    pub manifest: Option<Digest>,
+    /// What it is called now.
+    pub name: Option<RefName>,
+    /// Its layers, from the lowest to the uppermost.
+    pub layers: Vec<LayerReport>,
+    /// Inodes in its tree.
+    pub inodes: usize,
+    /// Objects that were added, and those that were there.
+    pub objects: Committed,
+    /// Time for the source's data, for the image, and for making it durable and visible.
+    pub times: Times,
+}
+
+/// How long it took.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Times {
+    /// To read and store the source's data.
+    pub data: Duration,
+    /// To make and write the image.
+    pub image: Duration,
+    /// To make all durable and visible.
+    pub commit: Duration,
+}
+
+/// Imports an image.
+///
+/// # Errors
+/// [`ImportError`]; then nothing was changed.
+pub fn import(
+    store: &Store,
+    source: &Source,
+    options: &Options<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    if store.algorithm() != Algorithm::Sha256 {
+        return Err(ImportError::Algorithm(store.algorithm()));
+    }
+    let transaction = store.begin().map_err(ImportError::Transaction)?;
+    let job = Job { transaction: &transaction, options };
+    let mut made = match source {
+        Source::Layout { directory, choice } => {
+            let layout = Layout::open(directory).map_err(ImportError::layout)?;
+            job.layers(layers::from_layout(&layout, choice, options.platform)?)?
+        }
+        Source::DockerArchive { file, choice } => job.layers(job.docker(file, choice)?)?,
+        Source::Tar(input) => job.layers(layers::from_tar(input)?)?,
+        Source::Directory(directory) => job.directory(directory)?,
+        Source::Dump(input) => job.dump(input)?,
+    };
+    made.times.data = start.elapsed();
+    let start = Instant::now();
+    (options.progress)(Event::Writing);
+    let inodes = made.tree.inode_count();
+    let mut draft = transaction.image().map_err(ImportError::Object)?;
+    let profile = Profile::Composefs(options.versions);
+    let summary =
+        image::erofs::write(&made.tree, &profile, &mut draft).map_err(ImportError::Image)?;
+    let image = draft.finish().map_err(ImportError::Object)?;
+    drop(made.tree);
+    let name = match options.name {
+        Some(name) => Some(name.clone()),
+        None => source.default_name(made.name.as_deref()),
+    };
+    if let Some(name) = &name {
+        let reference =
+            Reference { image, manifest: made.manifest, form: Form::Objects, created: options.now };
+        transaction.set_ref(name.clone(), reference);
+    }
+    made.times.image = start.elapsed();
+    let start = Instant::now();
+    if options.cancel.load(Ordering::Relaxed) {
+        return Err(ImportError::Cancelled);
+    }
+    (options.progress)(Event::Committing);
+    let objects = transaction.commit().map_err(ImportError::Transaction)?;
+    made.times.commit = start.elapsed();
+    Ok(Report {
+        image,
+        image_bytes: summary.bytes,
+        manifest: made.manifest,
+        name,
+        layers: made.layers,
+        inodes,
+        objects,
+        times: made.times,
+    })
+}
+
+/// What a source was made into.
+struct Made {
+    tree: Tree,
+    manifest: Option<Digest>,
+    layers: Vec<LayerReport>,
+    name: Option<String>,
+    times: Times,
+}
+
+struct Job<'a> {
+    transaction: &'a Transaction<'a>,
+    options: &'a Options<'a>,
+}

@@ -1,0 +1,267 @@
+//! Files on their way into the store: a queue that is bounded in bytes, and the threads that empty it.
+//!
+//! Small files travel in batches, as owned memory; a large one travels piece by piece through a channel of its own, so
+//! that a file of any size takes a fixed amount. Pieces of large files do not count against the queue: the thread that
+//! waits for them must never wait, through the budget, for those behind it.
+
+use std::collections::VecDeque;
+use std::io::Write as _;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use image::verity::ObjectId;
+use store::Transaction;
+
+use super::ImportError;
+use super::stop::Stop;
+
+/// Bytes in a batch, at which it is sent; and at most the bytes of a file that travels in one.
+pub(super) const BATCH: usize = 512 << 10;
+/// Bytes in a piece of a large file. The same as in a batch, so that buffers serve for both.
+pub(super) const PIECE: usize = BATCH;
+/// Pieces of one large file that may wait.
+const PIECES: usize = 2;
+/// What a file in a batch counts for besides its bytes: its place in lists.
+const FILE_COST: usize = 256;
+
+/// The object ids of one layer's files, as they become known.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    ids: Mutex<Vec<(u32, ObjectId)>>,
+    more: Condvar,
+}
+
+impl Known {
+    fn add(&self, ids: impl IntoIterator<Item = (u32, ObjectId)>) {
+        lock(&self.ids).extend(ids);
+        self.more.notify_one();
+    }
+
+    /// Takes what is known by now.
+    pub(super) fn take(&self, into: &mut Vec<(u32, ObjectId)>) {
+        into.append(&mut lock(&self.ids));
+    }
+
+    /// Waits until something is known, or the import has failed.
+    pub(super) fn wait(&self, stop: &Stop<'_>, into: &mut Vec<(u32, ObjectId)>) {
+        let mut ids = lock(&self.ids);
+        while ids.is_empty() && !stop.is_set() {
+            // A failure elsewhere notifies nobody here; it is seen soon enough.
+            let timeout = std::time::Duration::from_millis(20);
+            let waited = self.more.wait_timeout(ids, timeout);
+            ids = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        into.append(&mut ids);
+    }
+}
+
+/// Whole files in one piece of memory.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// [`BATCH`] bytes, the first of which are used. Never shortened, since filling memory with zeros that are not looked
+    /// at is a measurable part of an import.
+    pub(super) bytes: Vec<u8>,
+    /// The number of each file and where it ends in `bytes`.
+    pub(super) files: Vec<(u32, usize)>,
+    pub(super) known: Arc<Known>,
+}
+
+/// A part of a large file.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// [`PIECE`] bytes, the first of which are used.
+    pub(super) bytes: Vec<u8>,
+    pub(super) used: usize,
+}
+
+enum Job {
+    Batch(Batch),
+    Large { number: u32, size: u64, pieces: Receiver<Piece>, known: Arc<Known> },
+}
+
+impl Job {
+    fn cost(&self) -> usize {
+        match self {
+            Self::Batch(batch) => batch.bytes.len() + batch.files.len() * FILE_COST,
+            Self::Large { .. } => 0,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    /// Bytes of jobs that wait or are worked on.
+    bytes: usize,
+    is_closed: bool,
+    /// Buffers that were used before, the last used on top. There are never more than the budget and the layers at work
+    /// asked for, and giving them back to the system would cost more than what is in them.
+    spares: Vec<Vec<u8>>,
+}
+
+/// Files that wait to be hashed and written.
+pub(super) struct Queue<'a> {
+    state: Mutex<State>,
+    room: Condvar,
+    work: Condvar,
+    budget: usize,
+    stop: &'a Stop<'a>,
+}
+
+/// The import has failed or was cancelled: there is no use in going on.
+#[derive(Debug)]
+pub(super) struct Stopped;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A thread that panicked has left a whole value, and the scope passes its panic on.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'a> Queue<'a> {
+    /// A queue whose batches take at most `budget` bytes, or one batch where that is less.
+    pub(super) fn new(budget: usize, stop: &'a Stop<'a>) -> Self {
+        Self { state: Mutex::default(), room: Condvar::new(), work: Condvar::new(), budget, stop }
+    }
+
+    /// [`BATCH`] bytes of whatever.
+    pub(super) fn buffer(&self) -> Vec<u8> {
+        lock(&self.state).spares.pop().unwrap_or_else(|| vec![0; BATCH])
+    }
+
+    fn spent(&self, buffer: Vec<u8>) {
+        lock(&self.state).spares.push(buffer);
+    }
+
+    fn push(&self, job: Job) -> Result<(), Stopped> {
+        let cost = job.cost();
+        let mut state = lock(&self.state);
+        while state.bytes > 0 && state.bytes + cost > self.budget {
+            if self.stop.is_set() {
+                return Err(Stopped);
+            }
+            state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if self.stop.is_set() {
+            return Err(Stopped);
+        }
+        state.bytes += cost;
+        state.jobs.push_back(job);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// An empty batch.
+    pub(super) fn batch_for(&self, known: &Arc<Known>) -> Batch {
+        Batch { bytes: self.buffer(), files: Vec::new(), known: Arc::clone(known) }
+    }
+
+    /// Hands over whole files. Waits while the budget is used up.
+    pub(super) fn batch(&self, batch: Batch) -> Result<(), Stopped> {
+        self.push(Job::Batch(batch))
+    }
+
+    /// Begins a large file of `size` bytes; its pieces go through the channel, and then it is dropped.
+    pub(super) fn large(
+        &self,
+        number: u32,
+        size: u64,
+        known: Arc<Known>,
+    ) -> Result<SyncSender<Piece>, Stopped> {
+        let (sender, pieces) = sync_channel(PIECES);
+        self.push(Job::Large { number, size, pieces, known })?;
+        Ok(sender)
+    }
+
+    /// No more jobs will come.
+    pub(super) fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.work.notify_all();
+    }
+
+    /// Ends the import when the thread panics: others may wait for what it would have done.
+    fn panicked(&self) {
+        self.stop.panicked();
+        let state = lock(&self.state);
+        self.room.notify_all();
+        self.work.notify_all();
+        drop(state);
+    }
+
+    /// Works until the queue is closed and empty, or the import has failed.
+    pub(super) fn work(&self, transaction: &Transaction<'_>) {
+        struct Guard<'q, 'a>(&'q Queue<'a>);
+        impl Drop for Guard<'_, '_> {
+            fn drop(&mut self) {
+                if std::thread::panicking() {
+                    self.0.panicked();
+                }
+            }
+        }
+        let _guard = Guard(self);
+        loop {
+            let mut state = lock(&self.state);
+            let job = loop {
+                if self.stop.is_set() {
+                    // What waits is dropped, so that whoever fills its channel stops too.
+                    state.jobs.clear();
+                    self.room.notify_all();
+                    self.work.notify_all();
+                    return;
+                }
+                if let Some(job) = state.jobs.pop_front() {
+                    break job;
+                }
+                if state.is_closed {
+                    return;
+                }
+                // Cancelling notifies nobody.
+                let timeout = std::time::Duration::from_millis(50);
+                let waited = self.work.wait_timeout(state, timeout);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            };
+            drop(state);
+            let cost = job.cost();
+            if let Err(error) = self.run(job, transaction) {
+                self.stop.fail(error);
+            }
+            lock(&self.state).bytes -= cost;
+            self.room.notify_all();
+        }
+    }
+
+    fn run(&self, job: Job, transaction: &Transaction<'_>) -> Result<(), ImportError> {
+        match job {
+            Job::Batch(Batch { bytes, files, known }) => {
+                let mut ids = Vec::with_capacity(files.len());
+                let mut start = 0;
+                for (number, end) in files {
+                    if self.stop.is_set() {
+                        return Ok(());
+                    }
+                    let id = transaction.object(&bytes[start..end]).map_err(ImportError::Object)?;
+                    ids.push((number, id));
+                    start = end;
+                }
+                known.add(ids);
+                self.spent(bytes);
+            }
+            Job::Large { number, size, pieces, known } => {
+                let mut draft = transaction.draft().map_err(ImportError::Object)?;
+                let mut written = 0;
+                for Piece { bytes, used } in pieces {
+                    if self.stop.is_set() {
+                        return Ok(());
+                    }
+                    draft.write_all(&bytes[..used]).map_err(ImportError::Write)?;
+                    written += used as u64;
+                    self.spent(bytes);
+                }
+                // The sender went away early, and says itself why.
+                if written == size {
+                    known.add([(number, draft.finish().map_err(ImportError::Object)?)]);
+                }
+            }
+        }
+        Ok(())
+    }
+}

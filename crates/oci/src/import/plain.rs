@@ -1,0 +1,280 @@
+//! Sources that are a tree already: directories and dumps.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{collections::HashMap, thread};
+
+use image::dump::Strictness;
+use image::tree::{Builder, Content, InodeId, Link, Location, Node, Tree, TreeError, XattrsId};
+use image::verity::ObjectId;
+use store::walk;
+
+use super::layers::open;
+use super::objects::BATCH;
+use super::stop::Stop;
+use super::{Event, ImportError, Job, Made, Times};
+use crate::source::Input;
+
+impl Job<'_> {
+    /// A root filesystem as it is.
+    pub(super) fn directory(&self, path: &Path) -> Result<Made, ImportError> {
+        (self.options.progress)(Event::Walking);
+        let opened = |source| ImportError::Open { input: Input::File(path.to_owned()), source };
+        let directory = File::open(path).map_err(opened)?;
+        let options = walk::Options {
+            hardlinks: walk::Hardlinks::Keep,
+            xattrs: self.options.xattrs,
+            times: self.options.times,
+            devices: walk::Devices::Keep,
+            inline_max: walk::COMPOSEFS_INLINE_MAX,
+            threads: self.options.threads,
+        };
+        let put = |source: &mut walk::Source<'_>| {
+            if self.options.cancel.load(Ordering::Relaxed) {
+                return Err(ImportError::Cancelled.into());
+            }
+            Ok(self.file(source)?)
+        };
+        match walk::tree(directory.as_fd(), path, &options, put) {
+            Ok(tree) => Ok(made(tree)),
+            Err(_) if self.options.cancel.load(Ordering::Relaxed) => Err(ImportError::Cancelled),
+            Err(error) => Err(ImportError::Walk(Box::new(error))),
+        }
+    }
+
+    fn file(&self, source: &mut walk::Source<'_>) -> Result<ObjectId, ImportError> {
+        match usize::try_from(source.size()) {
+            Ok(size) if size <= BATCH => {
+                let mut bytes = Vec::with_capacity(size);
+                let read = source.read(|piece| {
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                });
+                read.map_err(ImportError::ReadFile)?;
+                self.transaction.object(&bytes).map_err(ImportError::Object)
+            }
+            _ => {
+                let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
+                source.read(|piece| draft.write_all(piece)).map_err(ImportError::Write)?;
+                draft.finish().map_err(ImportError::Object)
+            }
+        }
+    }
+
+    /// A composefs dump. Its files are in the store already, or are copied from a folder of objects.
+    pub(super) fn dump(&self, input: &Input) -> Result<Made, ImportError> {
+        (self.options.progress)(Event::Walking);
+        let opened = |source| ImportError::Open { input: input.clone(), source };
+        let reader = BufReader::with_capacity(256 << 10, open(input).map_err(opened)?);
+        let tree = image::dump::parse(reader, Strictness::Lenient).map_err(|source| {
+            ImportError::Dump { input: input.clone(), source: Box::new(source) }
+        })?;
+        let wanted = wanted(&tree)?;
+        let objects = self.collect(&wanted)?;
+        // Elsewhere a file may be at any place; here it is at its object's.
+        let moved = wanted.iter().zip(&objects).filter(|(wanted, _)| !wanted.is_in_place);
+        let moved: HashMap<_, _> = moved
+            .flat_map(|(wanted, object)| wanted.inodes.iter().map(|it| (*it, *object)))
+            .collect();
+        if moved.is_empty() {
+            return Ok(made(tree));
+        }
+        let tree = relocated(&tree, &moved).map_err(|source| ImportError::Relocate { source })?;
+        Ok(made(tree))
+    }
+
+    /// Makes sure that the store has all of these, on several threads. Answers the object of each.
+    fn collect(&self, wanted: &[Wanted]) -> Result<Vec<ObjectId>, ImportError> {
+        let stop = Stop::new(self.options.cancel);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut found = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(one) = wanted.get(at).filter(|_| !stop.is_set()) else { return found };
+                match self.have(one) {
+                    Ok(object) => found.push((at, object)),
+                    Err(error) => stop.fail(error),
+                }
+            }
+        };
+        let found = thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..self.options.threads.get()).map(|_| scope.spawn(work)).collect();
+            let found = threads.into_iter().map(|thread| match thread.join() {
+                Ok(found) => found,
+                Err(panic) => resume_unwind(panic),
+            });
+            found.flatten().collect::<Vec<_>>()
+        });
+        stop.result()?;
+        let mut found = found;
+        found.sort_unstable_by_key(|(at, _)| *at);
+        Ok(found.into_iter().map(|(_, object)| object).collect())
+    }
+
+    /// Makes sure that the store has an object.
+    fn have(&self, wanted: &Wanted) -> Result<ObjectId, ImportError> {
+        if let Some(object) = wanted.object
+            && self.transaction.reuse(&object, wanted.size).map_err(ImportError::Object)?
+        {
+            return Ok(object);
+        }
+        let refused = |reason| ImportError::DumpFile { path: wanted.path.clone(), reason };
+        let Some(folder) = self.options.objects else {
+            let Some(object) = wanted.object else {
+                return Err(refused("it has no digest, and no folder of objects was given"));
+            };
+            return Err(ImportError::Missing { object, path: wanted.path.clone(), looked: false });
+        };
+        let (path, file) = wanted.open(folder)?;
+        let failed = |source| ImportError::Open { input: Input::File(path.clone()), source };
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() || metadata.len() != wanted.size {
+            return Err(refused("the file among the objects has another size or type"));
+        }
+        let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
+        let mut buffer = vec![0; 256 << 10];
+        let mut left = file.take(wanted.size);
+        loop {
+            match left.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => draft.write_all(&buffer[..read]).map_err(ImportError::Write)?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let actual = draft.finish().map_err(ImportError::Object)?;
+        match wanted.object {
+            Some(expected) if expected != actual => {
+                let (expected, actual) = (Box::new(expected), Box::new(actual));
+                Err(ImportError::NotObject { path, expected, actual })
+            }
+            _ => Ok(actual),
+        }
+    }
+}
+
+fn made(tree: Tree) -> Made {
+    Made { tree, manifest: None, layers: Vec::new(), name: None, times: Times::default() }
+}
+
+/// A file of a dump, or several that have the same bytes at the same place.
+struct Wanted {
+    object: Option<ObjectId>,
+    size: u64,
+    /// Where a folder of objects has it.
+    place: Vec<u8>,
+    /// It is where the store would have it.
+    is_in_place: bool,
+    /// Of one file, for messages.
+    path: Vec<u8>,
+    inodes: Vec<InodeId>,
+}
+
+impl Wanted {
+    /// Looks where the dump says, and where its digest says.
+    fn open(&self, folder: &Path) -> Result<(PathBuf, File), ImportError> {
+        use std::os::unix::ffi::OsStrExt as _;
+        let place = Path::new(std::ffi::OsStr::from_bytes(&self.place));
+        let is_below = place.components().all(|it| matches!(it, std::path::Component::Normal(_)));
+        if !is_below {
+            let reason = "its place among the objects leads out of their folder";
+            return Err(ImportError::DumpFile { path: self.path.clone(), reason });
+        }
+        let path = folder.join(place);
+        let error = match File::open(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) => error,
+        };
+        match self.object {
+            Some(object) if error.kind() == io::ErrorKind::NotFound => {
+                let by_digest = folder.join(object.path());
+                match File::open(&by_digest) {
+                    Ok(file) => Ok((by_digest, file)),
+                    Err(_) => {
+                        Err(ImportError::Missing { object, path: self.path.clone(), looked: true })
+                    }
+                }
+            }
+            _ => Err(ImportError::Open { input: Input::File(path), source: error }),
+        }
+    }
+}
+
+/// Every file of the tree that is elsewhere, each place once, in the order of the tree.
+fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
+    let mut all: Vec<Wanted> = Vec::new();
+    let mut known = HashMap::new();
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        let Node::Regular(Content::External { size, object, location }) = entry.inode.node() else {
+            continue;
+        };
+        if !entry.is_owner {
+            continue;
+        }
+        let place = match (location, object) {
+            (Location::Path(place), _) => place.strip_prefix(b"/").unwrap_or(place).to_vec(),
+            (_, Some(object)) => object.path().into_bytes(),
+            (_, None) => {
+                let reason = "it has neither a digest nor a place";
+                return Err(ImportError::DumpFile { path: path.to_vec(), reason });
+            }
+        };
+        let inode = entry.inode.id();
+        let at = *known.entry((place.clone(), object, size)).or_insert(all.len());
+        if at == all.len() {
+            let is_in_place = matches!(location, Location::Object);
+            let path = path.to_vec();
+            all.push(Wanted { object, size, place, is_in_place, path, inodes: Vec::new() });
+        }
+        all[at].inodes.push(inode);
+    }
+    Ok(all)
+}
+
+/// The same tree, but with these files at the places of their objects.
+fn relocated(tree: &Tree, objects: &HashMap<InodeId, ObjectId>) -> Result<Tree, TreeError> {
+    let mut builder = Builder::new();
+    let mut ids = vec![None; tree.inode_bound()];
+    let mut xattr_sets = vec![None; tree.xattrs_bound()];
+    let mut xattrs = |builder: &mut Builder, id: XattrsId| match xattr_sets[id.index()] {
+        Some(known) => Ok(known),
+        None => builder.xattrs(tree.xattrs(id)).inspect(|new| xattr_sets[id.index()] = Some(*new)),
+    };
+    let root = tree.root();
+    let root_xattrs = xattrs(&mut builder, root.xattrs_id())?;
+    builder.describe(InodeId::ROOT, &root.metadata(), root_xattrs)?;
+    ids[InodeId::ROOT.index()] = Some(InodeId::ROOT);
+    let mut open = vec![root];
+    while let Some(directory) = open.pop() {
+        let above = ids[directory.id().index()].expect("pushed when it had an id");
+        for entry in directory.children() {
+            let inode = entry.inode;
+            let id = match ids[inode.id().index()] {
+                Some(known) => known,
+                None => {
+                    let set = xattrs(&mut builder, inode.xattrs_id())?;
+                    let id = builder.inode(&inode.metadata(), set, inode.node())?;
+                    if let Some(object) = objects.get(&inode.id()) {
+                        builder.set_object(id, object)?;
+                    }
+                    builder.state_nlink(id, inode.nlink());
+                    ids[inode.id().index()] = Some(id);
+                    id
+                }
+            };
+            let link = if entry.is_owner { Link::Owner } else { Link::Equal };
+            builder.insert(above, entry.name, id, link)?;
+            if inode.is_directory() {
+                open.push(inode);
+            }
+        }
+    }
+    Ok(builder.finish())
+}

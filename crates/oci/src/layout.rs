@@ -1,0 +1,298 @@
+//! OCI layouts: a folder with `index.json` and blobs by digest. Source: OCI image-spec 1.1, `image-layout.md`.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use crate::Digest;
+use crate::manifest::{
+    CONFIG_MAX, Config, Descriptor, Document, Index, MANIFEST_MAX, Manifest, ManifestError,
+    Platform, check_size,
+};
+use crate::source::Choice;
+
+/// The most indexes that lead to a manifest, one within the other.
+const DEPTH_MAX: usize = 4;
+
+/// Why an image can not be found in a layout.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// The folder has no file `oci-layout`, or one that is not readable.
+    #[error("{} is not an OCI layout", directory.display())]
+    NotLayout {
+        /// The folder.
+        directory: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A layout of a later version.
+    #[error("{} is an OCI layout of version {version}, not 1", directory.display())]
+    Version {
+        /// The folder.
+        directory: PathBuf,
+        /// What it says.
+        version: String,
+    },
+    /// A file can not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A manifest, index or config is not usable.
+    #[error("cannot use {}", path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ManifestError,
+    },
+    /// A blob is not the one that its name says.
+    #[error("{} has the digest {actual}", path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// Of its bytes.
+        actual: Digest,
+    },
+    /// A blob has another length than its descriptor says.
+    #[error("{} has {actual} bytes, not {expected}", path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// The descriptor's.
+        expected: u64,
+        /// The file's.
+        actual: u64,
+    },
+    /// No image of that name.
+    #[error("there is no image \"{}\" in {}, only {}", name.escape_debug(), directory.display(), list(there))]
+    Absent {
+        /// The folder.
+        directory: PathBuf,
+        /// What was asked for.
+        name: String,
+        /// What is there.
+        there: Vec<String>,
+    },
+    /// Several images, and none was asked for.
+    #[error("{} has several images, name one of them: {}", directory.display(), list(there))]
+    Several {
+        /// The folder.
+        directory: PathBuf,
+        /// What is there.
+        there: Vec<String>,
+    },
+    /// Indexes within indexes, without end.
+    #[error("{} leads to more than {DEPTH_MAX} indexes, one within the other", .0.display())]
+    Depth(PathBuf),
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+}
+
+/// A layout on disk.
+#[derive(Debug)]
+pub struct Layout {
+    directory: PathBuf,
+    index: Index,
+}
+
+/// An image that was found: the bytes of its manifest and config, checked, and what they say.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// The manifest's digest and bytes.
+    pub manifest: (Digest, Vec<u8>),
+    /// The config's digest and bytes.
+    pub config: (Digest, Vec<u8>),
+    /// What the manifest says.
+    pub image: Manifest,
+    /// What the config says. It has a diff id for each layer.
+    pub settings: Config,
+    /// What the layout calls the image.
+    pub name: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Marker {
+    image_layout_version: String,
+}
+
+impl Layout {
+    /// Opens the layout in `directory`.
+    ///
+    /// # Errors
+    /// [`LayoutError`].
+    pub fn open(directory: &Path) -> Result<Self, LayoutError> {
+        let directory = directory.to_owned();
+        let marker = match read(&directory.join("oci-layout"), "layout", MANIFEST_MAX) {
+            Err(LayoutError::Read { source, .. }) => {
+                return Err(LayoutError::NotLayout { directory, source });
+            }
+            other => other?,
+        };
+        let Marker { image_layout_version: version } =
+            serde_json::from_slice(&marker).map_err(|error| LayoutError::NotLayout {
+                directory: directory.clone(),
+                source: error.into(),
+            })?;
+        if version.split('.').next() != Some("1") {
+            return Err(LayoutError::Version { directory, version });
+        }
+        let path = directory.join("index.json");
+        let bytes = read(&path, "manifest", MANIFEST_MAX)?;
+        match Document::parse(&bytes) {
+            Ok(Document::Index(index)) => Ok(Self { directory, index }),
+            Ok(Document::Image(_)) => {
+                let source = ManifestError::MediaType("a manifest".to_owned());
+                Err(LayoutError::Manifest { path, source })
+            }
+            Err(source) => Err(LayoutError::Manifest { path, source }),
+        }
+    }
+
+    /// The file of a blob, whether it is there or not.
+    #[must_use]
+    pub fn blob_path(&self, digest: &Digest) -> PathBuf {
+        let text = digest.to_string();
+        let (algorithm, hex) = text.split_once(':').unwrap_or_default();
+        self.directory.join("blobs").join(algorithm).join(hex)
+    }
+
+    /// Opens a blob, which must have the stated size. Its digest is for the reader to check.
+    ///
+    /// # Errors
+    /// [`LayoutError::Read`] or [`LayoutError::Size`].
+    pub fn open_blob(&self, digest: &Digest, size: u64) -> Result<File, LayoutError> {
+        let path = self.blob_path(digest);
+        let failed = |source| LayoutError::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(failed)?;
+        let actual = file.metadata().map_err(failed)?.len();
+        if actual != size {
+            return Err(LayoutError::Size { path, expected: size, actual });
+        }
+        Ok(file)
+    }
+
+    /// Finds an image. Where the choice leaves several, as for several processors, the platform decides.
+    ///
+    /// # Errors
+    /// [`LayoutError`].
+    pub fn find(&self, choice: &Choice, platform: &Platform) -> Result<Found, LayoutError> {
+        let entries = &self.index.manifests;
+        let (candidates, name): (Vec<_>, _) = match choice {
+            Choice::Only => (entries.iter().collect(), None),
+            Choice::Named(name) => {
+                let named = entries.iter().filter(|entry| entry.is_named(name));
+                (named.collect(), Some(name.clone()))
+            }
+            Choice::Digest(digest) => {
+                let same = entries.iter().filter(|entry| entry.digest == *digest);
+                (same.collect(), Some(digest.to_string()))
+            }
+        };
+        let there = || {
+            let names = entries.iter().map(|entry| {
+                entry.name().map_or_else(|| format!("@{}", entry.digest), str::to_owned)
+            });
+            let mut names: Vec<_> = names.collect();
+            names.dedup();
+            names
+        };
+        let directory = || self.directory.clone();
+        let chosen = match candidates[..] {
+            [] => {
+                let name = name.unwrap_or_default();
+                return Err(LayoutError::Absent { directory: directory(), name, there: there() });
+            }
+            [only] => only.clone(),
+            // Several of one name, or of none, are one image for several platforms.
+            [first, ..] if candidates.iter().all(|other| other.name() == first.name()) => {
+                let index = Index { manifests: candidates.iter().copied().cloned().collect() };
+                let path = self.directory.join("index.json");
+                index
+                    .choose(platform)
+                    .map_err(|source| LayoutError::Manifest { path, source })?
+                    .clone()
+            }
+            _ => return Err(LayoutError::Several { directory: directory(), there: there() }),
+        };
+        let name = chosen.name().map(str::to_owned);
+        self.image(chosen, platform, name)
+    }
+
+    fn image(
+        &self,
+        mut at: Descriptor,
+        platform: &Platform,
+        name: Option<String>,
+    ) -> Result<Found, LayoutError> {
+        for _ in 0..=DEPTH_MAX {
+            let path = self.blob_path(&at.digest);
+            let bytes = self.checked(&at, "manifest", MANIFEST_MAX)?;
+            let wrong = |source| LayoutError::Manifest { path: path.clone(), source };
+            match Document::parse(&bytes).map_err(wrong)? {
+                Document::Index(index) => at = index.choose(platform).map_err(wrong)?.clone(),
+                Document::Image(image) => {
+                    let config = self.checked(&image.config, "config", CONFIG_MAX)?;
+                    let config_path = self.blob_path(&image.config.digest);
+                    let settings = Config::parse(&config).and_then(|settings| {
+                        settings.diff_ids_of(image.layers.len())?;
+                        Ok(settings)
+                    });
+                    let settings = settings
+                        .map_err(|source| LayoutError::Manifest { path: config_path, source })?;
+                    return Ok(Found {
+                        manifest: (at.digest, bytes),
+                        config: (image.config.digest, config),
+                        image,
+                        settings,
+                        name,
+                    });
+                }
+            }
+        }
+        Err(LayoutError::Depth(self.directory.clone()))
+    }
+
+    /// The bytes of a small blob, checked.
+    fn checked(
+        &self,
+        descriptor: &Descriptor,
+        kind: &'static str,
+        max: u64,
+    ) -> Result<Vec<u8>, LayoutError> {
+        let path = self.blob_path(&descriptor.digest);
+        let bytes = read(&path, kind, max)?;
+        let actual = bytes.len() as u64;
+        if actual != descriptor.size {
+            return Err(LayoutError::Size { path, expected: descriptor.size, actual });
+        }
+        let mut hasher = descriptor.digest.hasher();
+        hasher.update(&bytes);
+        let actual = hasher.finish();
+        if actual != descriptor.digest {
+            return Err(LayoutError::Mismatch { path, actual });
+        }
+        Ok(bytes)
+    }
+}
+
+/// A whole file of at most `max` bytes.
+fn read(path: &Path, kind: &'static str, max: u64) -> Result<Vec<u8>, LayoutError> {
+    let failed = |source| LayoutError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    let wrong = |source| LayoutError::Manifest { path: path.to_owned(), source };
+    check_size(kind, size, max).map_err(wrong)?;
+    let mut bytes = Vec::new();
+    file.take(max + 1).read_to_end(&mut bytes).map_err(failed)?;
+    // It may have grown meanwhile.
+    check_size(kind, bytes.len() as u64, max).map_err(wrong)?;
+    Ok(bytes)
+}

@@ -1,0 +1,486 @@
+//! OCI and Docker manifests, indexes and configs, as far as Quire acts on them.
+//!
+//! What is stored and pushed is always the bytes as they came; these types are a reading of them. Fields that are not
+//! here do no harm. Source: OCI image-spec 1.1, `manifest.md`, `image-index.md`, `config.md`; Docker's
+//! "Image Manifest Version 2, Schema 2".
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+use crate::{Digest, DigestError};
+
+/// The most bytes in a manifest or index. Source: OCI distribution-spec 1.1, "Pushing Manifests": registries should
+/// take up to 4 MiB, and most take no more.
+pub const MANIFEST_MAX: u64 = 4 << 20;
+/// The most bytes in a config. Real ones have kilobytes; those of some build systems have megabytes of labels.
+pub const CONFIG_MAX: u64 = 16 << 20;
+/// The most layers in an image. Docker makes at most 127.
+pub const LAYERS_MAX: usize = 512;
+/// The most entries in an index.
+pub const MANIFESTS_MAX: usize = 4096;
+
+/// The annotation that names a manifest within a layout. Source: OCI image-spec, `annotations.md`.
+pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// What containerd writes beside it, since it keeps only the tag there.
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
+
+/// Why bytes are not a manifest, index or config that Quire can use.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// Longer than any real one.
+    #[error("a {kind} of {size} bytes: at most {max} are read")]
+    TooLarge {
+        /// `manifest` or `config`.
+        kind: &'static str,
+        /// Its bytes.
+        size: u64,
+        /// The bound.
+        max: u64,
+    },
+    /// Not JSON, or JSON of another shape.
+    #[error("the {kind} is malformed")]
+    Json {
+        /// `manifest` or `config`.
+        kind: &'static str,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// It can be read as two things, which readers would take differently (CVE-2021-41190).
+    #[error("the manifest has both \"{0}\" and \"{1}\"")]
+    Ambiguous(&'static str, &'static str),
+    /// It says that it is something else than it looks like.
+    #[error("the manifest calls itself \"{}\"", .0.escape_debug())]
+    MediaType(String),
+    /// A manifest of Docker's schema 1, or something newer than all that is known.
+    #[error("manifests of schema version {0} are not supported, only 2")]
+    Schema(u64),
+    /// Too many layers or manifests.
+    #[error("{count} {what}: at most {max} are read")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// A layer that is no file system: an artifact, or one that is encrypted.
+    #[error("layer {number} is \"{}\", which is not a tar of files", media_type.escape_debug())]
+    LayerType {
+        /// Counted from 1.
+        number: usize,
+        /// As the manifest has it.
+        media_type: String,
+    },
+    /// The config says how many layers there are, and the manifest says otherwise.
+    #[error("the manifest has {layers} layers, but the config has {diff_ids} diff ids")]
+    LayerCount {
+        /// In the manifest.
+        layers: usize,
+        /// In the config.
+        diff_ids: usize,
+    },
+    /// No manifest in the index is for the platform.
+    #[error("there is no image for {wanted}, only for {}", there.join(", "))]
+    Platform {
+        /// What was asked for.
+        wanted: Platform,
+        /// What is there.
+        there: Vec<String>,
+    },
+}
+
+/// A piece of content by digest.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// What it is. Docker leaves it empty at times.
+    #[serde(default)]
+    pub media_type: String,
+    /// Its name.
+    #[serde(deserialize_with = "text")]
+    pub digest: Digest,
+    /// Its bytes.
+    pub size: u64,
+    /// Names and notes.
+    #[serde(default, deserialize_with = "or_default")]
+    pub annotations: BTreeMap<String, String>,
+    /// In an index: what it is for.
+    pub platform: Option<Platform>,
+}
+
+impl Descriptor {
+    /// Whether a layout or an archive knows the content by this name.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        [REF_NAME, CONTAINERD_NAME].iter().any(|key| self.name_at(key) == Some(name))
+    }
+
+    /// The name that a layout gives it.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name_at(REF_NAME).or_else(|| self.name_at(CONTAINERD_NAME))
+    }
+
+    fn name_at(&self, key: &str) -> Option<&str> {
+        self.annotations.get(key).map(String::as_str)
+    }
+
+    /// BuildKit puts statements about an image beside it in the index.
+    fn is_attestation(&self) -> bool {
+        self.annotations.contains_key("vnd.docker.reference.type")
+    }
+}
+
+/// An operating system and a processor, named as Go names them.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Platform {
+    /// `linux`, …
+    pub os: String,
+    /// `amd64`, `arm64`, …
+    pub architecture: String,
+    /// `v7`, `v8`, … or nothing.
+    #[serde(default, deserialize_with = "or_default")]
+    pub variant: String,
+}
+
+impl Platform {
+    /// Linux on a processor that Rust calls `arch`, as in `std::env::consts::ARCH`.
+    #[must_use]
+    pub fn linux(arch: &str) -> Self {
+        // Source: Go's `GOARCH` values beside the first parts of Rust's target triples.
+        let architecture = match arch {
+            "x86_64" => "amd64",
+            "x86" => "386",
+            "aarch64" => "arm64",
+            "loongarch64" => "loong64",
+            "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+            "powerpc64" => "ppc64",
+            other => other,
+        };
+        Self {
+            os: "linux".to_owned(),
+            architecture: architecture.to_owned(),
+            variant: String::new(),
+        }
+    }
+
+    /// How well an entry of an index fits: the larger the better.
+    fn fit(&self, there: &Self) -> Option<u8> {
+        if self.os != there.os || self.architecture != there.architecture {
+            return None;
+        }
+        // 64-bit ARM is always v8 in images, said or not.
+        let plain =
+            |variant: &str| variant.is_empty() || (self.architecture == "arm64" && variant == "v8");
+        match (self.variant.as_str(), there.variant.as_str()) {
+            (wanted, found) if wanted == found => Some(2),
+            (wanted, found) if plain(wanted) && plain(found) => Some(2),
+            ("", _) | (_, "") => Some(1),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os, self.architecture)?;
+        if self.variant.is_empty() { Ok(()) } else { write!(f, "/{}", self.variant) }
+    }
+}
+
+/// Text that is not a platform.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{}\" is not a platform: write OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT", .0.escape_debug())]
+pub struct PlatformError(String);
+
+impl FromStr for Platform {
+    type Err = PlatformError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts: Vec<&str> = text.split('/').collect();
+        let (os, architecture, variant) = match parts[..] {
+            [os, architecture] => (os, architecture, ""),
+            [os, architecture, variant] if !variant.is_empty() => (os, architecture, variant),
+            _ => return Err(PlatformError(text.to_owned())),
+        };
+        if os.is_empty() || architecture.is_empty() {
+            return Err(PlatformError(text.to_owned()));
+        }
+        let [os, architecture, variant] = [os, architecture, variant].map(str::to_owned);
+        Ok(Self { os, architecture, variant })
+    }
+}
+
+/// What a manifest's bytes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Document {
+    /// One image.
+    Image(Manifest),
+    /// A choice of images.
+    Index(Index),
+}
+
+/// One image: its config, and its layers from the lowest to the uppermost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// How to run it, and the layers' diff ids.
+    pub config: Descriptor,
+    /// The tars, compressed or not. At most [`LAYERS_MAX`].
+    pub layers: Vec<Descriptor>,
+}
+
+/// Images to choose from. At most [`MANIFESTS_MAX`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Index {
+    /// Images, and further indexes.
+    pub manifests: Vec<Descriptor>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawDocument {
+    #[serde(default, deserialize_with = "or_default")]
+    media_type: String,
+    config: Option<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+    manifests: Option<Vec<Descriptor>>,
+}
+
+/// The media types that indexes have.
+const INDEX_TYPES: [&str; 2] = [
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+];
+/// The media types that manifests have.
+const MANIFEST_TYPES: [&str; 2] = [
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+];
+
+impl Document {
+    /// Reads a manifest or an index.
+    ///
+    /// # Errors
+    /// [`ManifestError`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let kind = "manifest";
+        check_size(kind, bytes.len() as u64, MANIFEST_MAX)?;
+        let json = |source| ManifestError::Json { kind, source };
+        // Schema 1 has other fields, so the version is looked at first.
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Version {
+            schema_version: u64,
+        }
+        let Version { schema_version } = serde_json::from_slice(bytes).map_err(json)?;
+        if schema_version != 2 {
+            return Err(ManifestError::Schema(schema_version));
+        }
+        let RawDocument { media_type, config, layers, manifests } =
+            serde_json::from_slice(bytes).map_err(json)?;
+        let claims = |types: [&str; 2]| media_type.is_empty() || types.contains(&&*media_type);
+        match (manifests, layers, config) {
+            (Some(_), Some(_), _) => Err(ManifestError::Ambiguous("manifests", "layers")),
+            (Some(_), _, Some(_)) => Err(ManifestError::Ambiguous("manifests", "config")),
+            (Some(manifests), None, None) => {
+                if !claims(INDEX_TYPES) {
+                    return Err(ManifestError::MediaType(media_type));
+                }
+                check_count("manifests in one index", manifests.len(), MANIFESTS_MAX)?;
+                Ok(Self::Index(Index { manifests }))
+            }
+            (None, layers, config) => {
+                if !claims(MANIFEST_TYPES) {
+                    return Err(ManifestError::MediaType(media_type));
+                }
+                let missing = |field: &str| {
+                    let message = format!("it has neither \"manifests\" nor \"{field}\"");
+                    json(serde::de::Error::custom(message))
+                };
+                let layers = layers.ok_or_else(|| missing("layers"))?;
+                let config = config.ok_or_else(|| missing("config"))?;
+                check_count("layers", layers.len(), LAYERS_MAX)?;
+                for (number, layer) in (1..).zip(&layers) {
+                    if !is_layer_type(&layer.media_type) {
+                        let media_type = layer.media_type.clone();
+                        return Err(ManifestError::LayerType { number, media_type });
+                    }
+                }
+                Ok(Self::Image(Manifest { config, layers }))
+            }
+        }
+    }
+}
+
+/// Whether a layer of this type is a tar of files, however compressed. No type at all passes: the tar will tell.
+fn is_layer_type(media_type: &str) -> bool {
+    let tar = [
+        "application/vnd.oci.image.layer.v1.tar",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar",
+        "application/vnd.docker.image.rootfs.diff.tar",
+        "application/vnd.docker.image.rootfs.foreign.diff.tar",
+    ];
+    let suffixes = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
+    media_type.is_empty()
+        || tar.iter().any(|tar| {
+            media_type.strip_prefix(tar).is_some_and(|suffix| suffixes.contains(&suffix))
+        })
+}
+
+impl Index {
+    /// The images for a platform, the best fit first; those of no platform come last.
+    ///
+    /// # Errors
+    /// [`ManifestError::Platform`] when there is none.
+    pub fn choose(&self, platform: &Platform) -> Result<&Descriptor, ManifestError> {
+        let fit = |entry: &&Descriptor| match &entry.platform {
+            None => Some(0),
+            Some(there) => platform.fit(there),
+        };
+        let images = self.manifests.iter().filter(|entry| !entry.is_attestation());
+        // Of equals the first, as the specification has it.
+        let best = images.clone().rev().max_by_key(fit).filter(|entry| fit(entry).is_some());
+        best.ok_or_else(|| {
+            let there = images.filter_map(|entry| entry.platform.as_ref());
+            let mut there: Vec<_> = there.map(ToString::to_string).collect();
+            there.dedup();
+            if there.is_empty() {
+                there.push("nothing".to_owned());
+            }
+            ManifestError::Platform { wanted: platform.clone(), there }
+        })
+    }
+}
+
+/// What an image's config says.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Config {
+    /// The processor it is for, as Go names it.
+    #[serde(default, deserialize_with = "or_default")]
+    pub architecture: String,
+    /// `linux`, …
+    #[serde(default, deserialize_with = "or_default")]
+    pub os: String,
+    /// How to run it.
+    #[serde(default, deserialize_with = "or_default")]
+    pub config: Execution,
+    rootfs: RootFs,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct RootFs {
+    #[serde(default, deserialize_with = "texts")]
+    diff_ids: Vec<Digest>,
+}
+
+/// How a container of the image runs unless told otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Execution {
+    /// `USER`, `USER:GROUP`, by name or number; empty for root.
+    #[serde(deserialize_with = "or_default")]
+    pub user: String,
+    /// `NAME=VALUE`.
+    #[serde(deserialize_with = "or_default")]
+    pub env: Vec<String>,
+    /// What runs, with its first arguments.
+    #[serde(deserialize_with = "or_default")]
+    pub entrypoint: Vec<String>,
+    /// Arguments for it, or what runs when there is none.
+    #[serde(deserialize_with = "or_default")]
+    pub cmd: Vec<String>,
+    /// Where it runs; empty for `/`.
+    #[serde(deserialize_with = "or_default")]
+    pub working_dir: String,
+    /// Names and notes.
+    #[serde(deserialize_with = "or_default")]
+    pub labels: BTreeMap<String, String>,
+    /// What asks it to end, if not SIGTERM.
+    #[serde(deserialize_with = "or_default")]
+    pub stop_signal: String,
+}
+
+impl Config {
+    /// Reads a config.
+    ///
+    /// # Errors
+    /// [`ManifestError::TooLarge`], [`ManifestError::Json`] or [`ManifestError::TooMany`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let kind = "config";
+        check_size(kind, bytes.len() as u64, CONFIG_MAX)?;
+        let config: Self =
+            serde_json::from_slice(bytes).map_err(|source| ManifestError::Json { kind, source })?;
+        check_count("diff ids", config.rootfs.diff_ids.len(), LAYERS_MAX)?;
+        Ok(config)
+    }
+
+    /// The digests of the uncompressed layers, from the lowest to the uppermost.
+    #[must_use]
+    pub fn diff_ids(&self) -> &[Digest] {
+        &self.rootfs.diff_ids
+    }
+
+    /// The diff ids, after comparing their number with that of the layers.
+    ///
+    /// # Errors
+    /// [`ManifestError::LayerCount`].
+    pub fn diff_ids_of(&self, layers: usize) -> Result<&[Digest], ManifestError> {
+        let diff_ids = self.diff_ids();
+        if diff_ids.len() == layers {
+            return Ok(diff_ids);
+        }
+        Err(ManifestError::LayerCount { layers, diff_ids: diff_ids.len() })
+    }
+}
+
+pub(crate) fn check_size(kind: &'static str, size: u64, max: u64) -> Result<(), ManifestError> {
+    if size > max { Err(ManifestError::TooLarge { kind, size, max }) } else { Ok(()) }
+}
+
+fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), ManifestError> {
+    if count > max { Err(ManifestError::TooMany { what, count, max }) } else { Ok(()) }
+}
+
+/// Docker writes `null` where it has nothing.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|error: DigestError| serde::de::Error::custom(error))
+}
+
+fn texts<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Digest>, D::Error> {
+    let texts = Option::<Vec<String>>::deserialize(deserializer)?.unwrap_or_default();
+    let digests = texts.iter().map(|text| text.parse());
+    digests.collect::<Result<_, DigestError>>().map_err(serde::de::Error::custom)
+}
+
+/// Reads `bytes` as all that they could be, for fuzzers.
+#[doc(hidden)]
+pub fn exercise(bytes: &[u8]) {
+    let platform = Platform::linux("x86_64");
+    match Document::parse(bytes) {
+        Ok(Document::Index(index)) => drop(index.choose(&platform)),
+        Ok(Document::Image(image)) => {
+            assert!(image.layers.len() <= LAYERS_MAX, "more layers than are read");
+        }
+        Err(error) => assert!(!error.to_string().is_empty(), "an error without words"),
+    }
+    if let Ok(config) = Config::parse(bytes) {
+        drop(config.diff_ids_of(1));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+use super::*;
+
+const A: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+
+/// Replaces `A`, `B` and `LAYER` by what they stand for, so that rows stay short.
+fn full(text: &str) -> String {
+    let text = text.replace("LAYER", "application/vnd.oci.image.layer.v1.tar+gzip");
+    text.replace("\"A\"", &format!("\"{A}\"")).replace("\"B\"", &format!("\"{B}\""))
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+fn check(text: &str, expect: &str) {
+    let got = match Document::parse(full(text).as_bytes()) {
+        Ok(Document::Image(image)) => {
+            let layers = image.layers.iter().map(|layer| format!(" {}", layer.size));
+            format!("image {}{}", image.config.size, layers.collect::<String>())
+        }
+        Ok(Document::Index(index)) => format!("index of {}", index.manifests.len()),
+        Err(error) => chain(&error),
+    };
+    assert_eq!(got, expect, "{text}");
+}
+
+#[test]
+fn manifests() {
+    let config = r#""config":{"digest":"A","size":7}"#;
+    let with = |rest: &str| format!(r#"{{"schemaVersion":2,{config},{rest}}}"#);
+    check(&with(r#""layers":[]"#), "image 7");
+    check(&with(r#""layers":[{"mediaType":"LAYER","digest":"B","size":9}]"#), "image 7 9");
+    // What is not known does no harm, and Docker writes null for nothing.
+    check(
+        &with(
+            r#""layers":[{"digest":"B","size":9,"urls":["x"],"annotations":null,"data":"eA==","y":[{}]}],"subject":{"z":1}"#,
+        ),
+        "image 7 9",
+    );
+    for media_type in [
+        "application/vnd.oci.image.layer.v1.tar",
+        "application/vnd.oci.image.layer.v1.tar+zstd",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+        "application/vnd.docker.image.rootfs.diff.tar",
+        "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+        "",
+    ] {
+        let layer = format!(r#"{{"mediaType":"{media_type}","digest":"B","size":9}}"#);
+        check(&with(&format!(r#""layers":[{layer}]"#)), "image 7 9");
+    }
+    for media_type in [
+        "application/vnd.oci.image.layer.v1.tar+gzip+encrypted",
+        "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
+        "application/vnd.oci.empty.v1+json",
+    ] {
+        let layer = format!(r#"{{"mediaType":"{media_type}","digest":"B","size":9}}"#);
+        let expect = format!("layer 1 is \"{media_type}\", which is not a tar of files");
+        check(&with(&format!(r#""layers":[{layer}]"#)), &expect);
+    }
+    let docker = "application/vnd.docker.distribution.manifest.v2+json";
+    check(&with(&format!(r#""mediaType":"{docker}","layers":[]"#)), "image 7");
+    let list = "application/vnd.docker.distribution.manifest.list.v2+json";
+    check(
+        &with(&format!(r#""mediaType":"{list}","layers":[]"#)),
+        &format!("the manifest calls itself \"{list}\""),
+    );
+    check(r#"{"schemaVersion":2,"manifests":[]}"#, "index of 0");
+    check(r#"{"schemaVersion":2,"manifests":[{"digest":"A","size":1}]}"#, "index of 1");
+    check(
+        &format!(r#"{{"schemaVersion":2,"mediaType":"{docker}","manifests":[]}}"#),
+        &format!("the manifest calls itself \"{docker}\""),
+    );
+}
+
+#[test]
+fn what_two_readers_would_read_differently() {
+    check(
+        r#"{"schemaVersion":2,"manifests":[],"layers":[]}"#,
+        "the manifest has both \"manifests\" and \"layers\"",
+    );
+    check(
+        r#"{"schemaVersion":2,"manifests":[],"config":{"digest":"A","size":7}}"#,
+        "the manifest has both \"manifests\" and \"config\"",
+    );
+    check(
+        r#"{"schemaVersion":2,"layers":[],"layers":[],"config":{"digest":"A","size":7}}"#,
+        "the manifest is malformed: duplicate field `layers` at line 1 column 39",
+    );
+}
+
+#[test]
+fn what_is_no_manifest() {
+    check("", "the manifest is malformed: EOF while parsing a value at line 1 column 0");
+    check(
+        r#"{"schemaVersion":1,"fsLayers":[]}"#,
+        "manifests of schema version 1 are not supported, only 2",
+    );
+    check(
+        r#"{"schemaVersion":2}"#,
+        "the manifest is malformed: it has neither \"manifests\" nor \"layers\"",
+    );
+    check(
+        r#"{"schemaVersion":2,"layers":[]}"#,
+        "the manifest is malformed: it has neither \"manifests\" nor \"config\"",
+    );
+    let size = |size: &str| {
+        format!(r#"{{"schemaVersion":2,"manifests":[{{"digest":"A","size":{size}}}]}}"#)
+    };
+    check(&size("9223372036854775807"), "index of 1");
+    for wrong in ["-1", "1.5", "18446744073709551616", "\"1\"", "null"] {
+        let result = Document::parse(full(&size(wrong)).as_bytes());
+        assert!(matches!(result, Err(ManifestError::Json { .. })), "{wrong}: {result:?}");
+    }
+    for wrong in ["", "sha256:", "md5:aa", "sha256:AAAA", "../../etc/passwd"] {
+        let text =
+            format!(r#"{{"schemaVersion":2,"manifests":[{{"digest":"{wrong}","size":1}}]}}"#);
+        let result = Document::parse(text.as_bytes());
+        assert!(matches!(result, Err(ManifestError::Json { .. })), "{wrong}: {result:?}");
+    }
+    let long = " ".repeat(usize::try_from(MANIFEST_MAX).unwrap() + 1);
+    check(&long, "a manifest of 4194305 bytes: at most 4194304 are read");
+    let layers = vec![r#"{"digest":"A","size":1}"#; 513].join(",");
+    check(
+        &format!(r#"{{"schemaVersion":2,"config":{{"digest":"A","size":7}},"layers":[{layers}]}}"#),
+        "513 layers: at most 512 are read",
+    );
+}
+
+fn entry(platform: &str, size: u64) -> String {
+    let parts: Vec<_> = platform.split('/').collect();
+    let platform = match parts[..] {
+        [""] => String::new(),
+        ["attestation"] => {
+            r#","platform":{"os":"unknown","architecture":"unknown"},"annotations":{"vnd.docker.reference.type":"attestation-manifest"}"#
+                .to_owned()
+        }
+        [os, arch] => format!(r#","platform":{{"os":"{os}","architecture":"{arch}"}}"#),
+        [os, arch, variant] => {
+            format!(r#","platform":{{"os":"{os}","architecture":"{arch}","variant":"{variant}"}}"#)
+        }
+        _ => panic!("{platform}"),
+    };
+    format!(r#"{{"digest":"{A}","size":{size}{platform}}}"#)
+}
+
+/// Which entry of an index is chosen, counted from 1.
+fn check_choice(entries: &[&str], wanted: &str, expect: &str) {
+    let entries: Vec<_> = (1..).zip(entries).map(|(size, text)| entry(text, size)).collect();
+    let text = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entries.join(","));
+    let Document::Index(index) = Document::parse(text.as_bytes()).unwrap() else { panic!() };
+    let got = match index.choose(&wanted.parse().unwrap()) {
+        Ok(chosen) => chosen.size.to_string(),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(got, expect, "{entries:?} {wanted}");
+}
+
+#[test]
+fn platforms() {
+    let all = ["linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64/v8", "windows/amd64"];
+    check_choice(&all, "linux/amd64", "1");
+    check_choice(&all, "linux/arm/v7", "3");
+    check_choice(&all, "linux/arm", "2");
+    check_choice(&all, "linux/arm64", "4");
+    check_choice(
+        &all,
+        "linux/s390x",
+        "there is no image for linux/s390x, only for linux/amd64, linux/arm/v6, linux/arm/v7, linux/arm64/v8, windows/amd64",
+    );
+    check_choice(&["attestation", "linux/amd64"], "linux/amd64", "2");
+    check_choice(
+        &["attestation"],
+        "linux/amd64",
+        "there is no image for linux/amd64, only for nothing",
+    );
+    check_choice(&[""], "linux/amd64", "1");
+    check_choice(&["", "linux/amd64"], "linux/amd64", "2");
+    check_choice(&["linux/amd64", "linux/amd64"], "linux/amd64", "1");
+    check_choice(&["linux/amd64/v3", "linux/amd64"], "linux/amd64", "2");
+    for wrong in ["", "linux", "linux/", "/amd64", "linux/arm/", "a/b/c/d"] {
+        assert!(wrong.parse::<Platform>().is_err(), "{wrong}");
+    }
+    assert_eq!(Platform::linux("x86_64").to_string(), "linux/amd64");
+    assert_eq!(Platform::linux("aarch64").to_string(), "linux/arm64");
+    assert_eq!(Platform::linux("riscv64").to_string(), "linux/riscv64");
+}
+
+#[test]
+fn configs() {
+    let text = full(
+        r#"{"architecture":"amd64","os":"linux","created":"now","config":{"Env":["A=b c"],"Cmd":null,
+        "Entrypoint":["/x"],"User":"1:2","WorkingDir":"/w","Labels":{"k":"v"},"ExposedPorts":{"1/tcp":{}}},
+        "rootfs":{"type":"layers","diff_ids":["A","B"]},"history":[{"x":1}]}"#,
+    );
+    let config = Config::parse(text.as_bytes()).unwrap();
+    assert_eq!(config.diff_ids(), [A.parse().unwrap(), B.parse().unwrap()]);
+    assert_eq!(config.config.env, ["A=b c"]);
+    assert_eq!(config.config.cmd, [""; 0]);
+    assert_eq!(config.config.entrypoint, ["/x"]);
+    assert_eq!((&*config.config.user, &*config.config.working_dir), ("1:2", "/w"));
+    assert_eq!(config.config.labels["k"], "v");
+    let error = config.diff_ids_of(3).unwrap_err();
+    assert_eq!(error.to_string(), "the manifest has 3 layers, but the config has 2 diff ids");
+    // Docker's "scratch" images, and the config of an artifact.
+    let empty = Config::parse(br#"{"config":null,"rootfs":{"type":"layers","diff_ids":null}}"#);
+    assert_eq!(empty.unwrap().diff_ids(), []);
+    assert!(Config::parse(b"{}").is_err());
+}

@@ -1,0 +1,254 @@
+//! What an image can be made from, as a person names it.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use store::RefName;
+
+/// A file, or standard input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// Written `-`.
+    Stdin,
+    /// Everything else; a file named `-` is `./-`.
+    File(PathBuf),
+}
+
+impl Input {
+    fn of(text: &OsStr) -> Self {
+        if text == "-" { Self::Stdin } else { Self::File(text.into()) }
+    }
+}
+
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stdin => f.write_str("standard input"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Which image of several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// The only one there is.
+    Only,
+    /// The one that the source knows by this name: a tag, or a whole reference.
+    Named(String),
+    /// The one with this manifest.
+    Digest(crate::Digest),
+}
+
+/// What an image is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// `oci:DIR[:TAG]` or `oci:DIR@DIGEST`: an OCI layout.
+    Layout {
+        /// The folder with `index.json`.
+        directory: PathBuf,
+        /// Which image.
+        choice: Choice,
+    },
+    /// `docker-archive:FILE[:NAME]`: what `docker save` or `podman save` wrote.
+    DockerArchive {
+        /// The tar, compressed or not.
+        file: Input,
+        /// Which image.
+        choice: Choice,
+    },
+    /// `tar:FILE`: one layer.
+    Tar(Input),
+    /// `dir:DIR`: a root filesystem as it is.
+    Directory(PathBuf),
+    /// `dump:FILE`: a composefs dump.
+    Dump(Input),
+}
+
+/// Text that is not a source.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// None of the known words and a colon.
+    #[error(
+        "\"{}\" does not say what it is: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE",
+        .0.display()
+    )]
+    Kind(OsString),
+    /// Nothing behind the colon.
+    #[error("\"{}\" names no file", .0.display())]
+    Empty(OsString),
+    /// Something behind `@` that is not a digest, or a name that is not text.
+    #[error("\"{}\" does not name an image: {reason}", text.display())]
+    Choice {
+        /// The source.
+        text: OsString,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Source {
+    /// Reads a source. Looks at the text alone, so that a file's name decides nothing: the first colon behind the
+    /// kind ends the path of an `oci:` or `docker-archive:` source.
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    pub fn parse(text: &OsStr) -> Result<Self, SourceError> {
+        let kind = || SourceError::Kind(text.to_owned());
+        let (word, rest) = split(text, b':').ok_or_else(kind)?;
+        let plain = || match rest.is_empty() {
+            true => Err(SourceError::Empty(text.to_owned())),
+            false => Ok(rest),
+        };
+        Ok(match word.as_bytes() {
+            b"oci" => {
+                let (directory, choice) = chosen(text, rest)?;
+                Self::Layout { directory: directory.into(), choice }
+            }
+            b"docker-archive" => {
+                let (file, choice) = chosen(text, rest)?;
+                Self::DockerArchive { file: Input::of(file), choice }
+            }
+            b"tar" => Self::Tar(Input::of(plain()?)),
+            b"dir" => Self::Directory(plain()?.into()),
+            b"dump" => Self::Dump(Input::of(plain()?)),
+            _ => return Err(kind()),
+        })
+    }
+
+    /// What to call the image when nobody says: what the source calls it, `found`, else the name of its file. `None`
+    /// when that is no name for an image.
+    #[must_use]
+    pub fn default_name(&self, found: Option<&str>) -> Option<RefName> {
+        let choice = match self {
+            Self::DockerArchive { choice: Choice::Named(name), .. } => return name.parse().ok(),
+            Self::Layout { choice: Choice::Named(name), .. } => Some(name.as_str()),
+            _ => found,
+        };
+        let path = match self {
+            Self::Layout { directory, .. } | Self::Directory(directory) => {
+                Some(directory.as_path())
+            }
+            Self::DockerArchive { file, .. } | Self::Tar(file) | Self::Dump(file) => match file {
+                Input::Stdin => None,
+                Input::File(path) => Some(path.as_path()),
+            },
+        };
+        // A layout mostly knows an image by a tag alone.
+        let name = match choice {
+            Some(whole) if whole.contains([':', '/']) => return whole.parse().ok(),
+            Some(tag) => format!("{}:{tag}", stem(path?)?),
+            None => stem(path?)?.to_owned(),
+        };
+        name.parse().ok()
+    }
+}
+
+/// A file's name without what says how it is packed.
+fn stem(path: &Path) -> Option<&str> {
+    let mut name = path.file_name()?.to_str()?;
+    for suffix in [".gz", ".zst", ".tgz", ".tar", ".dump"] {
+        name = name.strip_suffix(suffix).unwrap_or(name);
+    }
+    Some(name)
+}
+
+/// Both sides of the first `byte`.
+fn split(text: &OsStr, byte: u8) -> Option<(&OsStr, &OsStr)> {
+    let bytes = text.as_bytes();
+    let at = bytes.iter().position(|other| *other == byte)?;
+    Some((OsStr::from_bytes(&bytes[..at]), OsStr::from_bytes(&bytes[at + 1..])))
+}
+
+fn chosen<'a>(text: &OsStr, rest: &'a OsStr) -> Result<(&'a OsStr, Choice), SourceError> {
+    let wrong = |reason: String| SourceError::Choice { text: text.to_owned(), reason };
+    let (path, choice) = match (split(rest, b'@'), split(rest, b':')) {
+        (Some((path, digest)), _) if digest.as_bytes().starts_with(b"sha") => {
+            let digest = digest.to_str().ok_or_else(|| wrong("it is not text".to_owned()))?;
+            let digest =
+                digest.parse().map_err(|error: crate::DigestError| wrong(error.to_string()))?;
+            (path, Choice::Digest(digest))
+        }
+        (_, Some((path, name))) => {
+            let name = name.to_str().ok_or_else(|| wrong("it is not text".to_owned()))?;
+            if name.is_empty() {
+                return Err(wrong("the name behind the colon is missing".to_owned()));
+            }
+            (path, Choice::Named(name.to_owned()))
+        }
+        _ => (rest, Choice::Only),
+    };
+    if path.is_empty() {
+        return Err(SourceError::Empty(text.to_owned()));
+    }
+    Ok((path, choice))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expect: &str) {
+        let got = match Source::parse(OsStr::new(text)) {
+            Ok(source) => format!("{source:?}"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(got, expect, "{text}");
+    }
+
+    #[test]
+    fn sources() {
+        check("oci:a/b", "Layout { directory: \"a/b\", choice: Only }");
+        check("oci:a/b:12", "Layout { directory: \"a/b\", choice: Named(\"12\") }");
+        check("oci:a:b/c:d", "Layout { directory: \"a\", choice: Named(\"b/c:d\") }");
+        check("oci:a@b", "Layout { directory: \"a@b\", choice: Only }");
+        check("oci:a@b:c", "Layout { directory: \"a@b\", choice: Named(\"c\") }");
+        check("docker-archive:-", "DockerArchive { file: Stdin, choice: Only }");
+        check(
+            "docker-archive:x.tar:debian:12",
+            "DockerArchive { file: File(\"x.tar\"), choice: Named(\"debian:12\") }",
+        );
+        check("tar:-", "Tar(Stdin)");
+        check("tar:./-", "Tar(File(\"./-\"))");
+        check("tar:a:b", "Tar(File(\"a:b\"))");
+        check("dir:/", "Directory(\"/\")");
+        check("dump:x", "Dump(File(\"x\"))");
+        let kinds = "does not say what it is: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE";
+        check("debian", &format!("\"debian\" {kinds}"));
+        check("docker://debian", &format!("\"docker://debian\" {kinds}"));
+        check("", &format!("\"\" {kinds}"));
+        check("oci:", "\"oci:\" names no file");
+        check("tar:", "\"tar:\" names no file");
+        check("oci::x", "\"oci::x\" names no file");
+        check("oci:a:", "\"oci:a:\" does not name an image: the name behind the colon is missing");
+        let source = Source::parse(OsStr::new("oci:a@sha256:12")).unwrap_err();
+        assert!(source.to_string().contains("is not a digest"), "{source}");
+    }
+
+    fn check_name(text: &str, found: Option<&str>, expect: Option<&str>) {
+        let name = Source::parse(OsStr::new(text)).unwrap().default_name(found);
+        assert_eq!(name.as_ref().map(RefName::as_str), expect, "{text} {found:?}");
+    }
+
+    #[test]
+    fn default_names() {
+        check_name("oci:/x/debian", None, Some("debian:latest"));
+        check_name("oci:/x/debian:12", None, Some("debian:12"));
+        check_name("oci:/x/debian", Some("12"), Some("debian:12"));
+        check_name(
+            "oci:/x/debian",
+            Some("docker.io/library/sid:1"),
+            Some("docker.io/library/sid:1"),
+        );
+        check_name("docker-archive:-", Some("debian:12"), Some("debian:12"));
+        check_name("docker-archive:x:debian", Some("debian"), Some("debian:latest"));
+        check_name("docker-archive:-", None, None);
+        check_name("tar:root.tar.gz", None, Some("root:latest"));
+        check_name("tar:-", None, None);
+        check_name("dir:/", None, None);
+        check_name("dir:/Root", None, None);
+        check_name("dump:cs9.dump", None, Some("cs9:latest"));
+    }
+}

@@ -1,0 +1,173 @@
+//! Whole imports, into stores of their own.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests fail by panicking, and say what they skip"
+)]
+
+mod build;
+mod refusals;
+mod same_image;
+mod sources;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Read as _, Write};
+use std::num::NonZeroUsize;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicBool;
+
+use image::erofs::Versions;
+use image::erofs::read::{Image, Owners, View, to_tree};
+use image::tar::Segment;
+use image::tree::{Content, Node, Tree};
+use image::verity::ObjectId;
+use quire_oci as oci;
+
+use oci::import::{ImportError, Limits, Options, Report, Unsupported};
+use oci::manifest::Platform;
+use oci::source::Source;
+use store::{Digest, OpenOptions, Seconds, Store, walk};
+
+static AMD64: LazyLock<Platform> = LazyLock::new(|| "linux/amd64".parse().unwrap());
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// A store in a folder that goes away with it.
+struct Home {
+    folder: tempfile::TempDir,
+    store: Store,
+}
+
+impl Home {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        Self { folder, store }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// As tests import unless they are about something else: every thread has somebody to race with.
+    fn options(&self) -> Options<'_> {
+        Options {
+            name: None,
+            now: Seconds(1_700_000_000),
+            platform: &AMD64,
+            limits: Limits::default(),
+            budget: 8 << 20,
+            threads: NonZeroUsize::new(3).unwrap(),
+            unsupported: Unsupported::Refuse,
+            xattrs: walk::Xattrs::All,
+            times: walk::Times::Exact,
+            versions: Versions::default(),
+            objects: None,
+            scratch: self.folder.path(),
+            progress: &|_| {},
+            cancel: &NEVER,
+        }
+    }
+
+    /// Imports `KIND:NAME`, where the name is that of a file in the folder.
+    fn import(&self, kind: &str, name: &str) -> Result<Report, ImportError> {
+        self.import_with(kind, name, &self.options())
+    }
+
+    fn import_with(
+        &self,
+        kind: &str,
+        name: &str,
+        options: &Options<'_>,
+    ) -> Result<Report, ImportError> {
+        let text = format!("{kind}:{}", self.path(name).display());
+        let source = Source::parse(OsStr::new(&text)).unwrap();
+        oci::import::import(&self.store, &source, options)
+    }
+
+    /// All files of the store with their lengths, but for the numbers that name temporary ones.
+    fn files(&self) -> BTreeMap<String, u64> {
+        fn add(directory: &Path, name: &str, files: &mut BTreeMap<String, u64>) {
+            for entry in fs::read_dir(directory).unwrap() {
+                let entry = entry.unwrap();
+                let name = format!("{name}/{}", entry.file_name().to_str().unwrap());
+                let metadata = entry.metadata().unwrap();
+                if metadata.is_dir() {
+                    add(&entry.path(), &name, files);
+                } else {
+                    files.insert(name, metadata.size());
+                }
+            }
+        }
+        let mut files = BTreeMap::new();
+        add(&self.path("store"), "", &mut files);
+        files
+    }
+
+    /// The tree of an image.
+    fn tree(&self, id: &ObjectId) -> Tree {
+        let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
+        to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
+    }
+
+    /// The dump of an image.
+    fn dump(&self, id: &ObjectId) -> String {
+        let mut dump = Vec::new();
+        let (tree, links) = (self.tree(id), image::dump::Links::ToOwner);
+        image::dump::write(&tree, links, image::dump::directory_size, &mut dump).unwrap();
+        String::from_utf8(dump).unwrap()
+    }
+
+    /// Every path of an image with its content, or what else it is.
+    fn show(&self, id: &ObjectId) -> String {
+        let tree = self.tree(id);
+        let mut all = Vec::new();
+        let mut walk = tree.walk();
+        while let Some((path, entry)) = walk.next() {
+            let path = String::from_utf8(path[1..].to_vec()).unwrap();
+            all.push(match entry.inode.node() {
+                Node::Directory => format!("{path}/"),
+                Node::Symlink(target) => format!("{path}->{}", target.escape_ascii()),
+                Node::Regular(Content::Inline(bytes)) => {
+                    format!("{path}={}", bytes.escape_ascii())
+                }
+                Node::Regular(Content::External { object, .. }) => {
+                    let mut file = self.store.object(&object.unwrap()).unwrap();
+                    let mut bytes = Vec::new();
+                    file.read_to_end(&mut bytes).unwrap();
+                    format!("{path}={}*{}", bytes[0].escape_ascii(), bytes.len())
+                }
+                other => format!("{path}:{other:?}"),
+            });
+        }
+        all.join(" ")
+    }
+
+    /// A layer's tar, made again from its recipe.
+    fn rebuilt(&self, diff_id: &Digest) -> Vec<u8> {
+        let layer = self.store.layer(diff_id).unwrap().expect("the layer was imported");
+        let mut tar = Vec::new();
+        let mut objects = |id: &ObjectId, segment: Segment, out: &mut dyn Write| {
+            let file = self.store.object(id).map_err(io::Error::other)?;
+            let mut bytes = vec![0; usize::try_from(segment.length).unwrap()];
+            file.read_exact_at(&mut bytes, segment.offset)?;
+            out.write_all(&bytes)
+        };
+        image::tar::recipe::rebuild(layer.recipe().unwrap(), &mut objects, &mut tar).unwrap();
+        tar
+    }
+}
+
+/// An error with all of its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
