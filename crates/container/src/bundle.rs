@@ -1,0 +1,355 @@
+//! The `config.json` of an OCI bundle, made from the image's configuration and the caller's wishes.
+
+use std::os::fd::BorrowedFd;
+
+use serde_json::{Value, json};
+
+use crate::config::ImageConfig;
+use crate::files::{Executable, executable};
+use crate::user::User;
+
+/// What a root without a `PATH` is searched by; Docker's default.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The capabilities that Docker gives, without `CAP_NET_RAW`, which no network of ours needs.
+const CAPABILITIES: [&str; 13] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+/// Kernel interfaces that tell about the host, or control it: those that Docker hides.
+const MASKED: [&str; 12] = [
+    "/proc/interrupts",
+    "/sys/devices/virtual/powercap",
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+];
+const READ_ONLY: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Whether a process talks to a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Terminal {
+    /// It gets a new one, that the runtime connects to ours.
+    New,
+    /// It gets our standard streams as they are.
+    None,
+}
+
+/// What a container sees of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// A loopback interface of its own.
+    None,
+    /// All that the host has.
+    Host,
+}
+
+/// Whether the root can be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// As the mount below allows.
+    Writable,
+    /// Not at all.
+    ReadOnly,
+}
+
+/// The caller's wishes. What is `None` or empty is as the image says.
+#[derive(Debug, Clone)]
+pub struct Wishes {
+    /// Replaces the image's command, but not its entrypoint.
+    pub command: Vec<String>,
+    /// Replaces the image's entrypoint, and then the image's command is not used either.
+    pub entrypoint: Option<Vec<String>>,
+    /// `NAME=VALUE`, over the image's.
+    pub env: Vec<String>,
+    /// Where the command starts.
+    pub working_dir: Option<String>,
+    /// The container's host name.
+    pub hostname: String,
+    /// Terminal or streams.
+    pub terminal: Terminal,
+    /// Network.
+    pub network: Network,
+    /// Files of the host that say how to use its network, and that the container is to see: [`host_files`].
+    pub host_files: Vec<&'static str>,
+    /// Root file system.
+    pub access: Access,
+}
+
+/// A wish that can not be fulfilled.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BundleError {
+    /// Neither the image nor the caller names a command.
+    #[error("the image has no command: say which, after --")]
+    NoCommand,
+    /// A variable without a name.
+    #[error("\"{0}\" is not NAME=VALUE")]
+    Env(String),
+    /// A working directory that does not start with a slash.
+    #[error("the working directory \"{0}\" is not an absolute path")]
+    WorkingDir(String),
+}
+
+/// What is executed, with which environment and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// The program and its arguments, at least one.
+    pub args: Vec<String>,
+    /// `NAME=VALUE`, each name once, `PATH` and `HOME` among them.
+    pub env: Vec<String>,
+    /// Absolute.
+    pub working_dir: String,
+}
+
+impl Process {
+    /// Merges the image's configuration with the caller's wishes.
+    ///
+    /// # Errors
+    /// [`BundleError`].
+    pub fn new(image: &ImageConfig, wishes: &Wishes, user: &User) -> Result<Self, BundleError> {
+        let (entrypoint, image_command) = match &wishes.entrypoint {
+            Some(entrypoint) => (entrypoint, &Vec::new()),
+            None => (&image.entrypoint, &image.cmd),
+        };
+        let command = if wishes.command.is_empty() { image_command } else { &wishes.command };
+        let args: Vec<String> = entrypoint.iter().chain(command).cloned().collect();
+        if args.is_empty() {
+            return Err(BundleError::NoCommand);
+        }
+        let mut env: Vec<String> = Vec::new();
+        for variable in image.env.iter().chain(&wishes.env) {
+            let name = match variable.split_once('=') {
+                Some((name, _)) if !name.is_empty() => name,
+                _ => return Err(BundleError::Env(variable.clone())),
+            };
+            match env.iter_mut().find(|it| is_named(it, name)) {
+                Some(other) => other.clone_from(variable),
+                None => env.push(variable.clone()),
+            }
+        }
+        if !env.iter().any(|it| is_named(it, "PATH")) {
+            env.push(format!("PATH={DEFAULT_PATH}"));
+        }
+        if !env.iter().any(|it| is_named(it, "HOME")) {
+            env.push(format!("HOME={}", user.home));
+        }
+        if wishes.terminal == Terminal::New && !env.iter().any(|it| is_named(it, "TERM")) {
+            env.push("TERM=xterm".to_owned());
+        }
+        let working_dir = wishes.working_dir.as_ref().unwrap_or(&image.working_dir);
+        let working_dir = if working_dir.is_empty() { "/" } else { working_dir };
+        if !working_dir.starts_with('/') {
+            return Err(BundleError::WorkingDir(working_dir.to_owned()));
+        }
+        Ok(Self { args, env, working_dir: working_dir.to_owned() })
+    }
+
+    /// The value of a variable.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        let found = self.env.iter().find(|it| is_named(it, name));
+        found.and_then(|it| it.split_once('=')).map(|(_, value)| value)
+    }
+}
+
+fn is_named(variable: &str, name: &str) -> bool {
+    variable.split_once('=').is_some_and(|(it, _)| it == name)
+}
+
+/// The files of the host that a container on its network is to see: those that the host has, and that the root has a
+/// place for.
+#[must_use]
+pub fn host_files(root: BorrowedFd<'_>, access: Access) -> Vec<&'static str> {
+    let mut files = vec!["/etc/resolv.conf", "/etc/hosts"];
+    files.retain(|file| {
+        let has_place =
+            access == Access::Writable || executable(root, file.as_bytes()) != Executable::Absent;
+        has_place && std::path::Path::new(file).exists()
+    });
+    files
+}
+
+/// The runtime configuration, for a root file system at `root` (relative to the bundle, or absolute). Source: OCI
+/// runtime-spec 1.0.2, `config.md` and `config-linux.md`.
+#[must_use]
+pub fn runtime_config(
+    process: &Process,
+    user: &User,
+    wishes: &Wishes,
+    image: &ImageConfig,
+    root: &str,
+) -> Value {
+    let mut namespaces = vec!["pid", "ipc", "uts", "mount"];
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc",
+               "options": ["nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+               "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
+        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts",
+               "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]}),
+        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
+               "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]}),
+        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue",
+               "options": ["nosuid", "noexec", "nodev"]}),
+    ];
+    // A sysfs of the container's own, never the host's with what is mounted in it: cgroups there can be written to.
+    mounts.push(json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
+        "options": ["nosuid", "noexec", "nodev", "ro"]}));
+    match wishes.network {
+        Network::None => namespaces.push("network"),
+        Network::Host => {
+            for file in &wishes.host_files {
+                mounts.push(json!({"destination": file, "type": "bind", "source": file,
+                    "options": ["bind", "ro", "nosuid", "noexec", "nodev"]}));
+            }
+        }
+    }
+    let namespaces: Vec<Value> = namespaces.into_iter().map(|it| json!({"type": it})).collect();
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": wishes.terminal == Terminal::New,
+            "user": {"uid": user.uid, "gid": user.gid, "additionalGids": user.groups},
+            "args": process.args,
+            "env": process.env,
+            "cwd": process.working_dir,
+            "capabilities": {
+                "bounding": CAPABILITIES,
+                "effective": if user.uid == 0 { &CAPABILITIES[..] } else { &[] },
+                "permitted": if user.uid == 0 { &CAPABILITIES[..] } else { &[] },
+            },
+            "noNewPrivileges": false,
+        },
+        "root": {"path": root, "readonly": wishes.access == Access::ReadOnly},
+        "hostname": wishes.hostname,
+        "mounts": mounts,
+        "annotations": image.labels,
+        "linux": {
+            "namespaces": namespaces,
+            "resources": {"devices": [{"allow": false, "access": "rwm"}]},
+            "maskedPaths": MASKED,
+            "readonlyPaths": READ_ONLY,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wishes() -> Wishes {
+        Wishes {
+            command: Vec::new(),
+            entrypoint: None,
+            env: Vec::new(),
+            working_dir: None,
+            hostname: "h".to_owned(),
+            terminal: Terminal::None,
+            network: Network::None,
+            host_files: Vec::new(),
+            access: Access::Writable,
+        }
+    }
+
+    fn image() -> ImageConfig {
+        ImageConfig {
+            env: vec!["A=1".to_owned(), "PATH=/bin".to_owned()],
+            working_dir: "/work".to_owned(),
+            entrypoint: vec!["entry".to_owned()],
+            cmd: vec!["image".to_owned(), "command".to_owned()],
+            ..ImageConfig::default()
+        }
+    }
+
+    fn root_user() -> User {
+        User { uid: 0, gid: 0, groups: vec![4], home: "/root".to_owned() }
+    }
+
+    fn check(
+        change: impl FnOnce(&mut ImageConfig, &mut Wishes),
+        expect: Result<&str, &BundleError>,
+    ) {
+        let (mut image, mut wishes) = (image(), wishes());
+        change(&mut image, &mut wishes);
+        let found = Process::new(&image, &wishes, &root_user());
+        let found = found
+            .map(|it| format!("{} | {} | {}", it.args.join(" "), it.env.join(" "), it.working_dir));
+        assert_eq!(found.as_deref(), expect.as_deref().map_err(|it| *it));
+    }
+
+    #[test]
+    fn the_caller_overrides_the_image() {
+        check(|_, _| {}, Ok("entry image command | A=1 PATH=/bin HOME=/root | /work"));
+        check(
+            |_, w| w.command = vec!["mine".to_owned()],
+            Ok("entry mine | A=1 PATH=/bin HOME=/root | /work"),
+        );
+        check(
+            |_, w| {
+                w.entrypoint = Some(vec!["e".to_owned()]);
+                w.env = vec!["A=2=3".to_owned(), "HOME=".to_owned()];
+                w.working_dir = Some("/".to_owned());
+            },
+            Ok("e | A=2=3 PATH=/bin HOME= | /"),
+        );
+        check(
+            |i, w| {
+                i.env.clear();
+                i.working_dir.clear();
+                w.terminal = Terminal::New;
+            },
+            Ok(
+                "entry image command | PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+                HOME=/root TERM=xterm | /",
+            ),
+        );
+        check(|_, w| w.entrypoint = Some(Vec::new()), Err(&BundleError::NoCommand));
+        check(|i, _| i.env.push("=x".to_owned()), Err(&BundleError::Env("=x".to_owned())));
+        check(
+            |_, w| w.working_dir = Some("here".to_owned()),
+            Err(&BundleError::WorkingDir("here".to_owned())),
+        );
+    }
+
+    #[test]
+    fn only_root_starts_with_capabilities() {
+        let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+        for (uid, expect) in [(0, 13), (1, 0)] {
+            let user = User { uid, ..root_user() };
+            let config = runtime_config(&process, &user, &wishes(), &image(), "rootfs");
+            let effective = &config["process"]["capabilities"]["effective"];
+            assert_eq!(effective.as_array().unwrap().len(), expect);
+        }
+    }
+
+    #[test]
+    fn a_host_network_is_no_namespace_of_its_own() {
+        let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+        for (network, expect) in [(Network::None, true), (Network::Host, false)] {
+            let wishes = Wishes { network, ..wishes() };
+            let config = runtime_config(&process, &root_user(), &wishes, &image(), "rootfs");
+            let namespaces = config["linux"]["namespaces"].as_array().unwrap();
+            assert_eq!(namespaces.contains(&json!({"type": "network"})), expect);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What an OCI image says about running it: the `config` object of its configuration.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// The execution defaults of an image. Source: OCI image-spec 1.1, `config.md`, "Properties"; Docker's is the same.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct ImageConfig {
+    /// `NAME=VALUE`, in order.
+    #[serde(deserialize_with = "null_is_default")]
+    pub env: Vec<String>,
+    /// `user`, `uid`, `user:group`, `uid:gid`, or empty for root.
+    pub user: String,
+    /// Where the command starts; empty for `/`.
+    pub working_dir: String,
+    /// Goes before the command, whether that is the image's or the caller's.
+    #[serde(deserialize_with = "null_is_default")]
+    pub entrypoint: Vec<String>,
+    /// The command when the caller gives none.
+    #[serde(deserialize_with = "null_is_default")]
+    pub cmd: Vec<String>,
+    /// What the image says about itself.
+    #[serde(deserialize_with = "null_is_default")]
+    pub labels: BTreeMap<String, String>,
+    /// The signal that asks the command to end, `SIGTERM` when absent.
+    pub stop_signal: Option<String>,
+}
+
+/// Docker writes `null` where it means an empty list.
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A configuration that can not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the image's configuration")]
+pub struct ConfigError(#[source] serde_json::Error);
+
+impl ImageConfig {
+    /// Reads the configuration blob that a manifest names. Without a `config` object all defaults hold.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it is not JSON of that form.
+    pub fn from_json(blob: &[u8]) -> Result<Self, ConfigError> {
+        #[derive(Deserialize)]
+        struct Blob {
+            #[serde(default)]
+            config: Option<ImageConfig>,
+        }
+        let blob: Blob = serde_json::from_slice(blob).map_err(ConfigError)?;
+        Ok(blob.config.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(blob: &str, expect: Result<ImageConfig, &str>) {
+        let found = ImageConfig::from_json(blob.as_bytes());
+        match (found, expect) {
+            (Ok(found), Ok(expect)) => assert_eq!(found, expect, "{blob}"),
+            (Err(error), Err(expect)) => {
+                let cause = std::error::Error::source(&error).unwrap().to_string();
+                assert!(cause.contains(expect), "{blob}: {cause}");
+            }
+            (found, expect) => panic!("{blob}: {found:?}, not {expect:?}"),
+        }
+    }
+
+    #[test]
+    fn reads_what_builders_write() {
+        check("{}", Ok(ImageConfig::default()));
+        check(r#"{"config":null}"#, Ok(ImageConfig::default()));
+        check(r#"{"config":{"Env":null,"Cmd":null,"Labels":null}}"#, Ok(ImageConfig::default()));
+        check(
+            r#"{"architecture":"amd64","config":{"Env":["A=b"],"User":"1:2","WorkingDir":"/w",
+               "Entrypoint":["e"],"Cmd":["c","d"],"Labels":{"k":"v"},"StopSignal":"SIGQUIT",
+               "ExposedPorts":{"80/tcp":{}},"Volumes":{"/v":{}}}}"#,
+            Ok(ImageConfig {
+                env: vec!["A=b".to_owned()],
+                user: "1:2".to_owned(),
+                working_dir: "/w".to_owned(),
+                entrypoint: vec!["e".to_owned()],
+                cmd: vec!["c".to_owned(), "d".to_owned()],
+                labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
+                stop_signal: Some("SIGQUIT".to_owned()),
+            }),
+        );
+        check("[", Err("EOF while parsing"));
+        check(r#"{"config":{"Cmd":"ls"}}"#, Err("invalid type: string"));
+    }
+}

@@ -1,0 +1,119 @@
+//! Reading inside a root that may be hostile: no link leads out of it, nothing blocks, nothing is unbounded.
+
+use std::io::Read as _;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// More than any real `/etc/passwd`, and little enough to read before every start.
+const LARGEST: u64 = 4 << 20;
+
+/// A file inside a root that can not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {path} in the image")]
+pub struct FileError {
+    path: &'static str,
+    #[source]
+    source: std::io::Error,
+}
+
+/// The bytes of a regular file inside `root`, empty when nothing is there.
+pub(crate) fn read_small(root: BorrowedFd<'_>, path: &'static str) -> Result<Vec<u8>, FileError> {
+    let failed = |source| FileError { path, source };
+    // NONBLOCK: a FIFO in its place must not stop us.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = match open_inside(root, path.as_bytes(), flags) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
+        Err(errno) => return Err(failed(errno.into())),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(failed(std::io::Error::other("it is not a regular file")));
+    }
+    let mut bytes = Vec::new();
+    let file = std::fs::File::from(file);
+    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(failed(std::io::Error::other("it has more than 4 MiB")));
+    }
+    Ok(bytes)
+}
+
+/// What stands at a path that someone wants to execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Executable {
+    /// A regular file that someone may execute.
+    Yes,
+    /// Something else.
+    No,
+    /// Nothing.
+    Absent,
+}
+
+/// Looks at `path` inside `root`, following links within it.
+pub(crate) fn executable(root: BorrowedFd<'_>, path: &[u8]) -> Executable {
+    let Ok(file) = open_inside(root, path, OFlags::PATH | OFlags::CLOEXEC) else {
+        return Executable::Absent;
+    };
+    let Ok(stat) = rustix::fs::fstat(&file) else {
+        return Executable::Absent;
+    };
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if regular && stat.st_mode & 0o111 != 0 { Executable::Yes } else { Executable::No }
+}
+
+fn open_inside(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+) -> Result<rustix::fd::OwnedFd, Errno> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn links_stay_inside() {
+        let outside = tempfile::tempdir().unwrap();
+        let root = outside.path().join("root");
+        std::fs::create_dir_all(root.join("etc")).unwrap();
+        std::fs::write(outside.path().join("passwd"), "outside").unwrap();
+        std::fs::write(root.join("passwd"), "inside").unwrap();
+        symlink("../../passwd", root.join("etc/passwd")).unwrap();
+        let fd = std::fs::File::open(&root).unwrap();
+        assert_eq!(read_small(fd.as_fd(), "etc/passwd").unwrap(), b"inside");
+        assert_eq!(read_small(fd.as_fd(), "etc/group").unwrap(), b"");
+        std::fs::create_dir(root.join("etc/group")).unwrap();
+        assert!(read_small(fd.as_fd(), "etc/group").is_err());
+    }
+
+    #[test]
+    fn large_files_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::File::create(root.path().join("group")).unwrap().set_len(LARGEST + 1).unwrap();
+        let fd = std::fs::File::open(root.path()).unwrap();
+        let error = read_small(fd.as_fd(), "group").unwrap_err();
+        assert_eq!(error.source.to_string(), "it has more than 4 MiB");
+    }
+
+    #[test]
+    fn only_executable_files_are() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("tool"), "").unwrap();
+        let fd = std::fs::File::open(root.path()).unwrap();
+        assert_eq!(executable(fd.as_fd(), b"/tool"), Executable::No);
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(root.path().join("tool"), mode).unwrap();
+        assert_eq!(executable(fd.as_fd(), b"/tool"), Executable::Yes);
+        assert_eq!(executable(fd.as_fd(), b"/"), Executable::No);
+        assert_eq!(executable(fd.as_fd(), b"/none"), Executable::Absent);
+    }
+}

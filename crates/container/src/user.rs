@@ -1,0 +1,178 @@
+//! Who the command runs as: names become numbers by the image's own `/etc/passwd` and `/etc/group`.
+
+use std::os::fd::BorrowedFd;
+
+use crate::files::{FileError, read_small};
+
+/// Numbers for the process. Source: OCI runtime-spec 1.2, `config.md`, "User".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Supplementary groups, in ascending order, without `gid`.
+    pub groups: Vec<u32>,
+    /// Home directory, `/` when the user has none.
+    pub home: String,
+}
+
+/// A user that the image does not know.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UserError {
+    /// A name that `/etc/passwd` lacks.
+    #[error("the image has no user \"{0}\" in /etc/passwd")]
+    NoUser(String),
+    /// A name that `/etc/group` lacks.
+    #[error("the image has no group \"{0}\" in /etc/group")]
+    NoGroup(String),
+}
+
+/// A user that can not be found.
+#[derive(Debug, thiserror::Error)]
+pub enum LookupError {
+    /// One of the two files can not be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// They do not have the name.
+    #[error(transparent)]
+    User(#[from] UserError),
+}
+
+/// Finds the user that `spec` says in the two files of the root file system `root`; see [`resolve`].
+///
+/// # Errors
+/// [`LookupError`].
+pub fn find(root: BorrowedFd<'_>, spec: &str) -> Result<User, LookupError> {
+    let passwd = read_small(root, "etc/passwd")?;
+    let group = read_small(root, "etc/group")?;
+    Ok(resolve(spec, &passwd, &group)?)
+}
+
+/// Finds the user that `spec` says: `user`, `uid`, `user:group`, `uid:gid` and mixtures; empty is root. Without a
+/// group it is the user's own, with the groups that list the user; a number that `/etc/passwd` lacks is taken as it is,
+/// with group 0. Lines of the two files that are malformed are passed over, as the C library does.
+///
+/// # Errors
+/// [`UserError`] for a name that is not there.
+pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<User, UserError> {
+    let (user, wanted_group) = match spec.split_once(':') {
+        Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
+        None => (spec, None),
+    };
+    let user = if user.is_empty() { "0" } else { user };
+    let accounts = || passwd.split(|&byte| byte == b'\n').filter_map(Account::parse);
+    // A name first: a user may be called 1000.
+    let account = accounts().find(|it| it.name == user.as_bytes()).or_else(|| {
+        let uid: u32 = user.parse().ok()?;
+        accounts().find(|it| it.uid == uid)
+    });
+    let (uid, own_gid, name, home) = match (&account, user.parse::<u32>()) {
+        (Some(it), _) => (it.uid, it.gid, it.name, it.home),
+        (None, Ok(uid)) => (uid, 0, &b""[..], &b"/"[..]),
+        (None, Err(_)) => return Err(UserError::NoUser(user.to_owned())),
+    };
+    let mut groups = Vec::new();
+    let gid = match wanted_group {
+        Some(wanted) => find_group(wanted, group)?,
+        None => {
+            let lines = group.split(|&byte| byte == b'\n').filter_map(Group::parse);
+            groups.extend(lines.filter(|it| it.has_member(name)).map(|it| it.gid));
+            groups.retain(|gid| *gid != own_gid);
+            groups.sort_unstable();
+            groups.dedup();
+            own_gid
+        }
+    };
+    let home = match home {
+        b"" => "/".to_owned(),
+        home => String::from_utf8_lossy(home).into_owned(),
+    };
+    Ok(User { uid, gid, groups, home })
+}
+
+fn find_group(wanted: &str, group: &[u8]) -> Result<u32, UserError> {
+    let lines = group.split(|&byte| byte == b'\n').filter_map(Group::parse);
+    let by_name = lines.into_iter().find(|it| it.name == wanted.as_bytes()).map(|it| it.gid);
+    let gid = by_name.or_else(|| wanted.parse().ok());
+    gid.ok_or_else(|| UserError::NoGroup(wanted.to_owned()))
+}
+
+/// A line of passwd(5).
+struct Account<'a> {
+    name: &'a [u8],
+    uid: u32,
+    gid: u32,
+    home: &'a [u8],
+}
+
+impl<'a> Account<'a> {
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut fields = line.split(|&byte| byte == b':');
+        let (name, _password) = (fields.next()?, fields.next()?);
+        let (uid, gid) = (number(fields.next()?)?, number(fields.next()?)?);
+        let (_comment, home) = (fields.next()?, fields.next()?);
+        (!name.is_empty()).then_some(Self { name, uid, gid, home })
+    }
+}
+
+/// A line of group(5).
+struct Group<'a> {
+    name: &'a [u8],
+    gid: u32,
+    members: &'a [u8],
+}
+
+impl<'a> Group<'a> {
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut fields = line.split(|&byte| byte == b':');
+        let (name, _password, gid) = (fields.next()?, fields.next()?, number(fields.next()?)?);
+        let members = fields.next().unwrap_or_default();
+        (!name.is_empty()).then_some(Self { name, gid, members })
+    }
+
+    fn has_member(&self, user: &[u8]) -> bool {
+        !user.is_empty() && self.members.split(|&byte| byte == b',').any(|name| name == user)
+    }
+}
+
+fn number(field: &[u8]) -> Option<u32> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/srv:/bin/false\n\
+        1000:x:7:8:::\n";
+    const GROUP: &[u8] = b"root:x:0:\nwww:x:34:\nadm:x:4:www,root\nlog:x:3:www\nx\nown:x:34:www\n";
+
+    fn check(spec: &str, expect: Result<(u32, u32, &[u32], &str), UserError>) {
+        let expect = expect.map(|(uid, gid, groups, home)| User {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+            home: home.to_owned(),
+        });
+        assert_eq!(resolve(spec, PASSWD, GROUP), expect, "{spec}");
+    }
+
+    #[test]
+    fn users_are_found_as_other_tools_find_them() {
+        check("", Ok((0, 0, &[4], "/root")));
+        check("www", Ok((33, 34, &[3, 4], "/srv")));
+        check("33", Ok((33, 34, &[3, 4], "/srv")));
+        check("www:adm", Ok((33, 4, &[], "/srv")));
+        check("www:99", Ok((33, 99, &[], "/srv")));
+        check("www:", Ok((33, 34, &[3, 4], "/srv")));
+        check(":adm", Ok((0, 4, &[], "/root")));
+        check("4242", Ok((4242, 0, &[], "/")));
+        check("4242:17", Ok((4242, 17, &[], "/")));
+        check("1000", Ok((7, 8, &[], "/")));
+        check("nobody", Err(UserError::NoUser("nobody".to_owned())));
+        check("www:none", Err(UserError::NoGroup("none".to_owned())));
+        check("-1", Err(UserError::NoUser("-1".to_owned())));
+        check("4294967296", Err(UserError::NoUser("4294967296".to_owned())));
+    }
+}

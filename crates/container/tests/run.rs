@@ -1,0 +1,272 @@
+//! Containers on this kernel, with the runtimes that are here. Needs root.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use image::erofs::{Profile, Versions};
+use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
+use image::verity::{Algorithm, digest};
+use kernel::mount::Acl;
+use kernel::process::{Exit, Signals};
+use quire_container::bundle::{Access, Network, Process, Terminal, Wishes, runtime_config};
+use quire_container::config::ImageConfig;
+use quire_container::monitor::{ROOT, RunError, Start};
+use quire_container::root::{Checked, Layers, Root, RootError, Writable, assemble};
+use quire_container::runtime::Runtime;
+
+/// Whether mounts can be made here; says so when not.
+fn can_mount() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED: containers need root");
+    }
+    root
+}
+
+/// Every runtime of this machine.
+fn runtimes() -> Vec<Runtime> {
+    let path = "/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin:/bin:/sbin".as_ref();
+    let names = ["crun", "runc"];
+    let found = names.iter().filter_map(|name| Runtime::find(path, Some(name.as_ref())).ok());
+    let found: Vec<_> = found.collect();
+    if found.is_empty() {
+        eprintln!("SKIPPED: no crun and no runc");
+    }
+    found
+}
+
+/// An image of some programs of this machine with their libraries, and its objects.
+struct Fixture {
+    folder: tempfile::TempDir,
+    image: File,
+    objects: OwnedFd,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let objects = folder.path().join("objects");
+        std::fs::create_dir(&objects).unwrap();
+        let mut builder = Builder::new();
+        for program in ["/bin/sh", "/bin/true", "/bin/cat", "/bin/sleep", "/bin/id"] {
+            for file in with_libraries(Path::new(program)) {
+                add(&mut builder, &objects, &file, &std::fs::read(&file).unwrap(), 0o755);
+            }
+        }
+        let script = Path::new("/bin/script");
+        add(&mut builder, &objects, script, b"#!/no/such/interpreter\n", 0o755);
+        add(&mut builder, &objects, Path::new("/etc/plain"), b"not a program\n", 0o644);
+        for directory in ["proc", "sys", "dev", "tmp"] {
+            builder.subdirectory(InodeId::ROOT, directory.as_bytes()).unwrap();
+        }
+        let tree = builder.finish();
+        let path = folder.path().join("image");
+        let mut file = File::create(&path).unwrap();
+        image::erofs::write(&tree, &Profile::Composefs(Versions::default()), &mut file).unwrap();
+        let image = File::open(&path).unwrap();
+        let objects = File::open(&objects).unwrap().into();
+        Self { folder, image, objects }
+    }
+
+    fn root(&self, writable: Writable, checked: Checked) -> Result<Root, RootError> {
+        let layers = Layers {
+            name: "quire:test",
+            image: self.image.as_fd(),
+            objects: &[self.objects.as_fd()],
+            acl: Acl::Ignore,
+        };
+        assemble(&layers, checked, writable)
+    }
+
+    /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
+    fn run(&self, runtime: &Runtime, command: &[&str], access: Access) -> Result<Exit, RunError> {
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.run_here(runtime, command, access)).join().unwrap()
+        })
+    }
+
+    fn run_here(
+        &self,
+        runtime: &Runtime,
+        command: &[&str],
+        access: Access,
+    ) -> Result<Exit, RunError> {
+        let folder = tempfile::tempdir_in(self.folder.path()).unwrap();
+        let lock = File::open(folder.path()).unwrap();
+        let writable = match access {
+            Access::Writable => Writable::Memory { bytes: None },
+            Access::ReadOnly => Writable::None,
+        };
+        let root = self.root(writable, Checked::AtImport).unwrap();
+        let image = ImageConfig::default();
+        let wishes = Wishes {
+            command: command.iter().map(|&it| it.to_owned()).collect(),
+            entrypoint: None,
+            env: Vec::new(),
+            working_dir: None,
+            hostname: "test".to_owned(),
+            terminal: Terminal::None,
+            network: Network::None,
+            host_files: Vec::new(),
+            access,
+        };
+        let user = quire_container::user::find(root.mount.as_fd(), "").unwrap();
+        let process = Process::new(&image, &wishes, &user).unwrap();
+        let config = runtime_config(&process, &user, &wishes, &image, ROOT);
+        let id = folder.path().file_name().unwrap().to_str().unwrap().replace('.', "q");
+        let result = quire_container::monitor::run(&Start {
+            id: &id,
+            folder: folder.path(),
+            lock: lock.as_fd(),
+            root: &root.mount,
+            process: &process,
+            config: &config,
+            runtime,
+            signals: &Signals::block(&[]).unwrap(),
+        });
+        quire_container::teardown::clear(folder.path(), &id);
+        result
+    }
+}
+
+fn add(builder: &mut Builder, objects: &Path, path: &Path, bytes: &[u8], permissions: u16) {
+    let bytes_of = std::os::unix::ffi::OsStrExt::as_bytes;
+    let mut directory = InodeId::ROOT;
+    let names: Vec<_> = image::tree::components(bytes_of(path.as_os_str())).collect();
+    let (name, parents) = names.split_last().unwrap();
+    for parent in parents {
+        directory = builder.subdirectory(directory, parent).unwrap();
+    }
+    if builder.lookup(directory, name).is_some() {
+        return;
+    }
+    let object = digest(Algorithm::Sha256, bytes);
+    let place = objects.join(object.path());
+    std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+    std::fs::write(&place, bytes).unwrap();
+    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let size = u64::try_from(bytes.len()).unwrap();
+    let content = Content::External { size, object: Some(object), location: Location::Object };
+    let metadata = Metadata { permissions, ..Metadata::IMPLICIT };
+    let inode = builder.inode(&metadata, XattrsId::NONE, Node::Regular(content)).unwrap();
+    builder.insert(directory, name, inode, Link::Equal).unwrap();
+}
+
+/// A program and every library that `ldd` says it loads, by the paths it loads them from.
+fn with_libraries(program: &Path) -> Vec<PathBuf> {
+    let output = Command::new("ldd").arg(program).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let words = text.split_whitespace().filter(|word| word.starts_with('/'));
+    let all: BTreeSet<PathBuf> = words.map(PathBuf::from).collect();
+    std::iter::once(program.to_owned()).chain(all).collect()
+}
+
+fn mounts() -> String {
+    std::fs::read_to_string("/proc/self/mountinfo").unwrap()
+}
+
+#[test]
+fn exit_codes_are_the_programs() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let cases: [(&[&str], i32); 5] = [
+        (&["true"], 0),
+        (&["sh", "-c", "exit 7"], 7),
+        (&["sh", "-c", "echo x > /tmp/new && cat /tmp/new && exit 3"], 3),
+        (&["sh", "-c", "kill -TERM $$; sleep 1; exit 4"], 4),
+        (&["sh", "-c", "sh -c 'kill -KILL $$'"], 137),
+    ];
+    for runtime in runtimes() {
+        for (command, expect) in cases {
+            let exit = fixture.run(&runtime, command, Access::Writable).unwrap();
+            assert_eq!(exit, Exit::Code(expect), "{command:?} by {runtime:?}");
+        }
+    }
+}
+
+#[test]
+fn a_read_only_root_is_one() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    for runtime in runtimes() {
+        let command = ["sh", "-c", "echo x > /tmp/new || exit 9"];
+        let exit = fixture.run(&runtime, &command, Access::ReadOnly).unwrap();
+        assert_ne!(exit, Exit::Code(0), "{runtime:?}");
+    }
+}
+
+#[test]
+fn what_can_not_start_says_why() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    for runtime in runtimes() {
+        let error = |command| fixture.run(&runtime, &[command], Access::Writable).unwrap_err();
+        assert!(matches!(error("nowhere"), RunError::NotFound { .. }));
+        assert!(matches!(error("/bin/nowhere"), RunError::NotFound { .. }));
+        assert!(matches!(error("/etc/plain"), RunError::NotExecutable(_)));
+        assert!(matches!(error("/etc"), RunError::NotExecutable(_)));
+        // crun says so; runc answers 1, as the program that it never became.
+        let refused = fixture.run(&runtime, &["/bin/script"], Access::Writable);
+        let expected = matches!(refused, Err(RunError::Refused { .. }) | Ok(Exit::Code(1)));
+        assert!(expected, "{refused:?} by {runtime:?}");
+    }
+}
+
+#[test]
+fn nothing_is_mounted_on_the_host() {
+    if !can_mount() {
+        return;
+    }
+    let before = mounts();
+    let fixture = Fixture::new();
+    for runtime in runtimes() {
+        fixture.run(&runtime, &["true"], Access::Writable).unwrap();
+    }
+    assert_eq!(mounts(), before);
+}
+
+#[test]
+fn a_writable_root_looks_like_the_image() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let read_only = fixture.root(Writable::None, Checked::AtImport).unwrap();
+    let writable = fixture.root(Writable::Memory { bytes: None }, Checked::AtImport).unwrap();
+    let stat = |root: &Root| {
+        let stat = rustix::fs::fstat(root.mount.as_fd()).unwrap();
+        (stat.st_mode, stat.st_uid, stat.st_gid, stat.st_mtime, stat.st_mtime_nsec)
+    };
+    assert_eq!(stat(&read_only), stat(&writable));
+    assert!(!read_only.mount.is_writable().unwrap());
+    assert!(writable.mount.is_writable().unwrap());
+}
+
+#[test]
+fn the_kernel_is_not_asked_to_check_what_it_can_not() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    // Objects here have no fs-verity. Either the kernel refuses the mount, or every read of an object.
+    let Ok(root) = fixture.root(Writable::None, Checked::ByKernel) else { return };
+    let opened = rustix::fs::openat(
+        root.mount.as_fd(),
+        "bin/true",
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    );
+    assert_eq!(opened.unwrap_err(), rustix::io::Errno::IO);
+}
