@@ -1,0 +1,106 @@
+//! The tools of composefs, under the names that this binary is called by: the same options, output and exit codes as
+//! composefs 1.0.8, so that they can take the place of C's. `docs/composefs-tools.md` says where they differ on purpose.
+
+mod dump;
+mod getopt;
+mod info;
+mod mkcomposefs;
+mod mount;
+mod objects;
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use getopt::OptionError;
+use image::erofs::read::Image;
+
+/// Why a tool did not do what it was asked for. It exits with 1 in any case.
+#[derive(Debug)]
+enum Failure {
+    /// The arguments make no sense: say so, and how it is used.
+    Usage(String),
+    /// Anything else.
+    Error(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// A failure that is only a message.
+fn refuse<T>(message: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Error(anyhow::Error::msg(message.into())))
+}
+
+fn wrong_option(error: &OptionError) -> Failure {
+    Failure::Usage(error.to_string())
+}
+
+/// A tool.
+struct Tool {
+    name: &'static str,
+    usage: &'static str,
+    run: fn(Arguments) -> Result<(), Failure>,
+}
+
+/// The arguments after the program's name.
+type Arguments = std::vec::IntoIter<OsString>;
+
+const TOOLS: [Tool; 4] = [
+    Tool { name: "mkcomposefs", usage: mkcomposefs::USAGE, run: mkcomposefs::run },
+    Tool { name: "composefs-info", usage: info::USAGE, run: info::run },
+    Tool { name: "composefs-dump", usage: dump::USAGE, run: dump::run },
+    Tool { name: "mount.composefs", usage: mount::USAGE, run: mount::run },
+];
+
+/// Does what a tool of composefs does if this program was called as one: by its name, or as `composefs NAME`.
+pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    let mut arguments = arguments.into_iter();
+    let own = arguments.next()?;
+    let tool = match by_name(&own) {
+        Some(tool) => tool,
+        None if arguments.next()? == "composefs" => by_name(&arguments.next()?)?,
+        None => return None,
+    };
+    let arguments = arguments.collect::<Vec<_>>().into_iter();
+    Some(match (tool.run)(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let text = match failure {
+                Failure::Usage(message) => {
+                    format!("{}: {message}\nUsage: {} {}", tool.name, tool.name, tool.usage)
+                }
+                Failure::Error(error) => format!("{}: {error:#}", tool.name),
+            };
+            // Without standard error there is nobody to tell.
+            drop(writeln!(std::io::stderr(), "{text}"));
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn by_name(path: &OsStr) -> Option<&'static Tool> {
+    let name = Path::new(path).file_name()?;
+    TOOLS.iter().find(|tool| tool.name.as_bytes() == name.as_bytes())
+}
+
+/// Reads the bytes of an image that composefs made, and opens it.
+fn read_image<'b>(path: &OsStr, bytes: &'b mut Vec<u8>) -> Result<Image<&'b [u8]>, Failure> {
+    use anyhow::Context as _;
+    let open = || format!("Failed to open '{}'", path.display());
+    let load = || format!("Failed to load '{}'", path.display());
+    let mut file = std::fs::File::open(path).with_context(open)?;
+    if !file.metadata().with_context(open)?.is_file() {
+        return Err(anyhow::anyhow!("it is not a regular file"))
+            .with_context(load)
+            .map_err(Failure::from);
+    }
+    bytes.clear();
+    std::io::Read::read_to_end(&mut file, bytes).with_context(load)?;
+    Ok(Image::open(&bytes[..]).with_context(load)?)
+}

@@ -1,0 +1,150 @@
+//! Files of an image in words: as `ls -l` writes them, and as JSON.
+
+use image::tree::{Content, Inode, Node};
+use serde_json::{Value, json};
+
+use crate::report;
+
+/// `drwxr-xr-x` and so on, as `ls` writes it.
+pub(crate) fn mode(inode: &Inode<'_>) -> String {
+    let kind = match inode.node() {
+        Node::Directory => 'd',
+        Node::Regular(_) => '-',
+        Node::Symlink(_) => 'l',
+        Node::CharDevice(_) => 'c',
+        Node::BlockDevice(_) => 'b',
+        Node::Fifo => 'p',
+        Node::Socket => 's',
+    };
+    let bits = inode.metadata().permissions;
+    let mut text = String::from(kind);
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let rwx = bits >> shift & 7;
+        text.push(if rwx & 4 != 0 { 'r' } else { '-' });
+        text.push(if rwx & 2 != 0 { 'w' } else { '-' });
+        text.push(match (rwx & 1 != 0, bits & special != 0) {
+            (true, true) => letter,
+            (false, true) => letter.to_ascii_uppercase(),
+            (true, false) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+/// Length in bytes, or a device's numbers.
+pub(crate) fn size(inode: &Inode<'_>) -> String {
+    match inode.node() {
+        Node::Regular(content) => content.size().to_string(),
+        Node::Symlink(target) => target.len().to_string(),
+        Node::CharDevice(number) | Node::BlockDevice(number) => {
+            format!("{}, {}", rustix::fs::major(number), rustix::fs::minor(number))
+        }
+        Node::Directory | Node::Fifo | Node::Socket => "0".to_owned(),
+    }
+}
+
+/// Everything known of a file, for programs. Names that are not UTF-8 have `\xHH` in place of other bytes.
+pub(crate) fn json(path: &[u8], inode: &Inode<'_>) -> Value {
+    let metadata = inode.metadata();
+    let mut value = json!({
+        "path": path.escape_ascii().to_string(),
+        "mode": format!("{:o}", inode.mode()),
+        "type": kind(inode),
+        "uid": metadata.uid,
+        "gid": metadata.gid,
+        "nlink": inode.nlink(),
+        "mtime": {"seconds": metadata.mtime.seconds, "nanoseconds": metadata.mtime.nanoseconds},
+    });
+    match inode.node() {
+        Node::Regular(content) => {
+            value["size"] = content.size().into();
+            if let Content::External { object: Some(object), .. } = content {
+                value["object"] = object.to_string().into();
+            }
+        }
+        Node::Symlink(target) => value["target"] = target.escape_ascii().to_string().into(),
+        Node::CharDevice(number) | Node::BlockDevice(number) => {
+            value["device"] =
+                json!({"major": rustix::fs::major(number), "minor": rustix::fs::minor(number)});
+        }
+        Node::Directory | Node::Fifo | Node::Socket => {}
+    }
+    let xattrs: serde_json::Map<String, Value> = inode
+        .xattrs()
+        .map(|(name, value)| {
+            (name.escape_ascii().to_string(), value.escape_ascii().to_string().into())
+        })
+        .collect();
+    if !xattrs.is_empty() {
+        value["xattrs"] = xattrs.into();
+    }
+    value
+}
+
+/// The type in a word.
+pub(crate) fn kind(inode: &Inode<'_>) -> &'static str {
+    type_name(inode.node().type_bits())
+}
+
+/// `S_IFMT` bits in a word.
+pub(crate) const fn type_name(bits: u16) -> &'static str {
+    match bits {
+        0o040_000 => "directory",
+        0o100_000 => "file",
+        0o120_000 => "symlink",
+        0o020_000 => "char-device",
+        0o060_000 => "block-device",
+        0o010_000 => "fifo",
+        _ => "socket",
+    }
+}
+
+/// A line of `ls -l`, without the name.
+pub(crate) fn columns(inode: &Inode<'_>) -> Vec<String> {
+    let metadata = inode.metadata();
+    vec![
+        mode(inode),
+        inode.nlink().to_string(),
+        metadata.uid.to_string(),
+        metadata.gid.to_string(),
+        size(inode),
+        report::time(metadata.mtime.seconds),
+    ]
+}
+
+/// A name for a terminal: bytes that are not printable ASCII or UTF-8 letters are escaped.
+pub(crate) fn name(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::tree::{Builder, InodeId, Link, Metadata, XattrsId};
+
+    use super::*;
+
+    fn check(permissions: u16, node: Node<'_>, expect: &str) {
+        let mut builder = Builder::new();
+        let metadata = Metadata { permissions, ..Metadata::IMPLICIT };
+        let inode = builder.inode(&metadata, XattrsId::NONE, node).unwrap();
+        builder.insert(InodeId::ROOT, b"x", inode, Link::Equal).unwrap();
+        let tree = builder.finish();
+        assert_eq!(mode(&tree.resolve(b"/x").unwrap()), expect);
+    }
+
+    /// Expected values are what GNU `ls -l` prints for such files.
+    #[test]
+    fn modes_are_as_ls_writes_them() {
+        check(0o755, Node::Directory, "drwxr-xr-x");
+        check(0o1777, Node::Directory, "drwxrwxrwt");
+        check(0o4755, Node::Regular(Content::Inline(b"")), "-rwsr-xr-x");
+        check(0o6644, Node::Regular(Content::Inline(b"")), "-rwSr-Sr--");
+        check(0o1600, Node::Fifo, "prw------T");
+        check(0o777, Node::Symlink(b"t"), "lrwxrwxrwx");
+        check(0o660, Node::BlockDevice(1), "brw-rw----");
+    }
+}

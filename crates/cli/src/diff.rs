@@ -1,0 +1,103 @@
+//! `diff`: why two images are not the same.
+
+use std::io::Write as _;
+
+use image::diff::{Attribute, Bytes, Change, Difference};
+use image::tree::Timestamp;
+use serde_json::{Value, json};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::target::Target;
+use crate::{describe, report};
+
+pub(crate) fn diff(context: &Context, args: &args::Diff) -> anyhow::Result<Answer> {
+    let old = Target::open(context, &args.old)?;
+    let new = Target::open(context, &args.new)?;
+    let mut found = Vec::new();
+    image::diff::diff(&old.tree, &new.tree, |it| found.push(it));
+    let answer = if found.is_empty() { Answer::Yes } else { Answer::No };
+    if context.json {
+        report::json(&found.iter().map(to_json).collect::<Vec<Value>>())?;
+        return Ok(answer);
+    }
+    let mut out = report::standard_output();
+    for Difference { path, change } in &found {
+        let path = describe::name(path);
+        match change {
+            Change::Removed => writeln!(out, "- {path}")?,
+            Change::Added => writeln!(out, "+ {path}")?,
+            Change::Changed(attributes) => {
+                writeln!(out, "~ {path}")?;
+                for attribute in attributes {
+                    let (name, old, new) = words(attribute);
+                    let show = |it: Option<String>| it.unwrap_or_else(|| "none".to_owned());
+                    writeln!(out, "    {name}: {} -> {}", show(old), show(new))?;
+                }
+            }
+        }
+    }
+    out.flush()?;
+    Ok(answer)
+}
+
+fn to_json(difference: &Difference<'_>) -> Value {
+    let path = difference.path.escape_ascii().to_string();
+    match &difference.change {
+        Change::Removed => json!({"path": path, "change": "removed"}),
+        Change::Added => json!({"path": path, "change": "added"}),
+        Change::Changed(attributes) => {
+            let attributes = attributes.iter().map(|attribute| {
+                let (name, old, new) = words(attribute);
+                json!({"attribute": name, "old": old, "new": new})
+            });
+            json!({"path": path, "change": "changed", "attributes": attributes.collect::<Vec<_>>()})
+        }
+    }
+}
+
+/// The attribute's name and its two values.
+fn words(attribute: &Attribute<'_>) -> (String, Option<String>, Option<String>) {
+    let escaped = |bytes: &[u8]| bytes.escape_ascii().to_string();
+    let named = |name: &str, old: String, new: String| (name.to_owned(), Some(old), Some(new));
+    match attribute {
+        Attribute::Type(old, new) => {
+            named("type", describe::type_name(*old).into(), describe::type_name(*new).into())
+        }
+        Attribute::Permissions(old, new) => {
+            named("mode", format!("{old:04o}"), format!("{new:04o}"))
+        }
+        Attribute::Uid(old, new) => named("uid", old.to_string(), new.to_string()),
+        Attribute::Gid(old, new) => named("gid", old.to_string(), new.to_string()),
+        Attribute::Mtime(old, new) => named("mtime", moment(*old), moment(*new)),
+        Attribute::Nlink(old, new) => named("links", old.to_string(), new.to_string()),
+        Attribute::LinkTo(old, new) => {
+            let path = |it: &Option<Vec<u8>>| it.as_ref().map(|path| escaped(path));
+            ("hard link to".to_owned(), path(old), path(new))
+        }
+        Attribute::Size(old, new) => named("size", old.to_string(), new.to_string()),
+        Attribute::Bytes(old, new) => named("content", content(*old), content(*new)),
+        Attribute::Target(old, new) => named("target", escaped(old), escaped(new)),
+        Attribute::Device(old, new) => named("device", device(*old), device(*new)),
+        Attribute::Xattr(name, old, new) => {
+            (format!("xattr {}", name.escape_ascii()), old.map(escaped), new.map(escaped))
+        }
+    }
+}
+
+fn moment(time: Timestamp) -> String {
+    format!("{}.{:09} ({})", time.seconds, time.nanoseconds, report::time(time.seconds))
+}
+
+fn device(number: u64) -> String {
+    format!("{}, {}", rustix::fs::major(number), rustix::fs::minor(number))
+}
+
+fn content(bytes: Bytes<'_>) -> String {
+    match bytes {
+        Bytes::Inline(bytes) => format!("\"{}\"", bytes.escape_ascii()),
+        Bytes::Object(object) => object.to_string(),
+        Bytes::Unknown => "unknown".to_owned(),
+    }
+}

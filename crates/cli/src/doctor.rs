@@ -1,0 +1,102 @@
+//! `doctor`: what this host can do, and what Quire would choose.
+
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use container::runtime::Runtime;
+use kernel::features::{Can, probe};
+use serde_json::{Value, json};
+
+use crate::Answer;
+use crate::context::Context;
+use crate::report;
+
+pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
+    let store = context.store_directory()?;
+    let directory = existing(&store);
+    let opened = std::fs::File::open(&directory)
+        .with_context(|| format!("cannot open {}", directory.display()))?;
+    let features = probe(opened.as_fd());
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let runtime = Runtime::find(&search, None);
+    let runtime = match &runtime {
+        Ok(runtime) => match runtime.obstacle() {
+            Some(path) => format!(
+                "{} (with {} covered in the container's own namespace)",
+                runtime.path.display(),
+                path.display()
+            ),
+            None => runtime.path.display().to_string(),
+        },
+        Err(error) => error.to_string(),
+    };
+    let chosen = [
+        (
+            "verification",
+            match features.fs_verity.can {
+                Can::Yes => "by the kernel at every read (fs-verity)",
+                Can::No | Can::Unknown => "at import, and by `quire verify`: reads are not checked",
+            },
+        ),
+        (
+            "images",
+            match (features.erofs_from_file.can, features.loop_devices.can) {
+                (Can::Yes, _) => "mounted straight from their files",
+                (_, Can::Yes) => "mounted through loop devices",
+                _ => "can not be mounted",
+            },
+        ),
+    ];
+    let root = rustix::process::geteuid().is_root();
+    if context.json {
+        let rows = features.rows().map(|(name, feature)| {
+            json!({"feature": name, "can": word(feature.can), "reason": feature.reason})
+        });
+        report::json(&json!({
+            "kernel": features.release,
+            "store": store.display().to_string(),
+            "root": root,
+            "cgroups": format!("{:?}", features.cgroups).to_lowercase(),
+            "features": rows.into_iter().collect::<Vec<Value>>(),
+            "runtime": runtime,
+            "choices": chosen.iter().map(|(name, it)| ((*name).to_owned(), Value::from(*it)))
+                .collect::<serde_json::Map<_, _>>(),
+        }))?;
+        return Ok(Answer::Yes);
+    }
+    let mut out = report::standard_output();
+    writeln!(out, "kernel         {}", features.release)?;
+    writeln!(out, "cgroups        {:?}", features.cgroups)?;
+    writeln!(out, "store          {}", store.display())?;
+    writeln!(
+        out,
+        "user           {}",
+        if root { "root" } else { "not root: mount and run need root" }
+    )?;
+    writeln!(out, "runtime        {runtime}")?;
+    for (name, choice) in chosen {
+        writeln!(out, "{name:<14} {choice}")?;
+    }
+    writeln!(out)?;
+    for (name, feature) in features.rows() {
+        writeln!(out, "{:<8} {name}: {}", word(feature.can), feature.reason)?;
+    }
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+const fn word(can: Can) -> &'static str {
+    match can {
+        Can::Yes => "yes",
+        Can::No => "no",
+        Can::Unknown => "unknown",
+    }
+}
+
+/// The path, or the nearest directory above it that is there: where the store would be.
+fn existing(path: &Path) -> PathBuf {
+    let found = path.ancestors().find(|it| it.is_dir());
+    found.map_or_else(|| PathBuf::from("/"), Path::to_path_buf)
+}

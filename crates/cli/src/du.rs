@@ -1,0 +1,88 @@
+//! `du`: what images take, each byte counted once, and what they share.
+
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+use store::{ImageUse, OpenOptions};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::report;
+
+pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let wanted = args.names.iter().map(|name| Ok(store.resolve(name)?.image));
+    let wanted = wanted.collect::<anyhow::Result<Vec<_>>>()?;
+    let all = store.du()?;
+    let chosen = |it: &&ImageUse| wanted.is_empty() || wanted.contains(&it.image);
+    let total =
+        all.objects + all.image_files + all.layers + all.manifests + all.containers + all.tmp;
+    if context.json {
+        let images = all.images.iter().filter(chosen).map(|it| {
+            json!({
+                "image": it.image.to_string(),
+                "names": names(it),
+                "own": it.own,
+                "shared": it.shared,
+                "sharedWith": it.shared_with.iter()
+                    .map(|other| json!({"image": other.image.to_string(), "bytes": other.bytes}))
+                    .collect::<Vec<Value>>(),
+            })
+        });
+        report::json(&json!({
+            "images": images.collect::<Vec<Value>>(),
+            "objects": all.objects, "imageFiles": all.image_files, "layers": all.layers,
+            "manifests": all.manifests, "containers": all.containers, "tmp": all.tmp,
+            "unusedObjects": all.unused_objects, "total": total,
+        }))?;
+        return Ok(Answer::Yes);
+    }
+    let size = |bytes| if args.bytes { bytes_alone(bytes) } else { report::size(bytes) };
+    let rows = all.images.iter().filter(chosen).map(|it| {
+        let most = it.shared_with.first().map_or_else(String::new, |other| {
+            let name = all.images.iter().find(|it| it.image == other.image);
+            let name = name.map_or_else(|| short(&other.image), label);
+            format!("{name} ({})", size(other.bytes))
+        });
+        vec![label(it), size(it.own), size(it.shared), most]
+    });
+    let rows: Vec<_> = rows.collect();
+    let mut out = report::standard_output();
+    report::table(&mut out, &["IMAGE", "OWN", "SHARED", "MOST WITH"], &rows, &[1, 2])?;
+    if wanted.is_empty() {
+        writeln!(
+            out,
+            "\n{} in all: {} objects ({} of no image), {} images, {} layers, {} manifests",
+            size(total),
+            size(all.objects),
+            size(all.unused_objects),
+            size(all.image_files),
+            size(all.layers),
+            size(all.manifests),
+        )?;
+        if all.containers + all.tmp > 0 {
+            let (containers, tmp) = (size(all.containers), size(all.tmp));
+            writeln!(out, "of which {containers} containers, {tmp} imports under way or dead")?;
+        }
+    }
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+fn names(image: &ImageUse) -> Vec<String> {
+    image.refs.iter().map(ToString::to_string).collect()
+}
+
+fn label(image: &ImageUse) -> String {
+    if image.refs.is_empty() { short(&image.image) } else { names(image).join(" ") }
+}
+
+/// The first 12 digits of an id: enough to tell images apart, and to name one.
+pub(crate) fn short(image: &image::verity::ObjectId) -> String {
+    image.to_string().chars().take(12).collect()
+}
+
+fn bytes_alone(bytes: u64) -> String {
+    bytes.to_string()
+}

@@ -1,0 +1,144 @@
+//! Looking into images: `ls`, `tree`, `cat`, `dump`.
+
+use std::io::Write as _;
+
+use image::tree::{Inode, Node};
+use serde_json::Value;
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::target::{LastLink, Target, contents};
+use crate::{describe, report};
+
+pub(crate) fn ls(context: &Context, args: &args::Ls) -> anyhow::Result<Answer> {
+    let target = Target::open(context, &args.target)?;
+    let start = target.inode(LastLink::Keep)?;
+    let mut listed: Vec<(Vec<u8>, Inode<'_>)> = Vec::new();
+    if start.is_directory() && args.recursive {
+        below(&target, start, usize::MAX, &mut |path, inode, _| {
+            listed.push((path.to_vec(), inode));
+        });
+    } else if start.is_directory() {
+        listed.extend(start.children().map(|it| (it.name.to_vec(), it.inode)));
+    } else {
+        listed.push((target.path.clone(), start));
+    }
+    if context.json {
+        let files = listed.iter().map(|(path, inode)| describe::json(path, inode));
+        report::json(&files.collect::<Vec<Value>>())?;
+        return Ok(Answer::Yes);
+    }
+    let mut out = report::standard_output();
+    let columns: Vec<Vec<String>> = match args.long {
+        true => listed.iter().map(|(_, inode)| describe::columns(inode)).collect(),
+        false => Vec::new(),
+    };
+    let width = |column: usize| columns.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..6).map(width).collect();
+    for (at, (path, inode)) in listed.iter().enumerate() {
+        if let Some(row) = columns.get(at) {
+            for (cell, width) in row.iter().zip(&widths) {
+                write!(out, "{cell:>width$} ")?;
+            }
+        }
+        write!(out, "{}", describe::name(path))?;
+        match inode.node() {
+            Node::Symlink(to) if args.long => writeln!(out, " -> {}", describe::name(to))?,
+            _ => writeln!(out)?,
+        }
+    }
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+/// Visits everything below a directory, depth first, with the path from it and the depth, from 1.
+fn below<'a>(
+    target: &'a Target,
+    start: Inode<'a>,
+    depth: usize,
+    visit: &mut impl FnMut(&[u8], Inode<'a>, usize),
+) {
+    let mut path = Vec::new();
+    let mut open = vec![(target.tree.inode(start.id()).children(), 0)];
+    while let Some((children, length)) = open.last_mut() {
+        path.truncate(*length);
+        let Some(entry) = children.next() else {
+            open.pop();
+            continue;
+        };
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(entry.name);
+        visit(&path, entry.inode, open.len());
+        if entry.inode.is_directory() && open.len() < depth {
+            open.push((entry.inode.children(), path.len()));
+        }
+    }
+}
+
+pub(crate) fn tree(context: &Context, args: &args::Tree) -> anyhow::Result<Answer> {
+    let target = Target::open(context, &args.target)?;
+    let start = target.inode(LastLink::Keep)?;
+    let depth = args.depth.unwrap_or(usize::MAX);
+    if context.json {
+        let mut files = Vec::new();
+        below(&target, start, depth, &mut |path, inode, _| {
+            files.push(describe::json(path, &inode));
+        });
+        report::json(&files)?;
+        return Ok(Answer::Yes);
+    }
+    let mut out = report::standard_output();
+    writeln!(out, "{}", target.text)?;
+    let mut open = vec![start.children()];
+    let (mut directories, mut files) = (0_u64, 0_u64);
+    while let Some(children) = open.last_mut() {
+        let Some(entry) = children.next() else {
+            open.pop();
+            continue;
+        };
+        let last = children.len() == 0;
+        let above = &open[..open.len() - 1];
+        for children in above {
+            write!(out, "{}", if children.len() == 0 { "    " } else { "│   " })?;
+        }
+        write!(out, "{}{}", if last { "└── " } else { "├── " }, describe::name(entry.name))?;
+        match entry.inode.node() {
+            Node::Symlink(to) => writeln!(out, " -> {}", describe::name(to))?,
+            _ => writeln!(out)?,
+        }
+        if entry.inode.is_directory() {
+            directories += 1;
+            if open.len() < depth {
+                open.push(entry.inode.children());
+            }
+        } else {
+            files += 1;
+        }
+    }
+    writeln!(out, "\n{directories} directories, {files} files")?;
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+pub(crate) fn cat(context: &Context, args: &args::Cat) -> anyhow::Result<Answer> {
+    let mut out = report::standard_output();
+    for text in &args.targets {
+        let target = Target::open(context, text)?;
+        let inode = target.inode(LastLink::Follow)?;
+        contents(&target, inode, |bytes| Ok(out.write_all(bytes)?))?;
+    }
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+pub(crate) fn dump(context: &Context, args: &args::Dump) -> anyhow::Result<Answer> {
+    let target = Target::open(context, &args.target)?;
+    let mut out = report::standard_output();
+    let (links, size) = (image::dump::Links::ToOwner, image::dump::directory_size);
+    image::dump::write(&target.tree, links, size, &mut out)?;
+    out.flush()?;
+    Ok(Answer::Yes)
+}

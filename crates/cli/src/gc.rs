@@ -1,0 +1,82 @@
+//! `gc`: frees what nobody needs.
+
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+use store::{Garbage, GcPlan, Kept, OpenOptions};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::report;
+
+pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
+    let (plan, swept) = if args.dry_run {
+        (context.open(OpenOptions::read())?.plan_gc()?, None)
+    } else {
+        let store = context.open(OpenOptions::write())?;
+        crate::run::clear_dead(&store);
+        let (plan, swept) = store.gc()?;
+        (plan, Some(swept))
+    };
+    if context.json {
+        report::json(&json!({
+            "garbage": plan.garbage.iter()
+                .map(|(it, bytes)| json!({"kind": words(it).0, "name": words(it).1, "bytes": bytes}))
+                .collect::<Vec<Value>>(),
+            "kept": plan.kept.iter().map(kept).collect::<Vec<String>>(),
+            "removed": swept.map(|it| it.removed),
+            "freed": swept.map(|it| it.freed),
+            "setAside": swept.map(|it| it.set_aside),
+        }))?;
+        return Ok(Answer::Yes);
+    }
+    let mut out = report::standard_output();
+    for it in &plan.kept {
+        writeln!(out, "kept: {}", kept(it))?;
+    }
+    match swept {
+        None => dry(&mut out, &plan)?,
+        Some(swept) => {
+            writeln!(out, "{} removed, {} freed", swept.removed, report::size(swept.freed))?;
+            if swept.set_aside > 0 {
+                let bytes = report::size(swept.set_aside);
+                writeln!(
+                    out,
+                    "{bytes} more when the running imports have ended: run gc again then"
+                )?;
+            }
+        }
+    }
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+fn dry(out: &mut impl std::io::Write, plan: &GcPlan) -> std::io::Result<()> {
+    let mut total = 0;
+    for (garbage, bytes) in &plan.garbage {
+        let (kind, name) = words(garbage);
+        writeln!(out, "{kind} {name} ({})", report::size(*bytes))?;
+        total += bytes;
+    }
+    writeln!(out, "{} would be removed, {} freed", plan.garbage.len(), report::size(total))
+}
+
+fn words(garbage: &Garbage) -> (&'static str, String) {
+    match garbage {
+        Garbage::Object(id) => ("object", id.to_string()),
+        Garbage::Image(id) => ("image", id.to_string()),
+        Garbage::Layer(id) => ("layer", id.to_string()),
+        Garbage::Manifest(id) => ("manifest", id.to_string()),
+        Garbage::Container(id) => ("container", id.clone()),
+        Garbage::Leftover(name) => ("leftover", name.clone()),
+    }
+}
+
+fn kept(kept: &Kept) -> String {
+    match kept {
+        Kept::InUse(image) => format!("image {image} is mounted or open"),
+        Kept::Container(image, id) => format!("image {image} is container {id}'s"),
+        _ => "an image in use".to_owned(),
+    }
+}

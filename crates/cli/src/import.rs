@@ -1,0 +1,215 @@
+//! `import`: a source becomes an image in the store.
+
+use std::io::Write as _;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context as _;
+use image::erofs::Versions;
+use kernel::process::{Signal, Signals};
+use oci::import::{Event, ImportError, Limits, Options, Report, Unsupported};
+use oci::manifest::Platform;
+use oci::source::Source;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use serde_json::{Value, json};
+use store::{OpenOptions, RefName, Store, walk};
+
+use crate::Answer;
+use crate::args::{self, TreeOptions};
+use crate::context::{Context, now};
+use crate::progress::Progress;
+use crate::{describe, report};
+
+pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<Answer> {
+    let source = Source::parse(&args.source)?;
+    let name: Option<RefName> = args.name.as_deref().map(str::parse).transpose()?;
+    let store = context.open(OpenOptions::create())?;
+    let wishes = Wishes {
+        name: name.as_ref(),
+        tree: &args.tree,
+        platform: args.platform.as_deref(),
+        budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
+    };
+    let done = work(context, &store, &source, &wishes)?;
+    if done.name.is_none() {
+        context
+            .remark("the image has no name: `quire tag` gives it one before `quire gc` frees it");
+    }
+    tell(context, &done)?;
+    Ok(Answer::Yes)
+}
+
+/// What the user wants of an import, or a build.
+pub(crate) struct Wishes<'a> {
+    pub(crate) name: Option<&'a RefName>,
+    pub(crate) tree: &'a TreeOptions,
+    pub(crate) platform: Option<&'a str>,
+    /// Bytes.
+    pub(crate) budget: usize,
+}
+
+/// Imports with progress shown, until done or told to stop.
+pub(crate) fn work(
+    context: &Context,
+    store: &Store,
+    source: &Source,
+    wishes: &Wishes<'_>,
+) -> anyhow::Result<Report> {
+    let platform = match wishes.platform {
+        Some(text) => text.parse()?,
+        None => Platform::linux(architecture()),
+    };
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let progress = Progress::new(context);
+    let cancel = AtomicBool::new(false);
+    let scratch = std::env::temp_dir();
+    let options = Options {
+        name: wishes.name,
+        now: now(),
+        platform: &platform,
+        limits: Limits::default(),
+        budget: wishes.budget,
+        threads,
+        unsupported: match wishes.tree.skip_unsupported {
+            true => Unsupported::Skip,
+            false => Unsupported::Refuse,
+        },
+        xattrs: walk::Xattrs::All,
+        times: match wishes.tree.whole_seconds {
+            true => walk::Times::WholeSeconds,
+            false => walk::Times::Exact,
+        },
+        versions: Versions::default(),
+        objects: wishes.tree.objects.as_deref(),
+        scratch: &scratch,
+        progress: &|event: Event<'_>| progress.tell(event),
+        cancel: &cancel,
+    };
+    let result = until_signal(&cancel, || oci::import::import(store, source, &options))?;
+    progress.finish();
+    Ok(result?)
+}
+
+/// Does `work` with `cancel` set as soon as Ctrl-C or a request to end arrives; a second one
+/// ends the process.
+fn until_signal<T: Send>(
+    cancel: &AtomicBool,
+    work: impl FnOnce() -> Result<T, ImportError> + Send,
+) -> anyhow::Result<Result<T, ImportError>> {
+    let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
+    let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).context("no event descriptor")?;
+    let result = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let result = work();
+            // An eventfd takes 8 bytes; it is full only after 2^64 - 2 of these.
+            let _told = rustix::io::write(&done, &1_u64.to_le_bytes());
+            result
+        });
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(done.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+            ];
+            // An interrupted poll looks again, as a failed one does: the worker ends in any case.
+            let _ready = rustix::event::poll(&mut fds, None);
+            if !fds[0].revents().is_empty() {
+                break;
+            }
+            if matches!(signals.next(), Ok(Some(_))) {
+                // An import that waits for its input looks at nothing else. The store bears that: it is as it was,
+                // and the next command clears up.
+                if cancel.swap(true, Ordering::Relaxed) {
+                    report::error_line("quire: stopped at once");
+                    let _gone = rustix::process::kill_process(
+                        rustix::process::getpid(),
+                        rustix::process::Signal::KILL,
+                    );
+                }
+            }
+        }
+        worker.join()
+    });
+    match result {
+        Ok(result) => Ok(result),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// The architecture of this program in OCI's words, which are Go's. Source: image-spec, `image-index.md`, "platform".
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        "loongarch64" => "loong64",
+        other => other,
+    }
+}
+
+fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
+    for layer in &done.layers {
+        for path in &layer.skipped {
+            context.remark(&format!("left out, no tree can hold it: {}", describe::name(path)));
+        }
+    }
+    if context.json {
+        let layers = done.layers.iter().map(|layer| {
+            json!({
+                "diffId": layer.diff_id.to_string(),
+                "tarBytes": layer.tar_bytes,
+                "reused": layer.is_reused,
+                "skipped": layer.skipped.iter().map(|it| it.escape_ascii().to_string()).collect::<Vec<_>>(),
+            })
+        });
+        return report::json(&json!({
+            "image": done.image.to_string(),
+            "name": done.name.as_ref().map(ToString::to_string),
+            "manifest": done.manifest.map(|it| it.to_string()),
+            "inodes": done.inodes,
+            "imageBytes": done.image_bytes,
+            "layers": layers.collect::<Vec<Value>>(),
+            "objectsAdded": done.objects.objects,
+            "bytesAdded": done.objects.object_bytes,
+            "objectsReused": done.objects.reused,
+            "bytesReused": done.objects.reused_bytes,
+            "seconds": {
+                "data": done.times.data.as_secs_f64(),
+                "image": done.times.image.as_secs_f64(),
+                "commit": done.times.commit.as_secs_f64(),
+            },
+        }));
+    }
+    if context.is_quiet() {
+        return Ok(());
+    }
+    let mut out = report::standard_output();
+    writeln!(out, "image {}", done.image)?;
+    if let Some(name) = &done.name {
+        writeln!(out, "name  {name}")?;
+    }
+    let reused = done.layers.iter().filter(|it| it.is_reused).count();
+    if !done.layers.is_empty() {
+        writeln!(out, "{} layers, {reused} here already", done.layers.len())?;
+    }
+    writeln!(
+        out,
+        "{} inodes; {} objects added ({}), {} here already ({})",
+        done.inodes,
+        done.objects.objects,
+        report::size(done.objects.object_bytes),
+        done.objects.reused,
+        report::size(done.objects.reused_bytes)
+    )?;
+    let times = done.times;
+    let whole = times.data + times.image + times.commit;
+    writeln!(
+        out,
+        "{:.2} s, of which {:.2} to the disk",
+        whole.as_secs_f64(),
+        times.commit.as_secs_f64()
+    )?;
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! `mount` and `umount`.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use container::root::{Checked, Layers, Root, Writable, assemble};
+use image::erofs::read::Image;
+use kernel::mount::{Acl, Unmount};
+use store::{OpenImage, OpenOptions, Resolved};
+
+use crate::Answer;
+use crate::args::{self, Trust, VerityPolicy};
+use crate::context::Context;
+
+/// What `mountinfo` shows before the name, so that `umount` knows what is ours.
+const SOURCE: &str = "quire:";
+
+pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let found = store.resolve(&args.name)?;
+    let opened = store.open_image(&found.image)?;
+    let writable = if args.writable { Writable::Memory { bytes: None } } else { Writable::None };
+    let root = root(context, &opened, &found, &args.trust, writable)?;
+    if !args.directory.is_dir() {
+        bail!("\"{}\" is not a directory", args.directory.display());
+    }
+    root.mount.attach_at(&args.directory)?;
+    Ok(Answer::Yes)
+}
+
+/// The root of an image, attached nowhere, when `trust` allows it.
+pub(crate) fn root(
+    context: &Context,
+    image: &OpenImage,
+    found: &Resolved,
+    trust: &Trust,
+    writable: Writable,
+) -> anyhow::Result<Root> {
+    let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
+    let checked = check(context, image, &name, trust)?;
+    let opened =
+        Image::open(&image.image).with_context(|| format!("cannot read image {}", image.id))?;
+    // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
+    let has_acl = opened.superblock().composefs.is_none_or(|header| header.has_acl);
+    let root = assemble(
+        &Layers {
+            name: &format!("{SOURCE}{name}"),
+            image: image.image.fd(),
+            objects: &[std::os::fd::AsFd::as_fd(&image.objects)],
+            acl: if has_acl { Acl::Keep } else { Acl::Ignore },
+        },
+        checked,
+        writable,
+    )?;
+    Ok(root)
+}
+
+/// Decides whether the image may be used, and who checks what is read from it.
+fn check(
+    context: &Context,
+    image: &OpenImage,
+    name: &str,
+    trust: &Trust,
+) -> anyhow::Result<Checked> {
+    if let Some(wanted) = &trust.digest
+        && *wanted != image.id
+    {
+        bail!("{name} is image {}, not {wanted} as --digest demands", image.id);
+    }
+    match (trust.verity, image.kernel_verity) {
+        (VerityPolicy::Require | VerityPolicy::Auto, true) => return Ok(Checked::ByKernel),
+        (VerityPolicy::Require, false) => {
+            bail!(
+                "--verity require: image {} has no fs-verity here, so the kernel can not check what is read: \
+                 use a store on a file system with fs-verity (`quire doctor` tells), or --verity auto",
+                image.id
+            )
+        }
+        (VerityPolicy::Auto, false) => {
+            context.remark(
+                "reads are not checked by this kernel (no fs-verity): the import is trusted",
+            );
+        }
+        (VerityPolicy::Off, _) => {}
+    }
+    if trust.digest.is_some() && !image.kernel_verity {
+        verify_image(image)?;
+    }
+    Ok(Checked::AtImport)
+}
+
+/// Hashes the image itself: with its digest demanded, nobody has to trust the store's names.
+fn verify_image(image: &OpenImage) -> anyhow::Result<()> {
+    let mut hasher = image::verity::Hasher::new(image.id.algorithm());
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    while offset < image.image.size() {
+        let rest = image.image.size() - offset;
+        let length = usize::try_from(rest).map_or(buffer.len(), |rest| rest.min(buffer.len()));
+        let failed = || format!("cannot read image {}", image.id);
+        image.image.read_exact_at(&mut buffer[..length], offset).with_context(failed)?;
+        hasher.update(&buffer[..length]);
+        offset += length as u64;
+    }
+    let found = hasher.finish();
+    if found != image.id {
+        bail!("image {} is damaged, its bytes are those of {found}: run `quire fsck`", image.id);
+    }
+    Ok(())
+}
+
+pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer> {
+    let how = if args.lazy { Unmount::Lazy } else { Unmount::Now };
+    for directory in &args.directories {
+        let path = std::fs::canonicalize(directory)
+            .with_context(|| format!("cannot find \"{}\"", directory.display()))?;
+        let source = mounted_at(&path)?
+            .with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
+        if !source.starts_with(SOURCE) {
+            bail!(
+                "what is mounted on \"{}\" is not Quire's but \"{source}\": use umount",
+                directory.display()
+            );
+        }
+        kernel::mount::unmount(&path, how)
+            .with_context(|| format!("cannot unmount \"{}\"", directory.display()))?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// The source of what is mounted last on a path.
+fn mounted_at(path: &Path) -> anyhow::Result<Option<String>> {
+    let text = std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")?;
+    Ok(source_of(&text, std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())))
+}
+
+/// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` stands for bytes that would confuse.
+fn source_of(mountinfo: &[u8], path: &[u8]) -> Option<String> {
+    let lines = mountinfo.split(|&byte| byte == b'\n');
+    let mut found = lines.filter_map(|line| {
+        let mut fields = line.split(|&byte| byte == b' ');
+        let point = unescape(fields.nth(4)?);
+        let mut rest = fields.skip_while(|field| *field != b"-").skip(2);
+        let source = unescape(rest.next()?);
+        (point == path).then(|| String::from_utf8_lossy(&source).into_owned())
+    });
+    found.next_back()
+}
+
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        let octal = after
+            .get(..3)
+            .filter(|_| byte == b'\\')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match octal {
+            Some(byte) => {
+                out.push(byte);
+                rest = &rest[3..];
+            }
+            None => out.push(byte),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines as Linux 6.18 writes them.
+    const MOUNTINFO: &[u8] = b"\
+        36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n\
+        40 35 0:50 / /mnt/a\\040b ro,relatime - overlay quire:x:latest ro,lowerdir+=y\n\
+        41 35 0:51 / /mnt/a\\040b ro,relatime shared:2 master:3 - overlay quire:y:1 ro\n";
+
+    #[test]
+    fn the_uppermost_mount_counts() {
+        let cases =
+            [("/mnt", Some("/dev/root")), ("/mnt/a b", Some("quire:y:1")), ("/mnt/a", None)];
+        for (path, expect) in cases {
+            assert_eq!(source_of(MOUNTINFO, path.as_bytes()).as_deref(), expect, "{path}");
+        }
+    }
+}

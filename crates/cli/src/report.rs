@@ -1,0 +1,93 @@
+//! Output: everything that is printed goes through here.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Standard output, in large writes.
+pub(crate) fn standard_output() -> impl Write {
+    io::BufWriter::with_capacity(64 << 10, io::stdout().lock())
+}
+
+/// One line on standard error. Nobody can be told when that fails.
+pub(crate) fn error_line(text: &str) {
+    let _unheard = writeln!(io::stderr(), "{text}");
+}
+
+/// Prints a value as JSON, and a newline.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut out = standard_output();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Whether the reader of our output has gone.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let json =
+            cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+        io.or(json) == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// A size for people: `5 B`, `1.50 KiB`, `12.00 MiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    indicatif::BinaryBytes(bytes).to_string()
+}
+
+/// Rows in aligned columns: the columns named in `right` are aligned to the right.
+pub(crate) fn table(
+    out: &mut impl Write,
+    head: &[&str],
+    rows: &[Vec<String>],
+    right: &[usize],
+) -> io::Result<()> {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([head[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let head: Vec<String> = head.iter().map(|it| (*it).to_owned()).collect();
+    for row in std::iter::once(&head).chain(rows) {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let space = widths[column] - cell.chars().count();
+            let (before, after) = if right.contains(&column) { (space, 0) } else { (0, space) };
+            line.extend(std::iter::repeat_n(' ', before));
+            line.push_str(cell);
+            line.extend(std::iter::repeat_n(' ', after + 2));
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+/// A UTC time as `YYYY-MM-DD HH:MM:SS`, or as `@SECONDS` when it is before year -9999 or after 9999.
+pub(crate) fn time(seconds: i64) -> String {
+    let format = time::macros::format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+    let date = time::UtcDateTime::from_unix_timestamp(seconds).ok();
+    date.and_then(|date| date.format(format).ok()).unwrap_or_else(|| format!("@{seconds}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expected values are what `date -u -d @N` says.
+    #[test]
+    fn times_are_dates() {
+        let cases = [
+            (0, "1970-01-01 00:00:00"),
+            (-1, "1969-12-31 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_633_950_376, "2021-10-11 11:06:16"),
+            (i64::MAX, "@9223372036854775807"),
+        ];
+        for (seconds, expect) in cases {
+            assert_eq!(time(seconds), expect);
+        }
+    }
+}

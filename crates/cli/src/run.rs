@@ -1,0 +1,193 @@
+//! `run`: a command in a container whose root is an image.
+
+use std::io::IsTerminal as _;
+use std::num::NonZeroU64;
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, bail};
+use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
+use container::config::ImageConfig;
+use container::monitor::{ROOT, RunError, Start};
+use container::root::Writable;
+use container::runtime::Runtime;
+use kernel::process::{Signal, Signals};
+use store::{ContainerRecord, Liveness, OpenOptions, Resolved, Store};
+
+use crate::Answer;
+use crate::args::{self, NetworkKind, When};
+use crate::context::{Context, now};
+
+/// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` can not be passed on.
+const FORWARDED: [Signal; 9] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::WINCH,
+    Signal::CONT,
+    Signal::ALARM,
+];
+
+/// Quire, or the runtime, could not do it.
+pub(crate) const FAILED: u8 = 125;
+
+/// The exit code for a container that did not run. Source: Docker, "Exit status"; POSIX `env` for 126 and 127.
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<RunError>() {
+        Some(RunError::NotFound { .. }) => 127,
+        Some(RunError::NotExecutable(_)) => 126,
+        _ => FAILED,
+    }
+}
+
+pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer> {
+    // Before anything else: no signal may end us between the container's folder and its removal.
+    let signals = Signals::block(&FORWARDED)?;
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let runtime = Runtime::find(&search, args.runtime.as_deref())?;
+    let store = context.open(OpenOptions::write())?;
+    clear_dead(&store);
+    let found = store.resolve(&args.name)?;
+    let opened = store.open_image(&found.image)?;
+    let config = image_config(&store, &found)?;
+    let writable = match (args.read_only, args.size) {
+        (true, _) => Writable::None,
+        (false, size) => Writable::Memory { bytes: size.map(mebibytes) },
+    };
+    let root = crate::mount::root(context, &opened, &found, &args.trust, writable)?;
+    let user = args.user.as_deref().unwrap_or(&config.user);
+    let user = container::user::find(root.mount.as_fd(), user)?;
+    let id = new_id()?;
+    let mut wishes = wishes(args, &id)?;
+    wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
+    let process = Process::new(&config, &wishes, &user)?;
+    let spec = runtime_config(&process, &user, &wishes, &config, ROOT);
+    let record = ContainerRecord {
+        image: found.image,
+        name: found.name.as_ref().map(ToString::to_string),
+        created: now(),
+        keep: false,
+    };
+    let folder = store.create_container(&id, &record)?;
+    let path = folder.path().to_owned();
+    let start = Start {
+        id: &id,
+        folder: &path,
+        lock: folder.fd(),
+        root: &root.mount,
+        process: &process,
+        config: &spec,
+        runtime: &runtime,
+        signals: &signals,
+    };
+    let result = container::monitor::run(&start);
+    drop(root);
+    container::teardown::clear(&path, &id);
+    if let Err(error) = folder.remove() {
+        tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+    }
+    let code = result?.shell_code();
+    Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+/// Removes what dead containers left behind. What can not be removed now is tried again by the next command.
+pub(crate) fn clear_dead(store: &Store) {
+    let containers = match store.containers() {
+        Ok(containers) => containers,
+        Err(error) => {
+            tracing::warn!(%error, "cannot look for dead containers");
+            return;
+        }
+    };
+    for (id, record, liveness) in containers {
+        if liveness == Liveness::Alive || record.keep {
+            continue;
+        }
+        match store.lock_container(&id) {
+            Ok(Some(folder)) => {
+                container::teardown::clear(folder.path(), &id);
+                if let Err(error) = folder.remove() {
+                    tracing::warn!(id, %error, "cannot remove a dead container");
+                }
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
+        }
+    }
+}
+
+/// What the image's configuration says, or nothing for an image that never had one.
+fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
+    let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
+    let load = |digest: &store::Digest| {
+        store.manifest(digest)?.with_context(|| format!("the store lacks {digest}: import again"))
+    };
+    let manifest: serde_json::Value = serde_json::from_slice(&load(&digest)?)
+        .with_context(|| format!("manifest {digest} is not JSON"))?;
+    let config = manifest["config"]["digest"].as_str();
+    let config = config.with_context(|| format!("manifest {digest} names no configuration"))?;
+    Ok(ImageConfig::from_json(&load(&config.parse()?)?)?)
+}
+
+fn wishes(args: &args::Run, id: &str) -> anyhow::Result<Wishes> {
+    let command = args.command.iter().map(|argument| {
+        let text = argument.to_str().map(ToOwned::to_owned);
+        text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
+    });
+    let mut env = Vec::new();
+    for variable in &args.env {
+        if variable.contains('=') {
+            env.push(variable.clone());
+        } else if let Some(value) = std::env::var_os(variable) {
+            let value = value.into_string().ok();
+            let value = value.with_context(|| format!("variable {variable} is not UTF-8"))?;
+            env.push(format!("{variable}={value}"));
+        }
+    }
+    let terminal = match args.tty {
+        When::Always => Terminal::New,
+        When::Never => Terminal::None,
+        When::Auto if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() => {
+            Terminal::New
+        }
+        When::Auto => Terminal::None,
+    };
+    let hostname = args.hostname.clone().unwrap_or_else(|| id.to_owned());
+    // Source: Linux `__NEW_UTS_LEN`.
+    if hostname.is_empty() || hostname.len() > 64 {
+        bail!("\"{hostname}\" is no host name: it has 1 to 64 bytes");
+    }
+    Ok(Wishes {
+        command: command.collect::<anyhow::Result<_>>()?,
+        entrypoint: args.entrypoint.as_ref().map(|it| match it.as_str() {
+            "" => Vec::new(),
+            program => vec![program.to_owned()],
+        }),
+        env,
+        working_dir: args.workdir.clone(),
+        hostname,
+        terminal,
+        network: match args.network {
+            NetworkKind::None => Network::None,
+            NetworkKind::Host => Network::Host,
+        },
+        host_files: Vec::new(),
+        access: if args.read_only { Access::ReadOnly } else { Access::Writable },
+    })
+}
+
+fn mebibytes(count: NonZeroU64) -> NonZeroU64 {
+    count.saturating_mul(const { NonZeroU64::new(1 << 20).expect("not zero") })
+}
+
+/// Twelve hexadecimal digits, as container ids are.
+fn new_id() -> anyhow::Result<String> {
+    let mut bytes = [0_u8; 6];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    let taken = rustix::rand::getrandom(&mut bytes, flags).context("no random numbers")?;
+    // getrandom(2): requests of up to 256 bytes are never cut short.
+    debug_assert_eq!(taken, bytes.len());
+    Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
+}

@@ -1,0 +1,190 @@
+//! `NAME[:/PATH]`, or the path of an image file: what people point at.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use image::erofs::read::{Image, Owners, View, to_tree};
+use image::tree::{Inode, Node, Tree};
+use store::{OpenImage, OpenOptions, Store};
+
+use crate::context::Context;
+
+/// An image that somebody points at, and a path in it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// As it was written.
+    pub(crate) text: String,
+    /// Its tree.
+    pub(crate) tree: Tree,
+    /// Where its objects are, if it is in a store.
+    pub(crate) store: Option<Store>,
+    /// Absolute.
+    pub(crate) path: Vec<u8>,
+}
+
+/// Splits at the first `:/`, which no name can have: a tag has no slash.
+pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
+    let bytes = text.as_bytes();
+    match bytes.windows(2).position(|pair| pair == b":/") {
+        Some(at) => (OsStr::from_bytes(&bytes[..at]), &bytes[at + 1..]),
+        None => (text, b"/"),
+    }
+}
+
+impl Target {
+    /// Reads the image. What has a slash at its beginning or a dot before one is a file, as for shells.
+    pub(crate) fn open(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
+        let (name, path) = split(text);
+        let shown = text.to_string_lossy().into_owned();
+        let path = path.to_vec();
+        let is_file = [&b"/"[..], b"./", b"../"].iter().any(|it| name.as_bytes().starts_with(it));
+        if is_file {
+            let tree = read_file(Path::new(name))?;
+            return Ok(Self { text: shown, tree, store: None, path });
+        }
+        let name = name.to_str().with_context(|| format!("\"{shown}\" is not UTF-8"))?;
+        let store = context.open(OpenOptions::read())?;
+        let resolved = store.resolve(name)?;
+        let tree = read(&store.open_image(&resolved.image)?)?;
+        Ok(Self { text: shown, tree, store: Some(store), path })
+    }
+
+    /// What stands at the path. Links on the way are followed inside the image, as in a root directory; one at the end
+    /// only if the path ends with a slash, or `last` says so.
+    pub(crate) fn inode(&self, last: LastLink) -> anyhow::Result<Inode<'_>> {
+        let follow = last == LastLink::Follow || self.path.ends_with(b"/");
+        resolve(&self.tree, &self.path, follow)
+            .with_context(|| format!("there is no \"{}\" in the image", self.path.escape_ascii()))
+    }
+}
+
+/// What is done with a link at the end of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LastLink {
+    /// It is what is meant.
+    Keep,
+    /// What it leads to is meant.
+    Follow,
+}
+
+/// As many links as the kernel follows in a path. Source: Linux `include/linux/namei.h`, `MAXSYMLINKS`.
+const LINKS_MAX: usize = 40;
+
+fn resolve<'a>(tree: &'a Tree, path: &[u8], follow_last: bool) -> Option<Inode<'a>> {
+    let names = |path: &[u8]| -> Vec<Vec<u8>> {
+        image::tree::components(path).rev().map(<[u8]>::to_vec).collect()
+    };
+    // The directories above, from the root; and the names still to go, the next one last.
+    let mut above = vec![tree.root()];
+    let mut left = names(path);
+    let mut links = 0;
+    while let Some(name) = left.pop() {
+        match &name[..] {
+            b"." => continue,
+            b".." => {
+                if above.len() > 1 {
+                    above.pop();
+                }
+                continue;
+            }
+            _ => {}
+        }
+        let found = above.last()?.lookup(&name)?;
+        match found.node() {
+            Node::Symlink(target) if !left.is_empty() || follow_last => {
+                links += 1;
+                if links > LINKS_MAX {
+                    return None;
+                }
+                if target.starts_with(b"/") {
+                    above.truncate(1);
+                }
+                left.extend(names(target));
+            }
+            _ => above.push(found),
+        }
+    }
+    above.pop()
+}
+
+/// The tree of an image of the store.
+pub(crate) fn read(image: &OpenImage) -> anyhow::Result<Tree> {
+    let failed = || format!("cannot read image {}", image.id);
+    let opened = Image::open(&image.image).with_context(failed)?;
+    Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
+}
+
+/// The tree of an image file.
+fn read_file(path: &Path) -> anyhow::Result<Tree> {
+    let failed = || format!("cannot read image {}", path.display());
+    let file = store::ImageFile::open(path).with_context(failed)?;
+    let opened = Image::open(&file).with_context(failed)?;
+    Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
+}
+
+/// The bytes of a regular file of the tree, whole pieces to `take`. Bytes from objects are verified as they pass: when
+/// they are wrong there is an error at the end, if not before.
+pub(crate) fn contents(
+    target: &Target,
+    inode: Inode<'_>,
+    mut take: impl FnMut(&[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    use image::tree::Content;
+    let Node::Regular(content) = inode.node() else {
+        bail!("\"{}\" is not a regular file", inode.path().escape_ascii());
+    };
+    match content {
+        Content::Inline(bytes) => take(bytes),
+        Content::External { object: Some(object), size, .. } => {
+            let store = target.store.as_ref().with_context(|| {
+                format!("{} has no store with the bytes of its files", target.text)
+            })?;
+            let mut file = store.object(&object)?;
+            let mut hasher = image::verity::Hasher::new(object.algorithm());
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                let read = std::io::Read::read(&mut file, &mut buffer)
+                    .with_context(|| format!("cannot read object {object}"))?;
+                if read == 0 {
+                    break;
+                }
+                hasher.update(&buffer[..read]);
+                if hasher.size() > size {
+                    bail!("object {object} has more than {size} bytes: run `quire fsck`");
+                }
+                take(&buffer[..read])?;
+            }
+            let found = hasher.finish();
+            if found != object {
+                bail!(
+                    "object {object} is damaged, its bytes are those of {found}: run `quire fsck`"
+                );
+            }
+            Ok(())
+        }
+        Content::External { object: None, .. } => {
+            bail!("the image does not say which object \"{}\" is", inode.path().escape_ascii())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_begins_at_the_first_colon_with_a_slash() {
+        let cases = [
+            ("a", "a", "/"),
+            ("a:b", "a:b", "/"),
+            ("a:/", "a", "/"),
+            ("h:5000/a:b:/c:/d", "h:5000/a:b", "/c:/d"),
+            ("./x.img:/c", "./x.img", "/c"),
+        ];
+        for (text, name, path) in cases {
+            assert_eq!(split(OsStr::new(text)), (OsStr::new(name), path.as_bytes()), "{text}");
+        }
+    }
+}

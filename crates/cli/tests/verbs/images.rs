@@ -1,0 +1,173 @@
+//! Importing, looking, naming, checking and freeing.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::{Place, write};
+
+fn json(place: &Place, line: &str) -> Value {
+    serde_json::from_str(&place.out(line)).unwrap()
+}
+
+/// Every object of the store.
+fn objects(place: &Place) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(place.path("store/objects")).unwrap();
+    let files = folders.flat_map(|it| std::fs::read_dir(it.unwrap().path()).unwrap());
+    files.map(|it| it.unwrap().path()).collect()
+}
+
+/// Changes a byte in place, as a failing disk would.
+fn flip_byte(path: &Path) {
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    if let Ok(file) = File::open(path) {
+        // An object may be sealed by the immutable flag.
+        let _unsealed = kernel::seal::clear_immutable(file.as_fd());
+    }
+    std::fs::set_permissions(path, mode).unwrap();
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[0] ^= 1;
+    File::options().write(true).open(path).unwrap().write_all(&bytes).unwrap();
+}
+
+#[test]
+fn what_goes_in_can_be_seen() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a:1", tree.display()));
+    assert!(place.out("images").contains("a:1"));
+    assert_eq!(place.out("cat a:1:/etc/long"), "x".repeat(100));
+    assert_eq!(place.out("cat a:1:/etc/link"), "x".repeat(100));
+    assert_eq!(place.out("ls a:1:/etc"), "deep\nlink\nlong\nshort\n");
+    assert!(place.out("ls -l a:1:/etc/short").starts_with("-rw------- 1 "));
+    assert_eq!(place.out("ls -R a:1"), "etc\netc/deep\netc/link\netc/long\netc/short\n");
+    assert!(place.out("tree a:1").contains("    ├── link -> ../etc/long\n"));
+    assert!(place.out("dump a:1").starts_with("/ "));
+    let shown = json(&place, "show --json a:1");
+    assert_eq!(shown["inodes"], 6);
+    assert_eq!(shown["fileBytes"], 106);
+    let listed = json(&place, "ls --json a:1:/etc");
+    assert_eq!(listed[2]["path"], "long");
+    assert_eq!(listed[2]["size"], 100);
+}
+
+#[test]
+fn one_content_is_one_image_however_it_comes() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let id = |line: &str| json(&place, line)["image"].as_str().unwrap().to_owned();
+    let first = id(&format!("import --json dir:{} a", tree.display()));
+    assert_eq!(id(&format!("import --json dir:{} b", tree.display())), first);
+    write(&place.path("dump"), place.out("dump a").as_bytes(), 0o644);
+    assert_eq!(id("import --json dump:dump c"), first);
+    place.out(&format!("build dir:{} image", tree.display()));
+    let digest = place.out(&format!("build --json dir:{} image2", tree.display()));
+    assert!(digest.contains(&first), "{digest}");
+    assert_eq!(place.run("diff a ./image").code, Some(0));
+    place.out(&format!("build --digest-store objects dir:{} image3", tree.display()));
+    assert_eq!(
+        std::fs::read(place.path("image")).unwrap(),
+        std::fs::read(place.path("image3")).unwrap()
+    );
+    let stored = objects(&place);
+    let object = stored[0].strip_prefix(place.path("store/objects")).unwrap();
+    assert_eq!(std::fs::read(place.path("objects").join(object)).unwrap(), [b'x'; 100]);
+    let leftovers = std::fs::read_dir(place.folder.path()).unwrap();
+    let hidden = leftovers.filter(|it| {
+        it.as_ref().unwrap().file_name().to_string_lossy().starts_with(".quire-build")
+    });
+    assert_eq!(hidden.count(), 0);
+}
+
+#[test]
+fn differences_are_told() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a", tree.display()));
+    write(&tree.join("etc/short"), b"other\n", 0o640);
+    std::fs::remove_file(tree.join("etc/link")).unwrap();
+    std::fs::write(tree.join("new"), "").unwrap();
+    place.out(&format!("import dir:{} b", tree.display()));
+    let ran = place.run("diff a b");
+    assert_eq!(ran.code, Some(1));
+    for line in ["- /etc/link", "+ /new", "~ /etc/short", "    mode: 0600 -> 0640"] {
+        assert!(ran.out.lines().any(|it| it == line), "{line}: {}", ran.out);
+    }
+    let ran = place.run("diff --json a b");
+    assert_eq!(ran.code, Some(1));
+    assert!(serde_json::from_str::<Value>(&ran.out).unwrap().as_array().unwrap().len() >= 3);
+    assert_eq!(place.run("diff a a").out, "");
+}
+
+#[test]
+fn a_flipped_byte_is_found_and_mended_by_a_new_import() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a", tree.display()));
+    assert!(place.out("verify").starts_with("sound"));
+    flip_byte(&objects(&place)[0]);
+    for line in ["verify a", "fsck"] {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(1), "{line}: {}", ran.err);
+        assert!(ran.out.contains("hurts a:latest: /etc/long"), "{line}: {}", ran.out);
+    }
+    let ran = place.run("cat a:/etc/long");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("damaged"), "{}", ran.err);
+    assert_eq!(place.run("fsck --repair").code, Some(1));
+    place.out(&format!("import dir:{} a", tree.display()));
+    assert!(place.out("fsck").starts_with("sound"));
+    assert_eq!(place.out("cat a:/etc/long"), "x".repeat(100));
+}
+
+#[test]
+fn names_come_and_go_and_bytes_follow() {
+    let place = Place::new();
+    let (one, two) = (place.tree("one", "x"), place.tree("two", "y"));
+    place.out(&format!("import dir:{} one", one.display()));
+    place.out(&format!("import dir:{} two", two.display()));
+    place.out("tag one uno");
+    place.out("rm one");
+    assert_eq!(place.out("cat uno:/etc/long"), "x".repeat(100));
+    place.out("gc");
+    assert_eq!(place.out("cat uno:/etc/long"), "x".repeat(100));
+    let used = json(&place, "du --json");
+    assert_eq!(used["images"].as_array().unwrap().len(), 2);
+    place.out("rm uno");
+    let plan = place.out("gc --dry-run");
+    assert!(plan.contains("object ") && plan.contains("would be removed"), "{plan}");
+    assert_eq!(objects(&place).len(), 2);
+    place.out("gc");
+    assert_eq!(objects(&place).len(), 1);
+    assert_eq!(place.out("cat two:/etc/long"), "y".repeat(100));
+    assert_eq!(place.run("rm uno").code, Some(2));
+    assert_eq!(place.run("rm -f uno").code, Some(0));
+}
+
+#[test]
+fn a_tar_that_was_cut_off_is_no_image() {
+    let place = Place::new();
+    for (name, bytes) in [("empty.tar", &b""[..]), ("cut.tar", &[b'x'; 700][..])] {
+        write(&place.path(name), bytes, 0o644);
+        let ran = place.run(&format!("import tar:{name} a"));
+        assert_eq!(ran.code, Some(2), "{name}: {}", ran.out);
+        assert_eq!(place.out("images").lines().count(), 1);
+    }
+}
+
+#[test]
+fn links_in_paths_are_followed_inside_the_image() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    std::os::unix::fs::symlink("/etc", tree.join("conf")).unwrap();
+    std::os::unix::fs::symlink("loop", tree.join("loop")).unwrap();
+    place.out(&format!("import dir:{} a", tree.display()));
+    assert_eq!(place.out("cat a:/conf/link"), "x".repeat(100));
+    assert_eq!(place.out("cat a:/etc/../conf/./long"), "x".repeat(100));
+    assert_eq!(place.out("ls a:/conf/"), "deep\nlink\nlong\nshort\n");
+    assert_eq!(place.out("ls a:/conf"), "/conf\n");
+    assert_eq!(place.run("cat a:/loop/x").code, Some(2));
+}

@@ -1,0 +1,120 @@
+//! The verbs, run as a user runs them. A few tests for each, of what only the whole program shows.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
+
+mod help;
+mod images;
+mod mounts;
+mod runs;
+
+use std::ffi::OsStr;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A folder with a store, and trees to import.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+/// How a run ended, and what it printed.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+        command.arg("--store").arg(self.path("store")).args(arguments);
+        command.env_remove("QUIRE_STORE").env_remove("QUIRE_RUNTIME").env_remove("QUIRE_LOG");
+        command.stdin(Stdio::null()).current_dir(self.folder.path());
+        command
+    }
+
+    /// Runs a command line, split at spaces.
+    fn run(&self, line: &str) -> Ran {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        self.run_each(&arguments)
+    }
+
+    fn run_each(&self, arguments: &[&str]) -> Ran {
+        Ran::of(&self.command(arguments).output().unwrap())
+    }
+
+    /// Runs a command line that succeeds, and answers what it printed.
+    fn out(&self, line: &str) -> String {
+        let ran = self.run(line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.err);
+        ran.out
+    }
+
+    /// A tree with a file longer than is kept inside images, a short one, a link and a directory.
+    fn tree(&self, name: &str, long: &str) -> PathBuf {
+        let tree = self.path(name);
+        std::fs::create_dir_all(tree.join("etc/deep")).unwrap();
+        write(&tree.join("etc/long"), long.repeat(100).as_bytes(), 0o644);
+        write(&tree.join("etc/short"), b"short\n", 0o600);
+        symlink("../etc/long", tree.join("etc/link")).unwrap();
+        tree
+    }
+}
+
+impl Ran {
+    fn of(output: &Output) -> Self {
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+fn write(path: &Path, bytes: &[u8], mode: u32) {
+    std::fs::write(path, bytes).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Whether this is root, which mounts need; says so when not.
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED: mounts and containers need root");
+    }
+    root
+}
+
+/// A program of this machine, if it is there.
+fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(OsStr::new(&path)).map(|it| it.join(name));
+    let mut found = found.filter(|it| it.is_file());
+    found.next()
+}
+
+/// Puts programs of this machine into a tree, with the libraries that `ldd` says they load.
+fn add_programs(tree: &Path, programs: &[&str]) {
+    for program in programs {
+        let output = Command::new("ldd").arg(program).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
+        for file in libraries.chain([*program]) {
+            let to = tree.join(file.trim_start_matches('/'));
+            std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+            std::fs::copy(file, to).unwrap();
+        }
+    }
+    for directory in ["proc", "sys", "dev", "tmp"] {
+        std::fs::create_dir_all(tree.join(directory)).unwrap();
+    }
+}

@@ -1,0 +1,126 @@
+//! `mount` and `umount` on this kernel. Needs root.
+
+use std::process::Command;
+
+use crate::{Place, is_root};
+
+/// Unmounts when a test ends early.
+struct Unmount(std::path::PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        let _ended = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn an_image_is_mounted_and_unmounted() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a", tree.display()));
+    let point = place.path("point");
+    std::fs::create_dir(&point).unwrap();
+    let guard = Unmount(point.clone());
+    let ran = place.run("mount a point");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "x".repeat(100));
+    assert_eq!(std::fs::read_to_string(point.join("etc/short")).unwrap(), "short\n");
+    let refused = std::fs::write(point.join("new"), "").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(mountinfo.contains(" quire:a:latest "), "{mountinfo}");
+    // Names and even files may go while it is mounted: gc keeps what a mount needs.
+    place.out("rm a");
+    place.out("gc");
+    assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "x".repeat(100));
+    place.out("umount point");
+    assert!(!point.join("etc").exists());
+    place.out("gc");
+    assert!(place.out("du --json").contains("\"objects\": 0"));
+    drop(guard);
+}
+
+#[test]
+fn a_writable_mount_forgets() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a", tree.display()));
+    let point = place.path("point");
+    std::fs::create_dir(&point).unwrap();
+    let _guard = Unmount(point.clone());
+    place.out("mount --writable a point");
+    std::fs::write(point.join("etc/long"), "changed").unwrap();
+    assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "changed");
+    place.out("umount point");
+    assert_eq!(place.out("cat a:/etc/long"), "x".repeat(100));
+}
+
+#[test]
+fn only_the_demanded_image_is_mounted() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let imported = place.out(&format!("import --json dir:{} a", tree.display()));
+    let imported: serde_json::Value = serde_json::from_str(&imported).unwrap();
+    let id = imported["image"].as_str().unwrap();
+    let point = place.path("point");
+    std::fs::create_dir(&point).unwrap();
+    let _guard = Unmount(point);
+    place.out(&format!("mount --digest {id} a point"));
+    place.out("umount point");
+    let other = "0".repeat(64);
+    let ran = place.run(&format!("mount --digest {other} a point"));
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("as --digest demands"), "{}", ran.err);
+    let ran = place.run("mount --verity require a point");
+    // Where there is fs-verity it works; elsewhere it is refused before anything is mounted.
+    if ran.code == Some(0) {
+        place.out("umount point");
+    } else {
+        assert!(ran.err.contains("no fs-verity here"), "{}", ran.err);
+    }
+}
+
+#[test]
+fn umount_leaves_other_mounts_alone() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let ran = place.run("umount /proc");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("is not Quire's"), "{}", ran.err);
+    assert!(std::path::Path::new("/proc/self").exists());
+}
+
+#[test]
+fn a_store_on_tmpfs_goes_through_a_loop_device() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    // In a mount namespace of its own, so that nothing has to be cleaned.
+    let script = format!(
+        "mkdir store point && mount -t tmpfs tmpfs store && '{quire}' --store store import dir:{tree} a >&2 && \
+         '{quire}' --store store mount a point && cat point/etc/long && '{quire}' umount point",
+        quire = env!("CARGO_BIN_EXE_quire"),
+        tree = tree.display(),
+    );
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-ec", &script])
+        .current_dir(place.folder.path())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "x".repeat(100), "{error}");
+}
