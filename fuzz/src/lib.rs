@@ -1,0 +1,57 @@
+//! What each fuzz target does with its bytes. It panics when something is wrong; a refusal is right.
+//!
+//! `xtask` includes this file, to run the corpora as plain tests.
+
+use image::dump::{self, Links, Strictness};
+use image::erofs::read::{Image, Owners, View, examine, to_tree};
+use image::erofs::{self, Profile, Version, Versions};
+use image::tree::Tree;
+
+/// An EROFS image: everything that can be asked of it ends, and answers or refuses.
+pub fn erofs(bytes: &[u8]) {
+    drop(examine(bytes, 1 << 20));
+}
+
+/// A composefs dump: what it says survives being written as a dump, and as an image of either version.
+pub fn dump(bytes: &[u8]) {
+    for strictness in [Strictness::Lenient, Strictness::Strict] {
+        let Ok(tree) = dump::parse(bytes, strictness) else { continue };
+        let text = dump_text(&tree);
+        let again = dump::parse(&text[..], Strictness::Strict).expect("a dump of ours is good");
+        assert_eq!(text.escape_ascii().to_string(), dump_text(&again).escape_ascii().to_string());
+        let mut images = Vec::new();
+        for version in [Version::V0, Version::V1] {
+            let profile = Profile::Composefs(Versions { min: version, max: version });
+            let [first, second] = [&tree, &again].map(|tree| {
+                let mut image = Vec::new();
+                erofs::write(tree, &profile, &mut image).ok().map(|_| image)
+            });
+            assert!(first == second, "the same tree gives another image");
+            images.extend(first);
+        }
+        for image in images {
+            // Without contents: those are elsewhere, and the chunks of a file of more than 8126 TiB stand where C puts
+            // them, which is not where EROFS looks.
+            examine(&image, 0).expect("an image of ours is good");
+            let image = Image::open(&image[..]).expect("an image of ours is good");
+            to_tree(&image, View::Composefs(Owners::AsWritten))
+                .expect("an image of ours has a tree");
+        }
+    }
+}
+
+fn dump_text(tree: &Tree) -> Vec<u8> {
+    let mut text = Vec::new();
+    dump::write(tree, Links::ToOwner, dump::directory_size, &mut text).expect("memory takes all");
+    text
+}
+
+/// The JSON documents of OCI: an index, a manifest or a config.
+pub fn manifest(bytes: &[u8]) {
+    oci::manifest::exercise(bytes);
+}
+
+/// A layer's tar: the events that it gives are enough to make the same tar again.
+pub fn tar_layer(bytes: &[u8]) {
+    image::tar::exercise(bytes);
+}

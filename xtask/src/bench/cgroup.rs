@@ -1,0 +1,113 @@
+//! The memory of a tree of processes, by a cgroup of version 1 or 2, whichever has the memory controller here.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+/// An empty group, removed on drop.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    dir: PathBuf,
+    parent: PathBuf,
+    version: Version,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// The most that was in use at one time, in bytes.
+#[derive(Debug)]
+pub(super) struct Peak {
+    /// Of all processes, without shared and file pages.
+    pub(super) anonymous: u64,
+    /// All that was charged.
+    pub(super) charged: u64,
+}
+
+impl Cgroup {
+    /// None where no memory controller is to be had.
+    pub(super) fn new() -> Result<Option<Self>> {
+        let one = Path::new("/sys/fs/cgroup/memory");
+        let two = Path::new("/sys/fs/cgroup");
+        let controllers =
+            fs::read_to_string(two.join("cgroup.subtree_control")).unwrap_or_default();
+        let (parent, version) = if one.join("memory.stat").exists() {
+            (one, Version::One)
+        } else if controllers.split_whitespace().any(|it| it == "memory") {
+            (two, Version::Two)
+        } else {
+            return Ok(None);
+        };
+        let dir = parent.join(format!("quire-bench-{}", std::process::id()));
+        match fs::create_dir(&dir) {
+            Ok(()) => Ok(Some(Self { dir, parent: parent.to_owned(), version })),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+            Err(error) => Err(error).context("cannot make a memory cgroup"),
+        }
+    }
+
+    /// Moves this process in, so that all it starts is in there from its first page on.
+    pub(super) fn enter(&self) -> Result<Sampler<'_>> {
+        fs::write(self.dir.join("cgroup.procs"), "0").context("cannot enter a memory cgroup")?;
+        let (stop, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stat, version) = (self.dir.join("memory.stat"), self.version);
+        let sample = {
+            let (stop, peak) = (Arc::clone(&stop), Arc::clone(&peak));
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if let Some(now) = anonymous(&stat, version) {
+                        peak.fetch_max(now, Ordering::Relaxed);
+                    }
+                    thread::sleep(Duration::from_millis(2));
+                }
+            }
+        };
+        Ok(Sampler { cgroup: self, stop, peak, thread: thread::spawn(sample) })
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // What a killed bench leaves is an empty folder without cost.
+        drop(fs::remove_dir(&self.dir));
+    }
+}
+
+fn anonymous(stat: &Path, version: Version) -> Option<u64> {
+    let key = if version == Version::One { "total_rss " } else { "anon " };
+    let text = fs::read_to_string(stat).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key))?.parse().ok()
+}
+
+/// Watches the group while this process is in it.
+#[derive(Debug)]
+pub(super) struct Sampler<'a> {
+    cgroup: &'a Cgroup,
+    stop: Arc<AtomicBool>,
+    peak: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+impl Sampler<'_> {
+    pub(super) fn leave(self) -> Result<Peak> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the sampler does not panic");
+        let file = match self.cgroup.version {
+            Version::One => "memory.max_usage_in_bytes",
+            Version::Two => "memory.peak",
+        };
+        let charged = fs::read_to_string(self.cgroup.dir.join(file))?;
+        fs::write(self.cgroup.parent.join("cgroup.procs"), "0")?;
+        let anonymous = self.peak.load(Ordering::Relaxed);
+        Ok(Peak { anonymous, charged: charged.trim().parse()? })
+    }
+}

@@ -1,0 +1,139 @@
+//! An OCI layout into a store, ready to be mounted.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+
+use super::Context;
+use super::measure::{Contestant, Memory, Rules, measure};
+use super::report::{Report, Table, ratio};
+use crate::cache::remove;
+use crate::inputs;
+use crate::process::{find, quiet};
+use crate::tools;
+
+pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
+    let layout = inputs::debian_postgres(context.cache, false)?;
+    let place = |name: &str| context.work.join(name);
+    let source = format!("oci:{}:latest", layout.display());
+    let mut contestants = vec![
+        Contestant::new("quire import", || {
+            let mut quire = Command::new(context.quire);
+            quire.arg("--store").arg(place("store")).arg("import").arg(&source).arg("postgres");
+            Ok(vec![quire])
+        })
+        .before(|| remove(&place("store"))),
+    ];
+    let mut absent = Vec::new();
+    if let Some(umoci) = find("umoci") {
+        let image = format!("{}:latest", layout.display());
+        let command = move || {
+            let mut command = Command::new(&umoci);
+            command.args(["unpack", "--image", &image]).arg(place("umoci"));
+            Ok(vec![command])
+        };
+        let version = super::version("umoci", "--version")?;
+        contestants.push(
+            Contestant::new(&format!("umoci unpack ({version})"), command)
+                .before(|| remove(&place("umoci"))),
+        );
+    } else {
+        absent.push("umoci");
+    }
+    if find("podman").is_some() {
+        let command = || {
+            let mut podman = podman(context, &layout)?;
+            podman.args(["pull", "--quiet", PODMAN_SOURCE]);
+            Ok(vec![podman])
+        };
+        let version = super::version("podman", "--version")?;
+        contestants.push(
+            Contestant::new(&format!("podman pull ({version})"), command)
+                .before(|| remove_podman(context)),
+        );
+    } else {
+        absent.push("podman");
+    }
+    if let Some(cfsctl) = tools::built_cfsctl(context.cache) {
+        let repository = place("cfsctl");
+        let init = {
+            let (cfsctl, repository) = (cfsctl.clone(), repository.clone());
+            move || {
+                remove(&repository)?;
+                let mut init = Command::new(&cfsctl);
+                init.arg("--repo").arg(&repository).args(["init", "--insecure"]);
+                quiet(&mut init).map(drop)
+            }
+        };
+        let source = &source;
+        let command = move || {
+            let mut command = Command::new(&cfsctl);
+            command.arg("--insecure").arg("--repo").arg(&repository);
+            command.args(["oci", "pull", source, "postgres"]);
+            Ok(vec![command])
+        };
+        contestants
+            .push(Contestant::new("cfsctl oci pull (composefs-rs 0.9.4)", command).before(init));
+    } else {
+        absent.push("cfsctl (cargo xtask inputs cfsctl)");
+    }
+    let rules = Rules {
+        runs: context.runs,
+        sync: Some(context.work.to_owned()),
+        cold: false,
+        memory: Memory::AllProcesses,
+    };
+    let outcomes = measure(&rules, &mut contestants)?;
+    drop(contestants);
+    remove_podman(context)?;
+    let mut findings: Vec<_> = absent.iter().map(|it| format!("{it} is not installed")).collect();
+    findings.extend(
+        ["umoci", "podman", "cfsctl"].iter().filter_map(|it| ratio(&outcomes, "quire", it)),
+    );
+    Ok(Report {
+        name: "import",
+        about: String::from(
+            "Debian with PostgreSQL, two gzip layers, 22,500 entries, 700 MB unpacked, into an empty store. The layers are in \
+             the page cache. A `syncfs` of the file system is on everybody's clock.",
+        ),
+        tables: vec![Table {
+            title: String::from("debian-postgres"),
+            memory: rules.memory,
+            runs: rules.runs,
+            outcomes,
+        }],
+        findings,
+    })
+}
+
+/// The layout as podman can name it: it makes a name of the path, which not every path can be.
+pub(super) const PODMAN_SOURCE: &str = "oci:layout:latest";
+
+/// podman with all of its state below the bench's folder, and in there the layout under the name `layout`.
+pub(super) fn podman(context: &Context<'_>, layout: &Path) -> Result<Command> {
+    let link = context.work.join("layout");
+    if !link.exists() {
+        symlink(layout, link)?;
+    }
+    let mut podman = Command::new("podman");
+    podman.arg("--root").arg(context.work.join("podman"));
+    podman.arg("--runroot").arg(context.work.join("podman-run"));
+    podman.args(["--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--events-backend=none"]);
+    podman.current_dir(context.work);
+    Ok(podman)
+}
+
+pub(super) fn remove_podman(context: &Context<'_>) -> Result<()> {
+    let root: PathBuf = context.work.join("podman");
+    // podman leaves a bind mount of this folder on itself.
+    match unmount(root.join("overlay"), UnmountFlags::DETACH) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+        Err(error) => return Err(error).context("cannot unmount podman's storage"),
+    }
+    remove(&root)?;
+    remove(&context.work.join("podman-run"))
+}

@@ -1,0 +1,166 @@
+//! A bench's outcome as a dated table for people, and the same numbers as JSON beside it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::measure::{Memory, Outcome};
+use crate::process;
+
+/// One table.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) title: String,
+    pub(super) memory: Memory,
+    pub(super) runs: usize,
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+/// A whole bench.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) name: &'static str,
+    /// What was done to what, how, and what is counted; Markdown.
+    pub(super) about: String,
+    pub(super) tables: Vec<Table>,
+    /// What follows from the numbers, one line each.
+    pub(super) findings: Vec<String>,
+}
+
+impl Report {
+    /// Writes `NAME.md` and `NAME.json` into `dir`; the Markdown text is also the answer.
+    pub(super) fn write(&self, dir: &Path, machine: &Machine) -> Result<String> {
+        let (date, text) =
+            (process::quiet(Command::new("date").args(["-u", "+%F"]))?, self.markdown());
+        let text = format!("{text}\n{}, {}.\n", date.trim(), machine.text());
+        fs::create_dir_all(dir)?;
+        fs::write(dir.join(format!("{}.md", self.name)), &text)?;
+        let json = json!({
+            "bench": self.name,
+            "date": date.trim(),
+            "machine": machine.text(),
+            "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
+        });
+        let json = serde_json::to_string_pretty(&json)?;
+        fs::write(dir.join(format!("{}.json", self.name)), json + "\n")?;
+        Ok(text)
+    }
+
+    fn markdown(&self) -> String {
+        let mut text = format!(
+            "# {}\n\n{}\n\nMade by `cargo xtask bench {}`; contestants run in turn, every exit code is checked. \
+             A process smaller than the bench itself (4 MB) counts as that.\n",
+            self.name, self.about, self.name
+        );
+        for table in &self.tables {
+            text += &table.markdown();
+        }
+        if !self.findings.is_empty() {
+            text += "\n";
+        }
+        for finding in &self.findings {
+            text += &format!("- {finding}\n");
+        }
+        text
+    }
+}
+
+impl Table {
+    fn markdown(&self) -> String {
+        let memory = match self.memory {
+            Memory::LargestProcess => "peak MB, largest process",
+            Memory::AllProcesses => "peak MB, all processes",
+            Memory::WithCache => "peak MB, with cache",
+        };
+        let mut text = format!(
+            "\n## {}\n\n| | median ms | min | max | user+sys ms | {memory} |\n|---|---|---|---|---|---|\n",
+            self.title
+        );
+        for it in &self.outcomes {
+            let memory = it.memory.map_or(String::from("?"), |it| format!("{:.1}", megabytes(it)));
+            let [median, min, max, cpu] = [it.median, it.min, it.max, it.cpu].map(milliseconds);
+            text += &format!("| {} | {median} | {min} | {max} | {cpu} | {memory} |\n", it.name);
+        }
+        text + &format!("\n{} runs of each.\n", self.runs)
+    }
+
+    fn json(&self) -> Value {
+        let outcomes = self.outcomes.iter().map(|it| {
+            let [median, min, max, cpu] =
+                [it.median, it.min, it.max, it.cpu].map(|it| it.as_secs_f64() * 1e3);
+            json!({
+                "name": it.name, "median_ms": median, "min_ms": min, "max_ms": max,
+                "cpu_ms": cpu, "memory_bytes": it.memory,
+            })
+        });
+        json!({ "title": self.title, "runs": self.runs, "outcomes": outcomes.collect::<Vec<_>>() })
+    }
+}
+
+fn milliseconds(duration: Duration) -> String {
+    let value = duration.as_secs_f64() * 1e3;
+    if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    // Exact up to 2^52 bytes; the table shows one digit.
+    f64::from(u32::try_from(bytes / 1000).unwrap_or(u32::MAX)) / 1000.0
+}
+
+/// "A 0.31 of B" for the medians of two contestants, by the start of their names.
+pub(super) fn ratio(outcomes: &[Outcome], ours: &str, theirs: &str) -> Option<String> {
+    let find = |name: &str| outcomes.iter().find(|it| it.name.starts_with(name));
+    let (ours, theirs) = (find(ours)?, find(theirs)?);
+    let time = ours.median.as_secs_f64() / theirs.median.as_secs_f64();
+    let memory = match (ours.memory, theirs.memory) {
+        (Some(ours), Some(theirs)) => {
+            format!(", {:.2} of its memory", megabytes(ours) / megabytes(theirs))
+        }
+        _ => String::new(),
+    };
+    Some(format!("{}: {time:.2} of the time of {}{memory}", ours.name, theirs.name))
+}
+
+/// What the numbers were measured on, without saying whose machine it is.
+#[derive(Debug)]
+pub(super) struct Machine {
+    cores: usize,
+    processor: String,
+    memory_gb: u64,
+    kernel: String,
+    file_system: String,
+}
+
+impl Machine {
+    /// `dir` is where the bench writes.
+    pub(super) fn new(dir: &Path) -> Result<Self> {
+        let find = |text: &str, key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key));
+            line.map(|it| it.trim_start_matches([':', ' ', '\t']).to_owned())
+        };
+        let processor = find(&fs::read_to_string("/proc/cpuinfo")?, "model name");
+        let memory = find(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or_default();
+        let kilobytes: u64 = memory.trim_end_matches(" kB").parse().unwrap_or(0);
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+        let kernel = release.split(|it: char| !it.is_ascii_digit() && it != '.').next();
+        let mut stat = Command::new("stat");
+        let file_system = process::quiet(stat.args(["--file-system", "--format=%T"]).arg(dir))?;
+        let file_system = file_system.trim().replace("ext2/ext3", "ext4");
+        Ok(Self {
+            cores: std::thread::available_parallelism()?.get(),
+            processor: processor.unwrap_or_else(|| String::from("unknown processor")),
+            memory_gb: kilobytes / 1_000_000,
+            kernel: kernel.unwrap_or_default().to_owned(),
+            file_system,
+        })
+    }
+
+    fn text(&self) -> String {
+        let Self { cores, processor, memory_gb, kernel, file_system } = self;
+        format!("{cores} cores ({processor}), {memory_gb} GB, Linux {kernel}, {file_system}")
+    }
+}

@@ -1,0 +1,160 @@
+//! A container that runs `true`: Quire's share is its total minus the runtime alone with the same config.json.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::{Value, json};
+
+use super::Context;
+use super::import::{PODMAN_SOURCE, podman, remove_podman};
+use super::measure::{Contestant, Memory, Outcome, Rules, measure};
+use super::mount::import;
+use super::report::{Report, Table};
+use crate::Skipped;
+use crate::inputs;
+use crate::process::{find, quiet};
+
+pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
+    let layout = inputs::debian_postgres(context.cache, false)?;
+    let store = import(context, &layout)?;
+    let folder = inputs::base_root(context.cache)?;
+    let mut runtimes = Vec::new();
+    for name in ["crun", "runc"] {
+        if let Some(program) = find(name) {
+            runtimes.push(Runtime::new(context, name, program, &store, &folder)?);
+        }
+    }
+    if runtimes.is_empty() {
+        bail!(Skipped(String::from("neither crun nor runc is installed")));
+    }
+    let mut contestants = Vec::new();
+    for runtime in &runtimes {
+        contestants.push(Contestant::new(&format!("quire run, {}", runtime.name), || {
+            Ok(vec![quire_run(context, &store, &runtime.program)])
+        }));
+        let mut number = 0;
+        let alone = move || {
+            number += 1;
+            let mut command = Command::new(&runtime.program);
+            command.arg("--root").arg(runtime.bundle.join("state"));
+            command.args(["run", "--bundle"]).arg(&runtime.bundle).arg(format!("bench-{number}"));
+            Ok(vec![command])
+        };
+        let contestant = Contestant::new(&format!("{} alone, a plain folder", runtime.name), alone);
+        contestants.push(match runtime.name {
+            "crun" => contestant.before(hide_cgroup2).after(show_cgroup2),
+            _ => contestant,
+        });
+    }
+    let mut findings = Vec::new();
+    if let (Some(_), Some(runc)) = (find("podman"), runtimes.iter().find(|it| it.name == "runc")) {
+        let pulled = quiet(podman(context, &layout)?.args(["pull", "--quiet", PODMAN_SOURCE]))?;
+        let layout = &layout;
+        contestants.push(Contestant::new("podman run, runc", move || {
+            let mut podman = podman(context, layout)?;
+            podman.arg("--runtime").arg(&runc.program);
+            // Raising limits, as podman does by default, is not permitted everywhere.
+            podman.args(["run", "--rm", "--network=none"]);
+            podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
+            podman.args([pulled.trim(), "true"]);
+            Ok(vec![podman])
+        }));
+    } else {
+        findings.push(String::from("podman, or runc for it, is not installed"));
+    }
+    let runs = context.runs.max(15);
+    let rules = Rules { runs, sync: None, cold: false, memory: Memory::AllProcesses };
+    let outcomes = measure(&rules, &mut contestants)?;
+    drop(contestants);
+    remove_podman(context)?;
+    findings.extend(runtimes.iter().filter_map(|runtime| share(&outcomes, runtime.name)));
+    Ok(Report {
+        name: "run",
+        about: String::from(
+            "`run true` in Debian with PostgreSQL, warm. Every contestant makes the root, runs the program through a \
+             runtime, and has removed everything when its clock stops. A runtime alone gets the config.json that Quire \
+             wrote, with a plain folder for the root.",
+        ),
+        tables: vec![Table {
+            title: String::from("run true"),
+            memory: rules.memory,
+            runs,
+            outcomes,
+        }],
+        findings,
+    })
+}
+
+fn share(outcomes: &[Outcome], runtime: &str) -> Option<String> {
+    let find = |name: String| outcomes.iter().find(|it| it.name.starts_with(&name));
+    let (total, alone) =
+        (find(format!("quire run, {runtime}"))?, find(format!("{runtime} alone"))?);
+    let share = (total.median.as_secs_f64() - alone.median.as_secs_f64()) * 1e3;
+    Some(format!("Quire's share with {runtime}, the total minus {runtime} alone: {share:.1} ms"))
+}
+
+fn quire_run(context: &Context<'_>, store: &Path, runtime: &Path) -> Command {
+    let mut quire = Command::new(context.quire);
+    quire.arg("--store").arg(store).arg("run").arg("--runtime").arg(runtime);
+    quire.args(["image", "--", "true"]);
+    quire
+}
+
+struct Runtime {
+    name: &'static str,
+    program: PathBuf,
+    /// Has Quire's config.json with another root.
+    bundle: PathBuf,
+}
+
+impl Runtime {
+    fn new(
+        context: &Context<'_>,
+        name: &'static str,
+        program: PathBuf,
+        store: &Path,
+        root: &Path,
+    ) -> Result<Self> {
+        let bundle = context.work.join(format!("bundle-{name}"));
+        fs::create_dir(&bundle)?;
+        // Quire calls this under the runtime's name; it keeps the config and goes on as the runtime.
+        let (script, config) = (bundle.join(name), bundle.join("config.json"));
+        let text = format!(
+            "#!/bin/sh\nfor word; do\n    [ \"$last\" = --bundle ] && cp \"$word/config.json\" '{}'\n    last=$word\ndone\n\
+             exec '{}' \"$@\"\n",
+            config.display(),
+            program.display()
+        );
+        fs::write(&script, text)?;
+        fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+        quiet(&mut quire_run(context, store, &script))?;
+        let text = fs::read(&config).context("quire did not call the runtime with --bundle")?;
+        let mut value: Value = serde_json::from_slice(&text)?;
+        value["root"] = json!({ "path": root, "readonly": true });
+        fs::write(&config, value.to_string())?;
+        Ok(Self { name, program, bundle })
+    }
+}
+
+/// Where hosts that have both put cgroup version 2 beside version 1.
+const UNIFIED: &str = "/sys/fs/cgroup/unified";
+
+/// crun refuses such hosts; this is the bench's own mount namespace.
+fn hide_cgroup2() -> Result<()> {
+    if Path::new(UNIFIED).join("cgroup.procs").exists() {
+        unmount(UNIFIED, UnmountFlags::DETACH)?;
+    }
+    Ok(())
+}
+
+/// The other contestants get the host as it is.
+fn show_cgroup2() -> Result<()> {
+    if Path::new(UNIFIED).exists() {
+        mount("none", UNIFIED, "cgroup2", MountFlags::empty(), None)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! The fuzz targets' corpora as plain tests: what a fuzzer once found stays found.
+
+#[path = "../../fuzz/src/lib.rs"]
+#[expect(unreachable_pub, reason = "it is a library of its own for the fuzzers")]
+mod targets;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use crate::process::repository;
+
+fn run_corpus(name: &str, target: fn(&[u8])) {
+    let mut count = 0;
+    for file in fs::read_dir(repository().join("fuzz/corpus").join(name)).unwrap() {
+        let path = file.unwrap().path();
+        // Shown when the target panics.
+        println!("{}", path.display());
+        target(&fs::read(&path).unwrap());
+        count += 1;
+    }
+    assert!(count > 0, "the corpus {name} is empty");
+}
+
+#[test]
+fn dump() {
+    run_corpus("dump", targets::dump);
+}
+
+#[test]
+fn erofs() {
+    run_corpus("erofs", targets::erofs);
+}
+
+#[test]
+fn manifest() {
+    run_corpus("manifest", targets::manifest);
+}
+
+#[test]
+fn tar_layer() {
+    run_corpus("tar_layer", targets::tar_layer);
+}
+
+#[test]
+fn every_target_has_a_corpus_and_a_test() {
+    let names = |folder: &str| -> BTreeSet<String> {
+        let files = fs::read_dir(repository().join("fuzz").join(folder)).unwrap();
+        let names = files.map(|it| it.unwrap().file_name().into_string().unwrap());
+        names
+            .filter(|it| it != "README.md")
+            .map(|it| it.trim_end_matches(".rs").to_owned())
+            .collect()
+    };
+    let tested = ["dump", "erofs", "manifest", "tar_layer"].map(String::from);
+    assert_eq!(names("fuzz_targets"), BTreeSet::from(tested));
+    assert_eq!(names("corpus"), names("fuzz_targets"));
+}

@@ -1,0 +1,255 @@
+//! `diff-walk`: our reader, the mounted kernel and the source agree on every path, attribute and byte of an image.
+//!
+//! The kernel is the judge: the image is mounted as `quire mount` would, in a mount namespace of its own, and every file
+//! below is compared with the tree that our reader makes of the image. Then the other way round: the kernel lists no
+//! name that the tree lacks. With a source directory, that is walked in the same way.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use image::erofs::read::{Image, Owners, View, to_tree};
+use image::tree::{Content, Inode, Node, Tree};
+use image::verity::Hasher;
+use kernel::mount::{
+    Acl, Credentials, ErofsOptions, Io, OverlayOptions, Propagation, Verity, XattrNamespace,
+};
+
+use crate::cache::Cache;
+use crate::{inputs, process};
+
+/// What is compared.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A composefs image file
+    image: PathBuf,
+    /// Its objects; without them the contents of files are not compared
+    #[arg(long, value_name = "DIR")]
+    objects: Option<PathBuf>,
+    /// A directory that the image was made of: compared too
+    #[arg(long, value_name = "DIR")]
+    against: Option<PathBuf>,
+}
+
+/// The short form for every change: a Debian root, imported by the built `quire`.
+pub(crate) fn short(cache: &Cache) -> Result<()> {
+    if !process::is_root() {
+        return Err(crate::Skipped("diff-walk mounts, which needs root".to_owned()).into());
+    }
+    let source = inputs::base_root(cache)?;
+    let place = tempfile::tempdir()?;
+    let store = place.path().join("store");
+    let mut import = Command::new(crate::quire()?);
+    import.arg("--store").arg(&store).args(["--json", "import"]);
+    import.arg(format!("dir:{}", source.display())).arg("base");
+    let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
+    let id = report["image"].as_str().context("import told no image")?;
+    let args = Args {
+        image: store.join("images").join(id),
+        objects: Some(store.join("objects")),
+        against: Some(source),
+    };
+    // In a process of its own, since it moves into a mount namespace.
+    let mut walk = Command::new(std::env::current_exe()?);
+    walk.arg("diff-walk").arg(&args.image);
+    for (option, value) in [("--objects", &args.objects), ("--against", &args.against)] {
+        walk.arg(option).args(value);
+    }
+    process::shown(&mut walk)
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(crate::Skipped("diff-walk mounts, which needs root".to_owned()).into());
+    }
+    let bytes = std::fs::read(&args.image)
+        .with_context(|| format!("cannot read {}", args.image.display()))?;
+    let opened = Image::open(&bytes[..])?;
+    let tree = to_tree(&opened, View::Composefs(Owners::AsWritten))?.tree;
+
+    kernel::process::own_mounts(Propagation::Private)?;
+    let empty = tempfile::tempdir()?;
+    let objects = File::open(args.objects.as_deref().unwrap_or(empty.path()))?;
+    let file = File::open(&args.image)?;
+    let options = ErofsOptions { devices: &[], io: Io::Direct, acl: Acl::Keep };
+    let erofs = kernel::mount::erofs(file.as_fd(), &options)?;
+    let mount = kernel::mount::overlay(&OverlayOptions {
+        name: "diff-walk",
+        lower: &[erofs.mount.as_fd()],
+        data: &[objects.as_fd()],
+        upper: None,
+        verity: Verity::Off,
+        xattrs: XattrNamespace::Trusted,
+        credentials: Credentials::Mounter,
+    })?;
+    let point = tempfile::tempdir()?;
+    mount.attach_at(point.path())?;
+    let contents = if args.objects.is_some() { Contents::Compare } else { Contents::Skip };
+    let mut differences = compare(&tree, point.path(), contents, Origin::Kernel)?;
+    kernel::mount::unmount(point.path(), kernel::mount::Unmount::Lazy)?;
+    if let Some(source) = &args.against {
+        differences.extend(compare(&tree, source, Contents::Compare, Origin::Source)?);
+    }
+    for difference in &differences {
+        println!("{difference}");
+    }
+    match differences.len() {
+        0 => {
+            println!("{} inodes agree", tree.inode_count());
+            Ok(())
+        }
+        many => Err(crate::Failed(format!("{many} differences")).into()),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    Compare,
+    Skip,
+}
+
+/// Whose directory is compared with the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Kernel,
+    Source,
+}
+
+/// Every difference between a tree and a directory, as a line each.
+fn compare(tree: &Tree, root: &Path, contents: Contents, origin: Origin) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut walk = tree.walk();
+    let mut inodes: BTreeMap<(u64, u64), usize> = BTreeMap::new();
+    one(&tree.root(), root, contents, origin, &mut found)?;
+    names(&tree.root(), root, origin, &mut found)?;
+    while let Some((path, entry)) = walk.next() {
+        let relative = Path::new(std::ffi::OsStr::from_bytes(&path[1..]));
+        let place = root.join(relative);
+        let Ok(metadata) = place.symlink_metadata() else {
+            found.push(format!("{}: the {origin:?} does not have it", place.display()));
+            continue;
+        };
+        one(&entry.inode, &place, contents, origin, &mut found)?;
+        if entry.inode.is_directory() {
+            names(&entry.inode, &place, origin, &mut found)?;
+        }
+        // Names of one inode here are names of one inode there.
+        let known = inodes.entry((metadata.dev(), metadata.ino()));
+        let index = *known.or_insert(entry.inode.id().index());
+        if index != entry.inode.id().index() {
+            found.push(format!("{}: another inode is linked there", place.display()));
+        }
+    }
+    Ok(found)
+}
+
+/// The kernel lists the names that the tree has, and no others.
+fn names(
+    directory: &Inode<'_>,
+    place: &Path,
+    origin: Origin,
+    found: &mut Vec<String>,
+) -> Result<()> {
+    let read = std::fs::read_dir(place).with_context(|| format!("cannot list {}", place.display()));
+    for entry in read? {
+        let name = entry?.file_name();
+        if directory.lookup(name.as_bytes()).is_none() {
+            found.push(format!("{}: only the {origin:?} has it", place.join(name).display()));
+        }
+    }
+    Ok(())
+}
+
+fn one(
+    inode: &Inode<'_>,
+    place: &Path,
+    contents: Contents,
+    origin: Origin,
+    found: &mut Vec<String>,
+) -> Result<()> {
+    let there = place.symlink_metadata()?;
+    let here = inode.metadata();
+    let mut check = |what: &str, ours: String, theirs: String| {
+        if ours != theirs {
+            let place = place.display();
+            found.push(format!("{place}: {what}: tree {ours}, {origin:?} {theirs}"));
+        }
+    };
+    check("mode", format!("{:o}", inode.mode()), format!("{:o}", there.mode()));
+    check("uid", here.uid.to_string(), there.uid().to_string());
+    check("gid", here.gid.to_string(), there.gid().to_string());
+    let mtime = format!("{}.{:09}", here.mtime.seconds, here.mtime.nanoseconds);
+    check("mtime", mtime, format!("{}.{:09}", there.mtime(), there.mtime_nsec()));
+    // A merged directory has one link in overlayfs, and file systems count directories differently.
+    if !inode.is_directory() {
+        check("links", inode.nlink().to_string(), there.nlink().to_string());
+    }
+    check("xattrs", format!("{:?}", tree_xattrs(inode)), format!("{:?}", file_xattrs(place)?));
+    match inode.node() {
+        Node::Regular(content) => {
+            check("size", content.size().to_string(), there.size().to_string());
+            if contents == Contents::Compare && there.file_type().is_file() {
+                check("content", digest_of(&content), digest_at(place)?);
+            }
+        }
+        Node::Symlink(target) => {
+            let theirs = std::fs::read_link(place)?;
+            check("target", escaped(target), escaped(theirs.as_os_str().as_bytes()));
+        }
+        Node::CharDevice(number) | Node::BlockDevice(number) => {
+            check("device", number.to_string(), there.rdev().to_string());
+        }
+        Node::Directory | Node::Fifo | Node::Socket => {}
+    }
+    Ok(())
+}
+
+fn escaped(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string()
+}
+
+fn tree_xattrs(inode: &Inode<'_>) -> BTreeMap<String, String> {
+    inode.xattrs().map(|(name, value)| (escaped(name), escaped(value))).collect()
+}
+
+fn file_xattrs(place: &Path) -> Result<BTreeMap<String, String>> {
+    let mut names = vec![0_u8; 64 << 10];
+    let length = rustix::fs::llistxattr(place, &mut names[..])
+        .with_context(|| format!("cannot list the xattrs of {}", place.display()))?;
+    let mut all = BTreeMap::new();
+    let mut value = vec![0_u8; 64 << 10];
+    for name in names[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        let length = rustix::fs::lgetxattr(place, name, &mut value[..])?;
+        all.insert(escaped(name), escaped(&value[..length]));
+    }
+    Ok(all)
+}
+
+fn digest_of(content: &Content<'_>) -> String {
+    match content {
+        Content::Inline(bytes) => {
+            image::verity::digest(image::verity::Algorithm::Sha256, bytes).to_string()
+        }
+        Content::External { object: Some(object), .. } => object.to_string(),
+        Content::External { object: None, .. } => "unknown".to_owned(),
+    }
+}
+
+fn digest_at(place: &Path) -> Result<String> {
+    let mut file = File::open(place).with_context(|| format!("cannot open {}", place.display()))?;
+    let mut hasher = Hasher::new(image::verity::Algorithm::Sha256);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hasher.finish().to_string()),
+            Ok(read) => hasher.update(&buffer[..read]),
+            Err(error) => bail!("cannot read {}: {error}", place.display()),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What this machine's apt is configured for. No address of a mirror is ever written in the repository.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::Skipped;
+use crate::process::{need, quiet};
+
+/// The mirror of the Debian release that runs here, whichever file of apt's names it and in whichever syntax.
+pub(crate) struct Mirror {
+    pub(crate) address: String,
+    /// The release's name, such as `bookworm`.
+    pub(crate) codename: String,
+}
+
+pub(crate) fn mirror() -> Result<Mirror> {
+    need("apt-get")?;
+    let codename = codename()?;
+    let mut apt = Command::new("apt-get");
+    apt.args(["indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)"]);
+    let targets = quiet(apt.arg("Created-By: Packages"))?;
+    match choose(&targets, &codename) {
+        Some(address) => Ok(Mirror { address: address.to_owned(), codename }),
+        None => bail!(Skipped(format!("apt has no source for {codename} main"))),
+    }
+}
+
+fn choose<'a>(targets: &'a str, codename: &str) -> Option<&'a str> {
+    targets.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+        [release, "main", address] if release == codename => Some(address),
+        _ => None,
+    })
+}
+
+fn codename() -> Result<String> {
+    let release = fs::read_to_string("/etc/os-release")?;
+    match release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")) {
+        Some(name) if release.lines().any(|it| it == "ID=debian") => Ok(name.to_owned()),
+        _ => bail!(Skipped(String::from("this is no Debian release"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_itself_is_chosen_not_its_updates() {
+        let targets = "bookworm-security main http://mirror.example/security/\n\
+            bookworm-updates main http://mirror.example/debian/\n\
+            bookworm contrib http://mirror.example/other/\n\
+            bookworm main http://mirror.example/debian/\n";
+        assert_eq!(choose(targets, "bookworm"), Some("http://mirror.example/debian/"));
+        assert_eq!(choose(targets, "trixie"), None);
+    }
+}

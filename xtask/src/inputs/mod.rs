@@ -1,0 +1,122 @@
+//! Real inputs, made from the packages of the Debian mirror that this machine's apt is configured for.
+
+mod apt;
+mod layer;
+mod layout;
+mod rootfs;
+pub(crate) mod sid;
+
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::ValueEnum;
+use flate2::read::MultiGzDecoder;
+
+use crate::cache::Cache;
+use crate::{Skipped, tools};
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Which inputs; the first three when none is named
+    names: Vec<Input>,
+    /// Make them anew though the cache has them
+    #[arg(long)]
+    refresh: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Input {
+    /// An OCI layout of a small Debian image: two gzip layers, whiteouts, a full config
+    DebianSmall,
+    /// An OCI layout of Debian with PostgreSQL: two gzip layers, the first one that of `debian-small`
+    DebianPostgres,
+    /// A Debian sid root with the C composefs tools and erofs-utils, and wrapper scripts to run them from outside
+    Sid,
+    /// Debian sid as above with podman 5
+    SidPodman,
+    /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
+    Cfsctl,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let cache = Cache::open()?;
+    let all = [Input::DebianSmall, Input::DebianPostgres, Input::Sid];
+    for input in if args.names.is_empty() { &all[..] } else { &args.names } {
+        let path = match input {
+            Input::DebianSmall => debian_small(&cache, args.refresh)?,
+            Input::DebianPostgres => debian_postgres(&cache, args.refresh)?,
+            Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
+            Input::Cfsctl => tools::cfsctl(&cache)?,
+            Input::SidPodman => sid::make_podman(&cache, args.refresh)?,
+        };
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// An OCI layout, tag `latest`: Debian's minimal system, then a layer that adds, changes and deletes.
+pub(crate) fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    // Deletes files and a folder, replaces a folder (an opaque one), a file by a folder, and adds one inode of each kind.
+    const CHANGE: &str = "
+        rm -r /usr/share/doc/bash /usr/share/doc/apt /etc/motd
+        rm -r /usr/share/info && mkdir /usr/share/info && echo new > /usr/share/info/index
+        rm /etc/issue && mkdir /etc/issue && echo folder > /etc/issue/net
+        mkdir -p /srv/kinds && cd /srv/kinds
+        echo hello > file && ln file hardlink && ln -s file symlink && mkfifo fifo
+        : > empty && truncate -s 1M sparse && mknod device c 1 3
+        echo setuid > setuid && chown 1000:1000 setuid && chmod 4755 setuid
+        mkdir sticky && chmod 1777 sticky";
+    let change = rootfs::Change {
+        packages: &[],
+        script: CHANGE,
+        xattrs: &[
+            ("srv/kinds/file", "user.sample", b"a value"),
+            ("srv/kinds/setuid", "security.capability", CAN_PING),
+            ("srv/kinds", "trusted.sample", b""),
+        ],
+    };
+    // A version 2 capability: cap_net_raw, effective and permitted (linux/capability.h, struct vfs_cap_data).
+    const CAN_PING: &[u8] = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let base = rootfs::base(cache, refresh)?;
+    cache.entry("debian-small", refresh, |draft| {
+        let top = rootfs::change(&base, &change, draft, layer::Mtime::Exact)?;
+        let mut config = layout::Config::new();
+        config.env("QUIRE_SAMPLE", "a value with spaces");
+        config.entrypoint(&["/usr/bin/env"]).command(&["cat", "/etc/os-release"]);
+        config.user("daemon").folder("/srv").label("org.example.sample", "debian-small");
+        layout::write(draft, &config, &[base.layer()?, top])
+    })
+}
+
+/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with PostgreSQL and what it depends on.
+pub(crate) fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    // All locales bring it to the size of a usual server image: 14,900 files, 700 MB.
+    let packages = &["postgresql", "postgresql-contrib", "locales-all"];
+    let change = rootfs::Change { packages, script: "", xattrs: &[] };
+    let base = rootfs::base(cache, false)?;
+    cache.entry("debian-postgres", refresh, |draft| {
+        let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
+        let mut config = layout::Config::new();
+        config.command(&["bash"]).label("org.example.sample", "debian-postgres");
+        layout::write(draft, &config, &[base.layer()?, top])
+    })
+}
+
+/// Debian's minimal system as a folder.
+pub(crate) fn base_root(cache: &Cache) -> Result<PathBuf> {
+    rootfs::base(cache, false).map(|base| base.root())
+}
+
+/// The dump `NAME.dump` unpacked into the cache from `NAME.dump.gz` in the folder that `QUIRE_TEST_DATA` names.
+pub(crate) fn dump(cache: &Cache, name: &str) -> Result<PathBuf> {
+    let folder = std::env::var_os("QUIRE_TEST_DATA")
+        .ok_or_else(|| Skipped(String::from("QUIRE_TEST_DATA is not set")))?;
+    let packed = PathBuf::from(folder).join(format!("{name}.dump.gz"));
+    cache.entry(&format!("{name}.dump"), false, |draft| {
+        let open = || format!("cannot open {}", packed.display());
+        let mut packed = MultiGzDecoder::new(std::fs::File::open(&packed).with_context(open)?);
+        io::copy(&mut packed, &mut std::fs::File::create(draft)?)?;
+        Ok(())
+    })
+}

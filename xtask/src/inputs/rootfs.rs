@@ -1,0 +1,117 @@
+//! Debian roots, and changes to them caught by an overlay as a layer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use rustix::fs::XattrFlags;
+
+use super::apt;
+use super::layer::{self, Layer, Mtime};
+use crate::Skipped;
+use crate::cache::{Cache, remove};
+use crate::process::{is_root, need, quiet};
+
+/// Debian's minimal system: the root as a folder, and its layer.
+pub(crate) struct Base {
+    dir: PathBuf,
+}
+
+impl Base {
+    pub(crate) fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    pub(crate) fn layer(&self) -> Result<Layer> {
+        Layer::open(&self.dir)
+    }
+}
+
+pub(crate) fn base(cache: &Cache, refresh: bool) -> Result<Base> {
+    let dir = cache.entry("debian-base", refresh, |draft| {
+        let mirror = apt::mirror()?;
+        let root = draft.join("root");
+        bootstrap(&mirror.codename, &[], &mirror.address, &root)?;
+        layer::write(&root, draft, Mtime::WholeSeconds)?;
+        Ok(())
+    })?;
+    Ok(Base { dir })
+}
+
+/// Makes the root of a Debian release, without what apt downloaded for it.
+pub(crate) fn bootstrap(release: &str, packages: &[&str], mirror: &str, root: &Path) -> Result<()> {
+    if !is_root() {
+        bail!(Skipped(String::from("making a Debian root needs root")));
+    }
+    fs::create_dir_all(root)?;
+    let mut debootstrap = Command::new(need("debootstrap")?);
+    debootstrap.arg("--variant=minbase");
+    if !packages.is_empty() {
+        debootstrap.arg(format!("--include={}", packages.join(",")));
+    }
+    let made = quiet(debootstrap.arg(release).arg(root).arg(mirror));
+    if let Err(error) = made {
+        // The one failure that says nothing about this repository: its text is debootstrap's own.
+        let text = format!("{error:#}");
+        if text.contains("Failed getting release file") || text.contains("unable to resolve") {
+            bail!(Skipped(format!("no Debian mirror can be reached for {release}")));
+        }
+        return Err(error);
+    }
+    // A chroot, or a kill of one, must not find the host's caches or half of a download in here.
+    for dir in ["var/cache/apt/archives", "var/lib/apt/lists", "var/log", "var/cache/debconf"] {
+        for entry in fs::read_dir(root.join(dir))? {
+            remove(&entry?.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// What one layer does to the root below it: packages are installed, the shell script runs in the root, then files of the
+/// layer get xattrs (path, name, value).
+pub(crate) struct Change<'a> {
+    pub(crate) packages: &'a [&'a str],
+    pub(crate) script: &'a str,
+    pub(crate) xattrs: &'a [(&'a str, &'a str, &'a [u8])],
+}
+
+/// $1 lower, $2 upper, $3 work, $4 where the overlay goes, $5 packages, $6 script. It runs in a mount namespace of its own,
+/// so that nothing stays mounted however it ends. All overlay features that would mark the upper folder are off.
+const INSTALL: &str = r#"
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3,redirect_dir=off,metacopy=off,index=off,xino=off" "$4"
+mount -t proc proc "$4/proc"
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin
+if [ -n "$5" ]; then
+    printf '#!/bin/sh\nexit 101\n' > "$4/usr/sbin/policy-rc.d"
+    chmod 755 "$4/usr/sbin/policy-rc.d"
+    chroot "$4" apt-get -q -o Acquire::Check-Valid-Until=false update
+    chroot "$4" apt-get -q -y install $5
+    chroot "$4" apt-get clean
+    rm -r "$4/usr/sbin/policy-rc.d" "$4"/var/lib/apt/lists/*
+fi
+chroot "$4" /bin/sh -euc "$6"
+umount "$4/proc" "$4"
+"#;
+
+/// The layer of `change` on top of `base`, written below `dir`, where all temporary folders go and disappear again.
+pub(crate) fn change(base: &Base, change: &Change<'_>, dir: &Path, mtime: Mtime) -> Result<Layer> {
+    let overlay = tempfile::tempdir_in({
+        fs::create_dir_all(dir)?;
+        dir
+    })?;
+    let paths = ["upper", "work", "root"].map(|name| overlay.path().join(name));
+    for path in &paths {
+        fs::create_dir(path)?;
+    }
+    let mut script = Command::new(need("unshare")?);
+    script.args(["--mount", "--propagation=private", "/bin/sh", "-euc", INSTALL, "install"]);
+    script.arg(base.root()).args(&paths);
+    quiet(script.arg(change.packages.join(" ")).arg(change.script))?;
+    let [upper, ..] = &paths;
+    for (path, name, value) in change.xattrs {
+        rustix::fs::lsetxattr(upper.join(path), *name, value, XattrFlags::empty())?;
+    }
+    layer::overlay_to_oci(upper)?;
+    layer::write(upper, dir, mtime)
+}

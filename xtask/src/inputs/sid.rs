@@ -1,0 +1,108 @@
+//! Debian sid in a folder: the C composefs tools and the current erofs-utils, run from outside with their own loader.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{apt, rootfs};
+use crate::cache::Cache;
+
+/// The tools that get a wrapper script, and where Debian puts them.
+const TOOLS: [(&str, &str); 6] = [
+    ("mkcomposefs", "usr/bin"),
+    ("composefs-info", "usr/bin"),
+    ("mount.composefs", "usr/sbin"),
+    ("mkfs.erofs", "usr/bin"),
+    ("fsck.erofs", "usr/bin"),
+    ("dump.erofs", "usr/bin"),
+];
+
+/// A sid root. Its programs need no chroot, so they start as fast as ours and see the same paths.
+#[derive(Debug)]
+pub(crate) struct Sid {
+    dir: PathBuf,
+}
+
+impl Sid {
+    /// Holds `root/` and `bin/`, the folder of wrapper scripts.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The wrapper script of one of `TOOLS`.
+    pub(crate) fn script(&self, tool: &str) -> PathBuf {
+        self.dir.join("bin").join(tool)
+    }
+
+    /// One of `TOOLS` without the wrapper's shell, for what is timed: the loader is the only thing before it.
+    pub(crate) fn command(&self, tool: &str) -> Result<Command> {
+        let mut words = words(&self.dir.join("root"), tool)?.into_iter();
+        let mut command = Command::new(words.next().expect("the loader comes first"));
+        command.args(words);
+        Ok(command)
+    }
+}
+
+/// The sid root in the cache, made when it is not there.
+pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
+    let dir = cache.entry("sid", refresh, |draft| {
+        let mirror = apt::mirror()?;
+        let packages = ["composefs", "erofs-utils"];
+        rootfs::bootstrap("sid", &packages, &mirror.address, &draft.join("root"))?;
+        fs::create_dir(draft.join("bin"))?;
+        for (tool, _) in TOOLS {
+            // The scripts name the final place: the draft becomes it by one rename.
+            let place = cache.dir().join("sid/root");
+            let words = words_at(&draft.join("root"), &place, tool)?;
+            let words: Vec<_> = words.iter().map(|it| format!("'{}'", it.display())).collect();
+            let script = draft.join("bin").join(tool);
+            fs::write(&script, format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" ")))?;
+            fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    })?;
+    Ok(Sid { dir })
+}
+
+/// A second sid root with podman 5 and what it runs; it needs a chroot, since it starts other programs.
+pub(crate) fn make_podman(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    cache.entry("sid-podman", refresh, |draft| {
+        let mirror = apt::mirror()?;
+        let packages = ["podman", "crun", "ca-certificates"];
+        rootfs::bootstrap("sid", &packages, &mirror.address, &draft.join("root"))
+    })
+}
+
+fn words(root: &Path, tool: &str) -> Result<Vec<PathBuf>> {
+    words_at(root, root, tool)
+}
+
+/// The command line that runs `tool`, looked up below `root` and said as it will be once that is `place`.
+fn words_at(root: &Path, place: &Path, tool: &str) -> Result<Vec<PathBuf>> {
+    let Some((_, folder)) = TOOLS.iter().find(|(name, _)| *name == tool) else {
+        bail!("the sid root has no wrapper for {tool}");
+    };
+    let program = Path::new(folder).join(tool);
+    if !root.join(&program).is_file() {
+        bail!("Debian's packages have no /{}", program.display());
+    }
+    let libraries = fs::read_dir(root.join("usr/lib"))?.filter_map(Result::ok);
+    let mut libraries =
+        libraries.filter(|it| it.file_name().as_encoded_bytes().ends_with(b"-linux-gnu"));
+    let libraries = libraries.next().context("no folder of libraries in the sid root")?;
+    let libraries = Path::new("usr/lib").join(libraries.file_name());
+    let mut loaders = fs::read_dir(root.join(&libraries))?.filter_map(Result::ok);
+    let loader = loaders.find(|it| it.file_name().as_encoded_bytes().starts_with(b"ld-linux"));
+    let loader = loader.context("no dynamic loader in the sid root")?.file_name();
+    Ok(vec![
+        place.join(&libraries).join(loader),
+        PathBuf::from("--argv0"),
+        PathBuf::from(tool),
+        PathBuf::from("--library-path"),
+        place.join(&libraries),
+        place.join(program),
+    ])
+}

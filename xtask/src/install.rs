@@ -1,0 +1,62 @@
+//! `make install`: the binary, the names it has as a composefs tool, man pages and completions.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::cache::remove;
+use crate::process::{quiet, repository, shown, target_dir};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where `bin` and `share` are
+    #[arg(long, default_value = "/usr/local")]
+    prefix: PathBuf,
+    /// A folder to put in front of the prefix, for packagers
+    #[arg(long, env = "DESTDIR", default_value = "")]
+    destination: PathBuf,
+    /// Also under the names of the composefs tools, which then come before Debian's on most paths
+    #[arg(long)]
+    composefs: bool,
+}
+
+const COMPOSEFS: [&str; 4] = ["mkcomposefs", "composefs-info", "composefs-dump", "mount.composefs"];
+
+/// Shell, folder below `share`, and the file's name there.
+const COMPLETIONS: [(&str, &str, &str); 3] = [
+    ("bash", "bash-completion/completions", "quire"),
+    ("zsh", "zsh/site-functions", "_quire"),
+    ("fish", "fish/vendor_completions.d", "quire.fish"),
+];
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut cargo = Command::new(env!("CARGO"));
+    shown(cargo.args(["build", "--release"]).current_dir(repository()))?;
+    let built = target_dir()?.join("release/quire");
+    let prefix = match args.destination.as_os_str().is_empty() {
+        true => args.prefix.clone(),
+        false => args.destination.join(args.prefix.strip_prefix("/").unwrap_or(&args.prefix)),
+    };
+    let (bin, share) = (prefix.join("bin"), prefix.join("share"));
+    fs::create_dir_all(&bin)?;
+    // A running program's file cannot be written, but it can be replaced.
+    remove(&bin.join("quire"))?;
+    fs::copy(&built, bin.join("quire"))?;
+    for name in COMPOSEFS.iter().filter(|_| args.composefs) {
+        remove(&bin.join(name))?;
+        symlink("quire", bin.join(name))?;
+    }
+    let pages = share.join("man/man1");
+    fs::create_dir_all(&pages)?;
+    quiet(Command::new(&built).arg("man").arg(&pages))?;
+    for (shell, folder, file) in COMPLETIONS {
+        let text = quiet(Command::new(&built).args(["completions", shell]))?;
+        fs::create_dir_all(share.join(folder))?;
+        fs::write(share.join(folder).join(file), text)?;
+    }
+    println!("installed below {}", prefix.display());
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! Running other programs: each failure says which command, how it ended and what it printed last.
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::Skipped;
+
+/// The command as one line, for messages.
+pub(crate) fn line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
+    words.join(" ")
+}
+
+/// Runs it to its end without showing its output; anything but exit code 0 is an error with the last lines it printed.
+pub(crate) fn quiet(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot start {}", line(command)))?;
+    if !output.status.success() {
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<_> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(12)..].join("\n");
+        bail!("{}: {}\n{last}", line(command), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs it with our own terminal; anything but exit code 0 is an error.
+pub(crate) fn shown(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {}", line(command)))?;
+    if !status.success() {
+        bail!("{}: {status}", line(command));
+    }
+    Ok(())
+}
+
+/// Where `PATH`, or the administrator's folders that it may lack, has this program.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let dirs = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    dirs.map(|dir| dir.join(program)).find(|it| it.is_file())
+}
+
+/// `find`, or the answer that this machine cannot do it.
+pub(crate) fn need(program: &str) -> Result<PathBuf> {
+    find(program).ok_or_else(|| Skipped(format!("{program} is not installed")).into())
+}
+
+/// Whether this process is root in the sense of being able to make device nodes and mounts.
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The repository's top folder, whatever folder xtask was called from.
+pub(crate) fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the repository")
+}
+
+/// The folder that cargo builds in, from where this program itself is: `TARGET/PROFILE/xtask`.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let program = env::current_exe()?;
+    let target = program.ancestors().nth(2);
+    target.map(PathBuf::from).context("xtask does not stand in a target folder")
+}

@@ -1,0 +1,212 @@
+//! Checks that the tree still is what its documents and the house rules say. They run with `cargo test`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Command;
+
+use crate::process::repository;
+
+/// Packages in Cargo.lock. Each one is code that runs with our users' rights: raise it knowingly.
+const MOST_PACKAGES: usize = 150;
+
+/// Where a file should have a seam, by the house style.
+const MOST_LINES: usize = 700;
+
+/// Files that are longer, each with the reason why a seam would be worse.
+const LONG_FILES: [(&str, &str); 0] = [];
+
+/// Text that belongs to one machine. Written in halves, so that this file has none of it.
+const MACHINE: [(&str, &str); 7] = [
+    ("/wor", "k/"),
+    ("/root", "/."),
+    ("/home", "/"),
+    ("deb.debian", ".org"),
+    ("snapshot.debian", ".org"),
+    ("pkg.", "dev"),
+    ("../sha", "red"),
+];
+
+/// Files that may name one of `MACHINE`: the second half of what it may name, and why.
+const MACHINE_EXCEPTIONS: [(&str, &str, &str); 1] =
+    [(".ci/run", "red", "continuous integration puts the test data beside the clone")];
+
+/// The dependency table of ARCHITECTURE.md. A new edge is a decision: add it in both places.
+const EDGES: [(&str, &[&str]); 7] = [
+    ("quire-image", &[]),
+    ("quire-kernel", &[]),
+    ("quire-store", &["quire-image", "quire-kernel"]),
+    ("quire-oci", &["quire-image", "quire-store"]),
+    ("quire-container", &["quire-image", "quire-kernel", "quire-store"]),
+    (
+        "quire-serve",
+        &["quire-container", "quire-image", "quire-kernel", "quire-oci", "quire-store"],
+    ),
+    (
+        "quire-cli",
+        &[
+            "quire-container",
+            "quire-image",
+            "quire-kernel",
+            "quire-oci",
+            "quire-serve",
+            "quire-store",
+        ],
+    ),
+];
+
+#[test]
+fn crates_depend_only_downwards() {
+    let mut cargo = Command::new(env!("CARGO"));
+    let output = cargo.args(["metadata", "--no-deps", "--format-version=1"]).output().unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut found = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let dependencies = package["dependencies"].as_array().unwrap().iter();
+        let ours = dependencies.filter(|it| it["path"].is_string() && it["kind"].is_null());
+        let mut ours: Vec<_> = ours.map(|it| it["name"].as_str().unwrap()).collect();
+        ours.sort_unstable();
+        found.insert(name, ours);
+    }
+    found.remove("xtask");
+    let expected: BTreeMap<_, _> = EDGES.iter().map(|(name, to)| (*name, to.to_vec())).collect();
+    assert_eq!(found, expected);
+}
+
+fn tracked() -> Vec<String> {
+    let mut git = Command::new("git");
+    let output = git.args(["ls-files"]).current_dir(repository()).output().unwrap();
+    assert!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(String::from).collect()
+}
+
+/// A tracked file's text; none for binary files and for ones that are being deleted.
+fn text(path: &str) -> Option<String> {
+    String::from_utf8(fs::read(repository().join(path)).ok()?).ok()
+}
+
+#[test]
+fn nothing_names_a_machine() {
+    let mut found = Vec::new();
+    for path in tracked() {
+        for (number, line) in text(&path).unwrap_or_default().lines().enumerate() {
+            for (first, second) in MACHINE {
+                let excepted = MACHINE_EXCEPTIONS.iter().any(|it| (it.0, it.1) == (&path, second));
+                if line.contains(&[first, second].concat()) && !excepted {
+                    found.push(format!("{path}:{}: {line}", number + 1));
+                }
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+#[test]
+fn files_are_short_enough_to_read() {
+    let sources = tracked().into_iter().filter(|path| path.ends_with(".rs"));
+    let long = sources.filter(|path| text(path).unwrap_or_default().lines().count() > MOST_LINES);
+    let long: Vec<_> = long.collect();
+    let listed: Vec<_> = LONG_FILES.iter().map(|(path, _)| String::from(*path)).collect();
+    assert_eq!(long, listed);
+}
+
+#[test]
+fn the_lock_file_stays_small() {
+    let lock = text("Cargo.lock").unwrap();
+    let packages = lock.lines().filter(|line| *line == "[[package]]").count();
+    assert!(packages <= MOST_PACKAGES, "{packages} packages in Cargo.lock");
+}
+
+#[test]
+fn every_crate_takes_the_lints_and_only_kernel_is_unsafe() {
+    for entry in fs::read_dir(repository().join("crates")).unwrap() {
+        let dir = entry.unwrap().path();
+        let name = dir.file_name().unwrap().to_str().unwrap().to_owned();
+        let manifest = fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{name} does not take the lints");
+        let roots = ["src/lib.rs", "src/main.rs"].map(|it| fs::read_to_string(dir.join(it)));
+        for root in roots.into_iter().flatten() {
+            let forbids = root.contains("#![forbid(unsafe_code)]");
+            assert_eq!(forbids, name != "kernel", "forbid(unsafe_code) in {name}");
+        }
+    }
+}
+
+/// The modules that the sources have, as `crate::module`, and for folder modules `crate::module::part`.
+fn modules() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for path in tracked() {
+        let parts: Vec<_> = path.trim_end_matches(".rs").split('/').collect();
+        if let ["crates", name, "src", inner @ ..] = &parts[..]
+            && path.ends_with(".rs")
+        {
+            let inner: Vec<_> = inner.iter().filter(|it| **it != "mod").copied().collect();
+            let is_test = inner.contains(&"tests");
+            if !matches!(inner[..], ["lib" | "main"]) && !is_test && inner.len() <= 2 {
+                names.insert([&[*name], &inner[..]].concat().join("::"));
+            }
+        }
+    }
+    names
+}
+
+/// The modules that the text names in backquotes, by the crates there are.
+fn named_modules(text: &str, crates: &BTreeSet<String>) -> BTreeSet<String> {
+    let quoted = text.split('`').skip(1).step_by(2).map(|it| it.trim_end_matches("()"));
+    let paths =
+        quoted.filter(|it| it.split_once("::").is_some_and(|(name, _)| crates.contains(name)));
+    // Only modules are lower case; a function of a module is not told from a part of it, so it is left to the caller.
+    paths.map(String::from).collect()
+}
+
+#[test]
+fn architecture_names_the_modules_there_are() {
+    let Some(architecture) = text("ARCHITECTURE.md") else {
+        println!("SKIPPED: ARCHITECTURE.md is not there");
+        return;
+    };
+    let there = modules();
+    let crates: BTreeSet<_> =
+        there.iter().filter_map(|it| it.split("::").next()).map(String::from).collect();
+    for name in &crates {
+        assert!(
+            architecture.contains(&format!("`{name}`")),
+            "ARCHITECTURE.md lacks the crate {name}"
+        );
+    }
+    let named = named_modules(&architecture, &crates);
+    let top = |names: &BTreeSet<String>| -> BTreeSet<String> {
+        let firsts = names.iter().map(|it| it.split("::").take(2).collect::<Vec<_>>().join("::"));
+        firsts.collect()
+    };
+    assert_eq!(top(&named), top(&there), "left: what ARCHITECTURE.md names; right: the sources");
+}
+
+#[test]
+fn module_names_are_found_in_backquotes() {
+    let crates = BTreeSet::from([String::from("image"), String::from("store")]);
+    let text =
+        "`image::tree` and `store::object`, `std::fs`, image::no, `image`, `image::erofs::write()`";
+    let named: Vec<_> = named_modules(text, &crates).into_iter().collect();
+    assert_eq!(named, ["image::erofs::write", "image::tree", "store::object"]);
+}
+
+#[test]
+fn the_makefile_is_a_front_door() {
+    let makefile = text("Makefile").unwrap();
+    let recipes = makefile.lines().filter(|line| line.contains(": ;")).count();
+    let others: Vec<_> = makefile.lines().filter(|line| line.starts_with('\t')).collect();
+    assert!(recipes <= 12, "{recipes} targets");
+    assert_eq!(others, Vec::<&str>::new(), "recipes of several lines belong into xtask");
+}
+
+#[test]
+fn performance_tables_stand_beside_their_numbers() {
+    let all = tracked();
+    let in_folder = |end: &str| -> BTreeSet<String> {
+        let paths =
+            all.iter().filter_map(|it| it.strip_prefix("docs/performance/")?.strip_suffix(end));
+        paths.filter(|it| *it != "README").map(String::from).collect()
+    };
+    assert_eq!(in_folder(".md"), in_folder(".json"));
+}

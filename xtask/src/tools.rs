@@ -1,0 +1,145 @@
+//! Programs that the tiers need: Debian packages, and Rust programs built into the cache.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::Skipped;
+use crate::cache::{Cache, remove};
+use crate::process::{find, is_root, quiet};
+
+/// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
+const PACKAGES: [(&str, &str); 15] = [
+    ("crun", "crun"),
+    ("runc", "runc"),
+    ("podman", "podman"),
+    ("umoci", "umoci"),
+    ("skopeo", "skopeo"),
+    ("mkfs.erofs", "erofs-utils"),
+    ("debootstrap", "debootstrap"),
+    ("setfattr", "attr"),
+    ("setfacl", "acl"),
+    ("zstd", "zstd"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("tar", "tar"),
+    ("strace", "strace"),
+    ("unshare", "util-linux"),
+    ("chattr", "e2fsprogs"),
+];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Fail when something stays missing
+    #[arg(long)]
+    strict: bool,
+}
+
+/// Installs what is missing, or says what to install.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let missing = install(&PACKAGES);
+    match missing {
+        Err(error) if args.strict => Err(error),
+        Err(error) => {
+            println!("{error:#}");
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Makes sure that these programs are there: with apt where we are root on Debian, else the answer names the packages.
+pub(crate) fn install(packages: &[(&str, &str)]) -> Result<()> {
+    let missing = || -> Vec<&str> {
+        let mut names: Vec<_> =
+            packages.iter().filter(|(program, _)| find(program).is_none()).map(|it| it.1).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    let wanted = missing();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    if !is_root() || find("apt-get").is_none() {
+        bail!(Skipped(format!("please install these Debian packages: {}", wanted.join(" "))));
+    }
+    println!("installing {}", wanted.join(" "));
+    let apt = |words: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(["-q", "-y", "-o", "DPkg::Lock::Timeout=120"]).args(words);
+        quiet(command.env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    let installed = apt(&["update"])
+        .and_then(|_| apt(&[&["install", "--no-install-recommends"], &wanted[..]].concat()));
+    let missing = missing();
+    match installed {
+        _ if missing.is_empty() => Ok(()),
+        Ok(_) => bail!("apt installed {}, but they lack the programs", missing.join(" ")),
+        Err(error) => Err(error.context(format!("cannot install {}", missing.join(" ")))),
+    }
+}
+
+/// The version that deny.toml was written for.
+const CARGO_DENY: &str = "cargo-deny@0.20.2";
+
+/// The version that `fuzz/` was made with.
+const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
+
+/// A rival of `quire import`.
+const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
+
+pub(crate) fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
+    cargo_tool(cache, CARGO_DENY, &["--debug"])
+}
+
+pub(crate) fn cargo_fuzz(cache: &Cache) -> Result<PathBuf> {
+    cargo_tool(cache, CARGO_FUZZ, &["--debug"])
+}
+
+/// composefs-rs's `cfsctl`, optimised since it is timed: a quarter of an hour and the headers of openssl.
+pub(crate) fn cfsctl(cache: &Cache) -> Result<PathBuf> {
+    Ok(cargo_tool(cache, COMPOSEFS_CTL, &[])?.with_file_name("cfsctl"))
+}
+
+/// The same if it was built before.
+pub(crate) fn built_cfsctl(cache: &Cache) -> Option<PathBuf> {
+    let built = cache.dir().join(COMPOSEFS_CTL.replace('@', "-")).join("bin/cfsctl");
+    built.is_file().then_some(built)
+}
+
+/// `NAME@VERSION`: the one on `PATH`, else one built into the cache. A debug build of cargo-deny takes one or two minutes, a
+/// release build ten, and it runs for a second.
+fn cargo_tool(cache: &Cache, tool: &str, options: &[&str]) -> Result<PathBuf> {
+    let (name, _) = tool.split_once('@').expect("the constants above have a version");
+    if let Some(found) = find(name) {
+        return Ok(found);
+    }
+    let dir = cache.entry(&tool.replace('@', "-"), false, |draft| {
+        println!("building {tool}, once");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args(["install", "--quiet", "--locked"])
+            .args(options)
+            .args([tool, "--root"])
+            .arg(draft);
+        let build = draft.join("build");
+        let made = quiet(cargo.env("CARGO_TARGET_DIR", &build).env_remove("RUSTFLAGS"));
+        remove(&build)?;
+        if let Err(error) = made {
+            let text = format!("{error:#}");
+            if text.contains("failed to download") || text.contains("Could not resolve") {
+                bail!(Skipped(format!("{name} is not there and cannot be downloaded")));
+            }
+            return Err(error);
+        }
+        Ok(())
+    })?;
+    Ok(dir.join("bin").join(name))
+}
+
+/// Whether this is continuous integration, where a tool that is merely not installed is a failure.
+pub(crate) fn in_ci() -> bool {
+    env::var_os("CI").is_some_and(|it| it == "true")
+}
