@@ -16,6 +16,10 @@ use crate::erofs::layout::{
 };
 use crate::tree::{TreeError, XATTR_NAME_MAX};
 
+/// The most bytes of an escaped name on the disk: composefs escapes `trusted.overlay.` with `overlay.` more, and C's writer does
+/// not look at the length after that. What is not undone so is refused when it gets into a tree.
+const ESCAPED_NAME_MAX: usize = XATTR_NAME_MAX + 8;
+
 /// The most bytes that the names of an inode's xattrs take, each with a final NUL. Source: Linux `XATTR_LIST_MAX`:
 /// beyond it the kernel can not list them.
 pub const XATTR_LIST_MAX: usize = 65536;
@@ -276,7 +280,9 @@ impl<S: ReadAt> Image<S> {
         let end = bytes.len();
         bytes.extend_from_slice(value);
         let name = bytes.get(start..end).unwrap_or_default();
-        if name.is_empty() || name.len() > XATTR_NAME_MAX || name.contains(&0) {
+        let escaped = name.starts_with(b"trusted.overlay.overlay.");
+        let longest = if escaped { ESCAPED_NAME_MAX } else { XATTR_NAME_MAX };
+        if name.is_empty() || name.len() > longest || name.contains(&0) {
             let source = TreeError::XattrName(name.to_vec());
             return Err(Corrupt::XattrName { nid, source });
         }
