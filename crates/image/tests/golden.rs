@@ -178,7 +178,7 @@ fn check_refused(tree: &Tree, expect: &str) {
     let mut out = Vec::new();
     let error = write(tree, &Profile::Composefs(Versions::default()), &mut out).unwrap_err();
     assert_eq!(error.to_string(), expect);
-    assert!(out.is_empty(), "nothing is written of an image that can not be");
+    assert!(out.is_empty(), "nothing is written of an image that cannot be");
 }
 
 #[track_caller]

@@ -45,7 +45,11 @@ fn every_signal_reaches_the_child() {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", &script]).stdout(Stdio::piped());
     let mut child = spawn(command, &setup).unwrap();
-    assert_eq!(child.process.supervise(&signals).unwrap(), Exit::Code(7));
+    let mut requests = Vec::new();
+    let exit = child.process.supervise(&signals, &mut |count| requests.push(count)).unwrap();
+    assert_eq!(exit, Exit::Code(7));
+    // INT and TERM; the others ask nobody to end.
+    assert_eq!(requests, [1, 2]);
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(text, "INT\nTERM\nHUP\nQUIT\nUSR1\nUSR2\nWINCH\n");

@@ -187,7 +187,7 @@ pub enum Reason {
     #[error("what should be the directory of \"{}\" is not a directory", .0.escape_ascii())]
     ParentNotDirectory(Vec<u8>),
     /// A hard link whose mode says that it is a directory, or whose target is one.
-    #[error("a directory can not be hard linked")]
+    #[error("a directory cannot be hard linked")]
     LinkToDirectory,
     /// A hard link without a target.
     #[error("the hard link has no target")]
@@ -238,7 +238,7 @@ pub enum Reason {
     /// Strict: a symlink with content.
     #[error("a symlink has no CONTENT")]
     SymlinkContent,
-    /// The tree can not hold the entry.
+    /// The tree cannot hold the entry.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }

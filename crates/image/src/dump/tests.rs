@@ -191,7 +191,7 @@ fn numbers() {
     // `mkcomposefs` computes with 64 bits, overflows, and writes an image that no kernel can read.
     check(
         "/f -1 100644 1 0 0 0 0.0 - - -",
-        Err("2: a file can not have 18446744073709551615 bytes"),
+        Err("2: a file cannot have 18446744073709551615 bytes"),
     );
 }
 
@@ -358,7 +358,7 @@ fn hard_links() {
         Ok(&format!("{LINKED}/h 1 @100644 1 0 0 0 0.0 /f - -\n/i 1 @100644 1 0 0 0 0.0 /f - -\n")),
     );
     let link = |path: &str, target: &str| format!("{path} 1 @100644 1 0 0 0 0.0 {target} - -\n");
-    let directory = "can not be hard linked";
+    let directory = "cannot be hard linked";
     for (lines, why) in [
         (link("/g", "/g"), "2: the hard link leads back to itself"),
         (link("/g", "g"), "2: the hard link leads back to itself"),

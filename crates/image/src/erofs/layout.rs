@@ -32,7 +32,7 @@ pub mod compat {
     pub const ISHARE_XATTRS: u32 = 0x20;
 }
 
-/// Bits of `feature_incompat`: a reader that does not know one can not read the image.
+/// Bits of `feature_incompat`: a reader that does not know one cannot read the image.
 pub mod incompat {
     /// Compressed data is padded in front.
     pub const ZERO_PADDING: u32 = 0x1;

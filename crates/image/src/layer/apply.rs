@@ -18,7 +18,7 @@ impl Layer {
     /// to this layer's entries alone, unless it hides whole directories.
     ///
     /// # Errors
-    /// [`LayerError`] with the entry that can not be laid.
+    /// [`LayerError`] with the entry that cannot be laid.
     pub fn onto(mut self, lower: Option<Builder>) -> Result<Builder, LayerError> {
         match lower {
             None => {

@@ -22,10 +22,10 @@ use crate::tree::{
 };
 use crate::verity::ObjectId;
 
-/// Why an entry can not stand in a layer, or a layer not on those below. Paths are shown with escapes.
+/// Why an entry cannot stand in a layer, or a layer not on those below. Paths are shown with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayerError {
-    /// The tree can not hold it.
+    /// The tree cannot hold it.
     #[error("cannot add \"{}\"", path.escape_ascii())]
     Entry {
         /// The entry.
@@ -166,7 +166,7 @@ impl Layer {
     /// Keeps a set of xattrs for [`Layer::entry`], as [`Builder::xattrs`] does.
     ///
     /// # Errors
-    /// [`TreeError`] when a name or value can not be held.
+    /// [`TreeError`] when a name or value cannot be held.
     pub fn xattrs<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,

@@ -74,6 +74,32 @@ pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>,
     Ok(Some(value))
 }
 
+/// The ACL of an xattr's value as text, as libarchive and GNU tar write it where no names are known. `None` when the
+/// value is not one that the kernel would keep.
+pub(super) fn text(value: &[u8]) -> Option<Vec<u8>> {
+    let entries = value.strip_prefix(&VERSION.to_le_bytes())?;
+    let mut text = Vec::new();
+    for entry in entries.chunks(8) {
+        let [tag, tag_high, bits, bits_high, id @ ..] = *entry.first_chunk::<8>()?;
+        let id = u32::from_le_bytes(id);
+        let who = match u16::from_le_bytes([tag, tag_high]) {
+            0x01 => "user:".to_owned(),
+            0x02 => format!("user:{id}"),
+            0x04 => "group:".to_owned(),
+            0x08 => format!("group:{id}"),
+            0x10 => "mask:".to_owned(),
+            0x20 => "other:".to_owned(),
+            _ => return None,
+        };
+        let bits = u16::from_le_bytes([bits, bits_high]);
+        let letter = |bit: u16, letter| if bits & bit == 0 { '-' } else { letter };
+        let comma = if text.is_empty() { "" } else { "," };
+        let entry = format!("{comma}{who}:{}{}{}", letter(4, 'r'), letter(2, 'w'), letter(1, 'x'));
+        text.extend_from_slice(entry.as_bytes());
+    }
+    Some(text)
+}
+
 /// As much of a value as belongs in a message.
 fn excerpt(text: &[u8]) -> &[u8] {
     text.get(..100).unwrap_or(text)

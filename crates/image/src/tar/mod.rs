@@ -21,6 +21,7 @@ mod reader;
 pub mod recipe;
 mod sparse;
 mod stream;
+pub mod write;
 mod xattrs;
 
 pub use content::{Chunk, Content};

@@ -45,7 +45,7 @@ struct Item {
 pub(super) struct Collector {
     bytes: Vec<u8>,
     items: Vec<Item>,
-    /// A line of an ACL that can not be understood here, so the entry can not be held.
+    /// A line of an ACL that cannot be understood here, so the entry cannot be held.
     nameless: Option<Vec<u8>>,
 }
 

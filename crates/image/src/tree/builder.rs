@@ -16,7 +16,7 @@ use super::{
 };
 use crate::verity::ObjectId;
 
-/// What a tree can not hold. Names and paths are shown with escapes.
+/// What a tree cannot hold. Names and paths are shown with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
     /// An empty name, `.`, `..`, more than 255 bytes, or one with `/` or NUL.
@@ -38,7 +38,7 @@ pub enum TreeError {
     #[error("a symlink's target has 1 to 4095 bytes and no NUL; this one has {0}")]
     SymlinkTarget(usize),
     /// An external file of 0 or more than 2^63 - 1 bytes.
-    #[error("a file can not have {0} bytes")]
+    #[error("a file cannot have {0} bytes")]
     Size(u64),
     /// A place that is empty, has NUL, or is the object's own when there is no object.
     #[error("\"{}\" is not a place for a file's bytes", .0.escape_ascii())]
@@ -194,7 +194,7 @@ impl Builder {
     /// Keeps a set of xattrs, in the order given; of two with one name the later value wins.
     ///
     /// # Errors
-    /// [`TreeError`] when a name or value can not be held.
+    /// [`TreeError`] when a name or value cannot be held.
     pub fn xattrs<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
@@ -223,7 +223,7 @@ impl Builder {
     /// Adds an inode that has no name yet.
     ///
     /// # Errors
-    /// [`TreeError`] when the node can not be held.
+    /// [`TreeError`] when the node cannot be held.
     pub fn inode(
         &mut self,
         metadata: &Metadata,

@@ -375,7 +375,7 @@ impl<'a> Walk<'a> {
     /// The next name: its whole path with a leading slash, and the entry.
     #[expect(
         clippy::should_implement_trait,
-        reason = "the path is lent, which Iterator can not say"
+        reason = "the path is lent, which Iterator cannot say"
     )]
     pub fn next(&mut self) -> Option<(&[u8], Entry<'a>)> {
         let entry = loop {

@@ -253,7 +253,7 @@ fn external_files() {
     check_file(
         &[(redirect, b"/x\0")],
         9,
-        "the image is corrupt: inode 128 can not be in a tree: \"x\\x00\" is not a place for a file's bytes",
+        "the image is corrupt: inode 128 cannot be in a tree: \"x\\x00\" is not a place for a file's bytes",
     );
 }
 

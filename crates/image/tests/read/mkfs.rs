@@ -352,7 +352,7 @@ fn an_index_of_a_tar() {
     compare("a tar behind its index", &behind, &ours);
 }
 
-/// Compressed files are listed as the kernel lists them; only their bytes can not be had.
+/// Compressed files are listed as the kernel lists them; only their bytes cannot be had.
 #[test]
 fn compressed_images() {
     let Some(dir) = prepare("mkfs::compressed_images") else { return };

@@ -220,7 +220,7 @@ fn directories() {
     check(&[(data + 39, &[0])], &name(2, 39, 39));
     check(
         &[(data + 39, b"/")],
-        "directory 80 has an entry that can not be: \"/\" is not a file name: it has a slash",
+        "directory 80 has an entry that cannot be: \"/\" is not a file name: it has a slash",
     );
     check(&[(data + 39, b".")], "directory 80 has \".\" after \"..\"");
     check(&[(data + 4096 + 12, b"a")], "directory 80 has \"a\" after \"a\"");
@@ -282,14 +282,14 @@ fn made_up_xattrs() {
         0,
         &[],
         &one(1, "a\0b"),
-        &format!("inode 224 has an xattr that can not be: \"user.a\\x00b\" {name}"),
+        &format!("inode 224 has an xattr that cannot be: \"user.a\\x00b\" {name}"),
     );
     let long = "x".repeat(251);
     check_xattrs(
         0,
         &[],
         &one(1, &long),
-        &format!("inode 224 has an xattr that can not be: \"user.{long}\" {name}"),
+        &format!("inode 224 has an xattr that cannot be: \"user.{long}\" {name}"),
     );
     let same = [xattr(0x80, "x", b"1"), xattr(1, "long.prefix.x", b"2")];
     check_xattrs(0, &[], &same, "inode 224 has xattr \"user.long.prefix.x\" twice");

@@ -25,7 +25,7 @@ fn have(program: &str) -> bool {
     found
 }
 
-/// Runs a program in a directory; its output, whatever its exit code: tar says so when a format can not hold a name.
+/// Runs a program in a directory; its output, whatever its exit code: tar says so when a format cannot hold a name.
 fn run(directory: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
     let output = Command::new(program)
         .args(arguments)
@@ -357,7 +357,7 @@ for name in ("link", "link-long", "link-odd", "fifo"):
 os.utime(".", (0, 1350244992))
 "#;
 
-/// The tree above as `gnu-FORMAT.tar`, owned by large ids; what a format can not hold is left out by tar.
+/// The tree above as `gnu-FORMAT.tar`, owned by large ids; what a format cannot hold is left out by tar.
 #[test]
 fn gnu_tar_formats() {
     if !have("tar") || !have("python3") {

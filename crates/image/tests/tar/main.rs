@@ -17,3 +17,4 @@ mod quirks;
 mod recipes;
 mod refused;
 mod speed;
+mod write;

@@ -66,6 +66,46 @@ fn bytes() {
     assert!(tar == expected);
 }
 
+/// The rows of a table of the document, as cells.
+fn table(head: &str) -> Vec<Vec<&'static str>> {
+    let document = include_str!("../../../../docs/format/recipe.md");
+    let lines = document.lines().skip_while(|line| !line.starts_with(head));
+    let rows = lines.skip(2).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+/// What is written is cut up by the document's own tables.
+#[test]
+fn the_document_has_the_header_and_the_records() {
+    let mut writer = Writer::new(Vec::new(), Algorithm::Sha256).unwrap();
+    writer.verbatim(b"a").unwrap();
+    writer.content(&[Segment { offset: 0, length: 128 }], Content::Object(&id(b'x'))).unwrap();
+    writer.content(&SEGMENTS, Content::Object(&id(b'z'))).unwrap();
+    let found = writer.finish().unwrap();
+    let mut at = 0;
+    for (row, value) in
+        table("| offset | size | field |").iter().zip([&b"QUIREREC"[..], &[1], &[1], &[0; 6]])
+    {
+        let (offset, size): (usize, usize) = (row[0].parse().unwrap(), row[1].parse().unwrap());
+        assert_eq!((offset, size), (at, value.len()), "{row:?}");
+        assert_eq!(&found[offset..offset + size], value, "{row:?}");
+        at += size;
+    }
+    // By name: the type's number, then where such a record must be in what was written.
+    let number = |name: &str| -> u8 {
+        let rows = table("| type | name |");
+        rows.iter().find(|row| row[1] == name).expect("the document has it")[0].parse().unwrap()
+    };
+    let verbatim = at;
+    let whole = verbatim + 1 + 1 + 1;
+    let ranges = whole + 1 + 32 + 2;
+    let end = found.len() - 9;
+    for (at, name) in [(verbatim, "verbatim"), (whole, "whole"), (ranges, "ranges"), (end, "end")] {
+        assert_eq!(found[at], number(name), "{name}");
+    }
+    assert_eq!(table("| type | name |").len(), 4);
+}
+
 #[test]
 fn operations() {
     let records: [&[u8]; 2] =

@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn releases() {
-        check("6.18.44-fc-v669", Some((6, 18)));
+        check("6.18.44-custom+", Some((6, 18)));
         check("7.0-rc3", Some((7, 0)));
         check("5.14.0-503.el9.x86_64", Some((5, 14)));
         check("6.12+deb13-amd64", Some((6, 12)));

@@ -5,6 +5,9 @@ use std::fmt;
 use rustix::io::Errno;
 
 use crate::features::KernelVersion;
+
+/// What [`MountError::Unsupported`] calls it.
+pub(super) const CHECK_VERITY: &str = "check fs-verity digests in overlays";
 use crate::loopdev::LoopError;
 
 /// Why a mount could not be made, changed or taken away.
@@ -57,6 +60,12 @@ pub enum MountError {
 }
 
 impl MountError {
+    /// Whether all that was missing is the kernel's own check of fs-verity digests in overlays.
+    #[must_use]
+    pub fn is_for_want_of_verity(&self) -> bool {
+        matches!(self, Self::Unsupported { feature, .. } if *feature == CHECK_VERITY)
+    }
+
     pub(crate) fn call(step: Step, object: impl fmt::Display, source: Errno) -> Self {
         Self::Call { step, object: object.to_string(), messages: KernelMessages::default(), source }
     }

@@ -19,7 +19,7 @@ pub use erofs::{Acl, Backing, Erofs, ErofsOptions, Io, erofs};
 pub use error::{KernelMessages, MountError, Step};
 pub(crate) use overlay::by_descriptor;
 pub use overlay::{
-    Credentials, Durability, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
+    Credentials, Durability, OVERLAY_VERITY, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
 };
 pub use rustix::mount::MountAttrFlags;
 pub use tmpfs::{TmpfsOptions, tmpfs};

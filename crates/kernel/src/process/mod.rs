@@ -145,9 +145,17 @@ impl Process {
     /// A signal from the terminal reaches the whole foreground process group, so it is only sent
     /// on to a process outside of ours: nobody gets one Ctrl-C twice.
     ///
+    /// A program may ignore what asks it to end. `asked` is called after each `SIGINT` and
+    /// `SIGTERM` that arrived, with their number so far, from 1, so that the caller can insist.
+    ///
     /// # Errors
     /// As [`Process::wait`]. That the process has ended before a signal reached it is none.
-    pub fn supervise(&self, signals: &Signals) -> Result<Exit, ProcessError> {
+    pub fn supervise(
+        &self,
+        signals: &Signals,
+        asked: &mut dyn FnMut(u32),
+    ) -> Result<Exit, ProcessError> {
+        let mut requests = 0_u32;
         loop {
             let mut fds = [
                 PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN),
@@ -164,6 +172,10 @@ impl Process {
                         Ok(()) | Err(ProcessError::Process { source: Errno::SRCH, .. }) => {}
                         Err(error) => return Err(error),
                     }
+                }
+                if matches!(received.signal, Signal::INT | Signal::TERM) {
+                    requests = requests.saturating_add(1);
+                    asked(requests);
                 }
             }
             if ended {

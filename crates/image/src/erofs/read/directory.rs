@@ -167,7 +167,7 @@ impl<S: ReadAt> ReadDir<'_, S> {
     /// [`ReadError`].
     #[expect(
         clippy::should_implement_trait,
-        reason = "the name is lent, which Iterator can not say"
+        reason = "the name is lent, which Iterator cannot say"
     )]
     pub fn next(&mut self) -> Result<Option<DirEntry<'_>>, ReadError> {
         if self.failed || !self.advance().inspect_err(|_| self.failed = true)? {

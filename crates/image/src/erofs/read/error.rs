@@ -1,4 +1,4 @@
-//! Why an image can not be read.
+//! Why an image cannot be read.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use super::{ByteOffset, Device, Nid};
 use crate::tree::TreeError;
 
-/// Why an image can not be read.
+/// Why an image cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// No EROFS superblock.
@@ -20,7 +20,7 @@ pub enum ReadError {
     Unsupported(Unsupported),
     /// The image contradicts itself or the format.
     #[error("the image is corrupt: {0}")]
-    Corrupt(#[from] Corrupt),
+    Corrupt(Corrupt),
     /// The bytes are on a device that the caller did not supply.
     #[error("the data is on {0}, which was not given")]
     NoDevice(Device),
@@ -71,6 +71,13 @@ impl fmt::Display for Unsupported {
             Self::ChunkFormat(nid, bits) => write!(f, "chunk format {bits:#x} of inode {nid}"),
             Self::ComposefsHeader(version) => write!(f, "composefs header version {version}"),
         }
+    }
+}
+
+impl From<Corrupt> for ReadError {
+    // No source of its own: the message says it, and would be printed twice.
+    fn from(corrupt: Corrupt) -> Self {
+        Self::Corrupt(corrupt)
     }
 }
 
@@ -246,11 +253,11 @@ pub enum Corrupt {
         end: usize,
     },
     /// A name with a byte that no name has.
-    #[error("directory {nid} has an entry that can not be: {source}")]
+    #[error("directory {nid} has an entry that cannot be: {source}")]
     Name {
         /// The directory.
         nid: Nid,
-        /// Why it can not be.
+        /// Why it cannot be.
         source: TreeError,
     },
     /// Names that do not ascend in byte order: the kernel would not find them.
@@ -331,11 +338,11 @@ pub enum Corrupt {
         index: u8,
     },
     /// A name that is empty, too long, or has a NUL byte.
-    #[error("inode {nid} has an xattr that can not be: {source}")]
+    #[error("inode {nid} has an xattr that cannot be: {source}")]
     XattrName {
         /// The inode.
         nid: Nid,
-        /// Why it can not be.
+        /// Why it cannot be.
         source: TreeError,
     },
     /// Two xattrs of one name.
@@ -412,12 +419,24 @@ pub enum Corrupt {
         /// Its number of links.
         nlink: u32,
     },
-    /// An inode that a tree can not hold.
-    #[error("inode {nid} can not be in a tree: {source}")]
+    /// An inode that a tree cannot hold.
+    #[error("inode {nid} cannot be in a tree: {source}")]
     Tree {
         /// The inode.
         nid: Nid,
         /// Why not.
         source: TreeError,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Corrupt, ReadError};
+
+    #[test]
+    fn what_is_corrupt_is_told_once() {
+        let error = ReadError::from(Corrupt::BlockBits(3));
+        assert!(error.to_string().contains("block size 2^3"), "{error}");
+        assert!(std::error::Error::source(&error).is_none());
+    }
 }

@@ -174,7 +174,7 @@ impl Inode {
         self.device_number
     }
 
-    /// Whether the data is compressed, so that it can not be read here.
+    /// Whether the data is compressed, so that it cannot be read here.
     #[must_use]
     pub const fn is_compressed(&self) -> bool {
         matches!(self.layout, Layout::Compressed)

@@ -405,7 +405,7 @@ impl Pending {
 }
 
 trait OrCorrupt<T> {
-    /// Says of which inode it is that a tree can not hold it.
+    /// Says of which inode it is that a tree cannot hold it.
     fn or_corrupt(self, nid: Nid) -> Result<T, Corrupt>;
 }
 

@@ -138,7 +138,7 @@ impl<S: ReadAt> Walk<'_, S> {
     /// [`ReadError`].
     #[expect(
         clippy::should_implement_trait,
-        reason = "the path is lent, which Iterator can not say"
+        reason = "the path is lent, which Iterator cannot say"
     )]
     pub fn next(&mut self) -> Result<Option<Step<'_>>, ReadError> {
         let step = self.advance().inspect_err(|_| self.stack.clear())?;

@@ -21,7 +21,7 @@ use crate::tree::{TreeError, XATTR_NAME_MAX};
 const ESCAPED_NAME_MAX: usize = XATTR_NAME_MAX + 8;
 
 /// The most bytes that the names of an inode's xattrs take, each with a final NUL. Source: Linux `XATTR_LIST_MAX`:
-/// beyond it the kernel can not list them.
+/// beyond it the kernel cannot list them.
 pub const XATTR_LIST_MAX: usize = 65536;
 /// More bytes than the xattrs of one inode can take: 65,535 units of 4 bytes behind it, and 255 shared ones with a
 /// name's rest of 255 bytes and a value of 65,535 each.
@@ -309,7 +309,7 @@ impl<S: ReadAt> Image<S> {
         if inode.xattrs_size == 0 {
             return Ok(None);
         }
-        // Lustre's names may be stored under their prefix or under none, so the filter can not be asked.
+        // Lustre's names may be stored under their prefix or under none, so the filter cannot be asked.
         if self.superblock.has_xattr_filter && !name.starts_with(LUSTRE.1) {
             let part = Part::Xattrs(inode.nid());
             let header: RawXattrHeader = self.fetch_raw(inode.xattrs, part)?;

@@ -273,7 +273,7 @@ impl<'a> Survey<'a> {
         Ok(id)
     }
 
-    /// Refuses a file that the image can not have.
+    /// Refuses a file that the image cannot have.
     fn check_external(&self, inode: &Inode<'_>, external: External) -> Result<(), WriteError> {
         if chunks_of(external.size).1 > CHUNKS_MAX {
             return Err(WriteError::FileTooLarge { path: inode.path(), size: external.size });

@@ -153,7 +153,7 @@ pub enum WriteError {
 /// ```
 ///
 /// # Errors
-/// [`WriteError`]: what the profile can not hold, or what `out` answers.
+/// [`WriteError`]: what the profile cannot hold, or what `out` answers.
 pub fn write(
     tree: &Tree,
     profile: &Profile,

@@ -118,7 +118,7 @@ pub(super) const fn size_of_data(facts: &Facts<'_>, extent: &Extent) -> u64 {
     }
 }
 
-/// Whether the compact form can not hold the inode.
+/// Whether the compact form cannot hold the inode.
 fn is_extended(survey: &Survey<'_>, facts: &Facts<'_>, extent: &Extent) -> bool {
     let wide = |number: u32| number > u32::from(u16::MAX);
     facts.metadata.mtime != survey.earliest

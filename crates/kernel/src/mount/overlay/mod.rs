@@ -19,7 +19,8 @@ pub struct OverlayOptions<'a> {
     /// The lower layers, uppermost first: detached mounts or directories.
     pub lower: &'a [BorrowedFd<'a>],
     /// Directories that redirects in the lower layers point into and that are seen by no name;
-    /// searched in this order. Their owners need no mapping.
+    /// searched in this order. Their owners need no mapping. Before Linux 6.5 they are ordinary
+    /// lower layers: what the lower layers do not hide is seen by its name there as well.
     pub data: &'a [BorrowedFd<'a>],
     /// The writable layer; none makes the overlay read-only.
     pub upper: Option<Upper<'a>>,
@@ -82,13 +83,14 @@ pub enum Credentials {
 }
 
 const OVERRIDE_CREDENTIALS: KernelVersion = KernelVersion { major: 6, minor: 15 };
-const VERITY: KernelVersion = KernelVersion { major: 6, minor: 6 };
+/// The first Linux version whose overlayfs checks fs-verity digests (`verity=`).
+pub const OVERLAY_VERITY: KernelVersion = KernelVersion { major: 6, minor: 6 };
 
 /// Stacks an overlay, attached nowhere. The kernel keeps the layers for as long as it lives.
 ///
 /// Before Linux 6.15 a detached lower layer is attached at a temporary mountpoint while this
 /// runs, and is *used up*: it cannot be given to a second overlay. Upper and data layers must then
-/// be on attached mounts. Data layers need 6.5.
+/// be on attached mounts.
 ///
 /// # Errors
 /// The kernel's answer to the step that failed; [`MountError::ReadOnly`] where there is an upper
@@ -179,7 +181,7 @@ fn because_of_age(error: MountError, options: &OverlayOptions<'_>) -> MountError
     if options.credentials == Credentials::Caller {
         error.if_older(OVERRIDE_CREDENTIALS, "lend an overlay credentials")
     } else if options.verity != Verity::Off {
-        error.if_older(VERITY, "check fs-verity digests in overlays")
+        error.if_older(OVERLAY_VERITY, super::error::CHECK_VERITY)
     } else {
         error
     }

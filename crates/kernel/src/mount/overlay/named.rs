@@ -20,25 +20,27 @@ enum Naming {
     Each,
     /// In one string.
     Joined,
+    /// In one string, with the data layers as ordinary ones below.
+    Plain,
 }
 
 /// The first kernel that takes layers one by one.
 const EACH: KernelVersion = KernelVersion { major: 6, minor: 8 };
-/// The first kernel with data-only layers. Distributions have brought them to older ones.
+/// The first kernel with data-only layers. Before, redirects lead into ordinary layers too; that their files are seen by
+/// name as well is what the whiteouts in the roots of composefs images are for.
 const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
 
 /// Every layer has a path. Those in /proc lead to what is attached somewhere; a detached mount is
 /// attached at a temporary directory for the time being.
 pub(super) fn overlay(options: &OverlayOptions<'_>) -> Result<Detached, MountError> {
-    let old = KernelVersion::running().is_some_and(|version| version < EACH);
-    let naming = if old { Naming::Joined } else { Naming::Each };
-    overlay_as(options, naming).map_err(|error| {
-        if options.data.is_empty() {
-            error
-        } else {
-            error.if_older(DATA_LAYERS, "stack data-only layers")
-        }
-    })
+    overlay_as(
+        options,
+        match KernelVersion::running() {
+            Some(version) if version < DATA_LAYERS => Naming::Plain,
+            Some(version) if version < EACH => Naming::Joined,
+            _ => Naming::Each,
+        },
+    )
 }
 
 fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, MountError> {
@@ -71,10 +73,11 @@ fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, 
             lower.iter().try_for_each(|layer| context.string("lowerdir+", layer))?;
             data.iter().try_for_each(|layer| context.string("datadir+", layer))?;
         }
-        Naming::Joined => {
+        Naming::Joined | Naming::Plain => {
             // None of the paths has a colon or a comma in it, since we made them.
             let lower = lower.join(":");
-            let all = data.iter().fold(lower, |all, layer| all + "::" + layer);
+            let before = if naming == Naming::Plain { ":" } else { "::" };
+            let all = data.iter().fold(lower, |all, layer| all + before + layer);
             context.string("lowerdir", &all)?;
         }
     }
@@ -250,5 +253,6 @@ mod tests {
         if version >= DATA_LAYERS {
             check(Naming::Joined);
         }
+        check(Naming::Plain);
     }
 }

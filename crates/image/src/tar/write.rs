@@ -1,0 +1,356 @@
+//! Writing a tar: POSIX pax, where plain ustar has no room or no way.
+//!
+//! The same members give the same bytes. What [`Reader`](super::Reader) takes of a member is what was put in; so does
+//! GNU tar. The tests say where libarchive differs. The `tar` crate would have saved little: it has headers and PAX records,
+//! but not what goes into which of them, which is all that is here.
+
+use std::io::{self, Write};
+
+use super::pax::EXTENSION_MAX;
+use super::reader::Kind;
+use super::{BLOCK, acl, padding, wide};
+use crate::tree::{Metadata, Timestamp};
+
+/// One file for a tar.
+#[derive(Debug, Clone, Copy)]
+pub struct Member<'a> {
+    /// Names with single slashes between them; empty for the root.
+    pub path: &'a [u8],
+    /// What it is. Hard links have paths as targets, as `path` is one.
+    pub kind: Kind<'a>,
+    /// Permissions, owner and modification time.
+    pub metadata: Metadata,
+    /// Bytes of content, which follow by [`Writer::content`]: 0 for all but regular files.
+    pub size: u64,
+    /// Names and values, in the order in which they are to be written. Hard links need none.
+    pub xattrs: &'a [(&'a [u8], &'a [u8])],
+}
+
+/// Why a member or its content could not be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The sink failed.
+    #[error("cannot write the tar")]
+    Write(#[source] io::Error),
+    /// Xattrs and names of more than 1 MiB: readers would refuse the tar.
+    #[error("\"{}\" has {size} bytes of names and xattrs, and readers of tars take {EXTENSION_MAX}", entry.escape_ascii())]
+    Extension {
+        /// The member's path.
+        entry: Vec<u8>,
+        /// Bytes of its extended header.
+        size: u64,
+    },
+    /// A time that tars have no way to say: nanoseconds of a second or more, or the very first second of 64 bits.
+    #[error("\"{}\" has a time of {} s and {} ns, which no tar can say", entry.escape_ascii(), mtime.seconds, mtime.nanoseconds)]
+    Time {
+        /// The member's path.
+        entry: Vec<u8>,
+        /// Its time.
+        mtime: Timestamp,
+    },
+    /// A device number that Linux does not have: more than 12 bits of major, or 20 of minor number.
+    #[error("\"{}\" has the device number {number:#x}, which is none of Linux", entry.escape_ascii())]
+    Device {
+        /// The member's path.
+        entry: Vec<u8>,
+        /// Its number.
+        number: u64,
+    },
+    /// Fewer or more bytes came than the member's size says.
+    #[error("\"{}\" has another length than its header says", .0.escape_ascii())]
+    Length(Vec<u8>),
+}
+
+/// Writes a tar, member after member.
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+    /// Bytes of content that the last member still needs.
+    left: u64,
+    /// Bytes of zeros behind them.
+    padding: u64,
+    /// The last member's path, for errors.
+    entry: Vec<u8>,
+    /// An extended header in the making.
+    records: Vec<u8>,
+}
+
+/// What a header has room for in 8 and 12 bytes: octal digits and a NUL.
+const OCTAL_8: u64 = 0o7_777_777;
+const OCTAL_12: u64 = 0o77_777_777_777;
+/// Bytes of a header's name, and of its link's.
+const NAME: usize = 100;
+
+impl<W: Write> Writer<W> {
+    /// Begins a tar. Writes go to `out` in small pieces.
+    pub const fn new(out: W) -> Self {
+        Self { out, left: 0, padding: 0, entry: Vec::new(), records: Vec::new() }
+    }
+
+    /// Adds a member. Its content, if any, must follow.
+    ///
+    /// # Errors
+    /// [`WriteError`]. But for [`WriteError::Write`] and [`WriteError::Length`] nothing was written of the member, and
+    /// the next one may follow.
+    pub fn member(&mut self, member: &Member<'_>) -> Result<(), WriteError> {
+        self.end_content()?;
+        self.records.clear();
+        self.entry.clear();
+        self.entry.extend_from_slice(member.path);
+        let (block, records) = (header(member, &mut self.records)?, wide(self.records.len()));
+        if records > EXTENSION_MAX {
+            return Err(WriteError::Extension { entry: member.path.to_vec(), size: records });
+        }
+        if records > 0 {
+            let extension = extension(member.path, records);
+            self.write(&extension)?;
+            let written = self.out.write_all(&self.records);
+            written.map_err(WriteError::Write)?;
+            self.zeros(padding(records))?;
+        }
+        self.write(&block)?;
+        (self.left, self.padding) = (member.size, padding(member.size));
+        Ok(())
+    }
+
+    /// Adds the next bytes of the last member's content.
+    ///
+    /// # Errors
+    /// [`WriteError::Write`], or [`WriteError::Length`] when they are too many.
+    pub fn content(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        let left = self.left.checked_sub(wide(bytes.len()));
+        self.left = left.ok_or_else(|| WriteError::Length(self.entry.clone()))?;
+        self.write(bytes)
+    }
+
+    /// Ends the tar with two blocks of zeros, and gives back the sink, not flushed.
+    ///
+    /// # Errors
+    /// [`WriteError::Write`], or [`WriteError::Length`] when content is missing.
+    pub fn finish(mut self) -> Result<W, WriteError> {
+        self.end_content()?;
+        self.zeros(2 * wide(BLOCK))?;
+        Ok(self.out)
+    }
+
+    fn end_content(&mut self) -> Result<(), WriteError> {
+        if self.left > 0 {
+            return Err(WriteError::Length(self.entry.clone()));
+        }
+        let padding = std::mem::take(&mut self.padding);
+        self.zeros(padding)
+    }
+
+    fn zeros(&mut self, count: u64) -> Result<(), WriteError> {
+        let zeros = [0; 2 * BLOCK];
+        self.write(zeros.get(..super::narrow(count)).unwrap_or(&zeros))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        self.out.write_all(bytes).map_err(WriteError::Write)
+    }
+}
+
+/// Makes a member's header; what it has no room for goes to `records`.
+fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], WriteError> {
+    let Metadata { permissions, uid, gid, mtime } = member.metadata;
+    let mut path = member.path.to_vec();
+    match member.kind {
+        Kind::Directory if path.is_empty() => path.extend_from_slice(b"./"),
+        Kind::Directory => path.push(b'/'),
+        _ => {}
+    }
+    let (flag, target, device) = match member.kind {
+        Kind::Regular => (b'0', &b""[..], None),
+        Kind::Hardlink(target) => (b'1', target, None),
+        Kind::Symlink(target) => (b'2', target, None),
+        Kind::CharDevice(number) => (b'3', &b""[..], Some(number)),
+        Kind::BlockDevice(number) => (b'4', &b""[..], Some(number)),
+        Kind::Directory => (b'5', &b""[..], None),
+        Kind::Fifo => (b'6', &b""[..], None),
+    };
+
+    let long = [&path[..], target].map(|name| if name.len() > NAME { name } else { b"" });
+    if long.iter().any(|name| std::str::from_utf8(name).is_err()) {
+        // Source: POSIX `pax`, "pax Extended Header": the records that follow are bytes.
+        record(records, b"hdrcharset", b"BINARY");
+    }
+    for (key, name) in [&b"path"[..], b"linkpath"].into_iter().zip(long) {
+        if !name.is_empty() {
+            record(records, key, name);
+        }
+    }
+    let mut number = |key: &[u8], value: u64, room: u64| {
+        if value > room {
+            record(records, key, value.to_string().as_bytes());
+        }
+        if value > room { 0 } else { value }
+    };
+    let size = number(b"size", member.size, OCTAL_12);
+    let uid = number(b"uid", u64::from(uid), OCTAL_8);
+    let gid = number(b"gid", u64::from(gid), OCTAL_8);
+    let seconds = u64::try_from(mtime.seconds).ok().filter(|seconds| *seconds <= OCTAL_12);
+    if seconds.is_none() || mtime.nanoseconds > 0 {
+        let entry = || member.path.to_vec();
+        let text = time(mtime).ok_or_else(|| WriteError::Time { entry: entry(), mtime })?;
+        record(records, b"mtime", text.as_bytes());
+    }
+    for (name, value) in member.xattrs {
+        xattr(records, name, value);
+    }
+
+    let mut block = [0; BLOCK];
+    put(&mut block, 0, path.get(..NAME).unwrap_or(&path));
+    octal(&mut block, 100, 8, u64::from(permissions));
+    octal(&mut block, 108, 8, uid);
+    octal(&mut block, 116, 8, gid);
+    octal(&mut block, 124, 12, size);
+    octal(&mut block, 136, 12, seconds.unwrap_or(0));
+    block[156] = flag;
+    put(&mut block, 157, target.get(..NAME).unwrap_or(target));
+    put(&mut block, 257, b"ustar\x0000");
+    let number = device.unwrap_or(0);
+    let (major, minor) = ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & 0xfff00));
+    if (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12) != number {
+        return Err(WriteError::Device { entry: member.path.to_vec(), number });
+    }
+    octal(&mut block, 329, 8, major);
+    octal(&mut block, 337, 8, minor);
+    check(&mut block);
+    Ok(block)
+}
+
+/// The header of an extended header of so many bytes. Its name is for readers that take it for a file.
+fn extension(path: &[u8], size: u64) -> [u8; BLOCK] {
+    let last = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let mut name = b"PaxHeaders/".to_vec();
+    name.extend_from_slice(if last.is_empty() { b"." } else { last });
+    let mut block = [0; BLOCK];
+    put(&mut block, 0, name.get(..NAME).unwrap_or(&name));
+    for (at, width, value) in [(100, 8, 0o644), (108, 8, 0), (116, 8, 0), (136, 12, 0)] {
+        octal(&mut block, at, width, value);
+    }
+    octal(&mut block, 124, 12, size);
+    block[156] = b'x';
+    put(&mut block, 257, b"ustar\x0000");
+    check(&mut block);
+    block
+}
+
+/// An ACL as the text that GNU tar and libarchive apply, when it says all that the value does; all else as it is.
+fn xattr(records: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    let key = match name {
+        b"system.posix_acl_access" => Some((&b"SCHILY.acl.access"[..], false)),
+        b"system.posix_acl_default" => Some((&b"SCHILY.acl.default"[..], true)),
+        _ => None,
+    };
+    if let Some((key, keep_minimal)) = key
+        && let Some(text) = acl::text(value)
+        && acl::binary(&text, keep_minimal).is_ok_and(|back| back.as_deref() == Some(value))
+    {
+        return record(records, key, &text);
+    }
+    let mut key = b"SCHILY.xattr.".to_vec();
+    for &byte in name {
+        // A key ends at the first `=`. Source: GNU tar `src/xheader.c`, `xattr_encode_keyword`.
+        match byte {
+            b'=' => key.extend_from_slice(b"%3D"),
+            b'%' => key.extend_from_slice(b"%25"),
+            _ => key.push(byte),
+        }
+    }
+    record(records, &key, value);
+}
+
+/// Appends `LENGTH KEY=VALUE\n`; the length counts its own digits.
+fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
+    let rest = key.len() + value.len() + 3;
+    let mut length = rest + 1;
+    while length.to_string().len() + rest > length {
+        length += 1;
+    }
+    records.extend_from_slice(length.to_string().as_bytes());
+    records.push(b' ');
+    records.extend_from_slice(key);
+    records.push(b'=');
+    records.extend_from_slice(value);
+    records.push(b'\n');
+}
+
+/// Seconds with a fraction, as short as can be. The other way round than in the tree: before 1970 the fraction counts
+/// away from it.
+fn time(Timestamp { seconds, nanoseconds }: Timestamp) -> Option<String> {
+    let (sign, whole, fraction) = match (seconds, nanoseconds) {
+        (_, 1_000_000_000..) => return None,
+        (0.., _) => ("", seconds.unsigned_abs(), nanoseconds),
+        (_, 0) => ("-", seconds.unsigned_abs(), 0),
+        (_, _) => ("-", seconds.unsigned_abs() - 1, 1_000_000_000 - nanoseconds),
+    };
+    // What readers take for the whole part.
+    i64::try_from(whole).ok()?;
+    let mut text = format!("{sign}{whole}");
+    if fraction > 0 {
+        text.push_str(format!(".{fraction:09}").trim_end_matches('0'));
+    }
+    Some(text)
+}
+
+fn put(block: &mut [u8; BLOCK], at: usize, bytes: &[u8]) {
+    block[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// Octal digits that fill a field but for the NUL at its end.
+fn octal(block: &mut [u8; BLOCK], at: usize, width: usize, value: u64) {
+    let digits = width - 1;
+    put(block, at, format!("{value:0digits$o}").as_bytes());
+}
+
+/// Puts the sum into a header, whose own field counts as spaces.
+fn check(block: &mut [u8; BLOCK]) {
+    put(block, 148, b"        ");
+    let sum: u32 = block.iter().copied().map(u32::from).sum();
+    put(block, 148, format!("{sum:06o}\0 ").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expected values: what GNU tar 1.34 writes for files touched to these times, as far as a file system
+    /// has them.
+    #[test]
+    fn times() {
+        let cases = [
+            ((0, 0), Some("0")),
+            ((1_350_244_992, 23_960_108), Some("1350244992.023960108")),
+            ((1, 500_000_000), Some("1.5")),
+            ((-1, 0), Some("-1")),
+            ((-2, 500_000_000), Some("-1.5")),
+            ((-1, 999_999_999), Some("-0.000000001")),
+            ((i64::MIN, 900_000_000), Some("-9223372036854775807.1")),
+            ((i64::MIN, 0), None),
+            ((0, 1_000_000_000), None),
+        ];
+        for ((seconds, nanoseconds), expected) in cases {
+            let found = time(Timestamp { seconds, nanoseconds });
+            assert_eq!(found.as_deref(), expected, "{seconds} {nanoseconds}");
+        }
+    }
+
+    /// Source: POSIX `pax`, "pax Extended Header": the length is that of the whole record.
+    #[test]
+    fn records_count_their_own_digits() {
+        for (value, expected) in [("", "7 key=\n"), ("12", "9 key=12\n"), ("123", "11 key=123\n")] {
+            let mut records = Vec::new();
+            record(&mut records, b"key", value.as_bytes());
+            assert_eq!(records, expected.as_bytes());
+        }
+        for length in [85, 86, 87, 88, 89, 90, 91, 984, 985, 986, 987, 988] {
+            let mut records = Vec::new();
+            record(&mut records, b"key", &vec![b'x'; length]);
+            let stated = records.split(|&byte| byte == b' ').next().unwrap();
+            assert_eq!(std::str::from_utf8(stated).unwrap(), records.len().to_string());
+        }
+    }
+}
