@@ -45,7 +45,7 @@ pub enum Liveness {
     Dead,
 }
 
-/// Why a container's folder can not be made, opened or removed.
+/// Why a container's folder cannot be made, opened or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
@@ -66,7 +66,7 @@ pub enum ContainerError {
         /// Its image.
         image: ObjectId,
     },
-    /// Its record can not be read.
+    /// Its record cannot be read.
     #[error("the record of container {id} is damaged")]
     Damaged {
         /// The container.
@@ -122,7 +122,7 @@ impl ContainerDir {
     /// entered, and makes this fail: unmount it first.
     ///
     /// # Errors
-    /// [`ContainerError`] when something can not be removed.
+    /// [`ContainerError`] when something cannot be removed.
     pub fn remove(self) -> Result<(), ContainerError> {
         Ok(self.parent.remove_tree(&self.id)?)
     }
@@ -220,7 +220,7 @@ impl Store {
     /// All containers in byte order of their ids.
     ///
     /// # Errors
-    /// [`ContainerError`] when the record of one can not be read.
+    /// [`ContainerError`] when the record of one cannot be read.
     pub fn containers(&self) -> Result<Vec<(String, ContainerRecord, Liveness)>, ContainerError> {
         let mut containers = Vec::new();
         for Seen { id, liveness, record } in self.see_containers()? {
@@ -257,7 +257,7 @@ impl Store {
     /// are not to be kept. What nobody refers to otherwise is `gc`'s. Answers how many directories.
     ///
     /// # Errors
-    /// [`ContainerError`] when something can not be removed.
+    /// [`ContainerError`] when something cannot be removed.
     pub fn clear_dead(&self) -> Result<u64, ContainerError> {
         let mut cleared = crate::work::clear(&self.tmp)? + crate::trash::clear(&self.tmp)?;
         for seen in self.see_containers()? {

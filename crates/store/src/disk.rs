@@ -46,6 +46,14 @@ impl DiskError {
         matches!(errno, Some(Errno::ROFS | Errno::ACCESS | Errno::PERM))
     }
 
+    /// Whether something else than a regular file of a good size has the name.
+    pub(crate) fn is_not_a_file(&self) -> bool {
+        // A symlink, which is not followed, and a socket or a device that nobody serves.
+        self.is(Errno::LOOP)
+            || self.is(Errno::NXIO)
+            || self.source.kind() == io::ErrorKind::InvalidData
+    }
+
     pub(crate) fn is(&self, errno: Errno) -> bool {
         Errno::from_io_error(&self.source) == Some(errno)
     }
@@ -418,6 +426,16 @@ impl Directory {
                 self.unseal(name, error)?;
                 self.unlink(name)
             }
+            other => other,
+        }
+    }
+
+    /// Removes whatever has the name: a file that may be immutable, or a directory with all that is in
+    /// it. `false` if there was nothing.
+    pub(crate) fn remove_any(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
+        let name = name.as_ref();
+        match self.unlink_sealed(name) {
+            Err(error) if error.is(Errno::ISDIR) => self.remove_tree(name).map(|()| true),
             other => other,
         }
     }

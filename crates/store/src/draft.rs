@@ -13,7 +13,7 @@ use crate::transaction::Transaction;
 #[non_exhaustive]
 pub enum DraftError {
     /// Its file could not be written.
-    #[error("can not add {what} to the store")]
+    #[error("cannot add {what} to the store")]
     Write {
         /// "an object" or "an image".
         what: &'static str,
@@ -21,15 +21,15 @@ pub enum DraftError {
         source: DiskError,
     },
     /// fs-verity could not be turned on, though the file system has it.
-    #[error("can not seal {what}")]
+    #[error("cannot seal {what}")]
     Seal {
         /// "an object" or "an image".
         what: &'static str,
         /// Why.
         source: kernel::verity::VerityError,
     },
-    /// An id that can not be in this store, or could not be looked up.
-    #[error("can not look for {id} in the store")]
+    /// An id that cannot be in this store, or could not be looked up.
+    #[error("cannot look for {id} in the store")]
     Lookup {
         /// Which one.
         id: ObjectId,
@@ -125,7 +125,7 @@ impl<'t> Draft<'t> {
     /// Names the object by its bytes. It becomes visible when the transaction is committed.
     ///
     /// # Errors
-    /// [`DraftError`] when it can not be written.
+    /// [`DraftError`] when it cannot be written.
     pub fn finish(mut self) -> Result<ObjectId, DraftError> {
         let transaction = self.transaction;
         let Some(mut spilled) = self.spilled.take() else {
@@ -177,7 +177,7 @@ impl<'t> ImageDraft<'t> {
     /// Names the image by its bytes. It becomes visible when the transaction is committed.
     ///
     /// # Errors
-    /// [`DraftError`] when it can not be written.
+    /// [`DraftError`] when it cannot be written.
     pub fn finish(mut self) -> Result<ObjectId, DraftError> {
         let transaction = self.transaction;
         let taken = self.spilled.take(&mut self.gathered);

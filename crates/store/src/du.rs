@@ -5,26 +5,16 @@ use std::collections::BTreeMap;
 use image::verity::ObjectId;
 
 use crate::disk::{Directory, DiskError, on_disk};
-use crate::images::{self, ContentsError};
+use crate::fsck::chain;
+use crate::images;
 use crate::inventory::Inventory;
-use crate::refs::{RefError, RefName};
+use crate::refs::RefName;
 use crate::store::{Store, split};
 
 /// Why it could not be counted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DuError {
-    /// An image can not be read.
-    #[error("can not tell what image {image} shares")]
-    Image {
-        /// Which one.
-        image: ObjectId,
-        /// Why.
-        source: ContentsError,
-    },
-    /// A ref can not be read.
-    #[error(transparent)]
-    Ref(#[from] RefError),
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -66,6 +56,8 @@ pub struct DiskUse {
     pub layers: u64,
     /// Of manifests.
     pub manifests: u64,
+    /// Of layers as they came, whole or in part.
+    pub blobs: u64,
     /// Of containers' folders.
     pub containers: u64,
     /// Of running or dead imports.
@@ -74,16 +66,19 @@ pub struct DiskUse {
     pub unused_objects: u64,
     /// Each image, in order of its id.
     pub images: Vec<ImageUse>,
+    /// What cannot be read, and why: damaged names are those of no image, damaged images share nothing.
+    pub unreadable: Vec<String>,
 }
 
 impl Store {
     /// Counts. `gc` waits meanwhile.
     ///
     /// # Errors
-    /// [`DuError`] when something can not be read.
+    /// [`DuError`] when something cannot be read.
     pub fn du(&self) -> Result<DiskUse, DuError> {
         let _lock = self.lock_shared()?;
-        let refs = self.refs()?;
+        let (refs, bad) = self.readable_refs()?;
+        let mut unreadable: Vec<_> = bad.iter().map(|it| chain(&it.error)).collect();
         let found = Inventory::of(self)?;
         let mut sizes = BTreeMap::new();
         let mut open: Option<(String, Directory)> = None;
@@ -100,15 +95,23 @@ impl Store {
         let mut files = Vec::new();
         for (at, image) in found.images.iter().enumerate() {
             files.push(size(&self.images, &image.to_string())?);
-            let Some(file) = self.image_file(image)? else { continue };
+            let file = match self.image_file(image) {
+                Err(error) if error.is_not_a_file() => {
+                    unreadable.push(chain(&error));
+                    continue;
+                }
+                other => other?,
+            };
+            let Some(file) = file else { continue };
             let mut visit = |_: &[u8], it: images::Use| {
                 let users = users.entry(it.object).or_default();
                 if users.last() != Some(&at) {
                     users.push(at);
                 }
             };
-            images::uses(&file, &mut visit)
-                .map_err(|source| DuError::Image { image: *image, source })?;
+            if let Err(error) = images::uses(&file, &mut visit) {
+                unreadable.push(format!("image {image} is damaged: {}", chain(&error)));
+            }
         }
         let sum = |directory: &Directory| -> Result<u64, DiskError> {
             let listed = directory.list()?;
@@ -124,10 +127,12 @@ impl Store {
             image_files: files.iter().sum(),
             layers: sum(&self.layers)?,
             manifests: sum(&self.manifests)?,
+            blobs: sum(&self.blobs)?,
             containers: sum(&self.containers)?,
             tmp: sum(&self.tmp)?,
             unused_objects,
             images,
+            unreadable,
         })
     }
 }

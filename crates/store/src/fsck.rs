@@ -1,6 +1,7 @@
 //! Finds every byte that is not as it was imported.
 
 mod hash;
+mod rebuild;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -8,18 +9,20 @@ use std::io;
 use std::path::PathBuf;
 
 use image::verity::ObjectId;
+use rustix::fs::FileType;
 
 use hash::{Hashed, hash_all};
 
-use crate::containers::{ContainerError, Liveness};
+use crate::blobs::BlobFile;
+use crate::containers::Liveness;
 use crate::digest::Digest;
-use crate::disk::DiskError;
+use crate::disk::{Directory, DiskError};
 use crate::images;
 use crate::inventory::Inventory;
 use crate::layers::LayerError;
 use crate::manifests::{Links, ManifestError};
 use crate::record::RecordError;
-use crate::refs::{RefName, Reference};
+use crate::refs::{RefError, RefName, Reference};
 use crate::repair::ALONE;
 use crate::store::{Store, StoreError, belongs};
 
@@ -50,7 +53,6 @@ pub struct FsckOptions {
 
 /// Something that is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Damage {
     /// The bytes are not the ones that the name promises.
     Object {
@@ -61,7 +63,7 @@ pub enum Damage {
         /// Length in bytes.
         size: u64,
     },
-    /// An object can not be read, or is no file; why not.
+    /// An object cannot be read, or is no file; why not.
     Unreadable(ObjectId, String),
     /// An image or a layer needs the object, and it is not there.
     Missing(ObjectId),
@@ -81,12 +83,16 @@ pub enum Damage {
         /// What the bytes have.
         actual: ObjectId,
     },
-    /// An image that can not be read, or whose bytes are right and make no sense; why not.
+    /// An image that cannot be read, or whose bytes are right and make no sense; why not.
     BadImage(ObjectId, String),
-    /// A layer that can not be given back exactly; why not.
+    /// A layer that cannot be given back exactly; why not.
     Layer(Digest, String),
     /// A manifest's file; what is wrong with it.
     Manifest(Digest, String),
+    /// A layer as it came; what is wrong with it.
+    Blob(Digest, String),
+    /// The file that says where a layer's chunks are; what is wrong with it.
+    Chunks(Digest, String),
     /// A ref that is damaged, or needs something that is not there.
     Ref(String, String),
     /// A container's record; what is wrong with it.
@@ -113,9 +119,12 @@ pub struct FsckReport {
     pub checked: u64,
     /// Bytes hashed, of objects and images.
     pub bytes: u64,
-    /// What is wrong, with the images that it hurts: images first, then objects, layers, manifests,
-    /// refs, the rest.
+    /// What is wrong, with the images that it hurts, each thing once: images first, then objects,
+    /// layers, manifests, refs, the rest.
     pub damage: Vec<(Damage, Vec<Harm>)>,
+    /// Layers that are sound and yet cannot be given back, since these objects in `damage` are damaged
+    /// or missing.
+    pub hurt_layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
 }
 
 impl FsckReport {
@@ -124,6 +133,15 @@ impl FsckReport {
     pub fn is_sound(&self) -> bool {
         self.damage.is_empty()
     }
+}
+
+/// What to do about the tars of layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tars {
+    /// A recipe that is as it was written gives the tar that it was made of.
+    Trusted,
+    /// Make each again.
+    Rebuilt,
 }
 
 /// One image's view of its objects.
@@ -137,8 +155,21 @@ impl Store {
     /// Checks everything in the store. `gc` waits meanwhile; imports do not.
     ///
     /// # Errors
-    /// [`FsckError`] when the store can not be read; damage is no error.
+    /// [`FsckError`] when the store cannot be read; damage is no error.
     pub fn fsck(&self, options: FsckOptions) -> Result<FsckReport, FsckError> {
+        self.check(options, Tars::Trusted)
+    }
+
+    /// As [`fsck`](Self::fsck), and makes every layer's tar again from its recipe and its objects, to compare
+    /// it with the diff id: that takes about as long as hashing all of them once more.
+    ///
+    /// # Errors
+    /// As [`fsck`](Self::fsck).
+    pub fn fsck_deep(&self, options: FsckOptions) -> Result<FsckReport, FsckError> {
+        self.check(options, Tars::Rebuilt)
+    }
+
+    fn check(&self, options: FsckOptions, tars: Tars) -> Result<FsckReport, FsckError> {
         let _lock = self.lock_shared()?;
         let mut report = FsckReport::default();
         let refs = self.check_refs(&mut report)?;
@@ -149,9 +180,30 @@ impl Store {
         let mut other = FsckReport::default();
         self.check_layers(&found.layers, &mut users, &mut other);
         self.check_manifests(&found.manifests, &mut other);
+        for file in &found.blobs {
+            match file {
+                BlobFile::Whole(digest) => {
+                    other.checked += 1;
+                    if let Some(why) = self.blob_damage(digest) {
+                        other.add(Damage::Blob(*digest, why));
+                    }
+                }
+                BlobFile::Chunks(diff_id) => {
+                    other.checked += 1;
+                    if let Some(why) = self.chunks_damage(diff_id) {
+                        other.add(Damage::Chunks(*diff_id, why));
+                    }
+                }
+                // Of these nothing is promised.
+                BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_) => {}
+            }
+        }
         self.check_objects(&found.objects, &users, options, &mut report)?;
         report.damage.append(&mut other.damage);
         report.checked += other.checked;
+        if tars == Tars::Rebuilt {
+            self.check_tars(&found.layers, options, &mut report);
+        }
 
         for seen in self.see_containers()? {
             let id = seen.id;
@@ -161,7 +213,7 @@ impl Store {
                 }
                 (Err(RecordError::Unwritten), _) | (Ok(_), _) => continue,
                 (Err(source), Liveness::Alive | Liveness::Dead) => {
-                    ContainerError::Damaged { id: id.clone(), source }.to_string()
+                    format!("its record is damaged: {}", chain(&source))
                 }
             };
             report.add(Damage::Container(id, why));
@@ -176,22 +228,38 @@ impl Store {
     /// Checks one image and every object that it needs.
     ///
     /// # Errors
-    /// [`FsckError`] when there is no such image, or the store can not be read.
+    /// [`FsckError`] when there is no such image, or the store cannot be read.
     pub fn verify(&self, image: &ObjectId, options: FsckOptions) -> Result<FsckReport, FsckError> {
+        self.verify_all(&[*image], options)
+    }
+
+    /// Checks these images and every object that they need, each once however many need it.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    pub fn verify_all(
+        &self,
+        images: &[ObjectId],
+        options: FsckOptions,
+    ) -> Result<FsckReport, FsckError> {
         let _lock = self.lock_shared()?;
-        if self.images.stat(image.to_string())?.is_none() {
-            return Err(FsckError::Absent(*image));
+        let images: Vec<ObjectId> =
+            images.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
+        for image in &images {
+            if self.images.stat(image.to_string())?.is_none() {
+                return Err(FsckError::Absent(*image));
+            }
         }
         let mut report = FsckReport::default();
         let mut refs = BTreeMap::new();
         for name in self.ref_names()? {
             if let Ok(Some(reference)) = self.reference(&name)
-                && reference.image == *image
+                && images.binary_search(&reference.image).is_ok()
             {
                 refs.insert(name, reference);
             }
         }
-        let images = self.check_images(&[*image], &refs, options, &mut report);
+        let images = self.check_images(&images, &refs, options, &mut report);
         let users = Users { refs: &refs, images, layers: BTreeMap::new() };
         let present = users.needed();
         let present: Vec<_> =
@@ -246,7 +314,13 @@ impl Store {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    report.add(Damage::Ref(name.to_string(), chain(&error)));
+                    let why = match &error {
+                        RefError::Damaged { source, .. } => chain(source),
+                        RefError::NotAFile { source, .. } => chain(source),
+                        RefError::Wrong { says, .. } => format!("it says {}", says.escape_debug()),
+                        other => chain(other),
+                    };
+                    report.add(Damage::Ref(name.to_string(), why));
                 }
             }
         }
@@ -412,9 +486,9 @@ impl Store {
             let hurt = |object: &&ObjectId| {
                 damaged.get(object).is_some_and(|found| found.iter().any(wrong))
             };
-            for object in objects.iter().filter(hurt) {
-                let why = format!("its object {object} is damaged or missing");
-                report.add(Damage::Layer(*layer, why));
+            let hurt: BTreeSet<_> = objects.iter().filter(hurt).copied().collect();
+            if !hurt.is_empty() {
+                report.hurt_layers.insert(*layer, hurt);
             }
         }
         for (object, found) in damaged {
@@ -467,18 +541,21 @@ impl Store {
     /// What has no place in the directories that [`Inventory`] does not look at.
     fn other_strays(&self) -> Result<Vec<PathBuf>, DiskError> {
         let mut strays = Vec::new();
-        let mut look = |directory: &crate::disk::Directory, good: &dyn Fn(&str) -> bool| {
+        let mut look = |directory: &Directory, good: &dyn Fn(&str, FileType) -> bool| {
             for listed in directory.list()? {
-                if !listed.text().is_some_and(good) {
+                if !listed.text().is_some_and(|name| good(name, listed.kind)) {
                     strays.push(directory.path_of(&listed.name));
                 }
             }
             Ok::<(), DiskError>(())
         };
-        look(&self.root, &belongs)?;
-        look(&self.refs, &|name| RefName::from_file_name(name).is_some())?;
-        let work = |name: &str| {
-            name.starts_with(crate::work::PREFIX) || name.starts_with(crate::trash::PREFIX)
+        look(&self.root, &|name, _| belongs(name))?;
+        look(&self.refs, &|name, _| RefName::from_file_name(name).is_some())?;
+        let work = |name: &str, kind| {
+            let is_ours =
+                name.starts_with(crate::work::PREFIX) || name.starts_with(crate::trash::PREFIX);
+            // Some file systems do not say what it is.
+            is_ours && matches!(kind, FileType::Directory | FileType::Unknown)
         };
         look(&self.tmp, &work)?;
         Ok(strays)
@@ -518,7 +595,7 @@ impl Damage {
             Self::Image { .. } | Self::BadImage(..) => 0,
             Self::Object { .. } | Self::Unreadable(..) | Self::Missing(_) | Self::Size { .. } => 1,
             Self::Layer(..) => 2,
-            Self::Manifest(..) => 3,
+            Self::Manifest(..) | Self::Blob(..) | Self::Chunks(..) => 3,
             Self::Ref(..) => 4,
             Self::Container(..) => 5,
             Self::Stray(_) => 6,
@@ -527,7 +604,7 @@ impl Damage {
 }
 
 /// An error with all of its causes, for a report.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -8,6 +8,7 @@ use std::os::fd::AsFd as _;
 
 use image::verity::ObjectId;
 
+use crate::blobs::BlobFile;
 use crate::containers::Liveness;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, on_disk};
@@ -17,7 +18,7 @@ use crate::layers::LayerError;
 use crate::manifests::{Links, ManifestError};
 use crate::open::ImageFile;
 use crate::record::RecordError;
-use crate::refs::RefError;
+use crate::refs::{BadRef, RefError, RefName, Seconds};
 use crate::store::{Store, split};
 use crate::trash::{self, Item, Trash};
 use crate::work::{self, Owner};
@@ -29,24 +30,38 @@ pub enum GcError {
     /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An image in use can not be read, so that what it needs is not known.
-    #[error("image {image} is damaged, so that what it needs is not known: nothing was removed")]
+    /// An image in use cannot be read, so that what it needs is not known.
+    #[error(
+        "image {image} is damaged, so that what it needs is not known and nothing was removed; \
+         `quire fsck --repair` makes way for a new import"
+    )]
     Image {
         /// Which one.
         image: ObjectId,
         /// How.
         source: ContentsError,
     },
-    /// A layer in use can not be read, so that what it needs is not known.
-    #[error("can not tell what a layer needs: nothing was removed")]
+    /// A layer in use cannot be read, so that what it needs is not known.
+    #[error(
+        "cannot tell what a layer needs, so nothing was removed; `quire fsck --repair` makes way for a new import"
+    )]
     Layer(#[source] LayerError),
-    /// A manifest in use can not be read, so that what it needs is not known.
-    #[error("can not tell what a manifest needs: nothing was removed")]
+    /// A manifest in use cannot be read, so that what it needs is not known.
+    #[error(
+        "cannot tell what a manifest needs, so nothing was removed; `quire fsck --repair` makes way for a new import"
+    )]
     Manifest(#[source] Box<ManifestError>),
-    /// A ref can not be read, so that what it needs is not known.
-    #[error("can not tell what a ref needs: nothing was removed")]
-    Ref(#[source] RefError),
-    /// A container's record can not be read, so that what it needs is not known.
+    /// A ref cannot be read, so that what it needs is not known.
+    #[error(
+        "cannot tell what the name {name} stands for, so nothing was removed; `quire rm {name}` gives it up"
+    )]
+    Ref {
+        /// Which one.
+        name: RefName,
+        /// What is wrong with it.
+        source: RefError,
+    },
+    /// A container's record cannot be read, so that what it needs is not known.
     #[error(
         "the record of container {id} is damaged, so that what it needs is not known: nothing was removed"
     )]
@@ -72,6 +87,8 @@ pub enum Garbage {
     Manifest(Digest),
     /// An object.
     Object(ObjectId),
+    /// A layer as it came, whole or in part, the pin of an unfinished pull, or where a layer's chunks are.
+    Blob(BlobFile),
     /// A dead container's folder.
     Container(String),
     /// What a dead command left in `tmp/`.
@@ -124,30 +141,31 @@ struct Needed {
     images: BTreeSet<ObjectId>,
     layers: BTreeSet<Digest>,
     manifests: BTreeSet<Digest>,
+    blobs: BTreeSet<BlobFile>,
     kept: Vec<Kept>,
 }
 
 impl Store {
-    /// What `gc` would remove now. Changes nothing.
+    /// What `gc` would remove `now`. Changes nothing.
     ///
     /// # Errors
-    /// [`GcError`] when something that is kept can not be read.
-    pub fn plan_gc(&self) -> Result<GcPlan, GcError> {
+    /// [`GcError`] when something that is kept cannot be read.
+    pub fn plan_gc(&self, now: Seconds) -> Result<GcPlan, GcError> {
         let _lock = self.lock_shared()?;
-        self.plan().map(|plan| self.describe(&plan))
+        self.plan(now).map(|plan| self.describe(&plan))
     }
 
     /// Removes what nobody needs: decided and done under the store's lock, safe with imports and
-    /// mounts that begin or run meanwhile.
+    /// mounts that begin or run meanwhile. Unfinished pulls keep what they have until they are a week old.
     ///
     /// # Errors
-    /// [`GcError`] when something that is kept can not be read, or garbage can not be removed.
-    pub fn gc(&self) -> Result<(GcPlan, Swept), GcError> {
+    /// [`GcError`] when something that is kept cannot be read, or garbage cannot be removed.
+    pub fn gc(&self, now: Seconds) -> Result<(GcPlan, Swept), GcError> {
         if !self.is_writable() {
             return Err(GcError::ReadOnly(self.path().to_owned()));
         }
         let _lock = self.lock_exclusive()?;
-        let plan = self.plan()?;
+        let plan = self.plan(now)?;
         let described = self.describe(&plan);
         let mut swept = Swept::default();
 
@@ -177,13 +195,17 @@ impl Store {
         Ok((described, swept))
     }
 
-    fn plan(&self) -> Result<Plan, GcError> {
+    fn plan(&self, now: Seconds) -> Result<Plan, GcError> {
         let seen = self.see_containers()?;
         let mut roots = BTreeSet::new();
         let mut kept = Vec::new();
         let mut containers = Vec::new();
         let mut manifests = Vec::new();
-        for (_, reference) in self.refs().map_err(GcError::Ref)? {
+        let (refs, bad) = self.readable_refs()?;
+        if let Some(BadRef { name, error: source }) = bad.into_iter().next() {
+            return Err(GcError::Ref { name, source });
+        }
+        for (_, reference) in refs {
             roots.insert(reference.image);
             manifests.extend(reference.manifest);
         }
@@ -210,7 +232,18 @@ impl Store {
                 kept.push(Kept::InUse(*image));
             }
         }
-        let needed = self.needed(roots, manifests, kept)?;
+        let pins = found.blobs.iter().filter_map(|file| match file {
+            BlobFile::Pin(manifest) => Some(*manifest),
+            _ => None,
+        });
+        let mut pinned = BTreeSet::new();
+        for manifest in pins {
+            if self.is_pinned(&manifest, now)? {
+                pinned.insert(manifest);
+                manifests.push(manifest);
+            }
+        }
+        let needed = self.needed(roots, manifests, &pinned, kept)?;
         let mut leftovers = Vec::new();
         for name in work::names(&self.tmp)?.into_iter().chain(trash::names(&self.tmp)?) {
             if matches!(work::owner(&self.tmp, &name)?, Owner::Dead(_)) {
@@ -225,6 +258,7 @@ impl Store {
         &self,
         images: BTreeSet<ObjectId>,
         mut manifests: Vec<Digest>,
+        pinned: &BTreeSet<Digest>,
         kept: Vec<Kept>,
     ) -> Result<Needed, GcError> {
         let mut needed = Needed { kept, ..Needed::default() };
@@ -240,7 +274,14 @@ impl Store {
             let links = Links::of(&bytes);
             manifests.extend(links.manifests);
             needed.layers.extend(links.layers);
+            needed.blobs.insert(BlobFile::Signatures(digest));
+            needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Whole(*it)));
+            if pinned.contains(&digest) {
+                needed.blobs.insert(BlobFile::Pin(digest));
+                needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Partial(*it)));
+            }
         }
+        needed.blobs.extend(needed.layers.iter().map(|it| BlobFile::Chunks(*it)));
         for layer in &needed.layers {
             if let Some(layer) = self.layer(layer).map_err(GcError::Layer)? {
                 needed.objects.extend(&layer.info().objects);
@@ -293,9 +334,11 @@ impl Store {
     fn sweep(&self, items: &[Item], trash: Option<&Trash>) -> Result<(), DiskError> {
         let remove = |place: &Directory, item: &Item| -> Result<(), DiskError> {
             let name = item.file_name();
-            match trash {
-                Some(trash) => trash.take(place, item, &name),
-                None => place.unlink_sealed(&name).map(drop),
+            match (trash, item) {
+                // Nothing relies on these.
+                (_, Item::Blob(file)) => self.remove_blob_file(file).map(drop),
+                (Some(trash), _) => trash.take(place, item, &name),
+                (None, _) => place.unlink_sealed(&name).map(drop),
             }
         };
         let (objects, users): (Vec<&Item>, Vec<&Item>) =
@@ -355,6 +398,7 @@ impl From<Item> for Garbage {
             Item::Image(id) => Self::Image(id),
             Item::Layer(digest) => Self::Layer(digest),
             Item::Manifest(digest) => Self::Manifest(digest),
+            Item::Blob(file) => Self::Blob(file),
         }
     }
 }
@@ -364,10 +408,12 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<Item> {
     let images = found.images.iter().filter(|it| !needed.images.contains(it));
     let layers = found.layers.iter().filter(|it| !needed.layers.contains(it));
     let manifests = found.manifests.iter().filter(|it| !needed.manifests.contains(it));
+    let blobs = found.blobs.iter().filter(|it| !needed.blobs.contains(it));
     let objects = found.objects.iter().filter(|it| needed.objects.binary_search(it).is_err());
     let mut garbage: Vec<_> = images.map(|it| Item::Image(*it)).collect();
     garbage.extend(layers.map(|it| Item::Layer(*it)));
     garbage.extend(manifests.map(|it| Item::Manifest(*it)));
+    garbage.extend(blobs.map(|it| Item::Blob(*it)));
     garbage.extend(objects.map(|it| Item::Object(*it)));
     garbage
 }
@@ -378,6 +424,7 @@ mod tests {
 
     use super::{Needed, garbage};
     use crate::Digest;
+    use crate::blobs::BlobFile;
     use crate::inventory::Inventory;
     use crate::trash::Item;
 
@@ -390,6 +437,7 @@ mod tests {
             images: vec![id("x"), id("y")],
             layers: vec![a, b],
             manifests: vec![a, b],
+            blobs: vec![BlobFile::Whole(a), BlobFile::Partial(a), BlobFile::Pin(b)],
             strays: vec!["stray".into()],
         };
         let needed = Needed {
@@ -401,12 +449,15 @@ mod tests {
             images: [id("y")].into(),
             layers: [a].into(),
             manifests: [b].into(),
+            blobs: [BlobFile::Whole(a)].into(),
             kept: Vec::new(),
         };
         let expected = [
             Item::Image(id("x")),
             Item::Layer(b),
             Item::Manifest(a),
+            Item::Blob(BlobFile::Partial(a)),
+            Item::Blob(BlobFile::Pin(b)),
             Item::Object(id("1")),
             Item::Object(id("3")),
         ];

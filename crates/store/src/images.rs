@@ -11,7 +11,7 @@ impl Store {
     /// The ids of all images, in order, with or without a ref.
     ///
     /// # Errors
-    /// [`StoreError`] when the directory can not be read.
+    /// [`StoreError`] when the directory cannot be read.
     pub fn images(&self) -> Result<Vec<ObjectId>, StoreError> {
         let algorithm = self.algorithm();
         let listed = self.images.list()?;
@@ -36,7 +36,7 @@ pub(crate) struct Use {
 
 /// Why it is not known what an image needs.
 #[derive(Debug, thiserror::Error)]
-#[error("can not read what the image needs")]
+#[error("cannot read what the image needs")]
 pub struct ContentsError(#[from] ReadError);
 
 /// Calls `visit` with every path whose bytes are an object, depth first, siblings in byte order.

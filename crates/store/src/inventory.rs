@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use image::verity::ObjectId;
 use rustix::fs::FileType;
 
+use crate::blobs::BlobFile;
 use crate::digest::Digest;
 use crate::disk::DiskError;
 use crate::images::id_of;
@@ -17,6 +18,7 @@ pub(crate) struct Inventory {
     pub(crate) images: Vec<ObjectId>,
     pub(crate) layers: Vec<Digest>,
     pub(crate) manifests: Vec<Digest>,
+    pub(crate) blobs: Vec<BlobFile>,
     /// Paths of what no store puts there.
     pub(crate) strays: Vec<PathBuf>,
 }
@@ -43,6 +45,13 @@ impl Inventory {
             }
             digests.sort_unstable();
         }
+        for listed in store.blobs.list()? {
+            match listed.text().and_then(BlobFile::parse) {
+                Some(file) => found.blobs.push(file),
+                None => found.strays.push(store.blobs.path_of(&listed.name)),
+            }
+        }
+        found.blobs.sort_unstable();
         for listed in store.objects.list()? {
             let is_shard = listed.name.len() == 2
                 && listed.name.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))

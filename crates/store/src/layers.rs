@@ -60,7 +60,7 @@ struct RawInfo {
     recipe_size: u64,
 }
 
-/// Why a layer can not be read or written.
+/// Why a layer cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
@@ -73,7 +73,7 @@ pub enum LayerError {
         reason: &'static str,
     },
     /// The recipe could not be compressed or decompressed.
-    #[error("can not {action} the recipe of a layer")]
+    #[error("cannot {action} the recipe of a layer")]
     Recipe {
         /// "write" or "read".
         action: &'static str,
@@ -137,7 +137,7 @@ impl<'t> LayerDraft<'t> {
     /// checked that the tar has `info.diff_id`.
     ///
     /// # Errors
-    /// [`LayerError`] when it can not be written.
+    /// [`LayerError`] when it cannot be written.
     pub fn finish(self, info: &LayerInfo) -> Result<(), LayerError> {
         let Self { transaction, scrap, recipe_size, encoder } = self;
         let write = || -> io::Result<()> {
@@ -210,7 +210,7 @@ impl Layer {
     /// Its recipe, decompressed as it is read.
     ///
     /// # Errors
-    /// [`LayerError`] when reading can not begin.
+    /// [`LayerError`] when reading cannot begin.
     pub fn recipe(&self) -> Result<RecipeReader, LayerError> {
         let failed = |source| LayerError::Recipe { action: "read", source };
         let file = self.file.try_clone().map_err(failed)?;
@@ -275,7 +275,7 @@ impl Store {
     /// The diff ids of all layers, in order.
     ///
     /// # Errors
-    /// [`LayerError`] when the directory can not be read.
+    /// [`LayerError`] when the directory cannot be read.
     pub fn layers(&self) -> Result<Vec<Digest>, LayerError> {
         let listed = self.layers.list()?;
         let digests = listed.iter().filter_map(|it| Digest::from_file_name(it.text()?));

@@ -8,7 +8,7 @@ use crate::store::Store;
 /// (distribution-spec, "Pushing Manifests"); configs with long histories are larger.
 pub(crate) const MANIFEST_MAX: u64 = 64 << 20;
 
-/// Why a manifest can not be read or written.
+/// Why a manifest cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
@@ -68,6 +68,8 @@ pub(crate) struct Links {
     pub(crate) manifests: Vec<Digest>,
     /// From a config.
     pub(crate) layers: Vec<Digest>,
+    /// Layers as they came, from a manifest.
+    pub(crate) blobs: Vec<Digest>,
 }
 
 impl Links {
@@ -82,7 +84,9 @@ impl Links {
         let listed = list(&json["manifests"]);
         manifests.extend(listed.iter().filter_map(|it| digest(&it["digest"])));
         let diff_ids = list(&json["rootfs"]["diff_ids"]);
-        Self { manifests, layers: diff_ids.iter().filter_map(digest).collect() }
+        let blobs = list(&json["layers"]);
+        let blobs = blobs.iter().filter_map(|it| digest(&it["digest"])).collect();
+        Self { manifests, layers: diff_ids.iter().filter_map(digest).collect(), blobs }
     }
 }
 
@@ -90,7 +94,7 @@ impl Links {
 mod tests {
     use super::Links;
 
-    fn check(json: &str, manifests: &[char], layers: &[char]) {
+    fn check(json: &str, manifests: &[char], layers: &[char], blobs: &[char]) {
         let name = |digit: &char| format!("sha256:{}", digit.to_string().repeat(64));
         let full = |text: &str| {
             ('a'..='f').fold(text.to_owned(), |text, digit| {
@@ -102,16 +106,17 @@ mod tests {
             digests.iter().map(ToString::to_string).collect()
         };
         assert_eq!(found(&links.manifests), manifests.iter().map(name).collect::<Vec<_>>());
+        assert_eq!(found(&links.blobs), blobs.iter().map(name).collect::<Vec<_>>());
         assert_eq!(found(&links.layers), layers.iter().map(name).collect::<Vec<_>>());
     }
 
     #[test]
     fn links_are_found() {
-        check(r#"{"config":{"digest":"@a"},"layers":[{"digest":"@b"}]}"#, &['a'], &[]);
-        check(r#"{"manifests":[{"digest":"@b"},{"digest":"@c"}]}"#, &['b', 'c'], &[]);
-        check(r#"{"rootfs":{"type":"layers","diff_ids":["@d","@e"]}}"#, &[], &['d', 'e']);
-        check(r#"{"config":{"digest":7},"rootfs":"x","manifests":{"digest":"@a"}}"#, &[], &[]);
-        check("[1]", &[], &[]);
-        check("not json", &[], &[]);
+        check(r#"{"config":{"digest":"@a"},"layers":[{"digest":"@b"}]}"#, &['a'], &[], &['b']);
+        check(r#"{"manifests":[{"digest":"@b"},{"digest":"@c"}]}"#, &['b', 'c'], &[], &[]);
+        check(r#"{"rootfs":{"type":"layers","diff_ids":["@d","@e"]}}"#, &[], &['d', 'e'], &[]);
+        check(r#"{"config":{"digest":7},"rootfs":"x","manifests":{"digest":"@a"}}"#, &[], &[], &[]);
+        check("[1]", &[], &[], &[]);
+        check("not json", &[], &[], &[]);
     }
 }

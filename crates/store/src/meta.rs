@@ -4,6 +4,7 @@ use image::verity::Algorithm;
 use serde::{Deserialize, Serialize};
 
 use crate::record::{self, RecordError};
+use crate::store::Sealing;
 
 /// The version of the layout that this code writes, and the only one that it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -19,6 +20,8 @@ pub struct Meta {
     /// Features of the store that a program must know to change it, and this one does not:
     /// it may look only.
     pub unknown_to_write: Vec<String>,
+    /// How new objects and images are protected, unless who opens the store says otherwise.
+    pub sealing: Sealing,
 }
 
 /// Why `meta` is refused.
@@ -26,7 +29,7 @@ pub struct Meta {
 #[non_exhaustive]
 pub enum MetaError {
     /// The file is damaged.
-    #[error("the store's file meta can not be read")]
+    #[error("the store's file meta cannot be read")]
     Damaged(#[source] RecordError),
     /// A layout that this version does not know.
     #[error("the store has format {0}, this version knows format {FORMAT_VERSION} only")]
@@ -48,11 +51,17 @@ struct Raw {
     needed_to_read: Vec<String>,
     #[serde(default)]
     needed_to_write: Vec<String>,
+    /// `immutable`, or nothing. A version that does not know it seals by fs-verity only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sealing: Option<String>,
 }
 
+/// In `meta`, that the immutable flag is wanted.
+const IMMUTABLE: &str = "immutable";
+
 impl Meta {
-    pub(crate) const fn new(algorithm: Algorithm) -> Self {
-        Self { algorithm, unknown_to_write: Vec::new() }
+    pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
+        Self { algorithm, unknown_to_write: Vec::new(), sealing }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -61,6 +70,7 @@ impl Meta {
             algorithm: self.algorithm.name().to_owned(),
             needed_to_read: Vec::new(),
             needed_to_write: Vec::new(),
+            sealing: (self.sealing == Sealing::VerityOrImmutable).then(|| IMMUTABLE.to_owned()),
         })
     }
 
@@ -80,7 +90,11 @@ impl Meta {
             .into_iter()
             .find(|it| it.name() == raw.algorithm)
             .ok_or(MetaError::Algorithm(raw.algorithm))?;
-        Ok(Self { algorithm, unknown_to_write: unknown(raw.needed_to_write) })
+        let sealing = match raw.sealing.as_deref() {
+            Some(IMMUTABLE) => Sealing::VerityOrImmutable,
+            _ => Sealing::Verity,
+        };
+        Ok(Self { algorithm, unknown_to_write: unknown(raw.needed_to_write), sealing })
     }
 }
 
@@ -88,7 +102,7 @@ impl Meta {
 mod tests {
     use image::verity::Algorithm;
 
-    use super::Meta;
+    use super::{Meta, Sealing};
     use crate::record;
 
     fn check(json: &str, expected: &str) {
@@ -111,15 +125,17 @@ mod tests {
             r#"{"format":1,"algorithm":"sha256","needed_to_write":["packs"]}"#,
             "sha256 [\"packs\"]",
         );
-        check(r#"{"format":-1,"algorithm":"sha256"}"#, "can not be read");
-        check("[]", "can not be read");
+        check(r#"{"format":-1,"algorithm":"sha256"}"#, "cannot be read");
+        check("[]", "cannot be read");
     }
 
     #[test]
     fn what_is_written_is_read() {
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
-            let meta = Meta::new(algorithm);
-            assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+            for sealing in [Sealing::Verity, Sealing::VerityOrImmutable] {
+                let meta = Meta::new(algorithm, sealing);
+                assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use kernel::verity::{Measured, measure};
 use crate::disk::{DiskError, length};
 use crate::store::{Store, StoreError};
 
-/// Why an image can not be opened.
+/// Why an image cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenImageError {
@@ -28,8 +28,8 @@ pub enum OpenImageError {
         /// As measured.
         actual: Box<ObjectId>,
     },
-    /// An id that can not be in this store.
-    #[error("can not look for image {id}")]
+    /// An id that cannot be in this store.
+    #[error("cannot look for image {id}")]
     Id {
         /// Which one.
         id: ObjectId,

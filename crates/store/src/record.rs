@@ -10,7 +10,7 @@ use crate::digest::Digest;
 /// The most bytes in a record: nothing of ours comes near.
 pub(crate) const RECORD_MAX: u64 = 1 << 20;
 
-/// Why a record can not be read.
+/// Why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {

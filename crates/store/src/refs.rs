@@ -1,5 +1,6 @@
 //! Refs: names that people give to images.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -161,7 +162,7 @@ struct Raw {
     created: Seconds,
 }
 
-/// Why a ref can not be read or changed.
+/// Why a ref cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefError {
@@ -184,8 +185,16 @@ pub enum RefError {
         /// What it says.
         says: String,
     },
-    /// It can not be written.
-    #[error("can not set the ref {name}")]
+    /// Something else than a file of ours has its name.
+    #[error("the ref {name} is damaged")]
+    NotAFile {
+        /// Which one.
+        name: RefName,
+        /// What was found.
+        source: DiskError,
+    },
+    /// It cannot be written.
+    #[error("cannot set the ref {name}")]
     Set {
         /// Which one.
         name: RefName,
@@ -198,6 +207,15 @@ pub enum RefError {
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
+}
+
+/// A ref that cannot be read: it names nothing until it is set again, and may be removed.
+#[derive(Debug)]
+pub struct BadRef {
+    /// Its name, as its file is called.
+    pub name: RefName,
+    /// What is wrong.
+    pub error: RefError,
 }
 
 pub(crate) fn encode(name: &RefName, reference: &Reference) -> Vec<u8> {
@@ -225,7 +243,8 @@ impl Store {
     /// All refs, in byte order of their names.
     ///
     /// # Errors
-    /// [`RefError`] when one is damaged or not readable.
+    /// [`RefError`] when one is damaged or not readable. [`readable_refs`](Self::readable_refs) is for
+    /// who wants the others.
     pub fn refs(&self) -> Result<Vec<(RefName, Reference)>, RefError> {
         let mut refs = Vec::new();
         for name in self.ref_names()? {
@@ -235,6 +254,24 @@ impl Store {
             }
         }
         Ok(refs)
+    }
+
+    /// All refs that can be read, in byte order of their names, and what is wrong with each other one.
+    ///
+    /// # Errors
+    /// [`DiskError`] when they cannot be listed.
+    pub fn readable_refs(&self) -> Result<(BTreeMap<RefName, Reference>, Vec<BadRef>), DiskError> {
+        let mut refs = BTreeMap::new();
+        let mut bad = Vec::new();
+        for name in self.ref_names()? {
+            match self.reference(&name) {
+                Ok(Some(reference)) => drop(refs.insert(name, reference)),
+                // Removed meanwhile.
+                Ok(None) => {}
+                Err(error) => bad.push(BadRef { name, error }),
+            }
+        }
+        Ok((refs, bad))
     }
 
     pub(crate) fn ref_names(&self) -> Result<Vec<RefName>, DiskError> {
@@ -250,14 +287,19 @@ impl Store {
     /// # Errors
     /// [`RefError`] when it is damaged or not readable.
     pub fn reference(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
-        let bytes = self.refs.read_all(name.file_name(), RECORD_MAX)?;
+        let bytes = match self.refs.read_all(name.file_name(), RECORD_MAX) {
+            Err(source) if source.is_not_a_file() => {
+                return Err(RefError::NotAFile { name: name.clone(), source });
+            }
+            other => other?,
+        };
         bytes.map(|bytes| decode(name, &bytes)).transpose()
     }
 
     /// Lets `name` stand for `reference`, durably. What it names must be in the store.
     ///
     /// # Errors
-    /// [`RefError::Set`] when it is not, or the ref can not be written.
+    /// [`RefError::Set`] when it is not, or the ref cannot be written.
     pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), RefError> {
         let failed = |source| RefError::Set { name: name.clone(), source };
         let transaction = self.begin().map_err(failed)?;
@@ -269,7 +311,7 @@ impl Store {
     /// was, if that could be read: a damaged one is removed too.
     ///
     /// # Errors
-    /// [`RefError::Absent`], or when it can not be removed.
+    /// [`RefError::Absent`], or when it cannot be removed.
     pub fn remove_ref(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
         if !self.is_writable() {
             return Err(RefError::ReadOnly(self.path().to_owned()));
@@ -279,7 +321,7 @@ impl Store {
             Err(_) => None,
             Ok(was) => was,
         };
-        if !self.refs.unlink(name.file_name())? {
+        if !self.refs.remove_any(name.file_name())? {
             return Err(RefError::Absent(name.clone()));
         }
         self.refs.sync()?;

@@ -1,20 +1,26 @@
 //! Makes room for what is damaged to be imported again.
 
+use crate::blobs::BlobFile;
 use crate::digest::Digest;
-use crate::disk::Directory;
+use crate::disk::{Directory, DiskError};
 use crate::fsck::{Damage, FsckError, FsckOptions, FsckReport};
-use crate::manifests::ManifestError;
+use crate::refs::{RefError, RefName};
 use crate::store::Store;
 use crate::trash::Item;
 
 impl Store {
-    /// Removes every object, image, layer and manifest that a check found damaged and that still is.
+    /// Removes every object, image, layer, manifest and ref that a check found damaged and that still is.
     /// An import of the same content then brings it back: as long as a damaged object is there, an
     /// import takes it for the one that it needs. Until then, what needs it fails to open, instead of
-    /// reading wrong bytes. Answers how many were removed.
+    /// reading wrong bytes. A ref that cannot be read names nothing, and keeps `gc` from telling what is
+    /// needed; one that can be read and leads nowhere stays, since an import makes it good. Answers how
+    /// many were removed.
+    ///
+    /// One that cannot be removed keeps none of the others.
     ///
     /// # Errors
-    /// [`FsckError::Busy`] while imports run, which may rely on what is there; or the disk.
+    /// [`FsckError::Busy`] while imports run, which may rely on what is there; or the disk, the first
+    /// of its answers.
     pub fn remove_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         if !self.is_writable() {
             return Err(FsckError::ReadOnly(self.path().to_owned()));
@@ -24,32 +30,54 @@ impl Store {
             return Err(FsckError::Busy);
         }
         let mut removed = 0;
+        let mut failed = None;
         for (damage, _) in &report.damage {
+            if let Damage::Ref(name, _) = damage {
+                match self.remove_bad_ref(name) {
+                    Ok(was_bad) => removed += u64::from(was_bad),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
             let Some(item) = item(damage) else { continue };
             if !self.is_damaged(&item) {
                 continue;
             }
-            let place = item.place(self)?;
-            removed += u64::from(remove(&place, &item.file_name())?);
+            match item.place(self).and_then(|place| remove(&place, &item.file_name())) {
+                Ok(was_there) => removed += u64::from(was_there),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
-        Ok(removed)
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(removed),
+        }
+    }
+
+    /// Whether there was one to remove.
+    fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
+        let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
+        match self.reference(&name) {
+            Ok(_) | Err(RefError::Disk(_)) => Ok(false),
+            Err(_) => remove(&self.refs, &name.file_name()),
+        }
     }
 
     fn is_damaged(&self, item: &Item) -> bool {
-        let layer = |digest: &Digest| self.layer(digest).is_err();
+        let layer = |digest: &Digest| self.layer(digest).is_err() || self.gives_another_tar(digest);
         match item {
             Item::Object(id) => !self.is_sound_object(id),
             Item::Image(id) => !self.is_sound_image(id),
             Item::Layer(digest) => layer(digest),
-            Item::Manifest(digest) => {
-                matches!(self.manifest(digest), Err(ManifestError::Mismatch { .. }))
-            }
+            Item::Manifest(digest) => self.manifest(digest).is_err(),
+            Item::Blob(BlobFile::Whole(digest)) => self.blob_damage(digest).is_some(),
+            Item::Blob(BlobFile::Chunks(diff_id)) => self.chunks_damage(diff_id).is_some(),
+            Item::Blob(_) => false,
         }
     }
 }
 
-fn remove(place: &Directory, name: &str) -> Result<bool, FsckError> {
-    let removed = place.unlink_sealed(name)?;
+fn remove(place: &Directory, name: &str) -> Result<bool, DiskError> {
+    let removed = place.remove_any(name)?;
     place.sync()?;
     Ok(removed)
 }
@@ -60,12 +88,15 @@ fn item(damage: &Damage) -> Option<Item> {
         Damage::Object { expected, .. } | Damage::Unreadable(expected, _) => {
             Some(Item::Object(*expected))
         }
-        Damage::Image { expected, .. } => Some(Item::Image(*expected)),
+        Damage::Image { expected, .. } | Damage::BadImage(expected, _) => {
+            Some(Item::Image(*expected))
+        }
         Damage::Layer(diff_id, _) => Some(Item::Layer(*diff_id)),
         Damage::Manifest(digest, _) => Some(Item::Manifest(*digest)),
+        Damage::Blob(digest, _) => Some(Item::Blob(BlobFile::Whole(*digest))),
+        Damage::Chunks(diff_id, _) => Some(Item::Blob(BlobFile::Chunks(*diff_id))),
         Damage::Missing(_)
         | Damage::Size { .. }
-        | Damage::BadImage(..)
         | Damage::Ref(..)
         | Damage::Container(..)
         | Damage::Stray(_) => None,

@@ -40,7 +40,7 @@ pub enum ResolveError {
     /// The ref itself.
     #[error(transparent)]
     Ref(#[from] RefError),
-    /// The images can not be listed.
+    /// The images cannot be listed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -2,6 +2,8 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use image::verity::{Algorithm, ObjectId};
 use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
@@ -49,35 +51,32 @@ pub struct OpenOptions {
     pub create: Create,
     /// What for.
     pub access: Access,
-    /// How what is added is protected.
-    pub sealing: Sealing,
+    /// How what is added is protected; `None` for the store's own way, which is the one that it was made
+    /// with.
+    pub sealing: Option<Sealing>,
 }
 
 impl OpenOptions {
     /// An existing store, to look and to mount.
     #[must_use]
     pub const fn read() -> Self {
-        Self { create: Create::Never, access: Access::Read, sealing: Sealing::Verity }
+        Self { create: Create::Never, access: Access::Read, sealing: None }
     }
 
     /// An existing store, to change.
     #[must_use]
     pub const fn write() -> Self {
-        Self { create: Create::Never, access: Access::Write, sealing: Sealing::Verity }
+        Self { create: Create::Never, access: Access::Write, sealing: None }
     }
 
     /// A store to change, made with SHA-256 if there is none.
     #[must_use]
     pub const fn create() -> Self {
-        Self {
-            create: Create::IfAbsent(Algorithm::Sha256),
-            access: Access::Write,
-            sealing: Sealing::Verity,
-        }
+        Self { create: Create::IfAbsent(Algorithm::Sha256), access: Access::Write, sealing: None }
     }
 }
 
-/// Why a store can not be opened, or something in it can not be looked up.
+/// Why a store cannot be opened, or something in it cannot be looked up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -95,8 +94,20 @@ pub enum StoreError {
         /// What is in it.
         found: String,
     },
+    /// One of its directories is gone.
+    #[error(
+        "the store {} is damaged: its directory \"{name}\" is gone. `mkdir {}` makes the store usable again, \
+         then `quire fsck` tells what was lost with it",
+        .directory.display(), .directory.join(.name).display()
+    )]
+    Incomplete {
+        /// The store.
+        directory: PathBuf,
+        /// The missing one.
+        name: &'static str,
+    },
     /// Opened to change it, which this user or this file system does not permit.
-    #[error("the store {} can not be changed", .directory.display())]
+    #[error("the store {} cannot be changed", .directory.display())]
     ReadOnly {
         /// The store.
         directory: PathBuf,
@@ -115,7 +126,7 @@ pub enum StoreError {
         features: Vec<String>,
     },
     /// `meta` is refused.
-    #[error("can not open the store {}", .directory.display())]
+    #[error("cannot open the store {}", .directory.display())]
     Meta {
         /// The store.
         directory: PathBuf,
@@ -137,6 +148,7 @@ pub enum StoreError {
 #[derive(Debug)]
 pub struct Store {
     pub(crate) root: Directory,
+    pub(crate) blobs: Directory,
     pub(crate) objects: Directory,
     pub(crate) images: Directory,
     pub(crate) layers: Directory,
@@ -144,12 +156,27 @@ pub struct Store {
     pub(crate) refs: Directory,
     pub(crate) containers: Directory,
     pub(crate) tmp: Directory,
+    /// The directories of `objects/`, opened when first needed: nobody removes one.
+    shards: Box<[OnceLock<Directory>; 256]>,
     meta: Meta,
     access: Access,
     pub(crate) sealing: Sealing,
+    give_up: OnceLock<GiveUp>,
 }
 
-/// The directories of a store. `blobs` is for image forms to come.
+/// Asked while a lock is waited for: whether its caller wants it no more.
+struct GiveUp(Box<dyn Fn() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for GiveUp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GiveUp")
+    }
+}
+
+/// How often a lock that is waited for is tried: a person who gives up does not notice it, and a `gc` takes longer.
+const LOCK_POLL: Duration = Duration::from_millis(20);
+
+/// The directories of a store.
 const DIRECTORIES: [&str; 8] =
     ["blobs", "containers", "images", "layers", "manifests", "objects", "refs", "tmp"];
 pub(crate) const META: &str = "meta";
@@ -189,29 +216,53 @@ impl Store {
             (Some(meta), _) => meta,
             (None, Create::Never) => return Err(absent_or_foreign(&root)?),
             (None, Create::IfAbsent(algorithm)) => {
-                create(&root, algorithm)?;
+                create(&root, &Meta::new(algorithm, options.sealing.unwrap_or_default()))?;
                 let gone = || root.failed("read", META, Errno::NOENT);
                 root.read_all(META, RECORD_MAX)?.ok_or_else(gone)?
             }
         };
         let meta = Meta::decode(&meta)
             .map_err(|source| StoreError::Meta { directory: directory.to_owned(), source })?;
+        let part = |name| match root.open_if_there(name)? {
+            Some(part) => Ok(part),
+            None => Err(StoreError::Incomplete { directory: directory.to_owned(), name }),
+        };
+        let [blobs, objects, images, layers, manifests, refs, containers, tmp] = [
+            part("blobs")?,
+            part("objects")?,
+            part("images")?,
+            part("layers")?,
+            part("manifests")?,
+            part("refs")?,
+            part("containers")?,
+            part("tmp")?,
+        ];
         if options.access == Access::Write {
             check_writable(&root, &meta)?;
         }
         Ok(Self {
-            objects: root.open("objects")?,
-            images: root.open("images")?,
-            layers: root.open("layers")?,
-            manifests: root.open("manifests")?,
-            refs: root.open("refs")?,
-            containers: root.open("containers")?,
-            tmp: root.open("tmp")?,
+            blobs,
+            objects,
+            images,
+            layers,
+            manifests,
+            refs,
+            containers,
+            tmp,
             root,
+            shards: Box::new([const { OnceLock::new() }; 256]),
+            sealing: options.sealing.unwrap_or(meta.sealing),
             meta,
             access: options.access,
-            sealing: options.sealing,
+            give_up: OnceLock::new(),
         })
+    }
+
+    /// Has waits for the store's lock, which `gc` holds while it works, end with an error as soon as `enough` answers
+    /// yes. It is asked some fifty times in a second, and only while somebody waits. For callers that have signals
+    /// blocked, which would end a wait otherwise; the first such call counts.
+    pub fn give_up_when(&self, enough: impl Fn() -> bool + Send + Sync + 'static) {
+        let _first = self.give_up.set(GiveUp(Box::new(enough)));
     }
 
     /// The store's directory, as it was given.
@@ -244,7 +295,7 @@ impl Store {
     /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects it.
     ///
     /// # Errors
-    /// [`StoreError`] when it can not be looked up.
+    /// [`StoreError`] when it cannot be looked up.
     pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, StoreError> {
         self.check_algorithm(object)?;
         let (shard, rest) = split(object);
@@ -266,6 +317,19 @@ impl Store {
         found.map(|(file, _)| file).ok_or(StoreError::NoObject(*object))
     }
 
+    /// The directory of an object; `None` if the store lacks it.
+    pub(crate) fn shard(&self, id: &ObjectId) -> Result<Option<&Directory>, DiskError> {
+        let first = id.as_bytes().first().copied().unwrap_or_default();
+        let slot = &self.shards[usize::from(first)];
+        if slot.get().is_none() {
+            match self.objects.open_if_there(format!("{first:02x}"))? {
+                None => return Ok(None),
+                Some(shard) => drop(slot.set(shard)),
+            }
+        }
+        Ok(slot.get())
+    }
+
     pub(crate) fn check_algorithm(&self, id: &ObjectId) -> Result<(), StoreError> {
         if id.algorithm() == self.algorithm() {
             return Ok(());
@@ -275,15 +339,19 @@ impl Store {
 
     /// Held while something is published or opened: `gc` neither decides nor sweeps meanwhile.
     pub(crate) fn lock_shared(&self) -> Result<Option<Lock>, DiskError> {
-        self.lock(FlockOperation::LockShared)
+        self.lock(FlockOperation::LockShared, FlockOperation::NonBlockingLockShared)
     }
 
     /// Held by `gc` from its decision to the end of its sweep.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<Lock>, DiskError> {
-        self.lock(FlockOperation::LockExclusive)
+        self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)
     }
 
-    fn lock(&self, how: FlockOperation) -> Result<Option<Lock>, DiskError> {
+    fn lock(
+        &self,
+        waiting: FlockOperation,
+        trying: FlockOperation,
+    ) -> Result<Option<Lock>, DiskError> {
         // A descriptor of its own for each holder, since flock belongs to the open file.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = match rustix::fs::openat(&self.root, GC_LOCK, flags, Mode::empty()) {
@@ -292,10 +360,17 @@ impl Store {
             Err(Errno::NOENT) if self.access == Access::Read => return Ok(None),
             Err(errno) => return Err(self.root.failed("open", GC_LOCK, errno)),
         };
+        let give_up = self.give_up.get();
         loop {
-            match rustix::fs::flock(&fd, how) {
+            match rustix::fs::flock(&fd, if give_up.is_some() { trying } else { waiting }) {
                 Ok(()) => return Ok(Some(Lock { _fd: fd })),
                 Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => match give_up {
+                    Some(GiveUp(enough)) if enough() => {
+                        return Err(self.root.failed("lock", GC_LOCK, Errno::INTR));
+                    }
+                    _ => std::thread::sleep(LOCK_POLL),
+                },
                 Err(errno) => return Err(self.root.failed("lock", GC_LOCK, errno)),
             }
         }
@@ -305,7 +380,7 @@ impl Store {
     /// Answers how many had it.
     ///
     /// # Errors
-    /// [`StoreError`] when one can not be read, or this process may not (`CAP_LINUX_IMMUTABLE`).
+    /// [`StoreError`] when one cannot be read, or this process may not (`CAP_LINUX_IMMUTABLE`).
     pub fn unseal(&self) -> Result<u64, StoreError> {
         let mut unsealed = 0;
         let mut directories = vec![self.images.try_clone()?];
@@ -387,7 +462,7 @@ fn foreign(root: &Directory) -> Result<Option<StoreError>, DiskError> {
 
 /// Makes what is missing of a store, `meta` last: without it there is no store, and the next one
 /// begins again. Several may do this at once.
-fn create(root: &Directory, algorithm: Algorithm) -> Result<(), StoreError> {
+fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     if let Some(foreign) = foreign(root)? {
         return Err(foreign);
     }
@@ -408,7 +483,7 @@ fn create(root: &Directory, algorithm: Algorithm) -> Result<(), StoreError> {
     root.sync()?;
     let work = Workspace::make(&root.open("tmp")?)?;
     let mut file = work.directory.create(META)?;
-    file.write_all(&Meta::new(algorithm).encode())?;
+    file.write_all(&meta.encode())?;
     file.publish_mode()?;
     drop(file);
     work.directory.sync_file(META)?;
@@ -416,7 +491,7 @@ fn create(root: &Directory, algorithm: Algorithm) -> Result<(), StoreError> {
         Renamed::Now | Renamed::Taken => root.sync()?,
     }
     work.remove()?;
-    tracing::info!(store = %root.path().display(), %algorithm, "made a store");
+    tracing::info!(store = %root.path().display(), algorithm = %meta.algorithm, "made a store");
     Ok(())
 }
 

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashMap, btree_map, hash_map};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use image::verity::{self, Algorithm, ObjectId};
 use rustix::io::Errno;
 
 use crate::digest::Digest;
-use crate::disk::{Directory, DiskError, NewFile};
+use crate::disk::{DiskError, NewFile};
 use crate::draft::{Draft, DraftError, ImageDraft};
 use crate::layers::{Layer, LayerDraft, LayerError};
 use crate::manifests::ManifestError;
@@ -60,6 +60,15 @@ pub struct Committed {
     pub reused_bytes: u64,
 }
 
+impl std::ops::AddAssign for Committed {
+    fn add_assign(&mut self, other: Self) {
+        self.objects += other.objects;
+        self.object_bytes += other.object_bytes;
+        self.reused += other.reused;
+        self.reused_bytes += other.reused_bytes;
+    }
+}
+
 /// A running import. `Sync`: several threads may add to one transaction by reference.
 ///
 /// Everything is written below a directory of its own in `tmp/`, which is locked for as long as
@@ -71,8 +80,6 @@ pub struct Transaction<'s> {
     /// The name of the next file in `work`.
     next: AtomicU64,
     state: Mutex<State>,
-    /// Shards of `objects/`, opened when first needed.
-    shards: Box<[OnceLock<Directory>; 256]>,
     /// Whether new files here get the mode they are created with.
     modes: AtomicU8,
     /// Whether the file system has fs-verity.
@@ -128,7 +135,6 @@ impl Store {
             work,
             next: AtomicU64::new(0),
             state: Mutex::default(),
-            shards: Box::new([const { OnceLock::new() }; 256]),
             modes: AtomicU8::new(UNKNOWN),
             verity: AtomicU8::new(UNKNOWN),
             failed: AtomicBool::new(false),
@@ -147,7 +153,7 @@ impl<'s> Transaction<'s> {
     /// already costs a hash and at most one system call.
     ///
     /// # Errors
-    /// [`DraftError`] when it can not be written. The transaction can not be committed after that.
+    /// [`DraftError`] when it cannot be written. The transaction cannot be committed after that.
     pub fn object(&self, bytes: &[u8]) -> Result<ObjectId, DraftError> {
         let id = verity::digest(self.store.algorithm(), bytes);
         self.object_with_id(&id, bytes)?;
@@ -205,24 +211,11 @@ impl<'s> Transaction<'s> {
             DraftError::Lookup { id: *id, source: Box::new(source) }
         };
         self.store.check_algorithm(id).map_err(failed)?;
-        let shard = self.shard(id).map_err(|error| failed(error.into()))?;
+        let shard = self.store.shard(id).map_err(|error| failed(error.into()))?;
         let Some(shard) = shard else { return Ok(None) };
         let (_, rest) = crate::store::split(id);
         let stat = shard.stat(rest).map_err(|error| failed(error.into()))?;
         Ok(stat.map(|stat| is_object(&stat, size)))
-    }
-
-    /// The shard of an object; `None` if the store lacks it.
-    fn shard(&self, id: &ObjectId) -> Result<Option<&Directory>, DiskError> {
-        let first = id.as_bytes().first().copied().unwrap_or_default();
-        let slot = &self.shards[usize::from(first)];
-        if slot.get().is_none() {
-            match self.store.objects.open_if_there(format!("{first:02x}"))? {
-                None => return Ok(None),
-                Some(shard) => drop(slot.set(shard)),
-            }
-        }
-        Ok(slot.get())
     }
 
     fn enter_object(&self, id: &ObjectId, found: Found, size: u64) {
@@ -272,7 +265,7 @@ impl<'s> Transaction<'s> {
     /// another size, it is damaged: add it again, and the commit replaces it.
     ///
     /// # Errors
-    /// [`DraftError`] when it can not be looked up.
+    /// [`DraftError`] when it cannot be looked up.
     pub fn reuse(&self, id: &ObjectId, size: u64) -> Result<bool, DraftError> {
         let known = self.state().objects.contains_key(id);
         if !known && self.look_up(id, size)? != Some(true) {
@@ -287,7 +280,7 @@ impl<'s> Transaction<'s> {
     /// A new image; its bytes come in order, as `image::erofs::write` makes them.
     ///
     /// # Errors
-    /// [`DraftError`] when its file can not be made.
+    /// [`DraftError`] when its file cannot be made.
     pub fn image(&self) -> Result<ImageDraft<'_>, DraftError> {
         ImageDraft::new(self).map_err(|source| self.write_failed("an image", source))
     }
@@ -321,29 +314,39 @@ impl<'s> Transaction<'s> {
     /// Whether the store has this image; if so it is protected from `gc` until the import ends.
     ///
     /// # Errors
-    /// [`DraftError`] when it can not be looked up.
+    /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_image(&self, id: &ObjectId) -> Result<bool, DraftError> {
         let there = self.store.images.stat(id.to_string());
         let there = there.map_err(|source| self.write_failed("an image", source))?;
-        if there.is_some() {
+        let there = there.is_some_and(|stat| is_object(&stat, crate::disk::length(&stat)));
+        if there {
             self.state().images.entry(*id).or_insert(Found::Store);
         }
-        Ok(there.is_some())
+        Ok(there)
     }
 
     /// The layer with this diff id, if the store has it with all of its objects: then it need not
-    /// be unpacked again. Layer and objects are protected from `gc` until the import ends.
+    /// be unpacked again. Layer and objects are protected from `gc` until the import ends. A damaged
+    /// one is as good as none: the import replaces it.
     ///
     /// # Errors
-    /// [`LayerError`] when it is there but damaged.
+    /// [`LayerError`] when it cannot be looked up.
     pub fn reuse_layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
-        let Some(layer) = self.store.layer(diff_id)? else { return Ok(None) };
+        let layer = match self.store.layer(diff_id) {
+            Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%diff_id, %error, "replacing a damaged layer");
+                return Ok(None);
+            }
+            Ok(None) => return Ok(None),
+            Ok(Some(layer)) => layer,
+        };
         let mut present = Vec::new();
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
                 continue;
             }
-            let shard = self.shard(id).map_err(LayerError::Disk)?;
+            let shard = self.store.shard(id).map_err(LayerError::Disk)?;
             let Some(shard) = shard else { return Ok(None) };
             let (_, rest) = crate::store::split(id);
             // The size is in the recipe, whose reader compares it.
@@ -363,7 +366,7 @@ impl<'s> Transaction<'s> {
     /// A new layer: takes the bytes of its recipe, and compresses them.
     ///
     /// # Errors
-    /// [`LayerError`] when its file can not be made.
+    /// [`LayerError`] when its file cannot be made.
     pub fn layer(&self) -> Result<LayerDraft<'_>, LayerError> {
         LayerDraft::new(self)
     }
@@ -388,7 +391,7 @@ impl<'s> Transaction<'s> {
     /// Adds a manifest, config or index: the exact bytes that `digest` names, which is checked.
     ///
     /// # Errors
-    /// [`ManifestError`] when the bytes have another digest or can not be written.
+    /// [`ManifestError`] when the bytes have another digest or cannot be written.
     pub fn manifest(&self, digest: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
         crate::manifests::check(digest, bytes)?;
         let write = || -> Result<(), DiskError> {

@@ -6,10 +6,12 @@
 //! all of them have ended, the trash is removed by whoever comes next.
 
 use std::fmt;
+use std::os::fd::AsFd as _;
 
 use image::verity::ObjectId;
 use rustix::fs::FileType;
 
+use crate::blobs::BlobFile;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::record::RECORD_MAX;
@@ -17,6 +19,8 @@ use crate::store::{Store, split};
 use crate::work::{self, Owner, Workspace};
 
 pub(crate) const PREFIX: &str = "trash-";
+/// In a trash, begins the name of what had the immutable flag, and gets it back with its place.
+const SEALED: &str = "sealed-";
 /// In a trash, the names of the imports that it waits for, one a line.
 const WAITS: &str = "waits";
 
@@ -27,6 +31,7 @@ pub(crate) enum Item {
     Image(ObjectId),
     Layer(Digest),
     Manifest(Digest),
+    Blob(BlobFile),
 }
 
 impl fmt::Display for Item {
@@ -36,6 +41,7 @@ impl fmt::Display for Item {
             Self::Image(id) => write!(f, "image {id}"),
             Self::Layer(digest) => write!(f, "layer {digest}"),
             Self::Manifest(digest) => write!(f, "manifest {digest}"),
+            Self::Blob(file) => write!(f, "blob {}", file.file_name()),
         }
     }
 }
@@ -48,6 +54,7 @@ impl Item {
             Self::Image(_) => store.images.try_clone(),
             Self::Layer(_) => store.layers.try_clone(),
             Self::Manifest(_) => store.manifests.try_clone(),
+            Self::Blob(_) => store.blobs.try_clone(),
         }
     }
 
@@ -57,6 +64,7 @@ impl Item {
             Self::Object(id) => split(id).1,
             Self::Image(id) => id.to_string(),
             Self::Layer(digest) | Self::Manifest(digest) => digest.file_name(),
+            Self::Blob(file) => file.file_name(),
         }
     }
 
@@ -67,6 +75,7 @@ impl Item {
             Self::Image(id) => format!("image-{id}"),
             Self::Layer(digest) => format!("layer-{}", digest.file_name()),
             Self::Manifest(digest) => format!("manifest-{}", digest.file_name()),
+            Self::Blob(file) => format!("blob-{}", file.file_name()),
         }
     }
 }
@@ -98,7 +107,11 @@ impl Trash {
         match place.rename_new(name, &self.directory, item.trash_name()) {
             Err(error) if error.is(rustix::io::Errno::PERM) => {
                 place.unseal(name.as_bytes(), error)?;
-                place.rename_new(name, &self.directory, item.trash_name())?;
+                place.rename_new(
+                    name,
+                    &self.directory,
+                    format!("{SEALED}{}", item.trash_name()),
+                )?;
             }
             Ok(Renamed::Now | Renamed::Taken) => {}
             Err(error) => return Err(error),
@@ -131,13 +144,31 @@ pub(crate) fn put_back(
 ) -> Result<bool, DiskError> {
     let place = item.place(store)?;
     for trash in trashes {
-        match trash.rename_new(item.trash_name(), &place, item.file_name()) {
-            Ok(Renamed::Now | Renamed::Taken) => return Ok(true),
-            Err(error) if error.is(rustix::io::Errno::NOENT) => {}
-            Err(error) => return Err(error),
+        for sealed in [false, true] {
+            let mut name = item.trash_name();
+            if sealed {
+                name.insert_str(0, SEALED);
+            }
+            match trash.rename_new(name, &place, item.file_name()) {
+                Ok(Renamed::Now) if sealed => {
+                    seal_again(&place, &item.file_name());
+                    return Ok(true);
+                }
+                Ok(Renamed::Now | Renamed::Taken) => return Ok(true),
+                Err(error) if error.is(rustix::io::Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     Ok(false)
+}
+
+/// Without the flag the object is as good: it protects against accidents. (fs-verity stays with a file.)
+fn seal_again(place: &Directory, name: &str) {
+    let Ok(Some((file, _))) = place.read(name) else { return };
+    if let Err(error) = kernel::seal::set_immutable(file.as_fd()) {
+        tracing::warn!(%error, name, "not sealed again");
+    }
 }
 
 /// Removes each trash that waits for nobody any more.

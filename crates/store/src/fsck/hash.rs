@@ -59,7 +59,7 @@ fn hash(mut file: File, id: &ObjectId, algorithm: Algorithm, buffer: &mut [u8]) 
             Ok(0) => break,
             Ok(length) => hasher.update(&buffer[..length]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Hashed::Failed(format!("can not read it: {error}")),
+            Err(error) => return Hashed::Failed(format!("cannot read it: {error}")),
         }
     }
     let size = hasher.size();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use image::verity::{Algorithm, digest};
 use tempfile::TempDir;
 
-use super::{add, check, check_clean, eventually, import, name, open, sample};
+use super::{NOW, add, check, check_clean, eventually, import, name, open, sample};
 use crate::{Kept, Store};
 
 /// Opens the store once more, as another process would.
@@ -64,14 +64,14 @@ fn an_import_keeps_what_it_has_found() {
     let transaction = store.begin().unwrap();
     let reference = add(&transaction, &sample("same", 3)).unwrap();
     let other = again(&store);
-    let (plan, swept) = other.gc().unwrap();
+    let (plan, swept) = other.gc(NOW).unwrap();
     assert_eq!(plan.garbage.len(), 6 + 4, "{plan:?}");
     assert!(swept.freed == 0 && swept.set_aside > 0, "{swept:?}");
     assert!(other.images().unwrap().is_empty());
     // Nobody may remove it before the import has ended.
     other.clear_dead().unwrap();
     other.begin().unwrap().commit().unwrap();
-    other.gc().unwrap();
+    other.gc(NOW).unwrap();
 
     transaction.set_ref(name("new"), reference);
     let committed = transaction.commit().unwrap();
@@ -88,7 +88,7 @@ fn what_was_set_aside_is_freed_in_the_end() {
     import(&store, "old", &sample("same", 3)).unwrap();
     store.remove_ref(&name("old")).unwrap();
     let transaction = store.begin().unwrap();
-    again(&store).gc().unwrap();
+    again(&store).gc(NOW).unwrap();
     assert_eq!(store.tmp.list().unwrap().len(), 2);
     drop(transaction);
     eventually(|| {
@@ -106,7 +106,7 @@ fn what_has_vanished_is_an_error() {
     store.remove_ref(&name("old")).unwrap();
     let transaction = store.begin().unwrap();
     let reference = add(&transaction, &sample("same", 3)).unwrap();
-    again(&store).gc().unwrap();
+    again(&store).gc(NOW).unwrap();
     for trash in std::fs::read_dir(directory.path().join("tmp")).unwrap() {
         let path = trash.unwrap().path();
         let is_trash = path.file_name().unwrap().to_str().unwrap().starts_with("trash-");
@@ -131,7 +131,7 @@ fn an_open_image_is_kept() {
     let opened = store.open_image(&image).unwrap();
     let other = again(&store);
     other.remove_ref(&name("old")).unwrap();
-    let (plan, swept) = other.gc().unwrap();
+    let (plan, swept) = other.gc(NOW).unwrap();
     assert_eq!(plan.kept, [Kept::InUse(image)]);
     // Its layer and manifests go, its objects stay.
     assert_eq!(swept.removed, 3);
@@ -141,9 +141,9 @@ fn an_open_image_is_kept() {
     // A copy of the descriptor is as good.
     let copy = opened.image.fd().try_clone_to_owned().unwrap();
     drop(opened);
-    assert_eq!(other.gc().unwrap().1.removed, 0);
+    assert_eq!(other.gc(NOW).unwrap().1.removed, 0);
     drop(copy);
-    eventually(|| other.gc().unwrap().1.removed == 5);
+    eventually(|| other.gc(NOW).unwrap().1.removed == 5);
     assert!(matches!(store.open_image(&image), Err(crate::OpenImageError::Absent(_))));
 }
 
@@ -157,7 +157,7 @@ fn an_image_can_be_opened_while_someone_asks_whether_it_is_open() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                again(&store).plan_gc().unwrap();
+                again(&store).plan_gc(NOW).unwrap();
             }
         });
         for _ in 0..2000 {
@@ -177,7 +177,7 @@ fn imports_and_gc_at_once_lose_nothing() {
             let store = again(&store);
             let mut runs = 0;
             while !done.load(Ordering::Relaxed) {
-                store.gc().unwrap();
+                store.gc(NOW).unwrap();
                 runs += 1;
             }
             runs

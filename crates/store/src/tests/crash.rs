@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::model::Disk;
-use super::{Failure, check, check_clean, fast_directory, import, name, sample, setting};
+use super::{Failure, NOW, check, check_clean, fast_directory, import, name, sample, setting};
 use crate::trace::{Change, Recorder, Trace};
 use crate::{ContainerRecord, OpenOptions, Seconds, Store};
 
@@ -217,7 +217,7 @@ fn gc_survives_a_crash_at_any_moment() {
             store.remove_ref(&name("gone")).unwrap();
         },
         |store| {
-            let (_, swept) = store.gc().unwrap();
+            let (_, swept) = store.gc(NOW).unwrap();
             assert!(swept.removed >= 7, "{swept:?}");
         },
     );
@@ -237,7 +237,7 @@ fn gc_beside_an_import_survives_a_crash_at_any_moment() {
         |store| {
             let transaction = store.begin().unwrap();
             let reference = super::add(&transaction, &sample("gone", 2)).unwrap();
-            let (_, swept) = store.gc().unwrap();
+            let (_, swept) = store.gc(NOW).unwrap();
             assert!(swept.set_aside > 0, "{swept:?}");
             transaction.set_ref(name("back"), reference);
             transaction.commit().unwrap();

@@ -1,20 +1,21 @@
 //! Every flipped byte is found, and the names it hurts are told.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use image::verity::{Algorithm, digest};
+use image::verity::{Algorithm, ObjectId, digest};
 use tempfile::TempDir;
 
-use super::{Random, check, check_clean, import, name, open, sample};
-use crate::{Damage, FsckOptions, Harm, Store};
+use super::{NOW, Random, check, check_clean, fast_directory, import, name, open, sample};
+use crate::{Damage, Digest, FsckOptions, Harm, LayerInfo, OpenOptions, Store};
 
 pub(super) fn object_path(store: &Path, bytes: &[u8]) -> PathBuf {
     store.join("objects").join(digest(Algorithm::Sha256, bytes).path())
 }
 
-/// Puts another file in the place of one: what is sealed by fs-verity can not be written to.
+/// Puts another file in the place of one: what is sealed by fs-verity cannot be written to.
 pub(super) fn replace(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).unwrap();
     fs::write(path, bytes).unwrap();
@@ -112,8 +113,10 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     let object = Damage::Object { expected, actual, size };
     let found = fsck(&store);
     assert_eq!(found[0], (object.clone(), harm.clone()));
-    assert_eq!(found.len(), 3, "two layers need it: {found:?}");
-    assert!(matches!(&found[1].0, Damage::Layer(_, why) if why.contains("is damaged or missing")));
+    assert_eq!(found.len(), 1, "however many layers need it: {found:?}");
+    let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
+    assert_eq!(report.hurt_layers.len(), 2);
+    assert!(report.hurt_layers.values().all(|it| it.iter().eq([&expected])));
 
     // One image alone.
     let found = store.verify(&two, FsckOptions { threads: 1 }).unwrap();
@@ -121,6 +124,10 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     assert_eq!(found.damage, [(object, vec![hurt])]);
     // Its image file, four own and shared objects.
     assert_eq!(found.checked, 5);
+
+    // Two images, and one said twice: two image files, two objects of both, two of each.
+    let found = store.verify_all(&[two, one, two], FsckOptions { threads: 1 }).unwrap();
+    assert_eq!((found.checked, found.damage.len()), (2 + 2 + 2 * 2, 1), "{:?}", found.damage);
 
     fs::remove_file(&path).unwrap();
     assert_eq!(fsck(&store)[0], (Damage::Missing(expected), harm));
@@ -165,6 +172,8 @@ fn each_kind_of_damage_is_told_as_what_it_is() {
     check(&|store| fs::write(store.join("refs/UP"), "").unwrap(), "Stray(");
     check(&|store| fs::write(store.join("x"), "").unwrap(), "Stray(");
     check(&|store| fs::write(store.join("tmp/x"), "").unwrap(), "Stray(");
+    // Only directories are anybody's work.
+    check(&|store| fs::write(store.join("tmp/work-1-1"), "").unwrap(), "work-1-1");
     check(
         &|store| {
             fs::create_dir(store.join("containers/c")).unwrap();
@@ -208,7 +217,39 @@ fn what_is_damaged_can_be_removed_and_imported_again() {
 }
 
 #[test]
-fn gc_removes_nothing_when_it_can_not_tell_what_is_needed() {
+fn a_directory_in_place_of_a_file_keeps_nothing_from_being_repaired() {
+    let break_it = |path: &Path| {
+        fs::remove_file(path).unwrap();
+        fs::create_dir(path).unwrap();
+        fs::write(path.join("x"), "").unwrap();
+    };
+    let check_repair = |repair: bool| {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        let files = sample("one", 2);
+        import(&store, "one", &files).unwrap();
+        let mut broken = vec![object_path(directory.path(), &files["shared-1"])];
+        for part in ["images", "layers", "manifests"] {
+            let listed = fs::read_dir(directory.path().join(part)).unwrap();
+            broken.extend(listed.map(|it| it.unwrap().path()));
+        }
+        broken.iter().for_each(|path| break_it(path));
+        if repair {
+            let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
+            let removed = usize::try_from(store.remove_damaged(&report).unwrap()).unwrap();
+            assert_eq!(removed, broken.len());
+            broken.iter().for_each(|path| assert!(!path.exists()));
+        }
+        import(&store, "one", &files).unwrap();
+        check_clean(&store).unwrap();
+    };
+    check_repair(true);
+    // An import alone does it too: it needs no bytes to see that this is no file.
+    check_repair(false);
+}
+
+#[test]
+fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
     let check = |break_it: &dyn Fn(&Path), expected: &str| {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
@@ -217,8 +258,9 @@ fn gc_removes_nothing_when_it_can_not_tell_what_is_needed() {
         store.remove_ref(&name("gone")).unwrap();
         break_it(directory.path());
         let before = files(directory.path());
-        let error = store.gc().unwrap_err().to_string();
+        let error = store.gc(NOW).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("nothing was removed"), "{error}");
+        assert!(error.contains("`quire "), "no way out: {error}");
         assert_eq!(files(directory.path()), before);
     };
     let each = |store: &Path, directory: &str, bit: usize| {
@@ -228,9 +270,62 @@ fn gc_removes_nothing_when_it_can_not_tell_what_is_needed() {
     };
     // The superblock's magic; other damage to an image may go unnoticed here, and does no harm.
     check(&|store| each(store, "images", 1024 * 8), "is damaged");
-    check(&|store| each(store, "layers", 80), "a layer needs");
+    check(&|store| each(store, "layers", 80), "what a layer needs");
     check(&|store| each(store, "manifests", 8), "a manifest needs");
-    check(&|store| each(store, "refs", 8), "a ref needs");
+    check(&|store| each(store, "refs", 8), "`quire rm one:latest`");
+}
+
+#[test]
+fn a_ref_that_cannot_be_read_hides_nothing_else_and_can_be_removed() {
+    let check = |break_it: &dyn Fn(&Path), repair: bool| {
+        let directory = fast_directory();
+        let store = open(directory.path());
+        import(&store, "one", &sample("one", 1)).unwrap();
+        let two = import(&store, "two", &sample("two", 1)).unwrap();
+        let path = directory.path().join("refs/one:latest");
+        break_it(&path);
+        assert!(store.refs().is_err());
+        let (good, bad) = store.readable_refs().unwrap();
+        assert_eq!(good.keys().collect::<Vec<_>>(), [&name("two")]);
+        assert_eq!(bad.iter().map(|it| &it.name).collect::<Vec<_>>(), [&name("one")]);
+        assert_eq!(store.resolve("two").unwrap().image, two);
+        let used = store.du().unwrap();
+        assert_eq!((used.images.len(), used.unreadable.len()), (2, 1), "{used:?}");
+        if repair {
+            let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+            assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+        } else {
+            assert_eq!(store.remove_ref(&name("one")).unwrap(), None);
+        }
+        assert!(fs::symlink_metadata(&path).is_err());
+        check_clean(&store).unwrap();
+    };
+    for repair in [false, true] {
+        check(&|path| flip(path, 8), repair);
+        check(
+            &|path| {
+                fs::remove_file(path).unwrap();
+                let mode = rustix::fs::Mode::RUSR;
+                rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0)
+                    .unwrap();
+            },
+            repair,
+        );
+        check(
+            &|path| {
+                fs::remove_file(path).unwrap();
+                std::os::unix::fs::symlink("/nowhere", path).unwrap();
+            },
+            repair,
+        );
+        check(
+            &|path| {
+                fs::remove_file(path).unwrap();
+                fs::create_dir(path).unwrap();
+            },
+            repair,
+        );
+    }
 }
 
 #[test]
@@ -261,4 +356,77 @@ fn du_counts_every_byte_once() {
     assert_eq!(find(one).shared_with[0].image, two);
     assert_eq!(find(one).shared_with[0].bytes, find(one).shared);
     assert_eq!(own + find(one).shared + used.unused_objects, used.objects + used.image_files);
+}
+
+#[test]
+fn a_directory_that_is_gone_is_named_and_can_be_made_again() {
+    for name in ["objects", "images", "layers", "manifests", "refs", "containers", "tmp"] {
+        let directory = fast_directory();
+        import(&open(directory.path()), "one", &sample("one", 2)).unwrap();
+        let path = directory.path().join(name);
+        fs::remove_dir_all(&path).unwrap();
+        for options in [OpenOptions::read(), OpenOptions::write(), OpenOptions::create()] {
+            let error = Store::open(directory.path(), options).unwrap_err();
+            let expect = format!(
+                "the store {} is damaged: its directory \"{name}\" is gone. `mkdir {}` makes the store usable again, \
+                 then `quire fsck` tells what was lost with it",
+                directory.path().display(),
+                path.display()
+            );
+            assert_eq!(error.to_string(), expect);
+        }
+        // The way out works.
+        fs::create_dir(&path).unwrap();
+        let store = Store::open(directory.path(), OpenOptions::write()).unwrap();
+        let lost = ["objects", "images", "layers", "manifests"].contains(&name);
+        let found = fsck(&store);
+        assert_eq!(!found.is_empty(), lost, "{name}: {found:?}");
+        import(&store, "one", &sample("one", 2)).unwrap();
+        check(&store).unwrap();
+    }
+}
+
+/// Adds a layer that says of itself what it likes.
+fn add_layer(store: &Store, recipe: &[u8], info: &LayerInfo) {
+    let transaction = store.begin().unwrap();
+    let mut layer = transaction.layer().unwrap();
+    layer.write_all(recipe).unwrap();
+    layer.finish(info).unwrap();
+    transaction.commit().unwrap();
+}
+
+/// A layer whose file is as it was written, and yet not what its name says: only making its tar again shows it.
+fn check_deep(tar: &[u8], recipe: &[u8], size: u64, objects: &[ObjectId], expect: &str) {
+    let directory = fast_directory();
+    let store = open(directory.path());
+    import(&store, "one", &sample("one", 2)).unwrap();
+    let diff_id = Digest::sha256(tar);
+    let (blobs, objects) = (Vec::new(), objects.to_vec());
+    add_layer(&store, recipe, &LayerInfo { diff_id, size, blobs, objects });
+    assert_eq!(fsck(&store), []);
+    let report = store.fsck_deep(FsckOptions { threads: 2 }).unwrap();
+    assert_eq!(report.damage, [(Damage::Layer(diff_id, expect.to_owned()), Vec::new())]);
+    // It goes, so that an import brings a better one; the others stay.
+    assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+    check(&store).unwrap();
+}
+
+#[test]
+fn a_layer_that_gives_another_tar() {
+    let files = sample("one", 2);
+    let object = digest(Algorithm::Sha256, &files["shared-1"]);
+    let header = b"QUIREREC\x01\x01\0\0\0\0\0\0";
+    // Three bytes verbatim, then the end record with the tar's length. Source: `docs/format/recipe.md`.
+    let recipe = [&header[..], b"\x01\x03abc", b"\0\x03\0\0\0\0\0\0\0"].concat();
+    let other = Digest::sha256(b"abc");
+    let different = format!("made again, its tar has the digest {other}");
+    check_deep(b"abd", &recipe, 3, &[], &different);
+    check_deep(b"abc", &recipe, 4, &[], "it says that its tar has 4 bytes, not 3");
+    let magic = "the recipe is corrupt at byte 0: it does not begin with the magic of a recipe";
+    check_deep(b"abc", b"something else entirely", 3, &[], magic);
+    // The first 5 bytes of an object that the layer does not list, so that gc would remove it.
+    let whole = [&header[..], b"\x02", object.as_bytes(), b"\x05"].concat();
+    let recipe = [&whole[..], b"\0\x05\0\0\0\0\0\0\0"].concat();
+    let tar = &files["shared-1"][..5];
+    check_deep(tar, &recipe, 5, &[], &format!("its list of objects lacks {object}"));
 }

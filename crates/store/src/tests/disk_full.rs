@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 
-use super::{Failure, check, check_clean, fast_directory, import, is_root, name, open, sample};
+use super::{
+    Failure, NOW, check, check_clean, fast_directory, import, is_root, name, open, sample,
+};
 use crate::trace::{Recorder, Trace};
 use crate::{OpenOptions, Store};
 
@@ -61,7 +63,7 @@ fn whatever_change_of_gc_fails_nothing_is_lost() {
         import(store, "new", &sample("new", 2))?;
         import(store, "gone", &sample("gone", 2))?;
         store.remove_ref(&name("gone"))?;
-        store.gc()?;
+        store.gc(NOW)?;
         Ok(())
     };
     let changes = fail(usize::MAX, false, &collect).1;
@@ -95,7 +97,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
         return;
     }
     let Some(mounted) = Mounted::tmpfs(c"size=2m,nr_inodes=600") else {
-        println!("SKIPPED: a full disk: tmpfs can not be mounted here");
+        println!("SKIPPED: a full disk: tmpfs cannot be mounted here");
         return;
     };
     let directory = mounted.0.path().join("store");
@@ -110,10 +112,10 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
         text = format!("{text}: {error}");
         cause = error.source();
     }
-    assert!(text.contains("can not add an object"), "{text}");
+    assert!(text.contains("cannot add an object"), "{text}");
     assert!(text.contains("No space left on device"), "{text}");
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), old)].into());
-    let plan = store.plan_gc().unwrap();
+    let plan = store.plan_gc(NOW).unwrap();
     assert!(plan.garbage.is_empty(), "the failed import left {plan:?}");
 
     // There is room again for something smaller.
@@ -133,7 +135,7 @@ fn a_read_only_store_can_be_read_and_says_so() {
     assert!(text.contains("opened for reading only"), "{text}");
     let text = store.remove_ref(&name("old")).unwrap_err().to_string();
     assert!(text.contains("opened for reading only"), "{text}");
-    assert!(store.gc().unwrap_err().to_string().contains("opened for reading only"));
+    assert!(store.gc(NOW).unwrap_err().to_string().contains("opened for reading only"));
 
     if !is_root() {
         println!("SKIPPED: a read-only file system: only root can mount one");
@@ -145,10 +147,10 @@ fn a_read_only_store_can_be_read_and_says_so() {
     let mounted = Mounted(again);
     rustix::mount::mount_remount(mounted.0.path(), flags, "").unwrap();
     let text = Store::open(mounted.0.path(), OpenOptions::write()).unwrap_err().to_string();
-    assert!(text.contains("can not be changed"), "{text}");
+    assert!(text.contains("cannot be changed"), "{text}");
     let store = Store::open(mounted.0.path(), OpenOptions::read()).unwrap();
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), image)].into());
     store.open_image(&image).unwrap();
-    store.plan_gc().unwrap();
+    store.plan_gc(NOW).unwrap();
     store.du().unwrap();
 }

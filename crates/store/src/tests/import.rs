@@ -7,7 +7,7 @@ use std::path::Path;
 use image::verity::{Algorithm, digest};
 use tempfile::TempDir;
 
-use super::{add, check, check_clean, import, name, open, sample};
+use super::{NOW, add, check, check_clean, import, name, open, sample};
 use crate::{
     Create, Digest, Form, LayerInfo, OpenOptions, Reference, Seconds, Store, StoreError,
     TransactionError,
@@ -45,9 +45,10 @@ fn what_is_imported_is_there() {
     let [diff_id] = *store.layers().unwrap() else { panic!() };
     let layer = store.layer(&diff_id).unwrap().unwrap();
     assert_eq!(layer.info().objects.len(), 6);
-    let mut recipe = String::new();
-    layer.recipe().unwrap().read_to_string(&mut recipe).unwrap();
-    assert!(recipe.starts_with("own-0 "), "{recipe}");
+    let mut recipe = Vec::new();
+    layer.recipe().unwrap().read_to_end(&mut recipe).unwrap();
+    // The first verbatim record, behind 16 bytes of header, its type and its length.
+    assert!(recipe[18..].starts_with(b"own-0 "), "{}", recipe.escape_ascii());
     assert_eq!(recipe.len() as u64, layer.recipe_size());
     check_clean(&store).unwrap();
 
@@ -118,7 +119,7 @@ fn a_dropped_import_leaves_nothing() {
     assert_eq!(store.tmp.list().unwrap().len(), 1);
     drop(transaction);
     assert!(store.tmp.list().unwrap().is_empty());
-    assert!(store.plan_gc().unwrap().garbage.is_empty());
+    assert!(store.plan_gc(NOW).unwrap().garbage.is_empty());
 }
 
 #[test]
@@ -250,7 +251,7 @@ fn what_is_no_store_is_refused() {
             open(path);
             super::damage::replace(&path.join("meta"), b"{\"format\":1}\n");
         },
-        "meta can not be read",
+        "meta cannot be read",
     );
     check_refused(
         |path| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{Random, check, check_clean, import, name, open, sample, setting};
+use super::{NOW, Random, check, check_clean, import, name, open, sample, setting};
 use crate::{OpenOptions, Store};
 
 const DIRECTORY: &str = "QUIRE_STORE_TEST_DIRECTORY";
@@ -66,7 +66,7 @@ fn loop_over(store: &Store, collect: bool) {
         if collect {
             // Another process may have removed it.
             drop(store.remove_ref(&name(&format!("name-{}", (round + 2) % 4))));
-            store.gc().unwrap();
+            store.gc(NOW).unwrap();
         }
     }
 }

@@ -4,6 +4,7 @@ mod concurrency;
 mod crash;
 mod damage;
 mod disk_full;
+mod format;
 mod import;
 mod kill;
 mod model;
@@ -11,19 +12,22 @@ mod names;
 mod sealing;
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::Path;
 
 use tempfile::TempDir;
 
 use image::erofs::{Profile, Versions, write};
+use image::tar::{Segment, recipe};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
-use image::verity::ObjectId;
+use image::verity::{Algorithm, ObjectId};
 
 use crate::{
     Blob, Digest, Form, FsckOptions, LayerInfo, OpenOptions, RefName, Reference, Seconds, Store,
     Transaction,
 };
+
+/// When the tests happen.
+const NOW: Seconds = Seconds(1_000_000_000);
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -56,29 +60,32 @@ fn open(directory: &Path) -> Store {
 fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
     let mut builder = Builder::new();
     let mut layer = import.layer()?;
+    let mut recipe = recipe::Writer::new(&mut layer, Algorithm::Sha256)?;
     let mut tar = Vec::new();
     let mut objects = Vec::new();
     for (name, bytes) in files {
+        let entry = format!("{name} {}\n", bytes.len());
+        recipe.verbatim(entry.as_bytes())?;
+        tar.extend_from_slice(entry.as_bytes());
         tar.extend_from_slice(bytes);
-        writeln!(layer, "{name} {}", bytes.len())?;
         let content = if bytes.len() > 64 {
             let object = import.object(bytes)?;
             if !objects.contains(&object) {
                 objects.push(object);
             }
-            Content::External {
-                size: bytes.len() as u64,
-                object: Some(object),
-                location: Location::Object,
-            }
+            let size = bytes.len() as u64;
+            let whole = Segment { offset: 0, length: size };
+            recipe.content(&[whole], recipe::Content::Object(&object))?;
+            Content::External { size, object: Some(object), location: Location::Object }
         } else {
-            layer.write_all(bytes)?;
+            recipe.verbatim(bytes)?;
             Content::Inline(bytes)
         };
         let node = Node::Regular(content);
         let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, node)?;
         builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal)?;
     }
+    recipe.finish()?;
     let mut image = import.image()?;
     write(&builder.finish(), &Profile::Composefs(Versions::default()), &mut image)?;
     let image = image.finish()?;
@@ -108,7 +115,7 @@ fn import(store: &Store, ref_name: &str, files: &Files) -> Result<ObjectId, Fail
 
 /// Everything in the store is as it should be; answers which image each ref has.
 fn check(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
-    let report = store.fsck(FsckOptions { threads: 1 })?;
+    let report = store.fsck_deep(FsckOptions { threads: 1 })?;
     if !report.is_sound() {
         return Err(format!("{:#?}", report.damage).into());
     }
@@ -118,9 +125,9 @@ fn check(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
 
 /// After `gc`, the store has what its refs need, and nothing else.
 fn check_clean(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
-    store.gc()?;
+    store.gc(NOW)?;
     let refs = check(store)?;
-    let plan = store.plan_gc()?;
+    let plan = store.plan_gc(NOW)?;
     let tmp = store.tmp.list()?;
     if plan.garbage.is_empty() && tmp.is_empty() {
         return Ok(refs);

@@ -2,7 +2,7 @@
 
 use tempfile::TempDir;
 
-use super::{eventually, import, name, open, sample};
+use super::{NOW, eventually, import, name, open, sample};
 use crate::{ContainerError, ContainerRecord, Liveness, ResolveError, Seconds};
 
 #[test]
@@ -109,14 +109,14 @@ fn containers_are_alive_while_locked() {
     drop(store.create_container("c2", &kept).unwrap());
     store.remove_ref(&name("one")).unwrap();
     assert_eq!(store.clear_dead().unwrap(), 0);
-    let (plan, _) = store.gc().unwrap();
+    let (plan, _) = store.gc(NOW).unwrap();
     assert_eq!(plan.kept, [crate::Kept::Container(image, "c2".into())]);
     assert_eq!(store.images().unwrap(), [image]);
     eventually(|| match store.lock_container("c2").unwrap() {
         Some(container) => container.remove().is_ok(),
         None => false,
     });
-    store.gc().unwrap();
+    store.gc(NOW).unwrap();
     assert!(store.images().unwrap().is_empty());
     let absent = store.create_container("c3", &record).unwrap_err();
     assert!(matches!(absent, ContainerError::NoImage { .. }));

@@ -1,4 +1,4 @@
-//! What is published can not be changed by accident.
+//! What is published cannot be changed by accident.
 
 use std::os::fd::AsFd as _;
 
@@ -6,7 +6,7 @@ use image::verity::{Algorithm, digest};
 use kernel::seal::{Sealed, sealed};
 use tempfile::TempDir;
 
-use super::{check, check_clean, import, name, sample};
+use super::{NOW, check, check_clean, import, name, sample};
 use crate::{OpenOptions, Sealing, Store};
 
 /// A temporary store that can be removed again.
@@ -23,7 +23,7 @@ impl Drop for Unsealed {
 #[test]
 fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     let directory = Unsealed(TempDir::new().unwrap());
-    let sealing = Sealing::VerityOrImmutable;
+    let sealing = Some(Sealing::VerityOrImmutable);
     let options = OpenOptions { sealing, ..OpenOptions::create() };
     let store = Store::open(directory.0.path(), options).unwrap();
     let files = sample("one", 2);
@@ -53,19 +53,31 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     let bytes = files["own-1"].len() as u64;
     let id = digest(Algorithm::Sha256, &files["own-1"]);
     assert!(transaction.reuse(&id, bytes).unwrap());
-    store.gc().unwrap();
+    store.gc(NOW).unwrap();
     assert!(!store.has(&id, bytes).unwrap());
     transaction.commit().unwrap();
-    assert!(store.has(&id, bytes).unwrap());
+    assert_eq!(sealed(store.object(&id).unwrap().as_fd()).unwrap(), found);
     store.clear_dead().unwrap();
     check_clean(&store).unwrap();
     assert!(!store.has(&id, bytes).unwrap());
 }
 
 #[test]
+fn a_store_that_was_made_with_the_flag_keeps_setting_it() {
+    let directory = Unsealed(TempDir::new().unwrap());
+    let open = |options| Store::open(directory.0.path(), options).unwrap().sealing;
+    let wish = |sealing| OpenOptions { sealing: Some(sealing), ..OpenOptions::create() };
+    assert_eq!(open(wish(Sealing::VerityOrImmutable)), Sealing::VerityOrImmutable);
+    assert_eq!(open(OpenOptions::create()), Sealing::VerityOrImmutable);
+    assert_eq!(open(wish(Sealing::Verity)), Sealing::Verity);
+    assert_eq!(open(OpenOptions::write()), Sealing::VerityOrImmutable);
+}
+
+#[test]
 fn a_store_can_be_unsealed_to_be_removed() {
     let directory = Unsealed(TempDir::new().unwrap());
-    let options = OpenOptions { sealing: Sealing::VerityOrImmutable, ..OpenOptions::create() };
+    let options =
+        OpenOptions { sealing: Some(Sealing::VerityOrImmutable), ..OpenOptions::create() };
     let store = Store::open(directory.0.path(), options).unwrap();
     import(&store, "one", &sample("one", 2)).unwrap();
     store.unseal().unwrap();

@@ -1,9 +1,10 @@
 //! The end of an import. The order of the steps is the whole crash argument: see
 //! `docs/format/object-store.md`, "A commit".
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 
+use image::verity::ObjectId;
 use kernel::seal::{SealError, set_immutable};
 
 use super::{Committed, Found, NO, State, Transaction, TransactionError};
@@ -16,6 +17,8 @@ use crate::trash::{self, Item};
 /// also waits for whatever else was written to the same file system. Measured in
 /// `docs/decisions/0002-store.md`.
 const FSYNC_MAX: usize = 8;
+/// Begins the name, in the work directory, of what stood in a file's place.
+const ASIDE: &str = "aside-";
 
 impl Transaction<'_> {
     /// Makes everything durable and visible: objects, images, layers and manifests first, refs last.
@@ -126,12 +129,12 @@ impl Transaction<'_> {
         for (id, found) in objects {
             let Some(number) = found.number() else { continue };
             let (shard, rest) = split(id);
-            let shard = match self.shard(id)? {
+            let shard = match self.store.shard(id)? {
                 Some(shard) => shard,
                 None => {
                     store.objects.make(shard, SHARED)?;
                     let gone = || store.objects.failed("open", "", rustix::io::Errno::NOENT);
-                    self.shard(id)?.ok_or_else(gone)?
+                    self.store.shard(id)?.ok_or_else(gone)?
                 }
             };
             self.place(number, *found, shard, &rest)?;
@@ -184,6 +187,12 @@ impl Transaction<'_> {
                 to.unseal(name.as_bytes(), error)?;
                 work.rename_over(&file, to, name)
             }
+            // A directory in its place: it goes with the work directory.
+            Err(error) if error.is(rustix::io::Errno::ISDIR) => {
+                let (Renamed::Now | Renamed::Taken) =
+                    to.rename_new(name, work, format!("{ASIDE}{file}"))?;
+                work.rename_over(&file, to, name)
+            }
             other => other,
         }
     }
@@ -192,16 +201,16 @@ impl Transaction<'_> {
     /// too that another import has published and perhaps not synced yet.
     fn sync_objects(&self, state: &State) -> Result<(), DiskError> {
         let store = self.store;
-        let shards: BTreeSet<u8> =
-            state.objects.keys().filter_map(|id| id.as_bytes().first().copied()).collect();
+        let shards: BTreeMap<u8, &ObjectId> =
+            state.objects.keys().filter_map(|id| Some((*id.as_bytes().first()?, id))).collect();
         if shards.is_empty() {
             return Ok(());
         }
         if shards.len() > FSYNC_MAX {
             return store.tmp.sync_everything();
         }
-        for shard in shards {
-            if let Some(shard) = self.shards[usize::from(shard)].get() {
+        for id in shards.values() {
+            if let Some(shard) = store.shard(id)? {
                 shard.sync()?;
             }
         }

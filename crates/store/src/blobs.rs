@@ -1,0 +1,319 @@
+//! What a pull leaves behind on its way: layers as they came, whole or in part, and pins.
+//!
+//! All are files in `blobs/`, named by a digest: `DIGEST` is a whole layer as its manifest names it, `DIGEST.partial`
+//! the first bytes of one, and `DIGEST.pull` a pin: a pull of the manifest with this digest began and has not ended.
+//! `DIFFID.chunks` is written by `chunks.rs`.
+//! `DIGEST.signatures` is what is known of where this manifest came from and who signed it. See
+//! `docs/format/object-store.md`, "Blobs" and "Signatures".
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::disk::{DiskError, length};
+use crate::record::{self, RECORD_MAX, RecordError};
+use crate::refs::Seconds;
+use crate::store::Store;
+use crate::work::Workspace;
+
+const PARTIAL: &str = ".partial";
+const PULL: &str = ".pull";
+const CHUNKS: &str = ".chunks";
+const SIGNATURES: &str = ".signatures";
+/// The most bytes of signatures, and of what belongs to them, that are kept with one manifest.
+pub const SIGNATURES_MAX: u64 = 16 << 20;
+
+/// For how long an unfinished pull keeps what it has from `gc`: a week.
+pub const PIN_SECONDS: i64 = 7 * 24 * 3600;
+
+/// A file of `blobs/`, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BlobFile {
+    /// A whole blob.
+    Whole(Digest),
+    /// The first bytes of one.
+    Partial(Digest),
+    /// A pin of the pull of this manifest.
+    Pin(Digest),
+    /// Where the pieces of the layer with this diff id are.
+    Chunks(Digest),
+    /// Where this manifest came from, and who signed it.
+    Signatures(Digest),
+}
+
+impl BlobFile {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        if let Some(name) = name.strip_suffix(PARTIAL) {
+            return Digest::from_file_name(name).map(Self::Partial);
+        }
+        if let Some(name) = name.strip_suffix(PULL) {
+            return Digest::from_file_name(name).map(Self::Pin);
+        }
+        if let Some(name) = name.strip_suffix(CHUNKS) {
+            return Digest::from_file_name(name).map(Self::Chunks);
+        }
+        if let Some(name) = name.strip_suffix(SIGNATURES) {
+            return Digest::from_file_name(name).map(Self::Signatures);
+        }
+        Digest::from_file_name(name).map(Self::Whole)
+    }
+
+    pub(crate) fn file_name(&self) -> String {
+        match self {
+            Self::Whole(digest) => digest.file_name(),
+            Self::Partial(digest) => digest.file_name() + PARTIAL,
+            Self::Pin(digest) => digest.file_name() + PULL,
+            Self::Chunks(diff_id) => diff_id.file_name() + CHUNKS,
+            Self::Signatures(digest) => digest.file_name() + SIGNATURES,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Pin {
+    created: Seconds,
+}
+
+/// The first bytes of a blob, which this process alone adds to.
+#[derive(Debug)]
+pub struct PartialBlob<'s> {
+    store: &'s Store,
+    digest: Digest,
+    file: File,
+    length: u64,
+}
+
+impl Store {
+    /// A whole blob and its length in bytes. Its bytes are not compared with the digest: hash them.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be opened.
+    pub fn blob(&self, digest: &Digest) -> Result<Option<(File, u64)>, DiskError> {
+        let found = self.blobs.read(BlobFile::Whole(*digest).file_name())?;
+        Ok(found.map(|(file, stat)| (file, length(&stat))))
+    }
+
+    /// What is here of a blob that is not whole, perhaps nothing. `None` while another process adds to it.
+    ///
+    /// Nothing is known of the bytes: after a crash they may be zeros. Whoever uses them compares the whole blob's digest.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be opened or made.
+    pub fn partial_blob(&self, digest: &Digest) -> Result<Option<PartialBlob<'_>>, DiskError> {
+        let name = BlobFile::Partial(*digest).file_name();
+        let failed = |action, errno: Errno| self.blobs.failed(action, &name, errno);
+        let flags = OFlags::RDWR
+            | OFlags::CREATE
+            | OFlags::NOFOLLOW
+            | OFlags::NONBLOCK
+            | OFlags::NOCTTY
+            | OFlags::CLOEXEC;
+        loop {
+            let mode = Mode::RUSR | Mode::WUSR;
+            let opened = rustix::fs::openat(&self.blobs, &name, flags, mode);
+            let fd = opened.map_err(|errno| failed("open", errno))?;
+            match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(failed("lock", errno)),
+            }
+            let stat = rustix::fs::fstat(&fd).map_err(|errno| failed("stat", errno))?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+                let odd = io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file");
+                return Err(self.blobs.failed("read", &name, odd));
+            }
+            // Removed or made whole between the opening and the locking.
+            if stat.st_nlink == 0
+                || self.blobs.stat(&name)?.map(|it| it.st_ino) != Some(stat.st_ino)
+            {
+                continue;
+            }
+            let length = length(&stat);
+            return Ok(Some(PartialBlob { store: self, digest: *digest, file: fd.into(), length }));
+        }
+    }
+
+    /// Keeps what a pull of this manifest adds from `gc`, for [`PIN_SECONDS`] from `now` on or until
+    /// [`unpin`](Self::unpin): the manifest, its config, the layers that the config names, and blobs.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be written.
+    pub fn pin(&self, manifest: &Digest, now: Seconds) -> Result<(), DiskError> {
+        self.write_blob_file(&BlobFile::Pin(*manifest), &record::encode(&Pin { created: now }))
+    }
+
+    /// What [`set_signatures`](Self::set_signatures) kept of a manifest. Nothing is known of the bytes: who reads them
+    /// verifies the signatures in them.
+    ///
+    /// # Errors
+    /// [`DiskError`] when they cannot be read, or are more than [`SIGNATURES_MAX`].
+    pub fn signatures(&self, manifest: &Digest) -> Result<Option<Vec<u8>>, DiskError> {
+        self.blobs.read_all(BlobFile::Signatures(*manifest).file_name(), SIGNATURES_MAX)
+    }
+
+    /// Keeps these bytes with a manifest, durably, in the place of what was kept before. `gc` removes them with it, so
+    /// it must be in the store and named, or pinned.
+    ///
+    /// # Errors
+    /// [`DiskError`] when they cannot be written, or are more than [`SIGNATURES_MAX`].
+    pub fn set_signatures(&self, manifest: &Digest, bytes: &[u8]) -> Result<(), DiskError> {
+        let file = BlobFile::Signatures(*manifest);
+        if bytes.len() as u64 > SIGNATURES_MAX {
+            let odd = io::Error::new(io::ErrorKind::FileTooLarge, "too many signatures");
+            return Err(self.blobs.failed("write", file.file_name(), odd));
+        }
+        self.write_blob_file(&file, bytes)
+    }
+
+    fn write_blob_file(&self, file: &BlobFile, bytes: &[u8]) -> Result<(), DiskError> {
+        let work = Workspace::make(&self.tmp)?;
+        let mut new = work.directory.create("new")?;
+        new.write_all(bytes)?;
+        new.publish_mode()?;
+        work.directory.sync_file("new")?;
+        work.directory.rename_over("new", &self.blobs, file.file_name())?;
+        self.blobs.sync()?;
+        work.remove()
+    }
+
+    /// Ends what [`pin`](Self::pin) began. Answers whether there was a pin.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be removed.
+    pub fn unpin(&self, manifest: &Digest) -> Result<bool, DiskError> {
+        self.blobs.unlink(BlobFile::Pin(*manifest).file_name())
+    }
+
+    /// Whether the pin of this manifest still holds. One that is damaged does not: it only saves work.
+    pub(crate) fn is_pinned(&self, manifest: &Digest, now: Seconds) -> Result<bool, DiskError> {
+        let bytes = self.blobs.read_all(BlobFile::Pin(*manifest).file_name(), RECORD_MAX)?;
+        let pin: Option<Result<Pin, RecordError>> = bytes.map(|bytes| record::decode(&bytes));
+        Ok(match pin {
+            // A clock that was set back must not keep it for ever.
+            Some(Ok(pin)) => now.0.abs_diff(pin.created.0) <= PIN_SECONDS.unsigned_abs(),
+            Some(Err(error)) => {
+                tracing::warn!(%manifest, %error, "the pin of a pull is damaged");
+                false
+            }
+            None => false,
+        })
+    }
+
+    /// What is wrong with a whole blob, if anything.
+    pub(crate) fn blob_damage(&self, digest: &Digest) -> Option<String> {
+        let read = || -> io::Result<Option<Digest>> {
+            let Some((mut file, _)) = self.blob(digest).map_err(io::Error::other)? else {
+                return Ok(None);
+            };
+            let mut hasher = digest.hasher();
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                match file.read(&mut buffer)? {
+                    0 => return Ok(Some(hasher.finish())),
+                    read => hasher.update(&buffer[..read]),
+                }
+            }
+        };
+        match read() {
+            Ok(Some(actual)) if actual != *digest => {
+                Some(format!("its bytes have the digest {actual}"))
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// All files of `blobs/` that belong there, in order.
+    #[cfg(test)]
+    pub(crate) fn blob_files(&self) -> Result<Vec<BlobFile>, DiskError> {
+        let listed = self.blobs.list()?;
+        let mut files: Vec<_> =
+            listed.iter().filter_map(|it| BlobFile::parse(it.text()?)).collect();
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    /// Removes a file of `blobs/`, unless a pull adds to it just now. Answers whether it is gone.
+    pub(crate) fn remove_blob_file(&self, file: &BlobFile) -> Result<bool, DiskError> {
+        if let BlobFile::Partial(digest) = file {
+            return match self.partial_blob(digest)? {
+                Some(partial) => partial.discard().map(|()| true),
+                None => Ok(false),
+            };
+        }
+        self.blobs.unlink_sealed(file.file_name())
+    }
+}
+
+impl PartialBlob<'_> {
+    /// Bytes that are here.
+    #[must_use]
+    pub const fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Reads some of what is here, from `offset`. 0 at the end.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(into, offset)
+    }
+
+    /// Adds bytes at the end. After an error use it no more but to discard it.
+    ///
+    /// # Errors
+    /// [`DiskError`], most often a full disk.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), DiskError> {
+        self.file.write_all_at(bytes, self.length).map_err(|error| self.failed("write", error))?;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Forgets all bytes.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn restart(&mut self) -> Result<(), DiskError> {
+        self.file.set_len(0).map_err(|error| self.failed("truncate", error))?;
+        self.length = 0;
+        Ok(())
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn discard(self) -> Result<(), DiskError> {
+        self.store.blobs.unlink(BlobFile::Partial(self.digest).file_name()).map(drop)
+    }
+
+    /// Makes it the whole blob, durably. The caller has compared the digest of all bytes.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn finish(self) -> Result<(), DiskError> {
+        let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+        let changed = rustix::fs::fchmod(self.file.as_fd(), mode);
+        changed.map_err(|errno| self.failed("chmod", errno.into()))?;
+        self.file.sync_all().map_err(|error| self.failed("sync", error))?;
+        let [from, to] =
+            [BlobFile::Partial(self.digest), BlobFile::Whole(self.digest)].map(|it| it.file_name());
+        self.store.blobs.rename_over(from, &self.store.blobs, to)?;
+        self.store.blobs.sync()
+    }
+
+    fn failed(&self, action: &'static str, source: io::Error) -> DiskError {
+        self.store.blobs.failed(action, BlobFile::Partial(self.digest).file_name(), source)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,402 @@
+//! Where the store has the pieces of layers that came with a table of contents.
+//!
+//! One file a layer, `blobs/DIFFID.chunks`, laid out as `docs/format/object-store.md`, "Chunks", says. Nothing relies on
+//! it: it saves a download.
+
+use std::io::{self, Read as _, Write as _};
+
+use image::verity::{Algorithm, ObjectId};
+
+use crate::blobs::BlobFile;
+use crate::digest::Digest;
+use crate::disk::DiskError;
+use crate::store::Store;
+use crate::work::Workspace;
+
+/// The first bytes of the file.
+const MAGIC: &[u8; 8] = b"quirechk";
+/// The last field of the trailer but the hash; its last byte is the version.
+const END: &[u8; 8] = b"chkend\0\x01";
+/// Three numbers of 8 bytes, [`END`], SHA-256 of everything before.
+const TRAILER: usize = 64;
+/// As for recipes: these are tar headers, too.
+const LEVEL: i32 = 3;
+/// A longer file is neither written nor read. One of a layer with 100 000 files has some 15 MB.
+const FILE_MAX: u64 = 64 << 20;
+/// How many bytes of such files one search reads.
+const SEARCH_MAX: u64 = 512 << 20;
+/// The most bytes that are kept under one key.
+const BYTES_MAX: usize = 1 << 20;
+
+/// What a piece is known by: the SHA-256 of its bytes, or of something that tells them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkKey(pub [u8; 32]);
+
+/// A part of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectPart {
+    /// Which object.
+    pub object: ObjectId,
+    /// Its first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// A piece that was found. Whether it is what its key says, whoever uses it sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Chunk {
+    /// In an object, which may be gone or damaged.
+    Object(ObjectPart),
+    /// Here.
+    Bytes(Vec<u8>),
+}
+
+/// The pieces of one layer.
+pub struct Chunks {
+    objects: Vec<(ChunkKey, ObjectPart)>,
+    /// Where in all bytes these begin, and how many there are.
+    bytes: Vec<(ChunkKey, u64, u64)>,
+    length: u64,
+    packed: zstd::Encoder<'static, Vec<u8>>,
+}
+
+impl std::fmt::Debug for Chunks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut chunks = f.debug_struct("Chunks");
+        chunks.field("objects", &self.objects.len()).field("bytes", &self.bytes.len()).finish()
+    }
+}
+
+impl Chunks {
+    /// None.
+    ///
+    /// # Errors
+    /// The compressor's, for want of memory.
+    pub fn new() -> io::Result<Self> {
+        let packed = zstd::Encoder::new(Vec::new(), LEVEL)?;
+        Ok(Self { objects: Vec::new(), bytes: Vec::new(), length: 0, packed })
+    }
+
+    /// Adds a part of an object.
+    pub fn object(&mut self, key: ChunkKey, part: ObjectPart) {
+        self.objects.push((key, part));
+    }
+
+    /// Adds bytes, unless they are more than 1 MiB.
+    ///
+    /// # Errors
+    /// The compressor's.
+    pub fn bytes(&mut self, key: ChunkKey, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() <= BYTES_MAX {
+            self.packed.write_all(bytes)?;
+            self.bytes.push((key, self.length, bytes.len() as u64));
+            self.length += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The whole file.
+    fn encode(mut self) -> io::Result<Vec<u8>> {
+        self.objects.sort_by_key(|it| it.0);
+        self.objects.dedup_by_key(|it| it.0);
+        self.bytes.sort_by_key(|it| it.0);
+        self.bytes.dedup_by_key(|it| it.0);
+        let mut file = MAGIC.to_vec();
+        for (key, part) in &self.objects {
+            file.extend_from_slice(&key.0);
+            file.extend_from_slice(part.object.as_bytes());
+            file.extend_from_slice(&part.offset.to_le_bytes());
+            file.extend_from_slice(&part.length.to_le_bytes());
+        }
+        for (key, offset, length) in &self.bytes {
+            file.extend_from_slice(&key.0);
+            file.extend_from_slice(&offset.to_le_bytes());
+            file.extend_from_slice(&length.to_le_bytes());
+        }
+        file.extend_from_slice(&self.packed.finish()?);
+        for number in [self.objects.len() as u64, self.bytes.len() as u64, self.length] {
+            file.extend_from_slice(&number.to_le_bytes());
+        }
+        file.extend_from_slice(END);
+        let hash = Digest::sha256(&file);
+        file.extend_from_slice(hash.as_bytes());
+        Ok(file)
+    }
+}
+
+/// A file that was read and is as it was written.
+struct Parsed<'a> {
+    objects: &'a [u8],
+    object_size: usize,
+    bytes: &'a [u8],
+    packed: &'a [u8],
+    length: u64,
+}
+
+const KEY: usize = 32;
+const BYTES_SIZE: usize = KEY + 16;
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+fn key(bytes: &[u8]) -> ChunkKey {
+    ChunkKey(bytes[..KEY].try_into().expect("32 bytes"))
+}
+
+impl<'a> Parsed<'a> {
+    fn of(file: &'a [u8], algorithm: Algorithm) -> Result<Self, &'static str> {
+        let Some(end) = file.len().checked_sub(TRAILER).filter(|it| *it >= MAGIC.len()) else {
+            return Err("it is too short");
+        };
+        let (rest, hash) = file.split_at(file.len() - 32);
+        if !file.starts_with(MAGIC) || !rest.ends_with(END) {
+            return Err("it is no file of this format");
+        }
+        if Digest::sha256(rest).as_bytes() != hash {
+            return Err("its checksum is wrong");
+        }
+        let object_size = KEY + algorithm.digest_len() + 16;
+        let body = &file[MAGIC.len()..end];
+        let table = |count: u64, size: usize| usize::try_from(count).ok()?.checked_mul(size);
+        let objects = table(number(file, end), object_size).filter(|it| *it <= body.len());
+        let (objects, body) = body.split_at(objects.ok_or("its lengths are absurd")?);
+        let bytes = table(number(file, end + 8), BYTES_SIZE).filter(|it| *it <= body.len());
+        let (bytes, packed) = body.split_at(bytes.ok_or("its lengths are absurd")?);
+        Ok(Self { objects, object_size, bytes, packed, length: number(file, end + 16) })
+    }
+
+    /// Tells of each wanted piece.
+    fn find(
+        &self,
+        wanted: &[ChunkKey],
+        found: &mut dyn FnMut(usize, Chunk),
+    ) -> Result<(), &'static str> {
+        for entry in self.objects.chunks_exact(self.object_size) {
+            let Ok(at) = wanted.binary_search(&key(entry)) else { continue };
+            let (id, place) = entry[KEY..].split_at(self.object_size - KEY - 16);
+            let object = ObjectId::from_bytes(id).map_err(|_odd| "an object's id is absurd")?;
+            let (offset, length) = (number(place, 0), number(place, 8));
+            found(at, Chunk::Object(ObjectPart { object, offset, length }));
+        }
+        let mut places = Vec::new();
+        for entry in self.bytes.chunks_exact(BYTES_SIZE) {
+            if let Ok(at) = wanted.binary_search(&key(entry)) {
+                places.push((number(entry, KEY), number(entry, KEY + 8), at));
+            }
+        }
+        if places.is_empty() {
+            return Ok(());
+        }
+        places.sort_unstable();
+        let broken = |_io| "its bytes cannot be decompressed";
+        let decoder = zstd::Decoder::with_buffer(self.packed).map_err(broken)?;
+        let mut decoder = decoder.take(self.length);
+        let mut position = 0;
+        for (offset, length, at) in places {
+            let ahead = offset.checked_sub(position).ok_or("its bytes overlap")?;
+            let length = usize::try_from(length).ok().filter(|it| *it <= BYTES_MAX);
+            let mut bytes = vec![0; length.ok_or("its lengths are absurd")?];
+            io::copy(&mut (&mut decoder).take(ahead), &mut io::sink()).map_err(broken)?;
+            decoder.read_exact(&mut bytes).map_err(broken)?;
+            position = offset + bytes.len() as u64;
+            found(at, Chunk::Bytes(bytes));
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Keeps where the pieces of this layer are, until `gc` takes the layer. Nothing is kept of one with too many.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the file cannot be written.
+    pub fn keep_chunks(&self, diff_id: &Digest, chunks: Chunks) -> Result<(), DiskError> {
+        let name = BlobFile::Chunks(*diff_id).file_name();
+        let bytes = chunks.encode().map_err(|error| self.blobs.failed("make", &name, error))?;
+        if bytes.len() as u64 > FILE_MAX {
+            tracing::debug!(%diff_id, bytes = bytes.len(), "too many chunks are not kept");
+            return Ok(());
+        }
+        let work = Workspace::make(&self.tmp)?;
+        let mut file = work.directory.create("chunks")?;
+        file.write_all(&bytes)?;
+        work.directory.sync_file("chunks")?;
+        work.directory.rename_over("chunks", &self.blobs, name)?;
+        self.blobs.sync()?;
+        work.remove()
+    }
+
+    /// Looks for pieces in all layers that came with a table of contents. `wanted` is sorted; `found` is told the place of
+    /// a key in it, and a piece, perhaps several times for one key. Files that are damaged are passed over.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the folder cannot be read.
+    pub fn find_chunks(
+        &self,
+        wanted: &[ChunkKey],
+        found: &mut dyn FnMut(usize, Chunk),
+    ) -> Result<(), DiskError> {
+        debug_assert!(wanted.is_sorted(), "it is searched by halves");
+        let mut names: Vec<_> = self.blobs.list()?;
+        names.retain(|it| matches!(it.text().and_then(BlobFile::parse), Some(BlobFile::Chunks(_))));
+        names.sort_by(|one, other| one.name.cmp(&other.name));
+        let mut read = 0;
+        for listed in &names {
+            let outcome = match self.blobs.read_all(&listed.name, FILE_MAX) {
+                Ok(Some(bytes)) => {
+                    read += bytes.len() as u64;
+                    let parsed = Parsed::of(&bytes, self.algorithm());
+                    parsed.and_then(|it| it.find(wanted, found)).map_err(str::to_owned)
+                }
+                Ok(None) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(why) = outcome {
+                let file = self.blobs.path_of(&listed.name);
+                tracing::debug!(file = %file.display(), why, "passed over");
+            }
+            if read > SEARCH_MAX {
+                tracing::debug!(read, "no more files are searched");
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the file of a layer's pieces, if anything.
+    pub(crate) fn chunks_damage(&self, diff_id: &Digest) -> Option<String> {
+        match self.blobs.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
+            Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm()).err().map(str::to_owned),
+            Ok(None) => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::verity::{Algorithm, digest};
+
+    use super::{Chunk, ChunkKey, Chunks, ObjectPart, Parsed};
+    use crate::blobs::BlobFile;
+    use crate::{Damage, Digest, FsckOptions, OpenOptions, Seconds, Store};
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        (folder, store)
+    }
+
+    const fn key(byte: u8) -> ChunkKey {
+        ChunkKey([byte; 32])
+    }
+
+    fn part(offset: u64) -> ObjectPart {
+        ObjectPart { object: digest(Algorithm::Sha256, b"x"), offset, length: 9 }
+    }
+
+    fn chunks() -> Chunks {
+        let mut chunks = Chunks::new().unwrap();
+        chunks.bytes(key(5), b"five").unwrap();
+        chunks.object(key(3), part(30));
+        chunks.object(key(1), part(10));
+        chunks.bytes(key(2), b"two").unwrap();
+        chunks.bytes(key(9), b"").unwrap();
+        chunks.bytes(key(8), &vec![1; (1 << 20) + 1]).unwrap();
+        chunks
+    }
+
+    fn found(store: &Store, wanted: &[u8]) -> Vec<(usize, Chunk)> {
+        let mut all = Vec::new();
+        let keys: Vec<_> = wanted.iter().map(|it| key(*it)).collect();
+        store.find_chunks(&keys, &mut |at, chunk| all.push((at, chunk))).unwrap();
+        all
+    }
+
+    #[test]
+    fn what_was_kept_is_found() {
+        let (_folder, store) = store();
+        assert!(found(&store, &[1, 2]).is_empty());
+        store.keep_chunks(&Digest::sha256(b"layer"), chunks()).unwrap();
+        let bytes = |text: &str| Chunk::Bytes(text.as_bytes().to_vec());
+        let all = [(1, Chunk::Object(part(10))), (4, bytes("five")), (2, bytes("two"))];
+        assert_eq!(found(&store, &[0, 1, 2, 4, 5, 8]), all);
+        assert_eq!(found(&store, &[3, 9]), [(0, Chunk::Object(part(30))), (1, bytes(""))]);
+        assert!(found(&store, &[0, 4, 7, 255]).is_empty());
+    }
+
+    #[test]
+    fn every_flipped_bit_and_cut_is_found() {
+        let good = chunks().encode().unwrap();
+        assert!(Parsed::of(&good, Algorithm::Sha256).is_ok());
+        for at in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[at / 8] ^= 1 << (at % 8);
+            assert!(Parsed::of(&bad, Algorithm::Sha256).is_err(), "bit {at}");
+        }
+        for length in 0..good.len() {
+            assert!(Parsed::of(&good[..length], Algorithm::Sha256).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn lengths_that_lie_under_a_right_checksum() {
+        let good = chunks().encode().unwrap();
+        let end = good.len() - 64;
+        for at in [end, end + 8] {
+            for count in [4_u64, 1 << 32, u64::MAX] {
+                let mut bad = good.clone();
+                bad[at..at + 8].copy_from_slice(&count.to_le_bytes());
+                let hash = Digest::sha256(&bad[..end + 32]);
+                bad[end + 32..].copy_from_slice(hash.as_bytes());
+                // A count that fits gives other entries, which may be nonsense, but ends.
+                if let Ok(parsed) = Parsed::of(&bad, Algorithm::Sha256) {
+                    let wanted: Vec<_> = (0..=255).map(key).collect();
+                    assert!(parsed.find(&wanted, &mut |_, _| ()).err() != Some(""));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn garbage_with_its_layer_and_checked() {
+        let (folder, store) = store();
+        let layer = Digest::sha256(b"layer");
+        store.keep_chunks(&layer, chunks()).unwrap();
+        let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+        assert!(report.is_sound(), "{report:?}");
+
+        // Kept as long as something needs the layer, whether or not that is there.
+        let config = format!(r#"{{"rootfs":{{"diff_ids":["{layer}"]}}}}"#);
+        let config_digest = Digest::sha256(config.as_bytes());
+        let manifest = format!(r#"{{"config":{{"digest":"{config_digest}"}},"layers":[]}}"#);
+        let digest = Digest::sha256(manifest.as_bytes());
+        let import = store.begin().unwrap();
+        import.manifest(&config_digest, config.as_bytes()).unwrap();
+        import.manifest(&digest, manifest.as_bytes()).unwrap();
+        import.commit().unwrap();
+        store.pin(&digest, Seconds(1)).unwrap();
+        store.gc(Seconds(1)).unwrap();
+        let kept = [BlobFile::Pin(digest), BlobFile::Chunks(layer)];
+        assert_eq!(store.blob_files().unwrap(), kept);
+
+        let path = folder.path().join("store/blobs").join(BlobFile::Chunks(layer).file_name());
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[50] ^= 1;
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(found(&store, &[1, 2, 3]).is_empty());
+        let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+        let damage = Damage::Chunks(layer, "its checksum is wrong".to_owned());
+        assert_eq!(report.damage, [(damage, vec![])]);
+        assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+        assert!(store.fsck(FsckOptions { threads: 1 }).unwrap().is_sound());
+
+        store.keep_chunks(&layer, chunks()).unwrap();
+        store.unpin(&digest).unwrap();
+        store.gc(Seconds(1)).unwrap();
+        assert!(store.blob_files().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,154 @@
+//! Making layers' tars again from their recipes.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use image::tar::Segment;
+use image::tar::recipe::{self, RebuildError};
+use image::verity::ObjectId;
+
+use super::{Damage, FsckOptions, FsckReport, chain};
+use crate::digest::{Digest, DigestHasher};
+use crate::layers::Layer;
+use crate::store::Store;
+
+/// Why a layer does not come back.
+#[derive(Debug)]
+enum Fault {
+    /// All is there, and gives another tar.
+    Different(String),
+    /// Something is not there, or not readable.
+    Failed(String),
+}
+
+/// A tar that only its digest is wanted of.
+struct Tar(DigestHasher);
+
+impl Write for Tar {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Makes the tars of these layers again, several at once. Those that were found damaged already are
+    /// left out.
+    pub(super) fn check_tars(
+        &self,
+        diff_ids: &[Digest],
+        options: FsckOptions,
+        report: &mut FsckReport,
+    ) {
+        let known: BTreeSet<Digest> = report
+            .damage
+            .iter()
+            .filter_map(|(damage, _)| match damage {
+                Damage::Layer(diff_id, _) => Some(*diff_id),
+                _ => None,
+            })
+            .collect();
+        let sound: Vec<_> = diff_ids.iter().filter(|it| !known.contains(it)).collect();
+        let next = AtomicUsize::new(0);
+        let faults = Mutex::new(Vec::new());
+        let work = || {
+            while let Some(diff_id) = sound.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Some(Fault::Different(why) | Fault::Failed(why)) = self.fault(diff_id) {
+                    let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
+                    faults.push((**diff_id, why));
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..options.threads.min(sound.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let mut faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
+        faults.sort_unstable();
+        for (diff_id, why) in faults {
+            report.add(Damage::Layer(diff_id, why));
+        }
+    }
+
+    /// Whether the layer's recipe is readable, has all of its objects, and yet gives another tar.
+    pub(crate) fn gives_another_tar(&self, diff_id: &Digest) -> bool {
+        matches!(self.fault(diff_id), Some(Fault::Different(_)))
+    }
+
+    fn fault(&self, diff_id: &Digest) -> Option<Fault> {
+        match self.layer(diff_id) {
+            Ok(Some(layer)) => self.rebuild(&layer).err(),
+            // Removed meanwhile, by whoever holds the lock.
+            Ok(None) => None,
+            Err(error) => Some(Fault::Failed(chain(&error))),
+        }
+    }
+
+    fn rebuild(&self, layer: &Layer) -> Result<(), Fault> {
+        let info = layer.info();
+        let listed: BTreeSet<_> = info.objects.iter().collect();
+        let mut opened: Option<(ObjectId, File)> = None;
+        let mut buffer = vec![0; 256 << 10];
+        let mut unlisted = None;
+        let mut content = |id: &ObjectId, segment: Segment, out: &mut dyn Write| {
+            if !listed.contains(id) {
+                unlisted.get_or_insert(*id);
+            }
+            let file = match &mut opened {
+                Some((last, file)) if last == id => file,
+                other => {
+                    let file = self.object(id).map_err(|error| io::Error::other(chain(&error)))?;
+                    &mut other.insert((*id, file)).1
+                }
+            };
+            copy(file, segment, &mut buffer, out)
+        };
+        let failed = |error: &dyn std::error::Error| Fault::Failed(chain(error));
+        let source = layer.recipe().map_err(|error| failed(&error))?;
+        let mut tar = Tar(info.diff_id.hasher());
+        let length = match recipe::rebuild(source, &mut content, &mut tar) {
+            Ok(length) => length,
+            Err(error @ (RebuildError::Corrupt { .. } | RebuildError::Version(_))) => {
+                return Err(Fault::Different(chain(&error)));
+            }
+            Err(error) => return Err(failed(&error)),
+        };
+        // It would come back until gc removes the object, which it does not know to be needed.
+        if let Some(object) = unlisted {
+            return Err(Fault::Different(format!("its list of objects lacks {object}")));
+        }
+        let actual = tar.0.finish();
+        if actual != info.diff_id {
+            return Err(Fault::Different(format!("made again, its tar has the digest {actual}")));
+        }
+        if length != info.size {
+            let stated = info.size;
+            let why = format!("it says that its tar has {stated} bytes, not {length}");
+            return Err(Fault::Different(why));
+        }
+        Ok(())
+    }
+}
+
+fn copy(file: &File, segment: Segment, buffer: &mut [u8], out: &mut dyn Write) -> io::Result<()> {
+    let (mut at, mut left) = (segment.offset, segment.length);
+    while left > 0 {
+        let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        let piece = &mut buffer[..length];
+        file.read_exact_at(piece, at)?;
+        out.write_all(piece)?;
+        at += length as u64;
+        left -= length as u64;
+    }
+    Ok(())
+}

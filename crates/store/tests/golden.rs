@@ -1,0 +1,172 @@
+//! Stores that old releases wrote: `testdata/stores`.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests, which clippy does not see as tests"
+)]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use image::erofs::read::{Image, Owners, View, to_tree};
+use image::tree::{Content, Node};
+use quire_store::{Digest, FORMAT_VERSION, FsckOptions, OpenOptions, RefName, Seconds, Store};
+
+const OPTIONS: FsckOptions = FsckOptions { threads: 2 };
+
+/// Copies a folder, with the modes that files of a store have.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        if from.is_dir() {
+            copy(&from, &to);
+        } else {
+            fs::copy(&from, &to).unwrap();
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o444)).unwrap();
+        }
+    }
+}
+
+/// The lines of `expected.txt` that begin with a word, without it.
+fn lines(expected: &str, word: &str) -> Vec<String> {
+    let lines = expected.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+    let lines: Vec<_> = lines.map(str::to_owned).collect();
+    assert!(!lines.is_empty(), "nothing is expected of {word}");
+    lines
+}
+
+fn line(path: &[u8], bytes: &[u8]) -> String {
+    let digest = Digest::sha256(bytes).to_string();
+    let hex = digest.trim_start_matches("sha256:");
+    format!("{hex} {} {}", bytes.len(), path.escape_ascii())
+}
+
+/// Every regular file of an image, read from the image and the objects.
+fn files(store: &Store, name: &RefName) -> Vec<String> {
+    let reference = store.reference(name).unwrap().expect("the store has the ref");
+    let image = Image::open(store.open_image(&reference.image).unwrap().image).unwrap();
+    let tree = to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree;
+    let mut found = Vec::new();
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        match entry.inode.node() {
+            Node::Regular(Content::Inline(bytes)) => found.push(line(path, bytes)),
+            Node::Regular(Content::External { object, .. }) => {
+                let mut bytes = Vec::new();
+                let mut file = store.object(&object.unwrap()).unwrap();
+                file.read_to_end(&mut bytes).unwrap();
+                found.push(line(path, &bytes));
+            }
+            _ => {}
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+/// Every regular file below a directory.
+fn walk(root: &Path, inside: &[u8], found: &mut Vec<String>) {
+    for entry in fs::read_dir(root).unwrap() {
+        let entry = entry.unwrap();
+        let path = [inside, b"/", entry.file_name().as_bytes()].concat();
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            walk(&entry.path(), &path, found);
+        } else if kind.is_file() {
+            found.push(line(&path, &fs::read(entry.path()).unwrap()));
+        }
+    }
+}
+
+/// The same files through the kernel.
+fn mounted(store: &Store, name: &RefName) -> Vec<String> {
+    use kernel::mount;
+    let reference = store.reference(name).unwrap().unwrap();
+    let opened = store.open_image(&reference.image).unwrap();
+    let erofs = mount::erofs(opened.image.fd(), &mount::ErofsOptions::default()).unwrap();
+    let overlay = mount::overlay(&mount::OverlayOptions {
+        name: "golden",
+        lower: &[erofs.mount.as_fd()],
+        data: &[opened.objects.as_fd()],
+        upper: None,
+        verity: mount::Verity::Off,
+        xattrs: mount::XattrNamespace::Trusted,
+        credentials: mount::Credentials::Mounter,
+    })
+    .unwrap();
+    // Attached nowhere, so that nothing is left whatever happens.
+    let root = format!("/proc/self/fd/{}", overlay.as_fd().as_raw_fd());
+    let error = File::create(format!("{root}/new")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let mut found = Vec::new();
+    walk(Path::new(&root), b"", &mut found);
+    found.sort_unstable();
+    found
+}
+
+fn check(folder: &Path) {
+    let expected = fs::read_to_string(folder.join("expected.txt")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    copy(&folder.join("store"), &path);
+    for name in ["blobs", "containers", "tmp"] {
+        // Empty ones, which git does not keep.
+        fs::create_dir_all(path.join(name)).unwrap();
+    }
+    let store = Store::open(&path, OpenOptions::read()).unwrap();
+    let report = store.fsck_deep(OPTIONS).unwrap();
+    assert!(report.is_sound(), "{:#?}", report.damage);
+
+    let refs = store.refs().unwrap();
+    let found = refs.iter().map(|(name, reference)| format!("{name} {}", reference.image));
+    assert_eq!(found.collect::<Vec<_>>(), lines(&expected, "ref"));
+    let layers = store.layers().unwrap();
+    let found = layers.iter().map(|diff_id| {
+        let layer = store.layer(diff_id).unwrap().unwrap();
+        format!("{diff_id} {}", layer.info().size)
+    });
+    assert_eq!(found.collect::<BTreeSet<_>>(), lines(&expected, "layer").into_iter().collect());
+    let mut wanted = lines(&expected, "file");
+    wanted.sort_unstable();
+    let (name, _) = refs.first().expect("compared above");
+    assert_eq!(files(&store, name), wanted);
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(mounted(&store, name), wanted);
+    } else {
+        println!("SKIPPED: mounting {}: not root", folder.display());
+    }
+
+    // It can be added to, and what was there stays.
+    let store = Store::open(&path, OpenOptions::write()).unwrap();
+    let transaction = store.begin().unwrap();
+    let mut draft = transaction.draft().unwrap();
+    draft.write_all(&[b'n'; 1000]).unwrap();
+    draft.finish().unwrap();
+    transaction.commit().unwrap();
+    store.gc(Seconds(0)).unwrap();
+    assert!(store.fsck_deep(OPTIONS).unwrap().is_sound());
+    assert_eq!(files(&store, name), wanted);
+}
+
+#[test]
+fn stores_of_every_format() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/stores");
+    let mut versions = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            println!("{}", entry.path().display());
+            check(&entry.path());
+            versions += 1;
+        }
+    }
+    assert_eq!(versions, FORMAT_VERSION, "a format has no store here");
+}
