@@ -1,5 +1,6 @@
 //! The `config.json` of an OCI bundle, made from the image's configuration and the caller's wishes.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
 use serde_json::{Value, json};
@@ -45,6 +46,11 @@ const MASKED: [&str; 12] = [
 ];
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// What labels of an image begin with that are passed on as annotations: what images say about themselves. All others
+/// stay here, since runtimes take orders from annotations (`run.oci.*` of crun, `org.systemd.property.*` of runc), and an
+/// image is nobody who may give orders. Source: image-spec 1.1, `annotations.md`.
+const HARMLESS_LABELS: &str = "org.opencontainers.image.";
 
 /// Whether a process talks to a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,13 +102,13 @@ pub struct Wishes {
     pub access: Access,
 }
 
-/// A wish that can not be fulfilled.
+/// A wish that cannot be fulfilled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     /// Neither the image nor the caller names a command.
     #[error("the image has no command: say which, after --")]
     NoCommand,
-    /// A variable without a name.
+    /// A variable of the caller's without a name, or without a value.
     #[error("\"{0}\" is not NAME=VALUE")]
     Env(String),
     /// A working directory that does not start with a slash.
@@ -122,7 +128,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Merges the image's configuration with the caller's wishes.
+    /// Merges the image's configuration with the caller's wishes. What in the image's environment is no variable is
+    /// left out.
     ///
     /// # Errors
     /// [`BundleError`].
@@ -137,11 +144,16 @@ impl Process {
             return Err(BundleError::NoCommand);
         }
         let mut env: Vec<String> = Vec::new();
-        for variable in image.env.iter().chain(&wishes.env) {
-            let name = match variable.split_once('=') {
-                Some((name, _)) if !name.is_empty() => name,
-                _ => return Err(BundleError::Env(variable.clone())),
-            };
+        let image_env = image.env.iter().filter(|variable| {
+            let good = name_of(variable).is_some();
+            if !good {
+                // Whoever runs an image cannot mend it, and no program could find such a variable.
+                tracing::debug!(variable, "the image's variable is not NAME=VALUE: left out");
+            }
+            good
+        });
+        for variable in image_env.chain(&wishes.env) {
+            let name = name_of(variable).ok_or_else(|| BundleError::Env(variable.clone()))?;
             match env.iter_mut().find(|it| is_named(it, name)) {
                 Some(other) => other.clone_from(variable),
                 None => env.push(variable.clone()),
@@ -172,6 +184,10 @@ impl Process {
     }
 }
 
+fn name_of(variable: &str) -> Option<&str> {
+    variable.split_once('=').map(|(name, _)| name).filter(|name| !name.is_empty())
+}
+
 fn is_named(variable: &str, name: &str) -> bool {
     variable.split_once('=').is_some_and(|(it, _)| it == name)
 }
@@ -199,7 +215,8 @@ pub fn runtime_config(
     image: &ImageConfig,
     root: &str,
 ) -> Value {
-    let mut namespaces = vec!["pid", "ipc", "uts", "mount"];
+    // With cgroups of its own in sight, it does not see where on the host it stands.
+    let mut namespaces = vec!["pid", "ipc", "uts", "mount", "cgroup"];
     let mut mounts = vec![
         json!({"destination": "/proc", "type": "proc", "source": "proc",
                "options": ["nosuid", "noexec", "nodev"]}),
@@ -224,6 +241,8 @@ pub fn runtime_config(
             }
         }
     }
+    let annotations = image.labels.iter().filter(|(name, _)| name.starts_with(HARMLESS_LABELS));
+    let annotations: BTreeMap<_, _> = annotations.collect();
     let namespaces: Vec<Value> = namespaces.into_iter().map(|it| json!({"type": it})).collect();
     json!({
         "ociVersion": "1.0.2",
@@ -243,7 +262,7 @@ pub fn runtime_config(
         "root": {"path": root, "readonly": wishes.access == Access::ReadOnly},
         "hostname": wishes.hostname,
         "mounts": mounts,
-        "annotations": image.labels,
+        "annotations": annotations,
         "linux": {
             "namespaces": namespaces,
             "resources": {"devices": [{"allow": false, "access": "rwm"}]},
@@ -324,7 +343,12 @@ mod tests {
             ),
         );
         check(|_, w| w.entrypoint = Some(Vec::new()), Err(&BundleError::NoCommand));
-        check(|i, _| i.env.push("=x".to_owned()), Err(&BundleError::Env("=x".to_owned())));
+        check(
+            |i, _| i.env.extend(["=x".to_owned(), "B".to_owned()]),
+            Ok("entry image command | A=1 PATH=/bin HOME=/root | /work"),
+        );
+        check(|_, w| w.env.push("=x".to_owned()), Err(&BundleError::Env("=x".to_owned())));
+        check(|_, w| w.env.push("B".to_owned()), Err(&BundleError::Env("B".to_owned())));
         check(
             |_, w| w.working_dir = Some("here".to_owned()),
             Err(&BundleError::WorkingDir("here".to_owned())),
@@ -351,5 +375,25 @@ mod tests {
             let namespaces = config["linux"]["namespaces"].as_array().unwrap();
             assert_eq!(namespaces.contains(&json!({"type": "network"})), expect);
         }
+    }
+    #[test]
+    fn an_image_gives_no_orders_to_the_runtime() {
+        let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+        let orders = [
+            "run.oci.pidfd_receiver",
+            "run.oci.keep_original_groups",
+            "run.oci.seccomp_bpf_data",
+            "run.oci.delegate-cgroup",
+            "org.systemd.property.DefaultDependencies",
+            "org.opencontainers.imagine",
+            "io.kubernetes.cri.x",
+            "",
+        ];
+        let mut labels: BTreeMap<_, _> =
+            orders.map(|it| (it.to_owned(), "1".to_owned())).into_iter().collect();
+        labels.insert("org.opencontainers.image.title".to_owned(), "t".to_owned());
+        let image = ImageConfig { labels, ..image() };
+        let config = runtime_config(&process, &root_user(), &wishes(), &image, "rootfs");
+        assert_eq!(config["annotations"], json!({"org.opencontainers.image.title": "t"}));
     }
 }

@@ -24,8 +24,6 @@ pub struct ImageConfig {
     /// What the image says about itself.
     #[serde(deserialize_with = "null_is_default")]
     pub labels: BTreeMap<String, String>,
-    /// The signal that asks the command to end, `SIGTERM` when absent.
-    pub stop_signal: Option<String>,
 }
 
 /// Docker writes `null` where it means an empty list.
@@ -37,7 +35,7 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A configuration that can not be read.
+/// A configuration that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the image's configuration")]
 pub struct ConfigError(#[source] serde_json::Error);
@@ -90,7 +88,6 @@ mod tests {
                 entrypoint: vec!["e".to_owned()],
                 cmd: vec!["c".to_owned(), "d".to_owned()],
                 labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
-                stop_signal: Some("SIGQUIT".to_owned()),
             }),
         );
         check("[", Err("EOF while parsing"));

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 /// More than any real `/etc/passwd`, and little enough to read before every start.
 const LARGEST: u64 = 4 << 20;
 
-/// A file inside a root that can not be read.
+/// A file inside a root that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {path} in the image")]
 pub struct FileError {
@@ -39,6 +39,20 @@ pub(crate) fn read_small(root: BorrowedFd<'_>, path: &'static str) -> Result<Vec
         return Err(failed(std::io::Error::other("it has more than 4 MiB")));
     }
     Ok(bytes)
+}
+
+/// The first `length` bytes of a regular file inside `root`, or all that it has; `None` when it cannot be read.
+pub(crate) fn read_start(root: BorrowedFd<'_>, path: &[u8], length: usize) -> Option<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = open_inside(root, path, flags).ok()?;
+    let stat = rustix::fs::fstat(&file).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    let length = u64::try_from(length).ok()?;
+    std::fs::File::from(file).take(length).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 /// What stands at a path that someone wants to execute.

@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kernel::mount::{Detached, MountError, Propagation, Reach};
-use kernel::process::{Exit, ProcessError, Setup, Signals};
+use kernel::process::{Exit, ProcessError, Setup, Signal, Signals};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::bundle::Process;
+use crate::bundle::{Process, Terminal};
 use crate::files::{Executable, executable};
+use crate::program::{Unrunnable, unrunnable};
 use crate::runtime::{Kind, Runtime};
 
 /// Everything that one container needs.
@@ -34,6 +35,8 @@ pub struct Start<'a> {
     pub process: &'a Process,
     /// The bundle's configuration, with [`ROOT`] as its root.
     pub config: &'a Value,
+    /// Whether the configuration gives it a terminal of its own: then the runtime's standard error is not its.
+    pub terminal: Terminal,
     /// Who executes it.
     pub runtime: &'a Runtime,
     /// What is sent on to the container.
@@ -45,6 +48,8 @@ pub const ROOT: &str = "rootfs";
 /// The runtime's own records, in the container's folder.
 pub(crate) const STATE: &str = "runtime";
 const LOG: &str = "runtime.log";
+/// Where the runtime writes the number of the container's first process, as soon as that is on its way.
+const PID: &str = "container.pid";
 /// Which runtime runs the container, for whoever has to clear up after it.
 const RUNTIME: &str = "runtime.path";
 
@@ -59,13 +64,24 @@ pub enum RunError {
         /// Where it was searched, or nothing.
         searched: String,
     },
-    /// The program is there and can not be executed.
+    /// The program is there and cannot be executed.
     #[error("\"{0}\" in the image is not an executable file")]
     NotExecutable(String),
-    /// A private mount namespace can not be had.
+    /// The kernel knows no way to execute the program.
+    #[error("\"{0}\" in the image is neither a script nor a program for this machine")]
+    Format(String),
+    /// The program needs another one to run, which is nowhere in the image.
+    #[error("\"{program}\" needs \"{interpreter}\" to run, and the image has none")]
+    NoInterpreter {
+        /// As the command names it.
+        program: String,
+        /// The script's interpreter, or the loader.
+        interpreter: String,
+    },
+    /// A private mount namespace cannot be had.
     #[error("cannot make a mount namespace (this needs root)")]
     Namespace(#[source] ProcessError),
-    /// The root can not be put in its place.
+    /// The root cannot be put in its place.
     #[error("cannot attach the root of container {id}")]
     Attach {
         /// The container.
@@ -74,7 +90,7 @@ pub enum RunError {
         #[source]
         source: MountError,
     },
-    /// A file in the container's folder can not be written.
+    /// A file in the container's folder cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
         /// Which.
@@ -83,7 +99,7 @@ pub enum RunError {
         #[source]
         source: std::io::Error,
     },
-    /// The runtime can not be started, or not be waited for.
+    /// The runtime cannot be started, or not be waited for.
     #[error("cannot run {}", path.display())]
     Runtime {
         /// The program.
@@ -100,14 +116,25 @@ pub enum RunError {
         /// What it wrote into its log.
         message: String,
     },
+    /// The same, and the runtime has said why on our own standard error.
+    #[error("{runtime} could not start the container, and says why above")]
+    RefusedAloud {
+        /// The program.
+        runtime: String,
+    },
 }
 
 /// Runs a container to its end, and answers how it ended. This *process* keeps the mount namespace that it makes.
 ///
+/// A container that does not end when it is asked to, by `SIGINT` or `SIGTERM`, is killed at the third request; at the
+/// second, `remark` is given a sentence that says so.
+///
 /// # Errors
 /// [`RunError`] when it did not start.
-pub fn run(start: &Start<'_>) -> Result<Exit, RunError> {
-    find_program(start)?;
+pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
+    // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
+    // that are not known here.
+    let doubt = find_program(start)?.and_then(|path| doubt(start, &path));
     kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
     let attach_failed = |source| RunError::Attach { id: start.id.to_owned(), source };
     hide_obstacle(start.runtime, start.folder).map_err(attach_failed)?;
@@ -127,24 +154,66 @@ pub fn run(start: &Start<'_>) -> Result<Exit, RunError> {
 
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);
-    command.arg("run").arg("--bundle").arg(start.folder).arg(start.id);
+    // Runtimes write their errors to standard error as well as into their log, and to the former for people only if
+    // there is a log. A container with a terminal of its own does not share standard error: then that is covered, and
+    // we say what is in the log. Otherwise the runtime speaks for itself.
+    let covered = start.terminal == Terminal::New;
+    let log = if covered { start.folder.join(LOG) } else { PathBuf::from("/dev/null") };
+    // What crun says to the container's terminal has the log's format too.
+    let format = if start.runtime.kind == Kind::Crun { "text" } else { "json" };
+    command.arg("--log").arg(&log).args(["--log-format", format]);
+    if covered {
+        command.stderr(Stdio::null());
+    }
+    let pid_file = start.folder.join(PID);
+    command.arg("run").arg("--bundle").arg(start.folder).arg("--pid-file").arg(&pid_file);
+    command.arg(start.id);
     let setup = Setup { signals: Some(start.signals), keep: &[start.lock], ..Setup::default() };
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
-    let exit = child.process.supervise(start.signals).map_err(runtime_failed)?;
-    if exit != Exit::Code(0)
-        && let Some(message) = complaint(&start.folder.join(LOG))
-    {
+    let mut asked = |requests| match requests {
+        0 | 1 => {}
+        2 => remark("the container was asked to end twice: again to kill it"),
+        _ => kill(start, &child.process),
+    };
+    let exit = child.process.supervise(start.signals, &mut asked).map_err(runtime_failed)?;
+    // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
+    // program's exit code another one.
+    let started = pid_file.exists();
+    if let (Exit::Code(1..), false) = (exit, started) {
         let runtime = start.runtime.path.display().to_string();
-        return Err(RunError::Refused { runtime, message });
+        return Err(match complaint(&log) {
+            _ if !covered => RunError::RefusedAloud { runtime },
+            Some(message) => RunError::Refused { runtime, message },
+            None => RunError::Refused { runtime, message: "it does not say why".to_owned() },
+        });
     }
-    Ok(exit)
+    // The exec is the runtime's very last step: when that fails, the runtime ends with a code that the program could
+    // have ended with.
+    match doubt {
+        Some(error) if matches!(exit, Exit::Code(1 | 255)) => Err(error),
+        _ => Ok(exit),
+    }
+}
+
+/// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the
+/// runtime cannot be asked that, it ends itself, and [`crate::teardown::clear`] what it leaves.
+fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
+    let mut command = command(start.runtime, start.folder);
+    command.args(["kill", start.id, "KILL"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let setup = Setup { signals: Some(start.signals), ..Setup::default() };
+    let exit = kernel::process::spawn(command, &setup).and_then(|it| it.process.wait());
+    if !matches!(exit, Ok(Exit::Code(0))) {
+        tracing::debug!(id = start.id, ?exit, "the runtime did not kill the container");
+        // It may have ended just now.
+        let _gone = runtime.signal(Signal::KILL);
+    }
 }
 
 /// The runtime with the options that every call of it for this container needs.
 pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
     let mut command = Command::new(&runtime.path);
     command.arg("--root").arg(folder.join(STATE));
-    command.arg("--log").arg(folder.join(LOG)).args(["--log-format", "json"]);
     if runtime.kind == Kind::Runsc {
         // Networks are namespaces of the bundle here, not of gVisor's own stack.
         command.arg("--network=host");
@@ -183,7 +252,7 @@ pub(crate) fn delete(folder: &Path, id: &str) {
 /// that waits for an RCU grace period, which takes as long as all the rest.)
 fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
     let Some(path) = runtime.obstacle() else { return Ok(()) };
-    // Opened only now: a descriptor from before shows the mount of the namespace that we left, which can not be bound.
+    // Opened only now: a descriptor from before shows the mount of the namespace that we left, which cannot be bound.
     let folder = match std::fs::File::open(folder) {
         Ok(folder) => folder,
         Err(error) => {
@@ -194,9 +263,19 @@ fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
     kernel::mount::bind(folder.as_fd(), Reach::One)?.attach_at(path)
 }
 
-/// Answers early, and with the right exit code, when there is no such program.
-fn find_program(start: &Start<'_>) -> Result<(), RunError> {
-    let Some(program) = start.process.args.first() else { return Ok(()) };
+/// Why the program will probably not run.
+fn doubt(start: &Start<'_>, path: &Path) -> Option<RunError> {
+    let program = start.process.args.first()?.clone();
+    let from = Path::new(&start.process.working_dir);
+    Some(match unrunnable(start.root.as_fd(), from, path)? {
+        Unrunnable::Format => RunError::Format(program),
+        Unrunnable::Interpreter(interpreter) => RunError::NoInterpreter { program, interpreter },
+    })
+}
+
+/// Where the program is. Answers early, and with the right exit code, when there is none.
+fn find_program(start: &Start<'_>) -> Result<Option<PathBuf>, RunError> {
+    let Some(program) = start.process.args.first() else { return Ok(None) };
     let root = start.root.as_fd();
     let mut refused = false;
     let mut try_path = |path: &Path| match executable(root, path.as_os_str().as_bytes()) {
@@ -209,15 +288,15 @@ fn find_program(start: &Start<'_>) -> Result<(), RunError> {
     };
     let search = start.process.variable("PATH").unwrap_or_default();
     let found = if program.contains('/') {
-        try_path(&Path::new(&start.process.working_dir).join(program))
+        Some(Path::new(&start.process.working_dir).join(program)).filter(|path| try_path(path))
     } else {
         let folders = std::env::split_paths(OsStr::new(search));
-        folders.map(|it| it.join(program)).any(|path| try_path(&path))
+        folders.map(|it| it.join(program)).find(|path| try_path(path))
     };
     match (found, refused) {
-        (true, _) => Ok(()),
-        (false, true) => Err(RunError::NotExecutable(program.clone())),
-        (false, false) => {
+        (Some(path), _) => Ok(Some(path)),
+        (None, true) => Err(RunError::NotExecutable(program.clone())),
+        (None, false) => {
             let searched =
                 if program.contains('/') { String::new() } else { format!(" in {search}") };
             Err(RunError::NotFound { program: program.clone(), searched })
@@ -225,7 +304,7 @@ fn find_program(start: &Start<'_>) -> Result<(), RunError> {
     }
 }
 
-/// The last error that a runtime wrote into its log. A runtime that merely passes on an exit code writes none.
+/// The last error that a runtime wrote into its log: in a line of JSON, or else the whole line.
 fn complaint(log: &Path) -> Option<String> {
     #[derive(Deserialize)]
     struct Line {
@@ -234,7 +313,8 @@ fn complaint(log: &Path) -> Option<String> {
         msg: String,
     }
     let text = std::fs::read_to_string(log).ok()?;
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    let mut errors = lines.filter(|line| matches!(line.level.as_str(), "error" | "fatal"));
-    errors.next_back().map(|it| it.msg)
+    text.lines().rev().find_map(|line| match serde_json::from_str::<Line>(line) {
+        Ok(line) => matches!(line.level.as_str(), "error" | "fatal").then_some(line.msg),
+        Err(_) => Some(line.to_owned()),
+    })
 }

@@ -2,7 +2,9 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use rustix::fs::Access;
 
@@ -36,7 +38,7 @@ pub struct Runtime {
 /// No runtime can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuntimeError {
-    /// The one that was asked for is not there, or can not be executed.
+    /// The one that was asked for is not there, or cannot be executed.
     #[error("no runtime \"{0}\": it is not in PATH, or is not executable")]
     Absent(String),
     /// None of those we know is there.
@@ -46,18 +48,34 @@ pub enum RuntimeError {
 
 impl Runtime {
     /// The runtime `wanted` (a name or a path), or the first of crun, runc and runsc that is in `search_path`, which
-    /// is written as `PATH` is.
+    /// is written as `PATH` is, and [works](Self::works). The last of them is not asked, since nothing could take its
+    /// place. To ask takes some milliseconds: with a folder for `notes` a program that has worked is not asked again.
     ///
     /// # Errors
     /// [`RuntimeError`] when there is none.
-    pub fn find(search_path: &OsStr, wanted: Option<&OsStr>) -> Result<Self, RuntimeError> {
+    pub fn find(
+        search_path: &OsStr,
+        wanted: Option<&OsStr>,
+        notes: Option<&Path>,
+    ) -> Result<Self, RuntimeError> {
         let Some(wanted) = wanted else {
-            let found = KNOWN.iter().find_map(|(name, kind)| {
+            let mut found = KNOWN.iter().filter_map(|(name, kind)| {
                 Some(Self { path: look_up(search_path, OsStr::new(name))?, kind: *kind })
             });
-            return found.ok_or(RuntimeError::None);
+            let mut chosen = found.next().ok_or(RuntimeError::None)?;
+            for next in found {
+                if chosen.has_worked(notes) {
+                    break;
+                }
+                tracing::warn!(runtime = %chosen.path.display(), "`--version` fails: trying the next runtime");
+                chosen = next;
+            }
+            return Ok(chosen);
         };
         let path = look_up(search_path, wanted);
+        // The path is kept for whoever clears up later, from another directory. Links in it stay: the name that was
+        // given tells what kind it is.
+        let path = path.and_then(|path| std::path::absolute(path).ok());
         let path = path.ok_or_else(|| RuntimeError::Absent(wanted.to_string_lossy().into()))?;
         Ok(Self::at(path))
     }
@@ -67,6 +85,37 @@ impl Runtime {
         let kind = KNOWN.iter().find(|(name, _)| path.file_name() == Some(OsStr::new(name)));
         let kind = kind.map_or(Kind::Runc, |(_, kind)| *kind);
         Self { path, kind }
+    }
+
+    /// Whether it starts at all: it says its version. A program of another architecture, without its libraries, or
+    /// that is only a stub does not.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        let mut command = Command::new(&self.path);
+        command.arg("--version");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|it| it.success())
+    }
+
+    /// As [`works`](Self::works), by a note of an earlier answer for this very file.
+    fn has_worked(&self, notes: Option<&Path>) -> bool {
+        let note = notes.zip(std::fs::metadata(&self.path).ok()).map(|(notes, program)| {
+            let (seconds, part) = (program.mtime(), program.mtime_nsec());
+            notes.join(format!("runtime-{}-{}-{seconds}-{part}", program.dev(), program.ino()))
+        });
+        if note.as_ref().is_some_and(|note| note.exists()) {
+            return true;
+        }
+        let works = self.works();
+        if let Some(note) = note.filter(|_| works)
+            && let Err(error) = note
+                .parent()
+                .map_or(Ok(()), std::fs::create_dir_all)
+                .and_then(|()| std::fs::write(&note, ""))
+        {
+            tracing::debug!(note = %note.display(), %error, "will be asked again");
+        }
+        works
     }
 
     /// The mount that has to be out of sight, in the runtime's own mount namespace, before this runtime works on a host with these
@@ -112,14 +161,68 @@ mod tests {
         }
         let search = std::env::join_paths([&empty, &full]).unwrap();
         let check = |wanted: Option<&Path>, expect: Result<(&str, Kind), RuntimeError>| {
-            let found = Runtime::find(&search, wanted.map(Path::as_os_str));
+            let found = Runtime::find(&search, wanted.map(Path::as_os_str), None);
             let expect = expect.map(|(name, kind)| Runtime { path: full.join(name), kind });
             assert_eq!(found, expect, "{wanted:?}");
         };
         check(None, Ok(("runc", Kind::Runc)));
         check(Some(Path::new("other")), Ok(("other", Kind::Runc)));
         check(Some(&full.join("runc")), Ok(("runc", Kind::Runc)));
+        // As seen from the directory where tests run, which is the package's.
+        let up = "../".repeat(std::path::absolute(".").unwrap().components().count());
+        let relative = format!("{up}{}", full.join("runc").display());
+        let found = Runtime::find(&search, Some(relative.as_ref()), None).unwrap();
+        assert!(found.path.is_absolute(), "{found:?}");
         check(Some(Path::new("crun")), Err(RuntimeError::Absent("crun".to_owned())));
-        assert_eq!(Runtime::find(empty.as_os_str(), None), Err(RuntimeError::None));
+        assert_eq!(Runtime::find(empty.as_os_str(), None, None), Err(RuntimeError::None));
+    }
+
+    #[test]
+    fn one_that_does_not_start_is_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, code: u8| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\nexit {code}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let check = |expect: &str| {
+            let found = Runtime::find(folder.path().as_os_str(), None, None).unwrap();
+            assert_eq!(found.path, folder.path().join(expect));
+        };
+        put("crun", 1);
+        check("crun");
+        put("runc", 0);
+        check("runc");
+        put("runc", 1);
+        put("runsc", 0);
+        check("runsc");
+        put("crun", 0);
+        check("crun");
+        // Who names one gets that one.
+        put("crun", 1);
+        let named = Runtime::find(folder.path().as_os_str(), Some("crun".as_ref()), None).unwrap();
+        assert_eq!(named.path, folder.path().join("crun"));
+    }
+
+    #[test]
+    fn what_has_worked_is_not_asked_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (asked, notes) = (folder.path().join("asked"), folder.path().join("notes"));
+        let text = format!("#!/bin/sh\necho >> '{}'\n", asked.display());
+        for name in ["crun", "runc"] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, &text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let check = |times: usize| {
+            let found = Runtime::find(folder.path().as_os_str(), None, Some(&notes)).unwrap();
+            assert_eq!(found.kind, Kind::Crun);
+            assert_eq!(std::fs::read_to_string(&asked).unwrap().lines().count(), times);
+        };
+        check(1);
+        check(1);
+        // Changed since.
+        std::fs::write(folder.path().join("crun"), &text).unwrap();
+        check(2);
     }
 }

@@ -4,6 +4,10 @@ use std::os::fd::BorrowedFd;
 
 use crate::files::{FileError, read_small};
 
+/// The largest number that runtimes take for what it says. crun reads 4294967295, which is the kernel's word for "no
+/// change", as root; Docker's limit is this one too. Source: runc, `user.go`, `maxID`.
+const LARGEST_ID: u32 = 0x7fff_ffff;
+
 /// Numbers for the process. Source: OCI runtime-spec 1.2, `config.md`, "User".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
@@ -26,12 +30,15 @@ pub enum UserError {
     /// A name that `/etc/group` lacks.
     #[error("the image has no group \"{0}\" in /etc/group")]
     NoGroup(String),
+    /// A number that the kernel or a runtime may take for something else.
+    #[error("{0} is no user or group number: they go up to {LARGEST_ID}")]
+    Range(u32),
 }
 
-/// A user that can not be found.
+/// A user that cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub enum LookupError {
-    /// One of the two files can not be read.
+    /// One of the two files cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
     /// They do not have the name.
@@ -54,7 +61,7 @@ pub fn find(root: BorrowedFd<'_>, spec: &str) -> Result<User, LookupError> {
 /// with group 0. Lines of the two files that are malformed are passed over, as the C library does.
 ///
 /// # Errors
-/// [`UserError`] for a name that is not there.
+/// [`UserError`] for a name that is not there, and for any number, from wherever it comes, above 2^31-1.
 pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<User, UserError> {
     let (user, wanted_group) = match spec.split_once(':') {
         Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
@@ -88,7 +95,10 @@ pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<User, UserErro
         b"" => "/".to_owned(),
         home => String::from_utf8_lossy(home).into_owned(),
     };
-    Ok(User { uid, gid, groups, home })
+    match [uid, gid].iter().chain(&groups).find(|&&id| id > LARGEST_ID) {
+        Some(id) => Err(UserError::Range(*id)),
+        None => Ok(User { uid, gid, groups, home }),
+    }
 }
 
 fn find_group(wanted: &str, group: &[u8]) -> Result<u32, UserError> {
@@ -145,8 +155,9 @@ mod tests {
     use super::*;
 
     const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/srv:/bin/false\n\
-        1000:x:7:8:::\n";
-    const GROUP: &[u8] = b"root:x:0:\nwww:x:34:\nadm:x:4:www,root\nlog:x:3:www\nx\nown:x:34:www\n";
+        1000:x:7:8:::\napp:x:4294967295:5:::\nbig:x:6:2147483648:::\nlast:x:2147483647:2147483647:::\n";
+    const GROUP: &[u8] = b"root:x:0:\nwww:x:34:\nadm:x:4:www,root\nlog:x:3:www\nx\nown:x:34:www\n\
+        none:x:4294967295:last\n";
 
     fn check(spec: &str, expect: Result<(u32, u32, &[u32], &str), UserError>) {
         let expect = expect.map(|(uid, gid, groups, home)| User {
@@ -171,8 +182,18 @@ mod tests {
         check("4242:17", Ok((4242, 17, &[], "/")));
         check("1000", Ok((7, 8, &[], "/")));
         check("nobody", Err(UserError::NoUser("nobody".to_owned())));
-        check("www:none", Err(UserError::NoGroup("none".to_owned())));
+        check("www:nowhere", Err(UserError::NoGroup("nowhere".to_owned())));
         check("-1", Err(UserError::NoUser("-1".to_owned())));
+        // Numbers that runtimes take for root.
+        check("4294967295", Err(UserError::Range(u32::MAX)));
+        check("app", Err(UserError::Range(u32::MAX)));
+        check("app:0", Err(UserError::Range(u32::MAX)));
+        check("big", Err(UserError::Range(1 << 31)));
+        check("1000:4294967295", Err(UserError::Range(u32::MAX)));
+        check("1000:2147483648", Err(UserError::Range(1 << 31)));
+        check("www:none", Err(UserError::Range(u32::MAX)));
+        check("last", Err(UserError::Range(u32::MAX)));
+        check("last:2147483647", Ok((0x7fff_ffff, 0x7fff_ffff, &[], "/")));
         check("4294967296", Err(UserError::NoUser("4294967296".to_owned())));
     }
 }

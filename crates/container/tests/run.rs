@@ -33,7 +33,7 @@ fn can_mount() -> bool {
 fn runtimes() -> Vec<Runtime> {
     let path = "/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin:/bin:/sbin".as_ref();
     let names = ["crun", "runc"];
-    let found = names.iter().filter_map(|name| Runtime::find(path, Some(name.as_ref())).ok());
+    let found = names.iter().filter_map(|name| Runtime::find(path, Some(name.as_ref()), None).ok());
     let found: Vec<_> = found.collect();
     if found.is_empty() {
         eprintln!("SKIPPED: no crun and no runc");
@@ -61,6 +61,7 @@ impl Fixture {
         }
         let script = Path::new("/bin/script");
         add(&mut builder, &objects, script, b"#!/no/such/interpreter\n", 0o755);
+        add(&mut builder, &objects, Path::new("/bin/garbage"), b"garbage\n", 0o755);
         add(&mut builder, &objects, Path::new("/etc/plain"), b"not a program\n", 0o644);
         for directory in ["proc", "sys", "dev", "tmp"] {
             builder.subdirectory(InodeId::ROOT, directory.as_bytes()).unwrap();
@@ -87,12 +88,26 @@ impl Fixture {
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
     fn run(&self, runtime: &Runtime, command: &[&str], access: Access) -> Result<Exit, RunError> {
         std::thread::scope(|scope| {
-            scope.spawn(|| self.run_here(runtime, command, access)).join().unwrap()
+            scope.spawn(|| self.run_here("/", runtime, command, access)).join().unwrap()
+        })
+    }
+
+    /// The same in a directory, read-only, so that no runtime makes it.
+    fn run_in(
+        &self,
+        directory: &str,
+        runtime: &Runtime,
+        command: &[&str],
+    ) -> Result<Exit, RunError> {
+        std::thread::scope(|scope| {
+            let run = || self.run_here(directory, runtime, command, Access::ReadOnly);
+            scope.spawn(run).join().unwrap()
         })
     }
 
     fn run_here(
         &self,
+        directory: &str,
         runtime: &Runtime,
         command: &[&str],
         access: Access,
@@ -109,7 +124,7 @@ impl Fixture {
             command: command.iter().map(|&it| it.to_owned()).collect(),
             entrypoint: None,
             env: Vec::new(),
-            working_dir: None,
+            working_dir: Some(directory.to_owned()),
             hostname: "test".to_owned(),
             terminal: Terminal::None,
             network: Network::None,
@@ -120,16 +135,18 @@ impl Fixture {
         let process = Process::new(&image, &wishes, &user).unwrap();
         let config = runtime_config(&process, &user, &wishes, &image, ROOT);
         let id = folder.path().file_name().unwrap().to_str().unwrap().replace('.', "q");
-        let result = quire_container::monitor::run(&Start {
+        let start = Start {
             id: &id,
             folder: folder.path(),
             lock: lock.as_fd(),
             root: &root.mount,
             process: &process,
             config: &config,
+            terminal: wishes.terminal,
             runtime,
             signals: &Signals::block(&[]).unwrap(),
-        });
+        };
+        let result = quire_container::monitor::run(&start, &|_| {});
         quire_container::teardown::clear(folder.path(), &id);
         result
     }
@@ -217,10 +234,15 @@ fn what_can_not_start_says_why() {
         assert!(matches!(error("/bin/nowhere"), RunError::NotFound { .. }));
         assert!(matches!(error("/etc/plain"), RunError::NotExecutable(_)));
         assert!(matches!(error("/etc"), RunError::NotExecutable(_)));
-        // crun says so; runc answers 1, as the program that it never became.
-        let refused = fixture.run(&runtime, &["/bin/script"], Access::Writable);
-        let expected = matches!(refused, Err(RunError::Refused { .. }) | Ok(Exit::Code(1)));
-        assert!(expected, "{refused:?} by {runtime:?}");
+        // Runtimes find out in the very last step, and answer as the program that they never became.
+        assert!(matches!(error("/bin/script"), RunError::NoInterpreter { .. }));
+        assert!(matches!(error("/bin/garbage"), RunError::Format(_)));
+        // The root is read-only, and has no such directory.
+        let refused = fixture.run_in("/no/such/place", &runtime, &["true"]);
+        assert!(
+            matches!(refused, Err(RunError::RefusedAloud { .. })),
+            "{refused:?} by {runtime:?}"
+        );
     }
 }
 

@@ -1,0 +1,191 @@
+//! Whether the kernel can execute a program of a root: what `execve(2)` would say, told from the file's first bytes.
+//!
+//! Runtimes find out only in their very last step, and then end with a code that the program could have ended with.
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use crate::files::{Executable, executable, read_start};
+
+/// How many interpreters may lead to one another. Source: Linux `fs/exec.c`, `exec_binprm`.
+const DEPTH: u32 = 5;
+/// What the kernel reads of a file to see what it is. Source: `linux/binfmts.h`, `BINPRM_BUF_SIZE`.
+const START: usize = 256;
+/// Enough for the program headers that linkers write, which follow the ELF header.
+const HEADERS: usize = 4096;
+
+/// Why the kernel cannot execute a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unrunnable {
+    /// Neither a script nor a program for this machine.
+    Format,
+    /// The program that it needs to run is not in the root: a script's interpreter, or a loader.
+    Interpreter(String),
+}
+
+/// Why `path` in `root`, which is an executable file, cannot be executed; `None` when it can be, or when that cannot
+/// be told. A relative interpreter is searched in the directory `from`, as the kernel does.
+///
+/// Formats that `binfmt_misc` adds are not known here: ask only when a program did not run.
+pub(crate) fn unrunnable(root: BorrowedFd<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
+    let mut path = path.to_owned();
+    for _ in 0..DEPTH {
+        let start = read_start(root, path.as_os_str().as_bytes(), HEADERS)?;
+        let interpreter = match Format::of(&start) {
+            Format::Script(interpreter) => interpreter,
+            Format::Elf(None) => return None,
+            Format::Elf(Some(loader)) => {
+                let there = executable(root, from.join(&loader).as_os_str().as_bytes());
+                return (there == Executable::Absent).then_some(Unrunnable::Interpreter(loader));
+            }
+            Format::Other => return Some(Unrunnable::Format),
+        };
+        let next = from.join(&interpreter);
+        if executable(root, next.as_os_str().as_bytes()) == Executable::Absent {
+            return Some(Unrunnable::Interpreter(interpreter));
+        }
+        path = next;
+    }
+    None
+}
+
+/// What a file is to the kernel.
+#[derive(Debug, PartialEq, Eq)]
+enum Format {
+    /// A script for this interpreter.
+    Script(String),
+    /// A program that may run here, and the loader that it asks for.
+    Elf(Option<String>),
+    /// Nothing that the kernel knows by itself.
+    Other,
+}
+
+impl Format {
+    fn of(bytes: &[u8]) -> Self {
+        if let Some(line) = bytes.strip_prefix(b"#!") {
+            // Source: Linux `fs/binfmt_script.c`: up to blank, newline or NUL, blanks before it left out.
+            let line = &line[..line.len().min(START - 2)];
+            let line = line.split(|byte| matches!(byte, b'\n' | 0)).next().unwrap_or_default();
+            let mut words = line.split(|byte| matches!(byte, b' ' | b'\t'));
+            let word = words.find(|word| !word.is_empty());
+            return word.map_or(Self::Other, |it| Self::Script(lossy(it)));
+        }
+        if !bytes.starts_with(b"\x7fELF") {
+            return Self::Other;
+        }
+        let (class, order) = (bytes.get(4).copied(), bytes.get(5).copied());
+        let native_order = if cfg!(target_endian = "little") { 1 } else { 2 };
+        let (Some(machine), Some(class)) = (number::<2>(bytes, 18), class) else {
+            return Self::Other;
+        };
+        if order != Some(native_order) || !is_for_here(machine) {
+            return Self::Other;
+        }
+        // ELFCLASS64, whose headers are as below. The loader of another one is not looked for.
+        Self::Elf(if class == 2 { loader(bytes) } else { None })
+    }
+}
+
+/// Whether the kernel of this machine may know how to run this one's programs. Source: `linux/elf-em.h`; kernels run
+/// the 32-bit programs of the same family too, unless they are built not to.
+fn is_for_here(machine: u64) -> bool {
+    let known: &[u64] = match std::env::consts::ARCH {
+        "x86_64" => &[62, 3],
+        "x86" => &[3],
+        "aarch64" => &[183, 40],
+        "arm" => &[40],
+        "riscv64" => &[243],
+        "powerpc64" => &[21, 20],
+        "s390x" => &[22],
+        "loongarch64" => &[258],
+        _ => return true,
+    };
+    known.contains(&machine)
+}
+
+/// The loader that a 64-bit program names. Source: elf(5), `Elf64_Ehdr`, `Elf64_Phdr`, `PT_INTERP`.
+fn loader(bytes: &[u8]) -> Option<String> {
+    let index = |number: u64| usize::try_from(number).ok();
+    let table = index(number::<8>(bytes, 32)?)?;
+    let (size, count) = (index(number::<2>(bytes, 54)?)?, index(number::<2>(bytes, 56)?)?);
+    for entry in 0..count {
+        let entry = table.checked_add(entry.checked_mul(size)?)?;
+        if number::<4>(bytes, entry)? != 3 {
+            continue;
+        }
+        let start = index(number::<8>(bytes, entry.checked_add(8)?)?)?;
+        let length = index(number::<8>(bytes, entry.checked_add(32)?)?)?;
+        let text = bytes.get(start..start.checked_add(length)?)?;
+        return text.split(|&byte| byte == 0).next().filter(|it| !it.is_empty()).map(lossy);
+    }
+    None
+}
+
+/// A number of `N` bytes, at most 8, in this machine's order.
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+    let field = bytes.get(at..at.checked_add(N)?)?;
+    let shift = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
+    Some(match cfg!(target_endian = "little") {
+        true => field.iter().rev().fold(0, shift),
+        false => field.iter().fold(0, shift),
+    })
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// The tests' own program is one of this machine; a statically linked one names no loader.
+    #[test]
+    fn the_kernel_agrees() {
+        let root = tempfile::tempdir().unwrap();
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let mut foreign = own.clone();
+        // A machine that nobody has given a number to.
+        foreign[18..20].copy_from_slice(&[0xfe; 2]);
+        let cases: [(&str, &[u8], bool); 7] = [
+            ("own", &own, true),
+            ("foreign", &foreign, false),
+            ("garbage", b"garbage", false),
+            ("empty", b"", false),
+            ("nameless", b"#! \n", false),
+            ("script", b"#! \t/bin/sh -e\nexit 0\n", true),
+            ("nowhere", b"#!/no/such\n", false),
+        ];
+        let host = std::fs::File::open("/").unwrap();
+        for (name, bytes, runs) in cases {
+            let path = root.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let mut command = std::process::Command::new(&path);
+            // For the tests' own program.
+            command.arg("--list").stdout(std::process::Stdio::null());
+            let kernel = command.status().map(|_| ());
+            assert_eq!(kernel.is_ok(), runs, "{name}: {kernel:?}");
+            let found = unrunnable(host.as_fd(), Path::new("/"), &path);
+            assert_eq!(found.is_none(), runs, "{name}: {found:?}");
+        }
+        // In a root without anything else, the loader is missed too, if one is named.
+        let alone = std::fs::File::open(root.path()).unwrap();
+        let check = |path: &str, expect: Option<Unrunnable>| {
+            assert_eq!(
+                unrunnable(alone.as_fd(), Path::new("/"), Path::new(path)),
+                expect,
+                "{path}"
+            );
+        };
+        check("/nowhere", Some(Unrunnable::Interpreter("/no/such".to_owned())));
+        check("/script", Some(Unrunnable::Interpreter("/bin/sh".to_owned())));
+        check("/garbage", Some(Unrunnable::Format));
+        let loader = loader(&own[..HEADERS]);
+        check("/own", loader.map(Unrunnable::Interpreter));
+    }
+}
