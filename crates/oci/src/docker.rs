@@ -21,7 +21,7 @@ const MEMBERS_MAX: usize = 1 << 16;
 /// The most symlinks that lead to a member.
 const LINKS_MAX: usize = 8;
 
-/// Why an image can not be found in an archive.
+/// Why an image cannot be found in an archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DockerError {
@@ -34,7 +34,7 @@ pub enum DockerError {
     /// It has no such member, so that it is no archive of images, or one that is cut short.
     #[error("it has no \"{}\"", .0.escape_ascii())]
     Absent(Vec<u8>),
-    /// A member can not be read.
+    /// A member cannot be read.
     #[error("cannot read \"{}\"", name.escape_ascii())]
     Read {
         /// Which one.

@@ -4,17 +4,17 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use crate::Digest;
 use crate::manifest::{
     CONFIG_MAX, Config, Descriptor, Document, Index, MANIFEST_MAX, Manifest, ManifestError,
     Platform, check_size,
 };
 use crate::source::Choice;
+use crate::{Digest, files};
 
 /// The most indexes that lead to a manifest, one within the other.
 const DEPTH_MAX: usize = 4;
 
-/// Why an image can not be found in a layout.
+/// Why an image cannot be found in a layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
@@ -34,7 +34,7 @@ pub enum LayoutError {
         /// What it says.
         version: String,
     },
-    /// A file can not be read.
+    /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
         /// Which one.
@@ -68,6 +68,9 @@ pub enum LayoutError {
         /// The file's.
         actual: u64,
     },
+    /// The index is empty.
+    #[error("{} has no images: its index is empty", .0.display())]
+    Empty(PathBuf),
     /// No image of that name.
     #[error("there is no image \"{}\" in {}, only {}", name.escape_debug(), directory.display(), list(there))]
     Absent {
@@ -145,13 +148,9 @@ impl Layout {
             return Err(LayoutError::Version { directory, version });
         }
         let path = directory.join("index.json");
-        let bytes = read(&path, "manifest", MANIFEST_MAX)?;
-        match Document::parse(&bytes) {
-            Ok(Document::Index(index)) => Ok(Self { directory, index }),
-            Ok(Document::Image(_)) => {
-                let source = ManifestError::MediaType("a manifest".to_owned());
-                Err(LayoutError::Manifest { path, source })
-            }
+        let bytes = read(&path, "index", MANIFEST_MAX)?;
+        match Index::parse(&bytes) {
+            Ok(index) => Ok(Self { directory, index }),
             Err(source) => Err(LayoutError::Manifest { path, source }),
         }
     }
@@ -171,7 +170,7 @@ impl Layout {
     pub fn open_blob(&self, digest: &Digest, size: u64) -> Result<File, LayoutError> {
         let path = self.blob_path(digest);
         let failed = |source| LayoutError::Read { path: path.clone(), source };
-        let file = File::open(&path).map_err(failed)?;
+        let file = files::regular(&path).map_err(failed)?;
         let actual = file.metadata().map_err(failed)?.len();
         if actual != size {
             return Err(LayoutError::Size { path, expected: size, actual });
@@ -206,6 +205,7 @@ impl Layout {
         };
         let directory = || self.directory.clone();
         let chosen = match candidates[..] {
+            [] if entries.is_empty() => return Err(LayoutError::Empty(directory())),
             [] => {
                 let name = name.unwrap_or_default();
                 return Err(LayoutError::Absent { directory: directory(), name, there: there() });
@@ -286,7 +286,7 @@ impl Layout {
 /// A whole file of at most `max` bytes.
 fn read(path: &Path, kind: &'static str, max: u64) -> Result<Vec<u8>, LayoutError> {
     let failed = |source| LayoutError::Read { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
+    let file = files::regular(path).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
     let wrong = |source| LayoutError::Manifest { path: path.to_owned(), source };
     check_size(kind, size, max).map_err(wrong)?;

@@ -34,7 +34,7 @@ pub enum ManifestError {
     /// Longer than any real one.
     #[error("a {kind} of {size} bytes: at most {max} are read")]
     TooLarge {
-        /// `manifest` or `config`.
+        /// `manifest`, `index` or `config`.
         kind: &'static str,
         /// Its bytes.
         size: u64,
@@ -44,17 +44,30 @@ pub enum ManifestError {
     /// Not JSON, or JSON of another shape.
     #[error("the {kind} is malformed")]
     Json {
-        /// `manifest` or `config`.
+        /// `manifest`, `index` or `config`.
         kind: &'static str,
         /// Where and why.
         source: serde_json::Error,
     },
     /// It can be read as two things, which readers would take differently (CVE-2021-41190).
-    #[error("the manifest has both \"{0}\" and \"{1}\"")]
-    Ambiguous(&'static str, &'static str),
+    #[error("the {kind} has both \"{}\" and \"{}\"", fields[0], fields[1])]
+    Ambiguous {
+        /// `manifest` or `index`.
+        kind: &'static str,
+        /// What only one of the two things has, and only the other.
+        fields: [&'static str; 2],
+    },
     /// It says that it is something else than it looks like.
-    #[error("the manifest calls itself \"{}\"", .0.escape_debug())]
-    MediaType(String),
+    #[error("the {kind} calls itself \"{}\"", media_type.escape_debug())]
+    MediaType {
+        /// `manifest` or `index`.
+        kind: &'static str,
+        /// What it says.
+        media_type: String,
+    },
+    /// It should be a choice of images, and is one image.
+    #[error("it is a manifest, where an index should be")]
+    NotIndex,
     /// A manifest of Docker's schema 1, or something newer than all that is known.
     #[error("manifests of schema version {0} are not supported, only 2")]
     Schema(u64),
@@ -268,7 +281,10 @@ impl Document {
     /// # Errors
     /// [`ManifestError`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let kind = "manifest";
+        Self::parse_as("manifest", bytes)
+    }
+
+    fn parse_as(kind: &'static str, bytes: &[u8]) -> Result<Self, ManifestError> {
         check_size(kind, bytes.len() as u64, MANIFEST_MAX)?;
         let json = |source| ManifestError::Json { kind, source };
         // Schema 1 has other fields, so the version is looked at first.
@@ -284,19 +300,21 @@ impl Document {
         let RawDocument { media_type, config, layers, manifests } =
             serde_json::from_slice(bytes).map_err(json)?;
         let claims = |types: [&str; 2]| media_type.is_empty() || types.contains(&&*media_type);
+        let ambiguous =
+            |other| Err(ManifestError::Ambiguous { kind, fields: ["manifests", other] });
         match (manifests, layers, config) {
-            (Some(_), Some(_), _) => Err(ManifestError::Ambiguous("manifests", "layers")),
-            (Some(_), _, Some(_)) => Err(ManifestError::Ambiguous("manifests", "config")),
+            (Some(_), Some(_), _) => ambiguous("layers"),
+            (Some(_), _, Some(_)) => ambiguous("config"),
             (Some(manifests), None, None) => {
                 if !claims(INDEX_TYPES) {
-                    return Err(ManifestError::MediaType(media_type));
+                    return Err(ManifestError::MediaType { kind, media_type });
                 }
                 check_count("manifests in one index", manifests.len(), MANIFESTS_MAX)?;
                 Ok(Self::Index(Index { manifests }))
             }
             (None, layers, config) => {
                 if !claims(MANIFEST_TYPES) {
-                    return Err(ManifestError::MediaType(media_type));
+                    return Err(ManifestError::MediaType { kind, media_type });
                 }
                 let missing = |field: &str| {
                     let message = format!("it has neither \"manifests\" nor \"{field}\"");
@@ -313,6 +331,19 @@ impl Document {
                 }
                 Ok(Self::Image(Manifest { config, layers }))
             }
+        }
+    }
+}
+
+impl Index {
+    /// Reads an index, as in a layout's `index.json`.
+    ///
+    /// # Errors
+    /// [`ManifestError`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
+        match Document::parse_as("index", bytes)? {
+            Document::Index(index) => Ok(index),
+            Document::Image(_) => Err(ManifestError::NotIndex),
         }
     }
 }

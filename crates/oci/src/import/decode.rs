@@ -33,6 +33,13 @@ pub(super) struct Expected<'a> {
     pub(super) size: Option<u64>,
 }
 
+/// A blob of which not all was read: what the manifest says of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claimed {
+    pub(super) digest: Digest,
+    pub(super) size: u64,
+}
+
 /// Why a blob does not turn into a tar.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -56,9 +63,12 @@ pub enum DecodeError {
         /// What came.
         actual: u64,
     },
-    /// It begins like gzip and does not go on so: damaged, cut short, or with something behind its end.
+    /// It begins like gzip and does not go on so: damaged or cut short.
     #[error("it is not valid gzip")]
     Gzip(#[source] io::Error),
+    /// Go's reader, and so containerd and Docker, refuse this too, zeros included; gzip(1) ignores it.
+    #[error("something that is not gzip stands behind its gzip data")]
+    Trailing,
     /// As for gzip.
     #[error("it is not valid zstd")]
     Zstd(#[source] io::Error),
@@ -77,7 +87,7 @@ pub enum DecodeError {
 #[derive(Debug)]
 pub(super) struct Decoded {
     pub(super) compression: Compression,
-    /// SHA-256, or what was expected.
+    /// SHA-256, or what was expected, or what is [`Claimed`].
     pub(super) digest: Digest,
     pub(super) size: u64,
 }
@@ -88,7 +98,8 @@ struct Raw<'a, R> {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    hasher: DigestHasher,
+    /// None where the digest is of no use.
+    hasher: Option<DigestHasher>,
     read: u64,
     expected: Option<u64>,
     stop: &'a Stop<'a>,
@@ -106,11 +117,14 @@ impl<R: Read> Raw<'_, R> {
             match self.source.read(&mut self.buffer) {
                 Ok(read) => break read.min(self.buffer.len()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if self.stop.is_set() => return Err(DecodeError::Stopped),
                 Err(error) => return Err(DecodeError::Read(error)),
             }
         };
         (self.start, self.end) = (0, read);
-        self.hasher.update(&self.buffer[..read]);
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&self.buffer[..read]);
+        }
         self.read += read as u64;
         if let Some(expected) = self.expected.filter(|expected| self.read > *expected) {
             return Err(DecodeError::Size { expected, actual: self.read });
@@ -158,7 +172,8 @@ impl<R: Read> Read for Raw<'_, R> {
 
 enum Inner<'a, R> {
     Plain(Box<Raw<'a, R>>),
-    Gzip(Box<MultiGzDecoder<Raw<'a, R>>>),
+    /// And whether its first header is good.
+    Gzip(Box<MultiGzDecoder<Raw<'a, R>>>, bool),
     Zstd(Box<zstd::stream::read::Decoder<'static, Raw<'a, R>>>),
 }
 
@@ -166,6 +181,7 @@ enum Inner<'a, R> {
 pub(super) struct Decoder<'a, R> {
     inner: Inner<'a, R>,
     expected: Expected<'a>,
+    claimed: Option<Claimed>,
     limits: &'a Limits,
     unpacked: u64,
 }
@@ -184,7 +200,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             buffer: vec![0; READ].into_boxed_slice(),
             start: 0,
             end: 0,
-            hasher: expected.digest.map_or_else(DigestHasher::sha256, Digest::hasher),
+            hasher: Some(expected.digest.map_or_else(DigestHasher::sha256, Digest::hasher)),
             read: 0,
             expected: expected.size,
             stop,
@@ -201,12 +217,15 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Ok(0) => break,
                 Ok(read) => filled += read.min(READ - filled),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if stop.is_set() => return Err(DecodeError::Stopped),
                 Err(error) => return Err(DecodeError::Read(error)),
             }
         }
         raw.end = filled;
         raw.read = filled as u64;
-        raw.hasher.update(&raw.buffer[..filled]);
+        if let Some(hasher) = &mut raw.hasher {
+            hasher.update(&raw.buffer[..filled]);
+        }
         (raw.progress)(raw.read);
         let compression = match &raw.buffer[..filled] {
             [0x1f, 0x8b, ..] => Compression::Gzip,
@@ -217,7 +236,11 @@ impl<'a, R: Read> Decoder<'a, R> {
         };
         let inner = match compression {
             Compression::None => Inner::Plain(Box::new(raw)),
-            Compression::Gzip => Inner::Gzip(Box::new(MultiGzDecoder::new(raw))),
+            Compression::Gzip => {
+                let decoder = MultiGzDecoder::new(raw);
+                let begun = decoder.header().is_some();
+                Inner::Gzip(Box::new(decoder), begun)
+            }
             Compression::Zstd => {
                 let decoder = zstd::stream::read::Decoder::with_buffer(raw);
                 let mut decoder = decoder.map_err(DecodeError::Zstd)?;
@@ -225,7 +248,37 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Inner::Zstd(Box::new(decoder))
             }
         };
-        Ok(Self { inner, expected, limits, unpacked: 0 })
+        Ok(Self { inner, expected, claimed: None, limits, unpacked: 0 })
+    }
+
+    /// Passes a tar on as it is, whatever it begins with: it was unpacked already, from a blob of which not all was read.
+    /// That it is the right one must be seen by its diff id.
+    pub(super) fn unpacked(
+        source: R,
+        claimed: Claimed,
+        limits: &'a Limits,
+        stop: &'a Stop<'a>,
+        progress: &'a (dyn Fn(u64) + Sync),
+    ) -> Self {
+        let raw = Raw {
+            source,
+            buffer: vec![0; READ].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            hasher: None,
+            read: 0,
+            expected: None,
+            stop,
+            progress,
+            failure: None,
+        };
+        Self {
+            inner: Inner::Plain(Box::new(raw)),
+            expected: Expected::default(),
+            claimed: Some(claimed),
+            limits,
+            unpacked: 0,
+        }
     }
 
     /// Whether the tar is wrapped at all.
@@ -236,7 +289,7 @@ impl<'a, R: Read> Decoder<'a, R> {
     const fn compression(&self) -> Compression {
         match self.inner {
             Inner::Plain(_) => Compression::None,
-            Inner::Gzip(_) => Compression::Gzip,
+            Inner::Gzip(..) => Compression::Gzip,
             Inner::Zstd(_) => Compression::Zstd,
         }
     }
@@ -244,7 +297,7 @@ impl<'a, R: Read> Decoder<'a, R> {
     fn raw(&mut self) -> &mut Raw<'a, R> {
         match &mut self.inner {
             Inner::Plain(raw) => raw,
-            Inner::Gzip(decoder) => decoder.get_mut(),
+            Inner::Gzip(decoder, _) => decoder.get_mut(),
             Inner::Zstd(decoder) => decoder.get_mut(),
         }
     }
@@ -256,7 +309,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             let free = &mut into[filled..];
             let read = match &mut self.inner {
                 Inner::Plain(raw) => raw.read(free),
-                Inner::Gzip(decoder) => decoder.read(free),
+                Inner::Gzip(decoder, _) => decoder.read(free),
                 Inner::Zstd(decoder) => decoder.read(free),
             };
             match read {
@@ -271,7 +324,8 @@ impl<'a, R: Read> Decoder<'a, R> {
             return Err(LimitError::LayerBytes(self.limits.layer_bytes).into());
         }
         let (read, unpacked) = (self.raw().read, self.unpacked);
-        let packed = self.expected.size.unwrap_or(read);
+        let claimed = self.claimed.map(|it| it.size);
+        let packed = self.expected.size.or(claimed).unwrap_or(read);
         self.limits.check_ratio(packed, unpacked)?;
         Ok(filled)
     }
@@ -285,10 +339,12 @@ impl<'a, R: Read> Decoder<'a, R> {
         {
             return wrong;
         }
-        match self.compression() {
-            Compression::None => DecodeError::Read(error),
-            Compression::Gzip => DecodeError::Gzip(error),
-            Compression::Zstd => DecodeError::Zstd(error),
+        match &self.inner {
+            Inner::Plain(_) => DecodeError::Read(error),
+            // It has one only while it is within a member.
+            Inner::Gzip(decoder, true) if decoder.header().is_none() => DecodeError::Trailing,
+            Inner::Gzip(..) => DecodeError::Gzip(error),
+            Inner::Zstd(_) => DecodeError::Zstd(error),
         }
     }
 
@@ -308,8 +364,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         if let Some(expected) = size.filter(|size| *size != raw.read) {
             return Err(DecodeError::Size { expected, actual: raw.read });
         }
-        let hasher = std::mem::replace(&mut raw.hasher, DigestHasher::sha256());
-        let actual = hasher.finish();
+        let actual = raw.hasher.take().unwrap_or_else(DigestHasher::sha256).finish();
         match digest {
             Some(expected) if *expected != actual => {
                 let (expected, actual) = (Box::new(*expected), Box::new(actual));
@@ -324,6 +379,9 @@ impl<'a, R: Read> Decoder<'a, R> {
         // Decoders stop at their own end. What may follow is refused by them, so that nothing does.
         let raw = self.raw();
         raw.drain()?;
+        if let Some(Claimed { digest, size }) = self.claimed {
+            return Ok(Decoded { compression: self.compression(), digest, size });
+        }
         let digest = self.check()?;
         let size = self.raw().read;
         Ok(Decoded { compression: self.compression(), digest, size })

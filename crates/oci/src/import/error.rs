@@ -16,7 +16,7 @@ use crate::source::Input;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// Objects of this store can not be named in a composefs image.
+    /// Objects of this store cannot be named in a composefs image.
     #[error("the store names objects by {0}, but composefs images know only sha256")]
     Algorithm(Algorithm),
     /// The layout has no such image.
@@ -30,7 +30,7 @@ pub enum ImportError {
         /// Why not.
         source: Box<DockerError>,
     },
-    /// The archive can not be unpacked.
+    /// The archive cannot be unpacked.
     #[error("cannot unpack the archive {input}")]
     Unpack {
         /// The archive.
@@ -38,7 +38,7 @@ pub enum ImportError {
         /// Why not.
         source: Box<DecodeError>,
     },
-    /// A file of the source can not be opened or read.
+    /// A file of the source cannot be opened or read.
     #[error("cannot read {input}")]
     Open {
         /// Which one.
@@ -46,7 +46,7 @@ pub enum ImportError {
         /// Why.
         source: io::Error,
     },
-    /// A file for a while can not be written.
+    /// A file for a while cannot be written.
     #[error("cannot write a temporary file in {}", directory.display())]
     Scratch {
         /// Where.
@@ -66,13 +66,13 @@ pub enum ImportError {
         /// Why.
         source: Box<LayerFailure>,
     },
-    /// A directory can not be read.
+    /// A directory cannot be read.
     #[error("cannot import the directory")]
     Walk(#[source] Box<store::walk::WalkError>),
-    /// A file of a directory can not be read, or changes meanwhile.
+    /// A file of a directory cannot be read, or changes meanwhile.
     #[error("cannot read the file")]
     ReadFile(#[source] io::Error),
-    /// A dump can not be parsed.
+    /// A dump cannot be parsed.
     #[error("cannot import the dump {input}")]
     Dump {
         /// The dump.
@@ -88,7 +88,7 @@ pub enum ImportError {
         /// Why not.
         reason: &'static str,
     },
-    /// A dump can not be told where its files are in the store.
+    /// A dump cannot be told where its files are in the store.
     #[error("cannot put the dump's files where the store has them")]
     Relocate {
         /// Why.
@@ -118,22 +118,22 @@ pub enum ImportError {
         /// By its bytes.
         actual: Box<ObjectId>,
     },
-    /// An object can not be added.
-    #[error("cannot add an object to the store")]
-    Object(#[source] store::DraftError),
-    /// The bytes of an object can not be written.
+    /// An object cannot be added.
+    #[error(transparent)]
+    Object(store::DraftError),
+    /// The bytes of an object cannot be written.
     #[error("cannot write an object of the store")]
     Write(#[source] io::Error),
-    /// The image can not be written.
+    /// The image cannot be written.
     #[error("cannot write the image")]
     Image(#[source] WriteError),
-    /// A manifest or config can not be stored.
+    /// A manifest or config cannot be stored.
     #[error("cannot store the manifest")]
     Manifest(#[source] store::ManifestError),
-    /// The transaction can not begin or end.
+    /// The transaction cannot begin or end.
     #[error("cannot change the store")]
     Transaction(#[source] store::TransactionError),
-    /// A thread can not be started.
+    /// A thread cannot be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
     /// As asked for.

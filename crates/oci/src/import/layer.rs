@@ -9,16 +9,17 @@ use image::tar::recipe;
 use image::tar::{Entry, Event, Kind, Reader, TarError};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, TreeError, XattrsId};
 use image::verity::ObjectId;
-use store::{Blob, LayerDraft, LayerInfo, Transaction, walk};
+use store::{Blob, Committed, LayerDraft, LayerInfo, walk};
 
-use super::decode::{Compression, DecodeError, Decoded, Decoder, Expected};
+use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
 use super::feed::{self, Feed};
 use super::limits::{LimitError, Limits};
-use super::objects::{BATCH, Batch, Known, PIECE, Piece, Queue, Stopped};
+use super::objects::{BATCH, Batch, Known, PIECE, Piece, Queue, Stopped, Target};
 use super::recipe::{Pending, Places, Replay};
 use super::stop::Stop;
 use super::{LayerReport, Unsupported};
 use crate::Digest;
+use crate::chunked::ChunkedError;
 
 /// Files of up to this many bytes are in the image itself, as those of directories are.
 const INLINE_MAX: usize = {
@@ -29,7 +30,7 @@ const INLINE_MAX: usize = {
 /// Verbatim bytes of the tar that may wait for the object ids of files before them.
 const WAITING_MAX: usize = 8 << 20;
 
-/// Why a layer can not be imported.
+/// Why a layer cannot be imported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerFailure {
@@ -39,10 +40,10 @@ pub enum LayerFailure {
     /// What is in it is no tar.
     #[error(transparent)]
     Tar(#[from] TarError),
-    /// An entry can not stand in the layer, or on those below.
+    /// An entry cannot stand in the layer, or on those below.
     #[error(transparent)]
     Entry(#[from] LayerError),
-    /// An object can not be put where its entry is.
+    /// An object cannot be put where its entry is.
     #[error("cannot add an object to the tree")]
     Tree(#[source] TreeError),
     /// An entry passes a bound.
@@ -61,21 +62,64 @@ pub enum LayerFailure {
         /// The tar's.
         actual: Box<Digest>,
     },
+    /// The table of contents that the blob came with is another one.
+    #[error(transparent)]
+    Contents(#[from] ChunkedError),
     /// Nothing but the tar itself says where it ends, and it does not.
     #[error("the tar has no end: it is empty, or was cut off")]
     Endless,
-    /// The recipe can not be written.
+    /// The recipe cannot be written.
     #[error("cannot write the recipe of the layer")]
     Recipe(#[from] recipe::WriteError),
-    /// The recipe that the store has can not be read.
+    /// The recipe that the store has cannot be read.
     #[error("cannot read the recipe of the layer")]
     Replay(#[from] recipe::RebuildError),
-    /// The layer can not be stored.
+    /// The layer cannot be stored.
     #[error("cannot store the layer")]
     Store(#[from] store::LayerError),
+    /// The layer cannot be made durable.
+    #[error("cannot add the layer to the store")]
+    Commit(#[source] store::TransactionError),
     /// Something else failed.
     #[error("stopped")]
     Stopped,
+}
+
+impl LayerFailure {
+    /// Whether a layer that was made of parts may be right when it is read as a whole. What is wrong with it then is told
+    /// then.
+    pub(super) const fn is_of_parts(&self) -> bool {
+        match self {
+            Self::Blob(DecodeError::Stopped)
+            | Self::Contents(_)
+            | Self::Recipe(_)
+            | Self::Replay(_)
+            | Self::Store(_)
+            | Self::Commit(_)
+            | Self::Stopped => false,
+            Self::Blob(_)
+            | Self::Tar(_)
+            | Self::Entry(_)
+            | Self::Tree(_)
+            | Self::Limit { .. }
+            | Self::DiffId { .. }
+            | Self::Endless => true,
+        }
+    }
+
+    /// Whether another copy of the blob may be better.
+    pub(super) const fn is_of_the_blob(&self) -> bool {
+        match self {
+            Self::Blob(error) => matches!(
+                error,
+                DecodeError::Mismatch { .. }
+                    | DecodeError::Size { .. }
+                    | DecodeError::Gzip(_)
+                    | DecodeError::Zstd(_)
+            ),
+            _ => false,
+        }
+    }
 }
 
 impl From<Stopped> for LayerFailure {
@@ -112,10 +156,12 @@ impl Totals {
 }
 
 /// What all layers of one import share.
-pub(super) struct Shared<'a> {
-    pub(super) transaction: &'a Transaction<'a>,
-    pub(super) queue: &'a Queue<'a>,
-    pub(super) stop: &'a Stop<'a>,
+#[derive(Clone, Copy)]
+pub(super) struct Shared<'a, 'q> {
+    /// What the layer is added to.
+    pub(super) target: &'a Target<'q>,
+    pub(super) queue: &'a Queue<'q>,
+    pub(super) stop: &'a Stop<'q>,
     pub(super) limits: &'a Limits,
     pub(super) totals: &'a Totals,
     pub(super) unsupported: Unsupported,
@@ -130,6 +176,8 @@ pub(super) struct Gathered {
     pub(super) report: LayerReport,
     /// As it came, or as the store knows it.
     pub(super) blob: Blob,
+    /// What was committed for this layer alone.
+    pub(super) committed: Committed,
 }
 
 /// What is known of a layer beforehand.
@@ -138,17 +186,24 @@ pub(super) struct Wanted<'a> {
     pub(super) expected: Expected<'a>,
     pub(super) media_type: &'a str,
     pub(super) diff_id: Option<&'a Digest>,
+    /// The source is no blob, but the tar that is in this one.
+    pub(super) tar_of: Option<Claimed>,
 }
 
 /// Unpacks a blob, and stores what is in it.
 pub(super) fn unpack(
     source: impl Read + Send,
     wanted: &Wanted<'_>,
-    shared: &Shared<'_>,
+    shared: &Shared<'_, '_>,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Gathered, LayerFailure> {
     let Shared { stop, limits, .. } = *shared;
-    let decoder = Decoder::new(source, wanted.expected, limits, stop, progress)?;
+    let decoder = match wanted.tar_of {
+        None => Decoder::new(source, wanted.expected, limits, stop, progress)?,
+        // Nothing else would tell that it is the right one.
+        Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
+        Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
+    };
     let (spout, mut feed) = feed::feed(wanted.diff_id);
     std::thread::scope(|scope| {
         let unpacking = std::thread::Builder::new()
@@ -178,7 +233,7 @@ pub(super) fn unpack(
 /// Makes a layer's tree from the recipe that the store has of it. `None` when that does not tell all.
 pub(super) fn replay(
     stored: &store::Layer,
-    shared: &Shared<'_>,
+    shared: &Shared<'_, '_>,
 ) -> Result<Option<Gathered>, LayerFailure> {
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
@@ -215,7 +270,7 @@ pub(super) fn replay(
     }
     let report =
         LayerReport { diff_id: info.diff_id, tar_bytes: info.size, is_reused: true, skipped };
-    Ok(Some(Gathered { layer, report, blob: blob.clone() }))
+    Ok(Some(Gathered { layer, report, blob: blob.clone(), committed: Committed::default() }))
 }
 
 /// The object at `position` of a tar. Those before it are of files that are in no tree.
@@ -229,7 +284,7 @@ fn object_at(places: &Places, position: u64) -> Option<ObjectId> {
     None
 }
 
-fn count<R>(entry: &Entry<'_, R>, shared: &Shared<'_>) -> Result<(), LayerFailure> {
+fn count<R>(entry: &Entry<'_, R>, shared: &Shared<'_, '_>) -> Result<(), LayerFailure> {
     let target = match entry.kind {
         Kind::Hardlink(target) | Kind::Symlink(target) => target.len(),
         _ => 0,
@@ -255,7 +310,7 @@ enum Body {
 fn add<R: Read>(
     layer: &mut Layer,
     entry: &mut Entry<'_, R>,
-    shared: &Shared<'_>,
+    shared: &Shared<'_, '_>,
 ) -> Result<Body, LayerFailure> {
     let (path, mut metadata) = (entry.path, entry.metadata);
     match shared.times {
@@ -317,7 +372,7 @@ fn fill<R: Read>(entry: &mut Entry<'_, R>, mut into: &mut [u8]) -> Result<(), Ta
 }
 
 /// A layer while its tar goes by.
-struct Gatherer<'a> {
+struct Gatherer<'a, 'q> {
     layer: Layer,
     recipe: Pending<LayerDraft<'a>>,
     batch: Batch,
@@ -328,17 +383,17 @@ struct Gatherer<'a> {
     zeros: u64,
     /// A block of zeros went by behind the last entry: the tar's own end.
     ended: bool,
-    shared: &'a Shared<'a>,
+    shared: &'a Shared<'a, 'q>,
 }
 
-impl<'a> Gatherer<'a> {
+impl<'a, 'q> Gatherer<'a, 'q> {
     /// Reads the tar to its end.
-    fn read(feed: &mut Feed, shared: &'a Shared<'a>) -> Result<Self, LayerFailure> {
-        let draft = shared.transaction.layer()?;
+    fn read(feed: &mut Feed, shared: &'a Shared<'a, 'q>) -> Result<Self, LayerFailure> {
+        let draft = shared.target.layer()?;
         let known = Arc::new(Known::default());
         let mut gatherer = Self {
             layer: Layer::new(),
-            recipe: Pending::new(draft, shared.transaction.store().algorithm())?,
+            recipe: Pending::new(draft, shared.target.store().algorithm())?,
             batch: shared.queue.batch_for(&known),
             known,
             ids: Vec::new(),
@@ -422,7 +477,8 @@ impl<'a> Gatherer<'a> {
         // Workers take jobs in order, so that what comes before must be on its way.
         self.send()?;
         let queue = self.shared.queue;
-        let pieces = queue.large(number, entry.size, Arc::clone(&self.known))?;
+        let pieces =
+            queue.large(number, entry.size, Arc::clone(&self.known), self.shared.target)?;
         let mut left = entry.size;
         while left > 0 {
             let used = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
@@ -440,7 +496,8 @@ impl<'a> Gatherer<'a> {
     fn send(&mut self) -> Result<(), LayerFailure> {
         if !self.batch.files.is_empty() {
             let next = self.shared.queue.batch_for(&self.known);
-            self.shared.queue.batch(std::mem::replace(&mut self.batch, next))?;
+            let batch = std::mem::replace(&mut self.batch, next);
+            self.shared.queue.batch(batch, self.shared.target)?;
         }
         self.known.take(&mut self.ids);
         self.resolve()
@@ -511,6 +568,6 @@ impl<'a> Gatherer<'a> {
             is_reused: false,
             skipped: self.skipped,
         };
-        Ok(Gathered { layer: self.layer, report, blob })
+        Ok(Gathered { layer: self.layer, report, blob, committed: Committed::default() })
     }
 }

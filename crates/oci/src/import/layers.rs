@@ -1,60 +1,89 @@
 //! Sources that are made of layers: where the layers are, and reading them all at once.
 
 use std::fs::File;
-use std::io::{self, Read, Seek as _, Write as _};
+use std::io::{Read, Seek as _, Write as _};
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use image::tree::Builder;
+use store::Committed;
 
-use super::decode::{Decoder, Expected};
+use super::decode::{Claimed, Decoder, Expected};
 use super::documents;
 use super::layer::{self, Gathered, LayerFailure, Shared, Totals, Wanted};
 use super::objects::{BATCH, Queue};
 use super::stop::Stop;
-use super::{DecodeError, Event, ImportError, Job, Made, Times, feed};
+use super::{DecodeError, Durable, Event, ImportError, Job, Made, Times, feed};
 use crate::Digest;
+use crate::chunked::Tar;
 use crate::docker::Archive;
+use crate::files::Stream;
 use crate::layout::Layout;
 use crate::manifest::Platform;
 use crate::source::{Choice, Input};
 
+/// Where a layer's blob comes from.
+pub(crate) trait BlobSource: Send {
+    /// The blob from its first byte. `failure` is what was wrong with it the last time; `None` when there is no other way
+    /// to get it.
+    fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>>;
+
+    /// The tar that is in the blob, where it can be had without reading all of that. Asked for once, before the blob. Its
+    /// diff id is compared; if it has another one, the blob is read as if this had not been. An error is one of the layer.
+    fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
+        Ok(None)
+    }
+
+    /// The layer was read, from the blob or otherwise, and is the right one. In the store it is by now where
+    /// [`Durable::EachLayer`] is wanted.
+    fn done(&mut self) {}
+}
+
+/// A reader, once.
+struct Once<'a>(Option<Box<dyn Read + Send + 'a>>);
+
+impl BlobSource for Once<'_> {
+    fn open(&mut self, _: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
+        self.0.take()
+    }
+}
+
 /// A layer to read.
-struct LayerSource {
+pub(crate) struct LayerSource<'a> {
     /// For messages.
-    name: String,
-    /// Taken by the thread that reads it.
-    source: Mutex<Option<Box<dyn Read + Send>>>,
-    media_type: String,
-    digest: Option<Digest>,
-    size: Option<u64>,
-    diff_id: Option<Digest>,
+    pub(crate) name: String,
+    /// Used by the thread that reads it.
+    pub(crate) source: Mutex<Box<dyn BlobSource + 'a>>,
+    pub(crate) media_type: String,
+    pub(crate) digest: Option<Digest>,
+    pub(crate) size: Option<u64>,
+    pub(crate) diff_id: Option<Digest>,
+    /// The blob itself is wanted: it is read though the store has the layer.
+    pub(crate) is_wanted: bool,
+}
+
+fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn BlobSource + 'a>> {
+    Mutex::new(Box::new(Once(Some(Box::new(reader)))))
 }
 
 /// An image that was found in a source.
-pub(super) struct Found {
+pub(crate) struct Found<'a> {
     /// Bytes of the manifest, or `None` for one to be made.
-    manifest: Option<(Digest, Vec<u8>)>,
+    pub(crate) manifest: Option<(Digest, Vec<u8>)>,
     /// Bytes of the config, or `None` for one to be made.
-    config: Option<(Digest, Vec<u8>)>,
-    layers: Vec<LayerSource>,
-    name: Option<String>,
-}
-
-pub(super) fn open(input: &Input) -> Result<Box<dyn Read + Send>, io::Error> {
-    Ok(match input {
-        Input::Stdin => Box::new(io::stdin()),
-        Input::File(path) => Box::new(File::open(path)?),
-    })
+    pub(crate) config: Option<(Digest, Vec<u8>)>,
+    pub(crate) layers: Vec<LayerSource<'a>>,
+    /// What the source calls it.
+    pub(crate) name: Option<String>,
 }
 
 pub(super) fn from_layout(
     layout: &Layout,
     choice: &Choice,
     platform: &Platform,
-) -> Result<Found, ImportError> {
+) -> Result<Found<'static>, ImportError> {
     let found = layout.find(choice, platform).map_err(ImportError::layout)?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
@@ -62,11 +91,12 @@ pub(super) fn from_layout(
         let file = layout.open_blob(&layer.digest, layer.size).map_err(ImportError::layout)?;
         layers.push(LayerSource {
             name: layer.digest.to_string(),
-            source: Mutex::new(Some(Box::new(file))),
+            source: once(file),
             media_type: layer.media_type.clone(),
             digest: Some(layer.digest),
             size: Some(layer.size),
             diff_id: Some(*diff_id),
+            is_wanted: false,
         });
     }
     Ok(Found {
@@ -77,35 +107,35 @@ pub(super) fn from_layout(
     })
 }
 
-pub(super) fn from_tar(input: &Input) -> Result<Found, ImportError> {
+pub(super) fn from_tar<'a>(
+    input: &Input,
+    cancel: &'a AtomicBool,
+) -> Result<Found<'a>, ImportError> {
     let failed = |source| ImportError::Open { input: input.clone(), source };
-    let source = open(input).map_err(failed)?;
-    let size = match input {
-        Input::Stdin => None,
-        Input::File(path) => {
-            let metadata = std::fs::metadata(path).map_err(failed)?;
-            metadata.is_file().then_some(metadata.len())
-        }
-    };
+    let stream = Stream::open(input, cancel).map_err(failed)?;
+    // Standard input may be a file whose first bytes somebody else has read.
+    let size = stream.size().filter(|_| *input != Input::Stdin);
     let layer = LayerSource {
         name: input.to_string(),
-        source: Mutex::new(Some(source)),
+        source: once(stream),
         media_type: String::new(),
         digest: None,
         size,
         diff_id: None,
+        is_wanted: false,
     };
     Ok(Found { manifest: None, config: None, layers: vec![layer], name: None })
 }
 
 impl Job<'_> {
     /// Reads all layers and lays them one over the other.
-    pub(super) fn layers(&self, found: Found) -> Result<Made, ImportError> {
+    pub(super) fn layers(&self, found: Found<'_>) -> Result<Made, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.options.progress)(Event::Layers(&sizes));
         let gathered = self.gather(&found.layers)?;
         let mut reports = Vec::new();
         let mut blobs = Vec::new();
+        let mut committed = Committed::default();
         let mut tree: Option<Builder> = None;
         let count = gathered.len();
         for (number, gathered) in (1..).zip(gathered) {
@@ -117,6 +147,7 @@ impl Job<'_> {
             })?);
             reports.push(gathered.report);
             blobs.push(gathered.blob);
+            committed += gathered.committed;
         }
         let (config_digest, config) = match found.config {
             Some(config) => config,
@@ -134,11 +165,16 @@ impl Job<'_> {
             manifest: Some(digest),
             layers: reports,
             name: found.name,
+            committed,
             times: Times::default(),
         })
     }
 
-    pub(super) fn docker(&self, input: &Input, choice: &Choice) -> Result<Found, ImportError> {
+    pub(super) fn docker(
+        &self,
+        input: &Input,
+        choice: &Choice,
+    ) -> Result<Found<'static>, ImportError> {
         let failed =
             |source| ImportError::Docker { input: input.clone(), source: Box::new(source) };
         let archive = Archive::open(self.archive(input)?).map_err(failed)?;
@@ -150,35 +186,34 @@ impl Job<'_> {
             digest: layer.digest,
             size: Some(layer.size),
             diff_id: Some(*diff_id),
-            source: Mutex::new(Some(Box::new(layer.open()))),
+            is_wanted: false,
+            source: once(layer.open()),
         });
         let layers = layers.collect();
         Ok(Found { layers, manifest: None, config: Some(found.config), name: found.name })
     }
 
-    /// An archive as a file that can be read at any place: unpacked to a temporary one where it can not.
+    /// An archive as a file that can be read at any place: unpacked to a temporary one where it cannot.
     fn archive(&self, input: &Input) -> Result<File, ImportError> {
         let opened = |source| ImportError::Open { input: input.clone(), source };
-        let unpacked =
-            |source| ImportError::Unpack { input: input.clone(), source: Box::new(source) };
+        let unpacked = |source| match source {
+            DecodeError::Stopped => ImportError::Cancelled,
+            source => ImportError::Unpack { input: input.clone(), source: Box::new(source) },
+        };
         let stop = Stop::new(self.options.cancel);
-        let unpack = |source: Box<dyn Read + Send>| {
-            let limits = &self.options.limits;
-            let decoder = Decoder::new(source, Expected::default(), limits, &stop, &|_| {});
-            decoder.map_err(unpacked)
+        let stream = Stream::open(input, self.options.cancel).map_err(opened)?;
+        let file = match (input, stream.size()) {
+            (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
+            // Of standard input the first bytes may be somebody else's.
+            _ => None,
         };
-        let mut decoder = match input {
-            Input::Stdin => unpack(open(input).map_err(opened)?)?,
-            Input::File(path) => {
-                let file = File::open(path).map_err(opened)?;
-                let decoder = unpack(Box::new(file.try_clone().map_err(opened)?))?;
-                if !decoder.is_compressed() && file.metadata().map_err(opened)?.is_file() {
-                    (&file).rewind().map_err(opened)?;
-                    return Ok(file);
-                }
-                decoder
-            }
-        };
+        let limits = &self.options.limits;
+        let decoder = Decoder::new(stream, Expected::default(), limits, &stop, &|_| {});
+        let mut decoder = decoder.map_err(unpacked)?;
+        if let Some(mut file) = file.filter(|_| !decoder.is_compressed()) {
+            file.rewind().map_err(opened)?;
+            return Ok(file);
+        }
         let scratch = self.options.scratch;
         let failed = |source| ImportError::Scratch { directory: scratch.to_owned(), source };
         let mut file = tempfile::tempfile_in(scratch).map_err(failed)?;
@@ -187,7 +222,6 @@ impl Job<'_> {
             match decoder.fill(&mut buffer) {
                 Ok(0) => break,
                 Ok(length) => file.write_all(&buffer[..length]).map_err(failed)?,
-                Err(DecodeError::Stopped) => return Err(ImportError::Cancelled),
                 Err(error) => return Err(unpacked(error)),
             }
         }
@@ -197,7 +231,7 @@ impl Job<'_> {
     }
 
     /// Reads all layers at once, as many as there are threads, the largest first.
-    fn gather(&self, sources: &[LayerSource]) -> Result<Vec<Gathered>, ImportError> {
+    fn gather(&self, sources: &[LayerSource<'_>]) -> Result<Vec<Gathered>, ImportError> {
         let options = self.options;
         let readers = options.threads.get().min(sources.len());
         let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
@@ -205,7 +239,7 @@ impl Job<'_> {
         let queue = Queue::new(budget, &stop);
         let totals = Totals::default();
         let shared = Shared {
-            transaction: self.transaction,
+            target: &self.transaction,
             queue: &queue,
             stop: &stop,
             limits: &options.limits,
@@ -239,7 +273,7 @@ impl Job<'_> {
         thread::scope(|scope| {
             let named = |name: &str| thread::Builder::new().name(name.to_owned());
             for _ in 0..options.threads.get() {
-                let work = || queue.work(self.transaction);
+                let work = || queue.work();
                 if let Err(error) = named("store").spawn_scoped(scope, work) {
                     stop.fail(ImportError::Thread(error));
                 }
@@ -272,11 +306,12 @@ impl Job<'_> {
     fn layer(
         &self,
         at: usize,
-        source: &LayerSource,
-        shared: &Shared<'_>,
+        source: &LayerSource<'_>,
+        shared: &Shared<'_, '_>,
     ) -> Result<Gathered, LayerFailure> {
         let progress = self.options.progress;
-        if let Some(diff_id) = &source.diff_id
+        if !source.is_wanted
+            && let Some(diff_id) = &source.diff_id
             && let Some(stored) = self.transaction.reuse_layer(diff_id)?
             && let Some(gathered) = layer::replay(&stored, shared)?
         {
@@ -284,16 +319,97 @@ impl Job<'_> {
             return Ok(gathered);
         }
         progress(Event::Started { layer: at });
-        let reader = lock(&source.source).take().expect("each layer is read once");
+        let mut blob = lock(&source.source);
         let wanted = Wanted {
             expected: Expected { digest: source.digest.as_ref(), size: source.size },
             media_type: &source.media_type,
             diff_id: source.diff_id.as_ref(),
+            tar_of: None,
         };
+        if let Some(gathered) = self.parts(at, &mut **blob, &wanted, shared)? {
+            blob.done();
+            progress(Event::Done { layer: at });
+            return Ok(gathered);
+        }
         let read = |bytes| progress(Event::Read { layer: at, bytes });
-        let gathered = layer::unpack(reader, &wanted, shared, &read)?;
-        progress(Event::Done { layer: at });
-        Ok(gathered)
+        let mut failure = None;
+        loop {
+            let Some(reader) = blob.open(failure.as_ref()) else {
+                return Err(failure.expect("each layer can be read once"));
+            };
+            if failure.is_some() {
+                progress(Event::Again { layer: at });
+            }
+            match self.unpack(reader, &wanted, shared, &read) {
+                Ok(gathered) => {
+                    blob.done();
+                    progress(Event::Done { layer: at });
+                    return Ok(gathered);
+                }
+                Err(error) if shared.stop.is_set() || !error.is_of_the_blob() => return Err(error),
+                Err(error) => failure = Some(error),
+            }
+        }
+    }
+
+    /// A layer of which only a part is downloaded. `None` where that cannot be, or did not give the right one.
+    fn parts(
+        &self,
+        at: usize,
+        blob: &mut dyn BlobSource,
+        wanted: &Wanted<'_>,
+        shared: &Shared<'_, '_>,
+    ) -> Result<Option<Gathered>, LayerFailure> {
+        let progress = self.options.progress;
+        let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
+            return Ok(None);
+        };
+        // Only the diff id tells whether the tar is the right one, and only the manifest what the blob is.
+        if wanted.diff_id.is_none() || wanted.media_type.is_empty() {
+            return Ok(None);
+        }
+        let Some(Tar { reader, skipped, fetched }) = blob.open_tar()? else { return Ok(None) };
+        progress(Event::Skipped { layer: at, bytes: skipped });
+        let told = AtomicU64::new(0);
+        let read = |_| {
+            let now = fetched.load(Ordering::Relaxed);
+            let bytes = now.saturating_sub(told.swap(now, Ordering::Relaxed));
+            progress(Event::Read { layer: at, bytes });
+        };
+        let wanted = Wanted { tar_of: Some(Claimed { digest: *digest, size }), ..*wanted };
+        match self.unpack(reader, &wanted, shared, &read) {
+            Ok(gathered) => Ok(Some(gathered)),
+            Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(blob = %digest, error, "it is downloaded as a whole");
+                progress(Event::Again { layer: at });
+                Ok(None)
+            }
+        }
+    }
+
+    /// Unpacks one blob into the transaction of all layers, or into one of its own.
+    fn unpack(
+        &self,
+        reader: impl Read + Send,
+        wanted: &Wanted<'_>,
+        shared: &Shared<'_, '_>,
+        read: &(dyn Fn(u64) + Sync),
+    ) -> Result<Gathered, LayerFailure> {
+        match self.options.durable {
+            Durable::Together => layer::unpack(reader, wanted, shared, read),
+            Durable::EachLayer => {
+                let own = shared.target.store().begin().map_err(LayerFailure::Commit)?;
+                let own = Arc::new(own);
+                let shared = Shared { target: &own, ..*shared };
+                let mut gathered = layer::unpack(reader, wanted, &shared, read)?;
+                // Each file's id came after its worker had let go.
+                let own = Arc::into_inner(own).expect("all files of the layer are stored");
+                gathered.committed = own.commit().map_err(LayerFailure::Commit)?;
+                Ok(gathered)
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ mod documents;
 mod error;
 mod feed;
 mod layer;
-mod layers;
+pub(crate) mod layers;
 mod limits;
 mod objects;
 mod plain;
@@ -19,18 +19,27 @@ mod stop;
 
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use image::erofs::{Profile, Versions};
 use image::tree::Tree;
 use image::verity::{Algorithm, ObjectId};
-use store::{Committed, Form, RefName, Reference, Seconds, Store, Transaction, walk};
+use store::{Committed, Form, RefName, Reference, Seconds, Store, walk};
 
 pub use decode::DecodeError;
 pub use error::ImportError;
 pub use layer::LayerFailure;
 pub use limits::{LimitError, Limits};
+
+#[cfg(any(test, feature = "registry"))]
+pub(crate) use layers::Found;
+#[cfg(feature = "registry")]
+pub(crate) use layers::{BlobSource, LayerSource};
+pub(crate) use recipe::Replay;
+
+use objects::Target;
 
 use crate::Digest;
 use crate::layout::Layout;
@@ -45,6 +54,17 @@ pub enum Unsupported {
     Refuse,
     /// Leave the entry out, and report it.
     Skip,
+}
+
+/// When what was imported becomes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durable {
+    /// All of it at the end: a failed import leaves nothing.
+    #[default]
+    Together,
+    /// Each layer as soon as it is complete and was compared: a failed import leaves those, which the next one need not
+    /// read again. Pin them, or `gc` takes them.
+    EachLayer,
 }
 
 /// How to import.
@@ -62,6 +82,8 @@ pub struct Options<'a> {
     pub budget: usize,
     /// Threads that hash and write; as many layers are read at once.
     pub threads: NonZeroUsize,
+    /// When layers become durable.
+    pub durable: Durable,
     /// Entries that no tree can hold.
     pub unsupported: Unsupported,
     /// Which xattrs of directories and tars are kept. Dumps have what they have.
@@ -107,8 +129,20 @@ pub enum Event<'a> {
         /// How many more.
         bytes: u64,
     },
+    /// So many bytes of a layer's blob need not be read: the store has what is in them.
+    Skipped {
+        /// Which one.
+        layer: usize,
+        /// How many.
+        bytes: u64,
+    },
     /// The store has the layer already.
     Reused {
+        /// Which one.
+        layer: usize,
+    },
+    /// A layer was not what it should be, and is read once more from its first byte.
+    Again {
         /// Which one.
         layer: usize,
     },
@@ -180,58 +214,94 @@ pub fn import(
     options: &Options<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    if store.algorithm() != Algorithm::Sha256 {
-        return Err(ImportError::Algorithm(store.algorithm()));
-    }
-    let transaction = store.begin().map_err(ImportError::Transaction)?;
-    let job = Job { transaction: &transaction, options };
-    let mut made = match source {
+    let job = Job::begin(store, options)?;
+    let made = match source {
         Source::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
             job.layers(layers::from_layout(&layout, choice, options.platform)?)?
         }
         Source::DockerArchive { file, choice } => job.layers(job.docker(file, choice)?)?,
-        Source::Tar(input) => job.layers(layers::from_tar(input)?)?,
+        Source::Tar(input) => job.layers(layers::from_tar(input, options.cancel)?)?,
         Source::Directory(directory) => job.directory(directory)?,
         Source::Dump(input) => job.dump(input)?,
     };
-    made.times.data = start.elapsed();
-    let start = Instant::now();
-    (options.progress)(Event::Writing);
-    let inodes = made.tree.inode_count();
-    let mut draft = transaction.image().map_err(ImportError::Object)?;
-    let profile = Profile::Composefs(options.versions);
-    let summary =
-        image::erofs::write(&made.tree, &profile, &mut draft).map_err(ImportError::Image)?;
-    let image = draft.finish().map_err(ImportError::Object)?;
-    drop(made.tree);
     let name = match options.name {
         Some(name) => Some(name.clone()),
         None => source.default_name(made.name.as_deref()),
     };
-    if let Some(name) = &name {
-        let reference =
-            Reference { image, manifest: made.manifest, form: Form::Objects, created: options.now };
-        transaction.set_ref(name.clone(), reference);
-    }
-    made.times.image = start.elapsed();
+    job.finish(made, name, start)
+}
+
+/// Imports an image whose parts were found elsewhere.
+#[cfg(any(test, feature = "registry"))]
+pub(crate) fn import_found(
+    store: &Store,
+    found: Found<'_>,
+    options: &Options<'_>,
+) -> Result<Report, ImportError> {
     let start = Instant::now();
-    if options.cancel.load(Ordering::Relaxed) {
-        return Err(ImportError::Cancelled);
+    let job = Job::begin(store, options)?;
+    let made = job.layers(found)?;
+    job.finish(made, options.name.cloned(), start)
+}
+
+impl<'a> Job<'a> {
+    fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
+        if store.algorithm() != Algorithm::Sha256 {
+            return Err(ImportError::Algorithm(store.algorithm()));
+        }
+        let transaction = Arc::new(store.begin().map_err(ImportError::Transaction)?);
+        Ok(Self { transaction, options })
     }
-    (options.progress)(Event::Committing);
-    let objects = transaction.commit().map_err(ImportError::Transaction)?;
-    made.times.commit = start.elapsed();
-    Ok(Report {
-        image,
-        image_bytes: summary.bytes,
-        manifest: made.manifest,
-        name,
-        layers: made.layers,
-        inodes,
-        objects,
-        times: made.times,
-    })
+
+    /// Writes the image, and makes all durable and visible.
+    fn finish(
+        self,
+        mut made: Made,
+        name: Option<RefName>,
+        start: Instant,
+    ) -> Result<Report, ImportError> {
+        let Self { transaction, options } = self;
+        made.times.data = start.elapsed();
+        let start = Instant::now();
+        (options.progress)(Event::Writing);
+        let inodes = made.tree.inode_count();
+        let mut draft = transaction.image().map_err(ImportError::Object)?;
+        let profile = Profile::Composefs(options.versions);
+        let summary =
+            image::erofs::write(&made.tree, &profile, &mut draft).map_err(ImportError::Image)?;
+        let image = draft.finish().map_err(ImportError::Object)?;
+        drop(made.tree);
+        if let Some(name) = &name {
+            let reference = Reference {
+                image,
+                manifest: made.manifest,
+                form: Form::Objects,
+                created: options.now,
+            };
+            transaction.set_ref(name.clone(), reference);
+        }
+        made.times.image = start.elapsed();
+        let start = Instant::now();
+        if options.cancel.load(Ordering::Relaxed) {
+            return Err(ImportError::Cancelled);
+        }
+        (options.progress)(Event::Committing);
+        let transaction = Arc::into_inner(transaction).expect("all threads have ended");
+        let mut objects = transaction.commit().map_err(ImportError::Transaction)?;
+        objects += made.committed;
+        made.times.commit = start.elapsed();
+        Ok(Report {
+            image,
+            image_bytes: summary.bytes,
+            manifest: made.manifest,
+            name,
+            layers: made.layers,
+            inodes,
+            objects,
+            times: made.times,
+        })
+    }
 }
 
 /// What a source was made into.
@@ -240,10 +310,12 @@ struct Made {
     manifest: Option<Digest>,
     layers: Vec<LayerReport>,
     name: Option<String>,
+    /// What was committed on the way.
+    committed: Committed,
     times: Times,
 }
 
 struct Job<'a> {
-    transaction: &'a Transaction<'a>,
+    transaction: Target<'a>,
     options: &'a Options<'a>,
 }

@@ -74,23 +74,26 @@ pub(super) struct Piece {
     pub(super) used: usize,
 }
 
-enum Job {
-    Batch(Batch),
-    Large { number: u32, size: u64, pieces: Receiver<Piece>, known: Arc<Known> },
+/// What a file is added to. It goes with the file, so that the last of a layer's files lets go of the layer's own.
+pub(super) type Target<'s> = Arc<Transaction<'s>>;
+
+enum Job<'s> {
+    Batch(Batch, Target<'s>),
+    Large { number: u32, size: u64, pieces: Receiver<Piece>, known: Arc<Known>, target: Target<'s> },
 }
 
-impl Job {
+impl Job<'_> {
     fn cost(&self) -> usize {
         match self {
-            Self::Batch(batch) => batch.bytes.len() + batch.files.len() * FILE_COST,
+            Self::Batch(batch, _) => batch.bytes.len() + batch.files.len() * FILE_COST,
             Self::Large { .. } => 0,
         }
     }
 }
 
 #[derive(Default)]
-struct State {
-    jobs: VecDeque<Job>,
+struct State<'s> {
+    jobs: VecDeque<Job<'s>>,
     /// Bytes of jobs that wait or are worked on.
     bytes: usize,
     is_closed: bool,
@@ -101,7 +104,7 @@ struct State {
 
 /// Files that wait to be hashed and written.
 pub(super) struct Queue<'a> {
-    state: Mutex<State>,
+    state: Mutex<State<'a>>,
     room: Condvar,
     work: Condvar,
     budget: usize,
@@ -132,7 +135,7 @@ impl<'a> Queue<'a> {
         lock(&self.state).spares.push(buffer);
     }
 
-    fn push(&self, job: Job) -> Result<(), Stopped> {
+    fn push(&self, job: Job<'a>) -> Result<(), Stopped> {
         let cost = job.cost();
         let mut state = lock(&self.state);
         while state.bytes > 0 && state.bytes + cost > self.budget {
@@ -156,8 +159,8 @@ impl<'a> Queue<'a> {
     }
 
     /// Hands over whole files. Waits while the budget is used up.
-    pub(super) fn batch(&self, batch: Batch) -> Result<(), Stopped> {
-        self.push(Job::Batch(batch))
+    pub(super) fn batch(&self, batch: Batch, target: &Target<'a>) -> Result<(), Stopped> {
+        self.push(Job::Batch(batch, Arc::clone(target)))
     }
 
     /// Begins a large file of `size` bytes; its pieces go through the channel, and then it is dropped.
@@ -166,9 +169,11 @@ impl<'a> Queue<'a> {
         number: u32,
         size: u64,
         known: Arc<Known>,
+        target: &Target<'a>,
     ) -> Result<SyncSender<Piece>, Stopped> {
         let (sender, pieces) = sync_channel(PIECES);
-        self.push(Job::Large { number, size, pieces, known })?;
+        let target = Arc::clone(target);
+        self.push(Job::Large { number, size, pieces, known, target })?;
         Ok(sender)
     }
 
@@ -188,7 +193,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Works until the queue is closed and empty, or the import has failed.
-    pub(super) fn work(&self, transaction: &Transaction<'_>) {
+    pub(super) fn work(&self) {
         struct Guard<'q, 'a>(&'q Queue<'a>);
         impl Drop for Guard<'_, '_> {
             fn drop(&mut self) {
@@ -221,7 +226,7 @@ impl<'a> Queue<'a> {
             };
             drop(state);
             let cost = job.cost();
-            if let Err(error) = self.run(job, transaction) {
+            if let Err(error) = self.run(job) {
                 self.stop.fail(error);
             }
             lock(&self.state).bytes -= cost;
@@ -229,24 +234,26 @@ impl<'a> Queue<'a> {
         }
     }
 
-    fn run(&self, job: Job, transaction: &Transaction<'_>) -> Result<(), ImportError> {
+    fn run(&self, job: Job<'a>) -> Result<(), ImportError> {
         match job {
-            Job::Batch(Batch { bytes, files, known }) => {
+            Job::Batch(Batch { bytes, files, known }, target) => {
                 let mut ids = Vec::with_capacity(files.len());
                 let mut start = 0;
                 for (number, end) in files {
                     if self.stop.is_set() {
                         return Ok(());
                     }
-                    let id = transaction.object(&bytes[start..end]).map_err(ImportError::Object)?;
+                    let id = target.object(&bytes[start..end]).map_err(ImportError::Object)?;
                     ids.push((number, id));
                     start = end;
                 }
+                // Before the layer learns that it has all: then the target is its own again.
+                drop(target);
                 known.add(ids);
                 self.spent(bytes);
             }
-            Job::Large { number, size, pieces, known } => {
-                let mut draft = transaction.draft().map_err(ImportError::Object)?;
+            Job::Large { number, size, pieces, known, target } => {
+                let mut draft = target.draft().map_err(ImportError::Object)?;
                 let mut written = 0;
                 for Piece { bytes, used } in pieces {
                     if self.stop.is_set() {
@@ -258,7 +265,9 @@ impl<'a> Queue<'a> {
                 }
                 // The sender went away early, and says itself why.
                 if written == size {
-                    known.add([(number, draft.finish().map_err(ImportError::Object)?)]);
+                    let id = draft.finish().map_err(ImportError::Object)?;
+                    drop(target);
+                    known.add([(number, id)]);
                 }
             }
         }

@@ -11,12 +11,12 @@ use std::{collections::HashMap, thread};
 use image::dump::Strictness;
 use image::tree::{Builder, Content, InodeId, Link, Location, Node, Tree, TreeError, XattrsId};
 use image::verity::ObjectId;
-use store::walk;
+use store::{Committed, walk};
 
-use super::layers::open;
 use super::objects::BATCH;
 use super::stop::Stop;
 use super::{Event, ImportError, Job, Made, Times};
+use crate::files::{self, Stream};
 use crate::source::Input;
 
 impl Job<'_> {
@@ -24,7 +24,7 @@ impl Job<'_> {
     pub(super) fn directory(&self, path: &Path) -> Result<Made, ImportError> {
         (self.options.progress)(Event::Walking);
         let opened = |source| ImportError::Open { input: Input::File(path.to_owned()), source };
-        let directory = File::open(path).map_err(opened)?;
+        let directory = files::directory(path).map_err(opened)?;
         let options = walk::Options {
             hardlinks: walk::Hardlinks::Keep,
             xattrs: self.options.xattrs,
@@ -68,9 +68,14 @@ impl Job<'_> {
     /// A composefs dump. Its files are in the store already, or are copied from a folder of objects.
     pub(super) fn dump(&self, input: &Input) -> Result<Made, ImportError> {
         (self.options.progress)(Event::Walking);
+        let cancel = self.options.cancel;
         let opened = |source| ImportError::Open { input: input.clone(), source };
-        let reader = BufReader::with_capacity(256 << 10, open(input).map_err(opened)?);
+        let stream = Stream::open(input, cancel).map_err(opened)?;
+        let reader = BufReader::with_capacity(256 << 10, stream);
         let tree = image::dump::parse(reader, Strictness::Lenient).map_err(|source| {
+            if cancel.load(Ordering::Relaxed) {
+                return ImportError::Cancelled;
+            }
             ImportError::Dump { input: input.clone(), source: Box::new(source) }
         })?;
         let wanted = wanted(&tree)?;
@@ -134,8 +139,8 @@ impl Job<'_> {
         let (path, file) = wanted.open(folder)?;
         let failed = |source| ImportError::Open { input: Input::File(path.clone()), source };
         let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() || metadata.len() != wanted.size {
-            return Err(refused("the file among the objects has another size or type"));
+        if metadata.len() != wanted.size {
+            return Err(refused("the file among the objects has another size"));
         }
         let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
         let mut buffer = vec![0; 256 << 10];
@@ -160,7 +165,14 @@ impl Job<'_> {
 }
 
 fn made(tree: Tree) -> Made {
-    Made { tree, manifest: None, layers: Vec::new(), name: None, times: Times::default() }
+    Made {
+        tree,
+        manifest: None,
+        layers: Vec::new(),
+        name: None,
+        committed: Committed::default(),
+        times: Times::default(),
+    }
 }
 
 /// A file of a dump, or several that have the same bytes at the same place.
@@ -187,18 +199,19 @@ impl Wanted {
             return Err(ImportError::DumpFile { path: self.path.clone(), reason });
         }
         let path = folder.join(place);
-        let error = match File::open(&path) {
+        let error = match files::regular(&path) {
             Ok(file) => return Ok((path, file)),
             Err(error) => error,
         };
         match self.object {
             Some(object) if error.kind() == io::ErrorKind::NotFound => {
                 let by_digest = folder.join(object.path());
-                match File::open(&by_digest) {
+                match files::regular(&by_digest) {
                     Ok(file) => Ok((by_digest, file)),
-                    Err(_) => {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
                         Err(ImportError::Missing { object, path: self.path.clone(), looked: true })
                     }
+                    Err(source) => Err(ImportError::Open { input: Input::File(by_digest), source }),
                 }
             }
             _ => Err(ImportError::Open { input: Input::File(path), source: error }),

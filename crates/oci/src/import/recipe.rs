@@ -8,7 +8,7 @@ use image::tar::{Segment, recipe};
 use image::tree::InodeId;
 use image::verity::{Algorithm, ObjectId};
 
-/// A part of the recipe that can not be written yet, since it or one before it waits for an object id.
+/// A part of the recipe that cannot be written yet, since it or one before it waits for an object id.
 #[derive(Debug)]
 enum Part {
     Verbatim(Vec<u8>),
@@ -145,11 +145,11 @@ impl<W: Write> Pending<W> {
 }
 
 /// Where in a tar an object's bytes are, as far as the tar was read.
-pub(super) type Places = Arc<Mutex<VecDeque<(u64, ObjectId)>>>;
+pub(crate) type Places = Arc<Mutex<VecDeque<(u64, ObjectId)>>>;
 
 /// A tar made from its recipe with zeros in place of objects: enough to learn its entries. The objects come out beside
 /// it, each with its position in the tar.
-pub(super) struct Replay<R> {
+pub(crate) struct Replay<R> {
     recipe: recipe::Reader<R>,
     verbatim: Vec<u8>,
     at: usize,
@@ -159,7 +159,7 @@ pub(super) struct Replay<R> {
 }
 
 impl<R: Read> Replay<R> {
-    pub(super) fn new(recipe: R) -> Result<(Self, Places), recipe::RebuildError> {
+    pub(crate) fn new(recipe: R) -> Result<(Self, Places), recipe::RebuildError> {
         let recipe = recipe::Reader::new(recipe)?;
         let places = Places::default();
         let replay = Self {

@@ -6,75 +6,35 @@
 )]
 
 mod build;
+mod home;
+mod pipes;
 mod refusals;
 mod same_image;
 mod sources;
+mod trees;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read as _, Write};
-use std::num::NonZeroUsize;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
-use std::sync::LazyLock;
-use std::sync::atomic::AtomicBool;
 
-use image::erofs::Versions;
+use home::{Home, chain};
 use image::erofs::read::{Image, Owners, View, to_tree};
 use image::tar::Segment;
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
 use quire_oci as oci;
 
-use oci::import::{ImportError, Limits, Options, Report, Unsupported};
-use oci::manifest::Platform;
+use oci::import::{ImportError, Options, Report};
 use oci::source::Source;
-use store::{Digest, OpenOptions, Seconds, Store, walk};
-
-static AMD64: LazyLock<Platform> = LazyLock::new(|| "linux/amd64".parse().unwrap());
-static NEVER: AtomicBool = AtomicBool::new(false);
-
-/// A store in a folder that goes away with it.
-struct Home {
-    folder: tempfile::TempDir,
-    store: Store,
-}
+use store::Digest;
 
 impl Home {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
-        Self { folder, store }
-    }
-
-    fn path(&self, name: &str) -> std::path::PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// As tests import unless they are about something else: every thread has somebody to race with.
-    fn options(&self) -> Options<'_> {
-        Options {
-            name: None,
-            now: Seconds(1_700_000_000),
-            platform: &AMD64,
-            limits: Limits::default(),
-            budget: 8 << 20,
-            threads: NonZeroUsize::new(3).unwrap(),
-            unsupported: Unsupported::Refuse,
-            xattrs: walk::Xattrs::All,
-            times: walk::Times::Exact,
-            versions: Versions::default(),
-            objects: None,
-            scratch: self.folder.path(),
-            progress: &|_| {},
-            cancel: &NEVER,
-        }
-    }
-
     /// Imports `KIND:NAME`, where the name is that of a file in the folder.
     fn import(&self, kind: &str, name: &str) -> Result<Report, ImportError> {
-        self.import_with(kind, name, &self.options())
+        self.import_with(kind, name, &self.import_options())
     }
 
     fn import_with(
@@ -159,15 +119,4 @@ impl Home {
         image::tar::recipe::rebuild(layer.recipe().unwrap(), &mut objects, &mut tar).unwrap();
         tar
     }
-}
-
-/// An error with all of its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }

@@ -24,7 +24,7 @@ fn check_tar(bytes: &[u8], expect: &str) {
     let home = Home::new();
     fs::write(home.path("a.tar"), bytes).unwrap();
     let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
-    refused(&home, "tar", "a.tar", &home.options(), &expect);
+    refused(&home, "tar", "a.tar", &home.import_options(), &expect);
 }
 
 /// A file that goes through every thread, before what is wrong.
@@ -94,11 +94,11 @@ fn sizes_that_are_claimed() {
     let home = Home::new();
     fs::write(home.path("a.tar"), &bytes).unwrap();
     let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
-    refused(&home, "tar", "a.tar", &home.options(), &expect);
+    refused(&home, "tar", "a.tar", &home.import_options(), &expect);
     let limits = Limits { content_bytes: 1 << 30, ..Limits::default() };
     let expect = "cannot import layer 1 of 1 (DIR/a.tar): \"huge\" is too much: \
                   the image's files have more than 1073741824 bytes";
-    refused(&home, "tar", "a.tar", &Options { limits, ..home.options() }, expect);
+    refused(&home, "tar", "a.tar", &Options { limits, ..home.import_options() }, expect);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn limits() {
     let size = fs::metadata(home.path("a.tar")).unwrap().len();
     let check = |limits: Limits, expect: &str| {
         let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
-        refused(&home, "tar", "a.tar", &Options { limits, ..home.options() }, &expect);
+        refused(&home, "tar", "a.tar", &Options { limits, ..home.import_options() }, &expect);
     };
     let limits = Limits::default();
     check(Limits { layer_bytes: 1 << 20, ..limits }, "it unpacks to more than 1048576 bytes");
@@ -137,7 +137,7 @@ fn limits() {
         metadata_bytes: 14,
         ..limits
     };
-    home.import_with("tar", "a.tar", &Options { limits: exact, ..home.options() }).unwrap();
+    home.import_with("tar", "a.tar", &Options { limits: exact, ..home.import_options() }).unwrap();
 }
 
 /// A layout with two layers, after `harm` was done to it. Of the layers the second is harmed mostly, so that the first
@@ -154,7 +154,7 @@ fn check_layout(harm: &dyn Fn(&mut Layout<'_>, &[Digest]), expect: &str) {
     let expect = expect.replace("BLOB", &blobs[1].to_string());
     let expect = expect
         .replace("FILE", &format!("DIR/layout/blobs/{}", blobs[1]).replace("sha256:", "sha256/"));
-    refused(&home, "oci", "layout", &home.options(), &expect);
+    refused(&home, "oci", "layout", &home.import_options(), &expect);
 }
 
 #[test]
@@ -202,8 +202,24 @@ fn layouts() {
             fs::write(layout.directory.join("index.json"), r#"{"schemaVersion":2,"manifests":[]}"#)
                 .unwrap();
         },
-        "cannot import from the layout: there is no image \"\" in DIR/layout, only nothing",
+        "cannot import from the layout: DIR/layout has no images: its index is empty",
     );
+    let index = |bytes: &'static [u8], expect: &str| {
+        check_layout(
+            &|layout, _| fs::write(layout.directory.join("index.json"), bytes).unwrap(),
+            &format!("cannot import from the layout: cannot use DIR/layout/index.json: {expect}"),
+        );
+    };
+    index(b"{", "the index is malformed: EOF while parsing an object at line 1 column 1");
+    index(
+        br#"{"schemaVersion":2,"manifests":[],"layers":[]}"#,
+        "the index has both \"manifests\" and \"layers\"",
+    );
+    index(br#"{"schemaVersion":2,"mediaType":"x","manifests":[]}"#, "the index calls itself \"x\"");
+    let config = format!("sha256:{}", "0".repeat(64));
+    let image =
+        format!(r#"{{"schemaVersion":2,"config":{{"digest":"{config}","size":1}},"layers":[]}}"#);
+    index(image.leak().as_bytes(), "it is a manifest, where an index should be");
 }
 
 /// A layout whose documents do not fit each other.
@@ -258,7 +274,7 @@ fn archives() {
         let home = Home::new();
         fs::write(home.path("a.tar"), bytes).unwrap();
         let expect = format!("cannot import from the archive DIR/a.tar: {expect}");
-        refused(&home, "docker-archive", name, &home.options(), &expect);
+        refused(&home, "docker-archive", name, &home.import_options(), &expect);
     };
     let tars = [good().bytes()];
     let archive = docker_archive(&tars, &["debian:12"], Age::Old);

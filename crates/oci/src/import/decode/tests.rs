@@ -107,14 +107,16 @@ fn check_fails(blob: &[u8], expected: Expected<'_>, expect: &str) {
 fn damage() {
     let bytes = text(5000);
     let none = Expected::default();
-    for (blob, expect) in
-        [(gzip(&bytes), "it is not valid gzip"), (zstd(&bytes), "it is not valid zstd")]
-    {
+    let trailing = "something that is not gzip stands behind its gzip data";
+    for (blob, expect, trailing) in [
+        (gzip(&bytes), "it is not valid gzip", trailing),
+        (zstd(&bytes), "it is not valid zstd", "it is not valid zstd"),
+    ] {
         for cut in [10, blob.len() / 2, blob.len() - 4, blob.len() - 1] {
             check_fails(&blob[..cut], none, expect);
         }
         for behind in [&b"\0"[..], &[0; 512], b"garbage", &blob[..7]] {
-            check_fails(&[&blob, behind].concat(), none, expect);
+            check_fails(&[&blob, behind].concat(), none, trailing);
         }
         let mut flipped = blob.clone();
         *flipped.last_mut().unwrap() ^= 1;
@@ -151,7 +153,7 @@ fn another_blob() {
     check_fails(&blob, Expected { digest: Some(&digest), size: size.map(|it| it + 1) }, &longer);
     let shorter = format!("it has at least {} bytes, not {}", blob.len(), blob.len() - 1);
     check_fails(&blob, Expected { digest: None, size: size.map(|it| it - 1) }, &shorter);
-    // That it is the wrong one says more than that it can not be unpacked.
+    // That it is the wrong one says more than that it cannot be unpacked.
     let mut damaged = blob.clone();
     damaged[blob.len() / 2] ^= 0xff;
     let actual = Digest::sha256(&damaged);

@@ -1,0 +1,280 @@
+//! Bytes of the store that are compared with their digest as they pass.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use image::tar::recipe::RebuildError;
+use image::verity::ObjectId;
+use store::{DiskError, LayerError, Store, StoreError};
+
+use super::rebuild::Rebuild;
+use crate::{Digest, DigestHasher};
+
+/// Why bytes of the store are not to be had, or not the right ones. An [`io::Error`] of a [`Bytes`] holds one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BytesError {
+    /// The store has no such layer.
+    #[error("the store has no layer {0}")]
+    NoLayer(Digest),
+    /// The store's file of the layer cannot be read.
+    #[error("cannot read the layer's recipe")]
+    Layer(#[source] LayerError),
+    /// The recipe is no recipe.
+    #[error("cannot make the tar again")]
+    Recipe(#[source] RebuildError),
+    /// An object is not there.
+    #[error("cannot open an object of the store")]
+    Object(#[source] StoreError),
+    /// An object cannot be read.
+    #[error("cannot read object {object}")]
+    Read {
+        /// Which one.
+        object: ObjectId,
+        /// Why.
+        source: io::Error,
+    },
+    /// An object's bytes are others than its name says.
+    #[error("object {expected} is damaged: its bytes are those of {actual}")]
+    Damaged {
+        /// By its name.
+        expected: Box<ObjectId>,
+        /// By its bytes.
+        actual: Box<ObjectId>,
+    },
+    /// An object has another length than the image says.
+    #[error("object {object} is damaged: it has not {size} bytes")]
+    Size {
+        /// Which one.
+        object: ObjectId,
+        /// What the image says.
+        size: u64,
+    },
+    /// The image does not say which object has the file's bytes.
+    #[error("the image does not say which object it is")]
+    Unnamed,
+    /// A kept blob is not there any more.
+    #[error("the store has no blob {0}")]
+    NoBlob(Digest),
+    /// A kept blob cannot be opened.
+    #[error("cannot open the blob")]
+    Blob(#[source] DiskError),
+    /// Kept or temporary bytes cannot be read.
+    #[error("cannot read them")]
+    Io(#[source] io::Error),
+    /// All bytes were there, and not the right ones.
+    #[error("the bytes have the digest {actual}, not {expected}")]
+    Mismatch {
+        /// What they should have.
+        expected: Box<Digest>,
+        /// What they have.
+        actual: Box<Digest>,
+    },
+    /// Too few bytes, or too many.
+    #[error("{expected} has another length than {size} bytes")]
+    Length {
+        /// Which ones, by their digest.
+        expected: Digest,
+        /// How many there should be.
+        size: u64,
+    },
+}
+
+impl BytesError {
+    /// What an error of a [`Bytes`] is about.
+    pub(super) fn of(error: io::Error) -> Self {
+        // `downcast` gives the error back when it is another.
+        error.downcast().unwrap_or_else(Self::Io)
+    }
+
+    pub(super) fn into_io(self) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, self)
+    }
+
+    /// Whether something in the store is not as it was written, or is gone.
+    #[must_use]
+    pub const fn is_damage(&self) -> bool {
+        match self {
+            Self::Layer(error) => matches!(error, LayerError::Damaged { .. }),
+            Self::Object(error) => matches!(error, StoreError::NoObject(_)),
+            Self::Recipe(RebuildError::Read(_)) => false,
+            Self::Recipe(_)
+            | Self::Read { .. }
+            | Self::Damaged { .. }
+            | Self::Size { .. }
+            | Self::Mismatch { .. }
+            | Self::Length { .. } => true,
+            Self::NoLayer(_) | Self::Unnamed | Self::NoBlob(_) | Self::Blob(_) | Self::Io(_) => {
+                false
+            }
+        }
+    }
+}
+
+/// A reader of just the bytes that have a digest: it ends without an error only after all of them passed. Errors hold a
+/// [`BytesError`], and come again when it is read again.
+pub struct Bytes<'s> {
+    inner: Box<dyn Read + Send + 's>,
+    expected: Digest,
+    size: u64,
+    /// `None` once the digest was compared, or reading has failed.
+    hasher: Option<DigestHasher>,
+    passed: u64,
+    is_sound: bool,
+}
+
+impl fmt::Debug for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut bytes = f.debug_struct("Bytes");
+        bytes.field("expected", &self.expected).field("size", &self.size);
+        bytes.field("passed", &self.passed).finish_non_exhaustive()
+    }
+}
+
+impl<'s> Bytes<'s> {
+    fn new(inner: impl Read + Send + 's, expected: Digest, size: u64) -> Self {
+        let hasher = Some(expected.hasher());
+        Self { inner: Box::new(inner), expected, size, hasher, passed: 0, is_sound: false }
+    }
+
+    /// All bytes of a file.
+    pub(super) fn of_file(file: Arc<File>, expected: Digest, size: u64) -> Self {
+        Self::new(Whole { file, at: 0 }, expected, size)
+    }
+
+    /// How many bytes there are in all.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn wrong_length(&self) -> io::Error {
+        BytesError::Length { expected: self.expected, size: self.size }.into_io()
+    }
+
+    /// Reads some bytes, and before the last ones are handed out compares the digest.
+    fn step(&mut self, hasher: &mut DigestHasher, into: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.size - self.passed).unwrap_or(usize::MAX);
+        let room = left.min(into.len());
+        let read = retry(&mut self.inner, &mut into[..room])?;
+        hasher.update(&into[..read]);
+        self.passed += read as u64;
+        if read == 0 && room > 0 {
+            return Err(self.wrong_length());
+        }
+        if self.passed == self.size && retry(&mut self.inner, &mut [0])? > 0 {
+            return Err(self.wrong_length());
+        }
+        Ok(read)
+    }
+}
+
+fn retry(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match from.read(into) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+impl Read for Bytes<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.is_sound || into.is_empty() {
+            return Ok(0);
+        }
+        let Some(mut hasher) = self.hasher.take() else {
+            return Err(io::Error::other("reading has failed before"));
+        };
+        // Without a hasher the next read fails as well.
+        let read = self.step(&mut hasher, into)?;
+        if self.passed < self.size {
+            self.hasher = Some(hasher);
+            return Ok(read);
+        }
+        let actual = hasher.finish();
+        if actual != self.expected {
+            let (expected, actual) = (Box::new(self.expected), Box::new(actual));
+            return Err(BytesError::Mismatch { expected, actual }.into_io());
+        }
+        self.is_sound = true;
+        Ok(read)
+    }
+}
+
+/// A file from its beginning, without an offset that others share.
+struct Whole {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for Whole {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(into, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// The exact tar of a layer, from its recipe and the objects.
+///
+/// # Errors
+/// [`BytesError`] when the store has no such layer, or a damaged one.
+pub fn layer_tar<'s>(store: &'s Store, diff_id: &Digest) -> Result<Bytes<'s>, BytesError> {
+    let layer = store.layer(diff_id).map_err(BytesError::Layer)?;
+    let layer = layer.ok_or(BytesError::NoLayer(*diff_id))?;
+    let size = layer.info().size;
+    Ok(Bytes::new(Rebuild::new(store, &layer)?, *diff_id, size))
+}
+
+/// A layer's blob as it came, where the store kept it.
+pub(super) fn blob(
+    store: &Store,
+    digest: &Digest,
+    size: u64,
+) -> Result<Bytes<'static>, BytesError> {
+    let (file, _) =
+        store.blob(digest).map_err(BytesError::Blob)?.ok_or(BytesError::NoBlob(*digest))?;
+    Ok(Bytes::of_file(Arc::new(file), *digest, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8], of: &[u8], size: u64) -> (Vec<u8>, Option<String>) {
+        let mut reader = Bytes::new(bytes, Digest::sha256(of), size);
+        let (mut got, mut buffer) = (Vec::new(), [0; 2]);
+        loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => return (got, None),
+                Ok(read) => got.extend_from_slice(&buffer[..read]),
+                Err(error) => {
+                    assert!(reader.read(&mut buffer).is_err(), "it has forgotten its error");
+                    return (got, Some(error.to_string()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_bytes_wait_for_the_digest() {
+        assert_eq!(read(b"abcde", b"abcde", 5), (b"abcde".to_vec(), None));
+        assert_eq!(read(b"", b"", 0), (Vec::new(), None));
+        let cases: [(&[u8], u64, &[u8], &str); 5] = [
+            (b"abcdE", 5, b"abcd", "have the digest"),
+            (b"Abcde", 5, b"Abcd", "have the digest"),
+            (b"abcd", 5, b"abcd", "another length"),
+            (b"abcdef", 5, b"abcd", "another length"),
+            (b"abcde", 0, b"", "another length"),
+        ];
+        for (bytes, size, passed, text) in cases {
+            let (got, error) = read(bytes, b"abcde", size);
+            assert_eq!(got, passed);
+            assert!(error.as_ref().is_some_and(|it| it.contains(text)), "{error:?}");
+        }
+    }
+}

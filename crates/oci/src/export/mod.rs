@@ -1,0 +1,60 @@
+//! Images given back: layers bit for bit, manifests with the blobs they name, layouts, archives, flat tars.
+//!
+//! [`layer_tar`] makes a layer's tar again. [`plan`] decides for each layer of a manifest which bytes are given, and makes
+//! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`]
+//! and [`to_tar`] write one stream.
+//!
+//! No byte is trusted: what a reader gives that was opened here ends in an error unless all of it had the digest it should
+//! have, and the last bytes are kept back until that is known. Memory is bounded whatever the image's size.
+
+mod archive;
+mod bytes;
+mod compress;
+mod error;
+mod flatten;
+mod layout;
+mod plan;
+mod rebuild;
+mod target;
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use archive::{ArchiveReport, to_docker_archive};
+pub use bytes::{Bytes, BytesError, layer_tar};
+pub use error::ExportError;
+pub use flatten::{TarReport, to_tar};
+pub use layout::{LayoutReport, to_layout};
+pub use plan::{Compression, How, Plan, PlannedLayer, plan, plan_for};
+pub use target::{Output, Target, TargetError};
+
+use crate::import::Event;
+
+/// What all that is done here needs besides.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// As many layers are compressed, or written to a layout, at once.
+    pub threads: NonZeroUsize,
+    /// Where layers are kept that had to be compressed anew, in files without names: as many bytes as they have.
+    pub scratch: &'a Path,
+    /// Is told what happens, from any thread. Of a layer that is compressed the bytes of its tar are counted, of others
+    /// those that are written. A flat tar counts as one layer.
+    pub progress: &'a (dyn Fn(Event<'_>) + Sync),
+    /// Set to end soon, with [`ExportError::Cancelled`].
+    pub cancel: &'a AtomicBool,
+}
+
+impl std::fmt::Debug for Options<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut options = f.debug_struct("Options");
+        options.field("threads", &self.threads).field("scratch", &self.scratch);
+        options.finish_non_exhaustive()
+    }
+}
+
+impl Options<'_> {
+    fn go_on(&self) -> Result<(), ExportError> {
+        if self.cancel.load(Ordering::Relaxed) { Err(ExportError::Cancelled) } else { Ok(()) }
+    }
+}

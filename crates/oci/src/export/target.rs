@@ -1,0 +1,147 @@
+//! What an image can be exported to, as a person names it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+
+use store::{RefName, RefNameError};
+
+/// A file, or standard output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Written `-`.
+    Stdout,
+    /// Everything else; a file named `-` is `./-`.
+    File(PathBuf),
+}
+
+/// What an image is written to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// `oci:DIR[:TAG]`: an OCI layout, a new one or one that has other images.
+    Layout {
+        /// The folder.
+        directory: PathBuf,
+        /// What the layout is to call the image.
+        tag: Option<String>,
+    },
+    /// `docker-archive:FILE[:NAME]`: what `docker load` and `podman load` take.
+    DockerArchive {
+        /// The tar.
+        file: Output,
+        /// What the archive is to call the image.
+        name: Option<RefName>,
+    },
+    /// `tar:FILE`: the root file system as one tar.
+    Tar(Output),
+}
+
+/// Text that is not a target.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// None of the known words and a colon.
+    #[error(
+        "\"{}\" does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME] or tar:FILE",
+        .0.display()
+    )]
+    Kind(OsString),
+    /// Nothing behind the colon.
+    #[error("\"{}\" names no file", .0.display())]
+    Empty(OsString),
+    /// What should be a tag is not one.
+    #[error("\"{}\" does not end with a tag", .0.display())]
+    Tag(OsString),
+    /// What should be a name is not one.
+    #[error("\"{}\" does not end with the name of an image", text.display())]
+    Name {
+        /// The target.
+        text: OsString,
+        /// Why not.
+        source: Option<RefNameError>,
+    },
+}
+
+impl Target {
+    /// Reads a target. Looks at the text alone; the first colon behind the kind ends the path of an `oci:` or
+    /// `docker-archive:` target, as it does in sources.
+    ///
+    /// # Errors
+    /// [`TargetError`].
+    pub fn parse(text: &OsStr) -> Result<Self, TargetError> {
+        let (word, rest) = split(text).ok_or_else(|| TargetError::Kind(text.to_owned()))?;
+        let named = |path: &OsStr| match path.is_empty() {
+            true => Err(TargetError::Empty(text.to_owned())),
+            false => Ok(PathBuf::from(path)),
+        };
+        let output = |path: &OsStr| {
+            Ok(if path == "-" { Output::Stdout } else { Output::File(named(path)?) })
+        };
+        let (path, name) = split(rest).map_or((rest, None), |(path, name)| (path, Some(name)));
+        match word.as_bytes() {
+            b"oci" => {
+                let directory = named(path)?;
+                let tag = name.map(|tag| {
+                    let tag = tag.to_str().filter(|it| !it.is_empty());
+                    tag.map(str::to_owned).ok_or_else(|| TargetError::Tag(text.to_owned()))
+                });
+                Ok(Self::Layout { directory, tag: tag.transpose()? })
+            }
+            b"docker-archive" => {
+                let file = output(path)?;
+                let wrong = |source| TargetError::Name { text: text.to_owned(), source };
+                let name = name.map(|name| {
+                    let name = name.to_str().ok_or_else(|| wrong(None))?;
+                    name.parse().map_err(|error| wrong(Some(error)))
+                });
+                Ok(Self::DockerArchive { file, name: name.transpose()? })
+            }
+            b"tar" => Ok(Self::Tar(output(rest)?)),
+            _ => Err(TargetError::Kind(text.to_owned())),
+        }
+    }
+}
+
+/// Both sides of the first colon.
+fn split(text: &OsStr) -> Option<(&OsStr, &OsStr)> {
+    let bytes = text.as_bytes();
+    let at = bytes.iter().position(|byte| *byte == b':')?;
+    Some((OsStr::from_bytes(&bytes[..at]), OsStr::from_bytes(&bytes[at + 1..])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expect: &str) {
+        let got = match Target::parse(OsStr::new(text)) {
+            Ok(target) => format!("{target:?}"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(got, expect, "{text}");
+    }
+
+    #[test]
+    fn targets() {
+        check("oci:a/b", "Layout { directory: \"a/b\", tag: None }");
+        check("oci:a/b:c/d:e", "Layout { directory: \"a/b\", tag: Some(\"c/d:e\") }");
+        check("docker-archive:-", "DockerArchive { file: Stdout, name: None }");
+        let name: RefName = "debian:12".parse().unwrap();
+        let expect = format!("DockerArchive {{ file: File(\"a\"), name: {:?} }}", Some(&name));
+        check("docker-archive:a:debian:12", &expect);
+        check("tar:-", "Tar(Stdout)");
+        check("tar:./-", "Tar(File(\"./-\"))");
+        check("tar:a:b", "Tar(File(\"a:b\"))");
+        let kinds =
+            "does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME] or tar:FILE";
+        check("a.tar", &format!("\"a.tar\" {kinds}"));
+        check("dir:a", &format!("\"dir:a\" {kinds}"));
+        check("oci:", "\"oci:\" names no file");
+        check("oci::a", "\"oci::a\" names no file");
+        check("tar:", "\"tar:\" names no file");
+        check("oci:a:", "\"oci:a:\" does not end with a tag");
+        check(
+            "docker-archive:a:B!",
+            "\"docker-archive:a:B!\" does not end with the name of an image",
+        );
+    }
+}

@@ -1,0 +1,187 @@
+//! Opening what a source names, so that nothing that stands in a file's place can hold an import up.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::source::Input;
+
+/// How long a read waits before it looks whether it is still wanted.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Opens a regular file, or refuses what else it is.
+pub(crate) fn regular(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() {
+        return Ok(file);
+    }
+    let refused = format!("it is {}, not a regular file", name(kind));
+    Err(io::Error::new(io::ErrorKind::InvalidInput, refused))
+}
+
+/// Opens a directory, or refuses what else it is.
+pub(crate) fn directory(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Neither waits for a pipe's writer, nor gets a terminal that ends us.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
+        Ok(fd) => Ok(fd.into()),
+        // Somebody has a lease on it, and gives it up once we wait. Only regular files have leases.
+        Err(Errno::AGAIN) => Ok(rustix::fs::open(path, flags, Mode::empty())?.into()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn name(kind: std::fs::FileType) -> &'static str {
+    if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_char_device() {
+        "a character device"
+    } else if kind.is_block_device() {
+        "a block device"
+    } else {
+        "a socket"
+    }
+}
+
+/// What is read from start to end: a file, a pipe, a device, standard input. Reading ends soon after
+/// the import was cancelled, also where no bytes come.
+#[derive(Debug)]
+pub(crate) struct Stream<'a> {
+    file: File,
+    /// Bytes, where that is known beforehand.
+    size: Option<u64>,
+    cancel: &'a AtomicBool,
+}
+
+impl<'a> Stream<'a> {
+    pub(crate) fn open(input: &Input, cancel: &'a AtomicBool) -> io::Result<Self> {
+        match input {
+            // A descriptor of our own, since the buffer of Rust's standard input would hide bytes from poll.
+            Input::Stdin => Self::of(io::stdin().as_fd().try_clone_to_owned()?.into(), cancel),
+            Input::File(path) => Self::of(open(path)?, cancel),
+        }
+    }
+
+    fn of(file: File, cancel: &'a AtomicBool) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Err(Errno::ISDIR.into());
+        }
+        let size = metadata.is_file().then_some(metadata.len());
+        Ok(Self { file, size, cancel })
+    }
+
+    /// Bytes of the file, if it is one.
+    pub(crate) const fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    /// The file, at whatever offset was reached.
+    pub(crate) fn try_clone(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+}
+
+impl Read for Stream<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(io::Error::other("cancelled"));
+            }
+            if self.size.is_none() {
+                let mut fds = [PollFd::new(&self.file, PollFlags::IN)];
+                // A pipe that nobody has opened to write is not ready: read alone would take that for its end.
+                match rustix::event::poll(&mut fds, Some(&PATIENCE)) {
+                    Ok(0) | Err(Errno::INTR) => continue,
+                    Ok(_) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            match self.file.read(into) {
+                // Another reader of the same pipe was faster.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn check_regular(path: &str, expect: &str) {
+        let got = match regular(Path::new(path)) {
+            Ok(_) => "a file".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(got, expect, "{path}");
+    }
+
+    #[test]
+    fn kinds() {
+        check_regular("/proc/self/status", "a file");
+        check_regular("/", "it is a directory, not a regular file");
+        check_regular("/dev/null", "it is a character device, not a regular file");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RWXU).unwrap();
+        check_regular(path.to_str().unwrap(), "it is a FIFO, not a regular file");
+        // The kernel opens no socket by its name.
+        let path = folder.path().join("socket");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        check_regular(path.to_str().unwrap(), "No such device or address (os error 6)");
+    }
+
+    #[test]
+    fn a_pipe_gives_all_that_comes_however_late() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let never = AtomicBool::new(false);
+        let mut stream = Stream::of(std::os::fd::OwnedFd::from(reader).into(), &never).unwrap();
+        assert_eq!(stream.size(), None);
+        let writing = std::thread::spawn(move || {
+            for piece in ["one", "two"] {
+                std::thread::sleep(Duration::from_millis(150));
+                writer.write_all(piece.as_bytes()).unwrap();
+            }
+        });
+        let mut all = String::new();
+        stream.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "onetwo");
+        writing.join().unwrap();
+    }
+
+    #[test]
+    fn a_pipe_without_a_word_ends_when_cancelled() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let cancel = AtomicBool::new(false);
+        let mut stream = Stream::of(std::os::fd::OwnedFd::from(reader).into(), &cancel).unwrap();
+        let start = std::thread::scope(|scope| {
+            let reading = scope.spawn(|| stream.read(&mut [0; 8]).unwrap_err().to_string());
+            std::thread::sleep(Duration::from_millis(200));
+            let start = Instant::now();
+            cancel.store(true, Ordering::Relaxed);
+            assert_eq!(reading.join().unwrap(), "cancelled");
+            start
+        });
+        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,176 @@
+//! What is known of an image's origin and signatures, and how the store keeps it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use store::{DiskError, Store};
+
+use super::name::Repository;
+use super::signature::{Form, Signature};
+use crate::Digest;
+use crate::manifest::Document;
+
+/// The most signatures that are kept with one manifest. Real images have one to five.
+const SIGNATURES_KEPT: usize = 64;
+/// The most repositories.
+const ORIGINS_KEPT: usize = 64;
+/// The most bytes of indexes.
+const INDEXES_KEPT: usize = 8 << 20;
+
+/// Why evidence cannot be read or kept.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EvidenceError {
+    /// It is not what a pull wrote.
+    #[error("what the store keeps of the signatures of {manifest} is damaged: pull it again")]
+    Damaged {
+        /// Whose.
+        manifest: Box<Digest>,
+        /// How.
+        source: serde_json::Error,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// What is known of a manifest besides its bytes. That signatures are here says nothing: see
+/// [`Policies::decide`](super::Policies::decide).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// Where it was pulled from, each time with a policy's consent. The last first.
+    pub origins: Vec<Repository>,
+    /// The indexes that led to it, byte for byte: often they are what is signed.
+    pub indexes: Vec<Vec<u8>>,
+    /// Signatures of it, or of one of the indexes. Nobody has verified them.
+    pub signatures: Vec<Signature>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Raw {
+    origins: Vec<String>,
+    indexes: Vec<String>,
+    signatures: Vec<RawSignature>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RawSignature {
+    form: Form,
+    payload: String,
+    signature: String,
+}
+
+impl Evidence {
+    /// From what [`encode`](Self::encode) made.
+    fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
+        let raw: Raw = serde_json::from_slice(bytes)?;
+        let plain = |text: &String| STANDARD.decode(text).map_err(serde::de::Error::custom);
+        let mut signatures = Vec::new();
+        for it in raw.signatures {
+            // One that a later version understands is none to this one.
+            signatures.extend(Signature::new(it.form, plain(&it.payload)?, plain(&it.signature)?));
+        }
+        Ok(Self {
+            origins: raw.origins.iter().filter_map(|it| Repository::from_name(it)).collect(),
+            indexes: raw.indexes.iter().map(plain).collect::<Result<_, _>>()?,
+            signatures,
+        })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let signature = |it: &Signature| RawSignature {
+            form: it.form,
+            payload: STANDARD.encode(&it.payload),
+            signature: STANDARD.encode(&it.signature),
+        };
+        let raw = Raw {
+            origins: self.origins.iter().map(ToString::to_string).collect(),
+            indexes: self.indexes.iter().map(|it| STANDARD.encode(it)).collect(),
+            signatures: self.signatures.iter().map(signature).collect(),
+        };
+        serde_json::to_vec(&raw).expect("texts and lists are JSON")
+    }
+
+    /// What the store keeps of a manifest: nothing, if it was never pulled.
+    ///
+    /// # Errors
+    /// [`EvidenceError`].
+    pub fn of(store: &Store, manifest: &Digest) -> Result<Self, EvidenceError> {
+        let Some(bytes) = store.signatures(manifest)? else { return Ok(Self::default()) };
+        Self::decode(&bytes)
+            .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
+    }
+
+    /// Keeps it in the store, with what was kept before: signatures of another registry do not go because this one has
+    /// none. The manifest must be in the store and named, or pinned.
+    ///
+    /// # Errors
+    /// [`EvidenceError`].
+    pub fn keep(&self, store: &Store, manifest: &Digest) -> Result<(), EvidenceError> {
+        let before = match Self::of(store, manifest) {
+            Err(EvidenceError::Damaged { source, .. }) => {
+                tracing::warn!(%manifest, error = %source, "replacing damaged signatures");
+                None
+            }
+            other => Some(other?),
+        };
+        let mut all = self.clone();
+        all.add(before.as_ref().unwrap_or(&Self::default()));
+        if before.as_ref() == Some(&all) {
+            return Ok(());
+        }
+        Ok(store.set_signatures(manifest, &all.encode())?)
+    }
+
+    /// Adds what is new in `other`, as far as there is room.
+    fn add(&mut self, other: &Self) {
+        fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T], most: usize) {
+            for it in more {
+                if !list.contains(it) {
+                    list.push(it.clone());
+                }
+            }
+            list.truncate(most);
+        }
+        add(&mut self.origins, &other.origins, ORIGINS_KEPT);
+        add(&mut self.signatures, &other.signatures, SIGNATURES_KEPT);
+        add(&mut self.indexes, &other.indexes, usize::MAX);
+        let mut room = INDEXES_KEPT;
+        self.indexes.retain(|it| match room.checked_sub(it.len()) {
+            Some(rest) => {
+                room = rest;
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// The manifest, and the indexes that list it, at whatever depth: whoever signed one of them signed the manifest.
+    #[must_use]
+    pub fn names_of(&self, manifest: &Digest) -> Vec<Digest> {
+        names_of(manifest, &self.indexes)
+    }
+}
+
+/// See [`Evidence::names_of`].
+pub(super) fn names_of(manifest: &Digest, indexes: &[Vec<u8>]) -> Vec<Digest> {
+    let listed = |bytes: &Vec<u8>| match Document::parse(bytes) {
+        Ok(Document::Index(index)) => Some((Digest::sha256(bytes), index)),
+        _ => None,
+    };
+    let mut rest: Vec<_> = indexes.iter().filter_map(listed).collect();
+    let mut names = vec![*manifest];
+    // Each round takes at least one index away.
+    loop {
+        let lists = |names: &[Digest], index: &crate::manifest::Index| {
+            index.manifests.iter().any(|it| names.contains(&it.digest))
+        };
+        let (found, other): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|(_, index)| lists(&names, index));
+        if found.is_empty() {
+            return names;
+        }
+        names.extend(found.iter().map(|it| it.0));
+        rest = other;
+    }
+}

@@ -1,0 +1,394 @@
+//! Policy files.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::key::{KeyError, PublicKey};
+use super::name::{Pattern, Repository};
+use crate::Digest;
+
+/// The most bytes in a policy or a key. Larger ones are something else, put there by mistake.
+const FILE_MAX: u64 = 1 << 20;
+
+/// Why a policy is not understood, so that nothing is accepted.
+#[derive(Debug, thiserror::Error)]
+#[error("the policy {} cannot be used", file.display())]
+pub struct PolicyError {
+    /// The policy's file.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    #[source]
+    pub flaw: Flaw,
+}
+
+/// What is wrong with a policy file. Lines are counted from 1.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Flaw {
+    /// It cannot be read.
+    #[error("it cannot be read")]
+    Read(#[source] std::io::Error),
+    /// Not a regular file, or a very large one.
+    #[error("it is not a regular file of at most {FILE_MAX} bytes")]
+    Odd,
+    /// Not TOML.
+    #[error("line {line}: {why}")]
+    Syntax {
+        /// Where.
+        line: usize,
+        /// As the parser says.
+        why: String,
+    },
+    /// A field that has no meaning, which is most often one that is mistyped.
+    #[error("line {line}: \"{}\" is no field of {of}: did you mean \"{nearest}\"?", name.escape_debug())]
+    Unknown {
+        /// Where.
+        line: usize,
+        /// What was written.
+        name: String,
+        /// What it was written in.
+        of: &'static str,
+        /// The known field that looks most like it.
+        nearest: &'static str,
+    },
+    /// A field with a value that it cannot have.
+    #[error("line {line}: {field} is {expected}")]
+    Value {
+        /// Where.
+        line: usize,
+        /// Which one.
+        field: &'static str,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// A field that has to be there.
+    #[error("line {line}: {of} needs {field}")]
+    Missing {
+        /// Where what lacks it begins.
+        line: usize,
+        /// What lacks it.
+        of: &'static str,
+        /// What it lacks.
+        field: &'static str,
+    },
+    /// Fields that contradict each other, or a pattern that can match nothing.
+    #[error("line {line}: {why}")]
+    Senseless {
+        /// Where.
+        line: usize,
+        /// How.
+        why: String,
+    },
+    /// A key that cannot be read.
+    #[error("line {line}: the key {} cannot be read", key.display())]
+    KeyRead {
+        /// Where.
+        line: usize,
+        /// The key's file.
+        key: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that is no key.
+    #[error("line {line}: {} is no key", key.display())]
+    Key {
+        /// Where.
+        line: usize,
+        /// The key's file.
+        key: PathBuf,
+        /// Why.
+        source: KeyError,
+    },
+}
+
+/// What happens to images for which there is no rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Default {
+    /// They are accepted.
+    Any,
+    /// They are refused.
+    None,
+}
+
+/// What a rule demands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Accept {
+    /// Nothing.
+    Any,
+    /// More than there is.
+    None,
+    /// A signature of one of these keys. At least one, each with its file.
+    Signed(Vec<(PathBuf, PublicKey)>, Identity),
+}
+
+/// What the signature has to say of where the image is from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Identity {
+    /// The repository that it was pulled from.
+    Repository,
+    /// Anything, or nothing.
+    Any,
+    /// This very repository.
+    Named(Repository),
+}
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// The line that it begins at, counted from 1.
+    pub line: usize,
+    /// For which images. At least one.
+    pub patterns: Vec<Pattern>,
+    /// What it demands.
+    pub accept: Accept,
+    /// Only these manifests, or what these indexes list; any if empty.
+    pub digests: Vec<Digest>,
+}
+
+/// A policy file that is understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// Its path, for messages.
+    pub file: PathBuf,
+    /// In the order of the file.
+    pub rules: Vec<Rule>,
+    /// For all others.
+    pub default: Default,
+}
+
+const POLICY: &str = "a policy";
+const RULE: &str = "a rule";
+const POLICY_FIELDS: [&str; 2] = ["default", "rule"];
+const RULE_FIELDS: [&str; 5] = ["match", "accept", "digests", "keys", "identity"];
+
+impl Policy {
+    /// The policy in a file; `None` if there is none. Keys are read too: a policy is understood wholly or not at all.
+    ///
+    /// # Errors
+    /// [`PolicyError`].
+    pub fn load(file: &Path) -> Result<Option<Self>, PolicyError> {
+        let failed = |flaw| PolicyError { file: file.to_owned(), flaw };
+        let bytes = match read(file) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Err(failed(Flaw::Odd)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(Flaw::Read(error))),
+        };
+        let text = std::str::from_utf8(&bytes).map_err(|error| {
+            let line = line_at(&bytes, error.valid_up_to());
+            failed(Flaw::Syntax { line, why: "it is not UTF-8".to_owned() })
+        })?;
+        Self::parse(file, text).map(Some).map_err(failed)
+    }
+
+    fn parse(file: &Path, text: &str) -> Result<Self, Flaw> {
+        let source = Source { text, directory: file.parent().unwrap_or(Path::new("/")) };
+        let document = DeTable::parse(text).map_err(|error| Flaw::Syntax {
+            line: source.line(&error.span().unwrap_or_default()),
+            why: error.message().to_owned(),
+        })?;
+        let fields = source.fields(document.get_ref(), POLICY, &POLICY_FIELDS)?;
+        let missing = |field| Flaw::Missing { line: 1, of: POLICY, field };
+        let default =
+            fields.get("default").ok_or_else(|| missing("default = \"any\" or \"none\""))?;
+        let default = match default.get_ref().as_str() {
+            Some("any") => Default::Any,
+            Some("none") => Default::None,
+            _ => return Err(source.value(default, "default", "\"any\" or \"none\"")),
+        };
+        let mut rules = Vec::new();
+        if let Some(list) = fields.get("rule") {
+            let wrong = |it| source.value(it, "rule", "written as [[rule]]");
+            for rule in list.get_ref().as_array().ok_or_else(|| wrong(list))?.iter() {
+                let table = rule.get_ref().as_table().ok_or_else(|| wrong(rule))?;
+                rules.push(source.rule(source.line(&rule.span()), table)?);
+            }
+        }
+        Ok(Self { file: file.to_owned(), rules, default })
+    }
+}
+
+/// A small regular file; `None` if it is something else.
+fn read(file: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    // Before it is opened, so that a FIFO does not hold us up.
+    let is_odd = |it: &std::fs::Metadata| !it.is_file() || it.len() > FILE_MAX;
+    if is_odd(&std::fs::metadata(file)?) {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(file)?.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= FILE_MAX).then_some(bytes))
+}
+
+fn line_at(text: &[u8], offset: usize) -> usize {
+    text.iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+type Value<'i> = Spanned<DeValue<'i>>;
+type Fields<'t, 'i> = BTreeMap<&'t str, &'t Value<'i>>;
+
+struct Source<'s> {
+    text: &'s str,
+    /// What relative paths of keys are relative to.
+    directory: &'s Path,
+}
+
+impl Source<'_> {
+    fn line(&self, span: &Range<usize>) -> usize {
+        line_at(self.text.as_bytes(), span.start)
+    }
+
+    fn value(&self, value: &Value<'_>, field: &'static str, expected: &'static str) -> Flaw {
+        Flaw::Value { line: self.line(&value.span()), field, expected }
+    }
+
+    /// A table's fields, all known.
+    fn fields<'t, 'i>(
+        &self,
+        table: &'t DeTable<'i>,
+        of: &'static str,
+        known: &'static [&'static str],
+    ) -> Result<Fields<'t, 'i>, Flaw> {
+        let mut fields = Fields::new();
+        for (name, value) in table {
+            let text: &str = name.get_ref();
+            if !known.contains(&text) {
+                let nearest = known.iter().min_by_key(|it| distance(it, text));
+                let nearest = nearest.copied().unwrap_or_default();
+                let line = self.line(&name.span());
+                return Err(Flaw::Unknown { line, name: text.to_owned(), of, nearest });
+            }
+            fields.insert(text, value);
+        }
+        Ok(fields)
+    }
+
+    /// A list of texts, each with its line. One text alone is a list too, where `one` says so.
+    fn texts<'t>(
+        &self,
+        value: &'t Value<'_>,
+        field: &'static str,
+        expected: &'static str,
+    ) -> Result<Vec<(usize, &'t str)>, Flaw> {
+        let wrong = |it| self.value(it, field, expected);
+        if let Some(text) = value.get_ref().as_str() {
+            return Ok(vec![(self.line(&value.span()), text)]);
+        }
+        let list = value.get_ref().as_array().ok_or_else(|| wrong(value))?;
+        if list.is_empty() {
+            return Err(wrong(value));
+        }
+        let text = |it: &'t Value<'_>| {
+            let text = it.get_ref().as_str().ok_or_else(|| wrong(it))?;
+            Ok((self.line(&it.span()), text))
+        };
+        list.iter().map(text).collect()
+    }
+
+    fn rule(&self, line: usize, table: &DeTable<'_>) -> Result<Rule, Flaw> {
+        let fields = self.fields(table, RULE, &RULE_FIELDS)?;
+        let missing = |field| Flaw::Missing { line, of: RULE, field };
+        let patterns = fields.get("match").ok_or_else(|| missing("match = \"REPOSITORY\""))?;
+        let mut found = Vec::new();
+        for (line, text) in self.texts(patterns, "match", "a repository, or a list of some")? {
+            let senseless = |why| Flaw::Senseless { line, why };
+            found.push(Pattern::parse(text).map_err(senseless)?);
+        }
+        let patterns = found;
+        let digests = self.digests(fields.get("digests").copied())?;
+        let expected = "\"any\", \"none\" or \"signed\"";
+        let word = fields.get("accept");
+        let word = word.ok_or_else(|| missing("accept = \"any\", \"none\" or \"signed\""))?;
+        let accept = match word.get_ref().as_str() {
+            Some("any") => Accept::Any,
+            Some("none") => Accept::None,
+            Some("signed") => {
+                let keys = fields.get("keys");
+                let keys = self.keys(keys.ok_or_else(|| missing("keys = [\"FILE\"]"))?)?;
+                Accept::Signed(keys, self.identity(fields.get("identity").copied())?)
+            }
+            _ => return Err(self.value(word, "accept", expected)),
+        };
+        let senseless = |why: &str| Err(Flaw::Senseless { line, why: why.to_owned() });
+        let for_signed = ["keys", "identity"].iter().find(|it| fields.contains_key(*it));
+        if !matches!(accept, Accept::Signed(..))
+            && let Some(field) = for_signed
+        {
+            return senseless(&format!("{field} is for accept = \"signed\" only"));
+        }
+        if accept == Accept::None && !digests.is_empty() {
+            return senseless("digests are for what is accepted, and this rule accepts none");
+        }
+        if patterns.contains(&Pattern::Local) && matches!(accept, Accept::Signed(..)) {
+            return senseless("what is local has no signatures: only a pull brings some");
+        }
+        Ok(Rule { line, patterns, accept, digests })
+    }
+
+    fn digests(&self, value: Option<&Value<'_>>) -> Result<Vec<Digest>, Flaw> {
+        let Some(value) = value else { return Ok(Vec::new()) };
+        let texts = self.texts(value, "digests", "a list of digests, not empty")?;
+        let parse = |(line, text): (usize, &str)| {
+            text.parse().map_err(|error: crate::DigestError| Flaw::Senseless {
+                line,
+                why: error.to_string(),
+            })
+        };
+        texts.into_iter().map(parse).collect()
+    }
+
+    fn keys(&self, value: &Value<'_>) -> Result<Vec<(PathBuf, PublicKey)>, Flaw> {
+        let mut keys = Vec::new();
+        for (line, text) in self.texts(value, "keys", "a list of files, not empty")? {
+            let path = self.directory.join(text);
+            let pem = match read(&path) {
+                Ok(Some(pem)) => pem,
+                Ok(None) => return Err(Flaw::Key { line, key: path, source: KeyError::Pem }),
+                Err(source) => return Err(Flaw::KeyRead { line, key: path, source }),
+            };
+            match PublicKey::from_pem(&pem) {
+                Ok(key) => keys.push((path, key)),
+                Err(source) => return Err(Flaw::Key { line, key: path, source }),
+            }
+        }
+        Ok(keys)
+    }
+
+    fn identity(&self, value: Option<&Value<'_>>) -> Result<Identity, Flaw> {
+        let Some(value) = value else { return Ok(Identity::Repository) };
+        let wrong =
+            || self.value(value, "identity", "\"repository\", \"any\" or REGISTRY/REPOSITORY");
+        match value.get_ref().as_str() {
+            Some("repository") => Ok(Identity::Repository),
+            Some("any") => Ok(Identity::Any),
+            Some(name) => {
+                let named = Repository::from_name(name).filter(|it| it.as_str() == name);
+                named.map(Identity::Named).ok_or_else(wrong)
+            }
+            None => Err(wrong()),
+        }
+    }
+}
+
+/// How many letters must be inserted, removed or changed to make one of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, letter) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, other) in b.iter().enumerate() {
+            let change = diagonal + usize::from(letter != *other);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests;

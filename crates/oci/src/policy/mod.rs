@@ -1,0 +1,351 @@
+//! What an image may be used for: policies, signatures, and the answer.
+//!
+//! A policy is asked when an image is pulled, and again whenever it is mounted or run: then with what the pull kept of
+//! its origin and its signatures, since the policy may be another one by now, and the registry out of reach.
+//! `docs/policy.md` is what users read.
+
+mod collect;
+mod evidence;
+mod file;
+mod key;
+mod name;
+#[cfg(feature = "registry")]
+mod registry;
+mod signature;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use store::{Resolved, Store};
+
+pub use collect::{COSIGN_SIGNATURE, CollectError, SIGSTORE_BUNDLE, SignatureSource};
+pub use evidence::{Evidence, EvidenceError};
+pub use file::{Accept, Default, Flaw, Identity, Policy, PolicyError, Rule};
+pub use key::{KeyError, PublicKey};
+pub use name::{Pattern, Repository};
+#[cfg(feature = "registry")]
+pub use registry::Unanswered;
+pub use signature::{Claim, Form, Signature};
+
+use crate::Digest;
+
+/// The policies that are in force. An image is accepted when all of them accept it; without any, everything is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policies(Vec<Policy>);
+
+/// What is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// What messages call it.
+    pub name: String,
+    /// Where it comes from; `None` for what is local.
+    pub source: Option<Repository>,
+    /// Its manifest, if it has one.
+    pub manifest: Option<Digest>,
+}
+
+/// It may be used.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// The keys by which it is signed, where a policy demanded that: one for each policy.
+    pub signed_by: Vec<PathBuf>,
+}
+
+/// It may not be used, and what would change that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What was asked about.
+    pub subject: Subject,
+    /// The policy that refuses it.
+    pub file: PathBuf,
+    /// The rule, with its number and line, both counted from 1; `None` for the default.
+    pub rule: Option<(usize, usize, String)>,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Nothing that the image could have.
+    Forbidden,
+    /// The right digest. How many the rule has.
+    Digest(usize),
+    /// Any signature.
+    Unsigned(Vec<PathBuf>),
+    /// The right key. How many signatures there are.
+    Key(usize, Vec<PathBuf>),
+    /// The right image: the signatures are of others.
+    Other(usize),
+    /// The right repository. What is signed, and by which key.
+    Identity(Option<Repository>, PathBuf, Identity),
+}
+
+impl std::error::Error for Refusal {}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, file) = (&self.subject.name, self.file.display());
+        let source = self.subject.source.as_ref().map_or(Pattern::LOCAL, Repository::as_str);
+        let Some((number, line, patterns)) = &self.rule else {
+            return write!(
+                f,
+                "{name} is refused by the default of {file}: no rule there is for {source}; a [[rule]] with \
+                 match = \"{source}\" would be"
+            );
+        };
+        write!(f, "{name} is refused by rule {number} of {file} (line {line}, for {patterns}): ")?;
+        let files = |keys: &[PathBuf]| {
+            let keys: Vec<_> = keys.iter().map(|it| it.display().to_string()).collect();
+            keys.join(" or ")
+        };
+        match &self.reason {
+            Reason::Forbidden => write!(f, "it accepts none; a rule before it may accept {source}"),
+            Reason::Digest(count) => match &self.subject.manifest {
+                Some(manifest) => write!(
+                    f,
+                    "{manifest} is none of its {count} digests, and no index that lists it is; add it to digests"
+                ),
+                None => write!(f, "it accepts {count} digests, and this image has no manifest"),
+            },
+            Reason::Unsigned(keys) => write!(
+                f,
+                "no signature of it is here; if it is signed by {}, pull it again, else sign it first",
+                files(keys)
+            ),
+            Reason::Key(count, keys) => write!(
+                f,
+                "{count} signature(s), none by {}; sign it with that key, and pull it again",
+                files(keys)
+            ),
+            Reason::Other(count) => {
+                write!(
+                    f,
+                    "{count} signature(s), but of other images; sign this one, and pull it again"
+                )
+            }
+            Reason::Identity(signed, key, wanted) => {
+                let wanted = match wanted {
+                    Identity::Named(name) => name.as_str(),
+                    Identity::Repository | Identity::Any => source,
+                };
+                let key = key.display();
+                match signed {
+                    Some(signed) => write!(
+                        f,
+                        "{key} has signed it as {signed}, not as {wanted}; identity = \"{signed}\" would accept that"
+                    ),
+                    None => write!(
+                        f,
+                        "{key} has signed it, but the signature does not say as what, so not as {wanted}; \
+                         identity = \"any\" would accept that"
+                    ),
+                }
+            }
+        }
+    }
+}
+
+/// Why an image in the store may not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UseError {
+    /// A policy refuses it.
+    #[error(transparent)]
+    Refused(#[from] Box<Refusal>),
+    /// It is not known what is known of it.
+    #[error(transparent)]
+    Evidence(#[from] EvidenceError),
+}
+
+/// Why an image may not be pulled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmitError {
+    /// A policy refuses it.
+    #[error(transparent)]
+    Refused(#[from] Box<Refusal>),
+    /// It is not known which signatures it has.
+    #[error(transparent)]
+    Collect(#[from] CollectError),
+}
+
+impl Policies {
+    /// The policies in those of these files that are there.
+    ///
+    /// # Errors
+    /// [`PolicyError`] when one is there and not understood: then nothing may be used.
+    pub fn load(files: &[PathBuf]) -> Result<Self, PolicyError> {
+        let mut found = Vec::new();
+        for file in files {
+            found.extend(Policy::load(file)?);
+        }
+        Ok(Self(found))
+    }
+
+    /// All of them, in the order of the files.
+    #[must_use]
+    pub fn all(&self) -> &[Policy] {
+        &self.0
+    }
+
+    /// Whether any signature of an image from there would be looked at.
+    #[must_use]
+    pub fn wants_signatures(&self, source: Option<&Repository>) -> bool {
+        let rules = self.0.iter().filter_map(|it| it.rule_for(source));
+        rules.into_iter().any(|(_, rule)| matches!(rule.accept, Accept::Signed(..)))
+    }
+
+    /// Whether a key of any rule made it.
+    fn know(&self, signature: &Signature) -> bool {
+        let rules = self.0.iter().flat_map(|it| &it.rules);
+        rules.into_iter().any(|rule| match &rule.accept {
+            Accept::Signed(keys, _) => keys.iter().any(|(_, key)| signature.is_by(key)),
+            Accept::Any | Accept::None => false,
+        })
+    }
+
+    /// Whether an image may be used.
+    ///
+    /// # Errors
+    /// [`Refusal`], of the first policy that refuses.
+    pub fn decide(&self, subject: &Subject, evidence: &Evidence) -> Result<Verdict, Box<Refusal>> {
+        let mut verdict = Verdict::default();
+        for policy in &self.0 {
+            let refuse = |rule, reason| {
+                let (subject, file) = (subject.clone(), policy.file.clone());
+                Box::new(Refusal { subject, file, rule, reason })
+            };
+            match policy.rule_for(subject.source.as_ref()) {
+                Some((number, rule)) => {
+                    let signed = rule.decide(subject, evidence).map_err(|reason| {
+                        let patterns: Vec<_> =
+                            rule.patterns.iter().map(ToString::to_string).collect();
+                        refuse(Some((number, rule.line, patterns.join(", "))), reason)
+                    })?;
+                    verdict.signed_by.extend(signed);
+                }
+                None if policy.default == Default::None => {
+                    return Err(refuse(None, Reason::Forbidden));
+                }
+                None => {}
+            }
+        }
+        Ok(verdict)
+    }
+}
+
+impl Policy {
+    /// The first rule for what comes from there, and its number, counted from 1.
+    fn rule_for(&self, source: Option<&Repository>) -> Option<(usize, &Rule)> {
+        let rules = self.rules.iter().enumerate().map(|(at, rule)| (at + 1, rule));
+        let mut rules = rules.filter(|it| it.1.patterns.iter().any(|it| it.matches(source)));
+        rules.next()
+    }
+}
+
+impl Rule {
+    /// The key that signed it, if one has to.
+    fn decide(&self, subject: &Subject, evidence: &Evidence) -> Result<Option<PathBuf>, Reason> {
+        if self.accept == Accept::None {
+            return Err(Reason::Forbidden);
+        }
+        let names = subject.manifest.map(|it| evidence.names_of(&it)).unwrap_or_default();
+        if !self.digests.is_empty() && !names.iter().any(|it| self.digests.contains(it)) {
+            return Err(Reason::Digest(self.digests.len()));
+        }
+        let Accept::Signed(keys, identity) = &self.accept else { return Ok(None) };
+        let files = || keys.iter().map(|it| it.0.clone()).collect();
+        let count = evidence.signatures.len();
+        let claims = evidence.signatures.iter().filter_map(|it| Some((it, it.claim()?)));
+        let claims = claims.filter(|(_, claim)| claim.digests.iter().any(|it| names.contains(it)));
+        let claims: Vec<_> = claims.collect();
+        if claims.is_empty() {
+            return Err(if count == 0 { Reason::Unsigned(files()) } else { Reason::Other(count) });
+        }
+        let mut reason = Reason::Key(claims.len(), files());
+        for (signature, claim) in claims {
+            let Some((file, _)) = keys.iter().find(|(_, key)| signature.is_by(key)) else {
+                continue;
+            };
+            let fits = match identity {
+                Identity::Any => true,
+                Identity::Named(name) => claim.repository.as_ref() == Some(name),
+                Identity::Repository => {
+                    claim.repository.is_some() && claim.repository == subject.source
+                }
+            };
+            if fits {
+                return Ok(Some(file.clone()));
+            }
+            reason = Reason::Identity(claim.repository, file.clone(), identity.clone());
+        }
+        Err(reason)
+    }
+}
+
+/// Asks whether an image may be pulled, fetching its signatures if the policies want any. Answers what is to be
+/// [kept](Evidence::keep) of it, in any case: where it came from is what later uses are decided by.
+///
+/// `indexes` are those that led to the manifest, byte for byte and with their digests compared.
+///
+/// # Errors
+/// [`AdmitError`].
+pub fn admit(
+    policies: &Policies,
+    registry: &impl SignatureSource,
+    repository: &Repository,
+    manifest: &Digest,
+    indexes: Vec<Vec<u8>>,
+) -> Result<(Verdict, Evidence), AdmitError> {
+    let mut signatures = Vec::new();
+    if policies.wants_signatures(Some(repository)) {
+        for name in evidence::names_of(manifest, &indexes) {
+            signatures.extend(collect::collect(registry, &name)?);
+        }
+        // What is kept has a limit, and anybody may sign.
+        signatures.sort_by_key(|it| !policies.know(it));
+    }
+    let evidence = Evidence { origins: vec![repository.clone()], indexes, signatures };
+    let subject = Subject {
+        name: format!("{repository}@{manifest}"),
+        source: Some(repository.clone()),
+        manifest: Some(*manifest),
+    };
+    let verdict = policies.decide(&subject, &evidence)?;
+    Ok((verdict, evidence))
+}
+
+/// Asks whether an image of the store may be used. It is from wherever a pull says that it is from, whatever its name
+/// is now; if from several places, one that is accepted is enough, for they all had these bytes.
+///
+/// # Errors
+/// [`UseError`].
+pub fn check_use(
+    policies: &Policies,
+    store: &Store,
+    found: &Resolved,
+) -> Result<Verdict, UseError> {
+    if policies.0.is_empty() {
+        return Ok(Verdict::default());
+    }
+    let evidence = match &found.manifest {
+        Some(manifest) => Evidence::of(store, manifest)?,
+        None => Evidence::default(),
+    };
+    let name = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
+    let mut sources: Vec<_> = evidence.origins.iter().cloned().map(Some).collect();
+    if sources.is_empty() {
+        sources.push(None);
+    }
+    let mut refusal = None;
+    for source in sources {
+        let subject = Subject { name: name.clone(), source, manifest: found.manifest };
+        match policies.decide(&subject, &evidence) {
+            Ok(verdict) => return Ok(verdict),
+            Err(refused) => refusal = refusal.or(Some(refused)),
+        }
+    }
+    refusal.map_or_else(|| Ok(Verdict::default()), |it| Err(it.into()))
+}

@@ -1,0 +1,259 @@
+//! Repositories as a policy sees them, and the globs that match them.
+
+use std::fmt;
+
+/// What Docker Hub is called in a policy, whatever it was called by who asked it.
+const DOCKER_HUB: &str = "docker.io";
+/// Other names of Docker Hub. Source: distribution's `normalize.go`; containerd's `hosts.go` for the last.
+const DOCKER_HUB_ALIASES: [&str; 2] = ["index.docker.io", "registry-1.docker.io"];
+
+/// A registry and a repository, in the one spelling that all their spellings have in common.
+///
+/// The registry is in lower case, without the port that HTTPS has anyway, and Docker Hub is always `docker.io`: a rule for
+/// `ghcr.io` must not be passed by as `GHCR.io:443`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Repository(String);
+
+impl Repository {
+    /// From the registry and the path in it.
+    #[must_use]
+    pub fn new(registry: &str, path: &str) -> Self {
+        let registry = registry.to_ascii_lowercase();
+        let host = registry.strip_suffix(":443").unwrap_or(&registry);
+        let host = if DOCKER_HUB_ALIASES.contains(&host) { DOCKER_HUB } else { host };
+        if host == DOCKER_HUB && !path.contains('/') {
+            return Self(format!("{host}/library/{path}"));
+        }
+        Self(format!("{host}/{path}"))
+    }
+
+    /// From `registry/path`, as complete references have it.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let (registry, path) = name.split_once('/')?;
+        (!registry.is_empty() && !path.is_empty()).then(|| Self::new(registry, path))
+    }
+
+    /// From a reference in a signature, where `alpine:3` is Docker Hub's as everywhere.
+    #[must_use]
+    pub fn from_reference(reference: &str) -> Option<Self> {
+        let name = reference.split('@').next().unwrap_or_default();
+        let start = name.rfind('/').map_or(0, |at| at + 1);
+        let name = match name[start..].find(':') {
+            Some(colon) => &name[..start + colon],
+            None => name,
+        };
+        let is_host = |first: &str| first.contains(['.', ':']) || first == "localhost";
+        match name.split_once('/') {
+            Some((first, rest)) if is_host(first) => {
+                (!rest.is_empty()).then(|| Self::new(first, rest))
+            }
+            _ => (!name.is_empty()).then(|| Self::new(DOCKER_HUB, name)),
+        }
+    }
+
+    /// `registry/path`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Repository {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Which images a rule is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pattern {
+    /// Everything that no pull brought: `local`.
+    Local,
+    /// Repositories: `*` stands for anything without a slash, `**` for anything.
+    Repository(String),
+}
+
+impl Pattern {
+    /// The word for what was not pulled.
+    pub const LOCAL: &'static str = "local";
+
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if text == Self::LOCAL {
+            return Ok(Self::Local);
+        }
+        let wrong = |why: &str| Err(format!("\"{}\" {why}", text.escape_debug()));
+        let glob = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !glob || text.is_empty() {
+            return wrong("is not a repository");
+        }
+        if text.contains('@') {
+            return wrong("has a digest: put it into digests");
+        }
+        let start = text.rfind('/').map_or(0, |at| at + 1);
+        if text == "**" {
+            return Ok(Self::Repository(text.to_owned()));
+        }
+        let Some((registry, path)) = text.split_once('/') else {
+            return wrong(
+                "has no registry: write it like docker.io/library/alpine, ghcr.io/**, ** for all registries, or local",
+            );
+        };
+        if text[start..].contains(':') {
+            return wrong("has a tag, which anybody who may push can move: use digests or keys");
+        }
+        let plain = Repository::new(registry, "a/b");
+        if plain.0 != format!("{registry}/a/b") {
+            let host = plain.0.trim_end_matches("/a/b");
+            return wrong(&format!("has a registry that is written {host} here"));
+        }
+        if path.is_empty() || path.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            return wrong("can match no repository: they have lower-case names");
+        }
+        Ok(Self::Repository(text.to_owned()))
+    }
+
+    pub(super) fn matches(&self, source: Option<&Repository>) -> bool {
+        match (self, source) {
+            (Self::Local, None) => true,
+            (Self::Repository(glob), Some(name)) => matches(glob.as_bytes(), name.0.as_bytes()),
+            (Self::Local, Some(_)) | (Self::Repository(_), None) => false,
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => Self::LOCAL,
+            Self::Repository(glob) => glob,
+        })
+    }
+}
+
+/// Whether a glob matches all of a name. Work: at most the product of the lengths.
+fn matches(glob: &[u8], name: &[u8]) -> bool {
+    // For each beginning of the name, whether the glob so far matches it.
+    let mut here = vec![false; name.len() + 1];
+    here[0] = true;
+    let mut rest = glob;
+    while let Some((&byte, after)) = rest.split_first() {
+        let (stars, after) = match (byte, after.split_first()) {
+            (b'*', Some((b'*', after))) => (2, after),
+            (b'*', _) => (1, after),
+            _ => (0, after),
+        };
+        let mut next = vec![false; name.len() + 1];
+        for at in 0..=name.len() {
+            let before = at.checked_sub(1);
+            next[at] = match stars {
+                0 => before.is_some_and(|it| here[it] && name[it] == byte),
+                _ => {
+                    let passes = |it: usize| next[it] && (stars == 2 || name[it] != b'/');
+                    here[at] || before.is_some_and(passes)
+                }
+            };
+        }
+        here = next;
+        rest = after;
+    }
+    here[name.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pattern, Repository};
+
+    #[test]
+    fn globs() {
+        let cases = [
+            ("docker.io/library/*", "docker.io/library/alpine", true),
+            ("docker.io/library/*", "docker.io/library/a/b", false),
+            ("docker.io/library/*", "docker.io/libraryx/a", false),
+            ("docker.io/**", "docker.io/a/b/c", true),
+            ("docker.io/**", "docker.io.evil.example/a/b", false),
+            ("**", "localhost:5000/a", true),
+            ("*/**", "ghcr.io/a/b", true),
+            ("*.example.com/**", "a.example.com/b", true),
+            ("*.example.com/**", "example.com/b", false),
+            ("*.example.com/**", "evil/a.example.com/b", false),
+            ("ghcr.io/*/app", "ghcr.io/x/app", true),
+            ("ghcr.io/*/app", "ghcr.io/x/y/app", false),
+            ("ghcr.io/**/app", "ghcr.io/x/y/app", true),
+            ("ghcr.io/a*c/app", "ghcr.io/abc/app", true),
+            ("ghcr.io/a*c/app", "ghcr.io/ab/app", false),
+            ("ghcr.io/a/b", "ghcr.io/a/b", true),
+            ("ghcr.io/a/b", "ghcr.io/a/bc", false),
+            ("ghcr.io/a/b", "ghcr.io/a/", false),
+        ];
+        for (glob, name, expect) in cases {
+            let pattern = Pattern::parse(glob).unwrap();
+            let name = Repository::from_name(name).unwrap();
+            assert_eq!(pattern.matches(Some(&name)), expect, "{glob} {name}");
+            assert!(!pattern.matches(None), "{glob} is not for what is local");
+        }
+        let local = Pattern::parse("local").unwrap();
+        assert!(local.matches(None));
+        assert!(!local.matches(Repository::from_name("local/a").as_ref()));
+    }
+
+    #[test]
+    fn a_registry_has_one_spelling() {
+        let cases = [
+            ("GHCR.io:443/a/b", "ghcr.io/a/b"),
+            ("index.docker.io/library/a", "docker.io/library/a"),
+            ("Registry-1.docker.io:443/a", "docker.io/library/a"),
+            ("docker.io/a/b", "docker.io/a/b"),
+            ("localhost:5000/a", "localhost:5000/a"),
+        ];
+        for (name, expect) in cases {
+            assert_eq!(Repository::from_name(name).unwrap().as_str(), expect);
+        }
+        for name in ["", "a", "/a", "a/"] {
+            assert_eq!(Repository::from_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn references_of_signatures() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let cases = [
+            ("alpine", Some("docker.io/library/alpine")),
+            ("alpine:3", Some("docker.io/library/alpine")),
+            ("user/app", Some("docker.io/user/app")),
+            ("localhost:5000/a:b", Some("localhost:5000/a")),
+            ("localhost:5000/a", Some("localhost:5000/a")),
+            ("index.docker.io/library/a", Some("docker.io/library/a")),
+            (&format!("ghcr.io/a/b:c@{digest}"), Some("ghcr.io/a/b")),
+            ("", None),
+            ("@", None),
+            (":x", None),
+            ("ghcr.io/", None),
+        ];
+        for (reference, expect) in cases {
+            let found = Repository::from_reference(reference);
+            assert_eq!(found.as_ref().map(Repository::as_str), expect, "{reference}");
+        }
+    }
+
+    #[test]
+    fn patterns_that_could_never_do_what_they_say_are_refused() {
+        let cases = [
+            ("alpine", "has no registry"),
+            ("*", "has no registry"),
+            ("", "is not a repository"),
+            ("docker.io/a b", "is not a repository"),
+            ("docker.io/library/alpine:3", "has a tag"),
+            ("docker.io/library/alpine@sha256:00", "has a digest"),
+            ("Docker.io/**", "is written docker.io here"),
+            ("index.docker.io/**", "is written docker.io here"),
+            ("ghcr.io:443/**", "is written ghcr.io here"),
+            ("ghcr.io/App", "lower-case"),
+            ("ghcr.io/", "can match no"),
+        ];
+        for (text, expect) in cases {
+            let error = Pattern::parse(text).unwrap_err();
+            assert!(error.contains(expect), "{text}: {error}");
+        }
+    }
+}

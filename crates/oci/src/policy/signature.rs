@@ -1,0 +1,173 @@
+//! Signatures in the forms that cosign gives them.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use super::key::PublicKey;
+use super::name::Repository;
+use crate::Digest;
+
+/// The most bytes that are signed. Real payloads have some hundred, and what annotations the signer gave.
+pub(super) const PAYLOAD_MAX: u64 = 256 << 10;
+/// The most bytes in a signature: more than RSA of 8192 bits has.
+const SIGNATURE_MAX: usize = 2048;
+
+/// Source: cosign, `specs/SIGNATURE_SPEC.md`, "Simple Signing".
+const SIMPLE_SIGNING: &str = "cosign container image signature";
+/// Source: DSSE and in-toto, as in sigstore's `protobuf-specs`, `sigstore_bundle.proto`.
+const IN_TOTO: &str = "application/vnd.in-toto+json";
+const STATEMENT: &str = "https://in-toto.io/Statement/v1";
+/// What cosign 3 says when it signs an image, as opposed to attesting something about it.
+const COSIGN_SIGN: &str = "https://sigstore.dev/cosign/sign/v1";
+
+/// What is signed, and how it says which image that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    /// Cosign's first: the payload itself is signed.
+    SimpleSigning,
+    /// A sigstore bundle's: an in-toto statement in a DSSE envelope.
+    Dsse,
+}
+
+/// A signature that says which manifest it is for. Nobody has verified it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Signature {
+    pub(super) form: Form,
+    pub(super) payload: Vec<u8>,
+    pub(super) signature: Vec<u8>,
+}
+
+/// What a signature says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The manifest or index that is signed.
+    pub digests: Vec<Digest>,
+    /// Where it was when it was signed, as the signer says.
+    pub repository: Option<Repository>,
+}
+
+#[derive(Deserialize)]
+struct SimpleSigning {
+    critical: Critical,
+}
+
+#[derive(Deserialize)]
+struct Critical {
+    identity: Identity,
+    image: Image,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct Identity {
+    #[serde(rename = "docker-reference")]
+    reference: String,
+}
+
+#[derive(Deserialize)]
+struct Image {
+    #[serde(rename = "docker-manifest-digest")]
+    digest: Digest,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Statement {
+    #[serde(rename = "_type")]
+    kind: String,
+    predicate_type: String,
+    subject: Vec<Subject>,
+}
+
+#[derive(Deserialize)]
+struct Subject {
+    digest: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Bundle {
+    dsse_envelope: Envelope,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope {
+    payload: String,
+    payload_type: String,
+    signatures: Vec<EnvelopeSignature>,
+}
+
+#[derive(Deserialize)]
+struct EnvelopeSignature {
+    sig: String,
+}
+
+impl Signature {
+    /// From a payload, and its signature in base64 as cosign annotates it.
+    pub(super) fn simple(payload: Vec<u8>, signature: &str) -> Option<Self> {
+        let signature = STANDARD.decode(signature).ok()?;
+        Self::new(Form::SimpleSigning, payload, signature)
+    }
+
+    /// From a sigstore bundle.
+    pub(super) fn from_bundle(bundle: &[u8]) -> Option<Self> {
+        let Bundle { dsse_envelope: envelope } = serde_json::from_slice(bundle).ok()?;
+        let [EnvelopeSignature { sig }] = envelope.signatures.as_slice() else { return None };
+        if envelope.payload_type != IN_TOTO {
+            return None;
+        }
+        let payload = STANDARD.decode(envelope.payload).ok()?;
+        Self::new(Form::Dsse, payload, STANDARD.decode(sig).ok()?)
+    }
+
+    pub(super) fn new(form: Form, payload: Vec<u8>, signature: Vec<u8>) -> Option<Self> {
+        let fits = payload.len() as u64 <= PAYLOAD_MAX && signature.len() <= SIGNATURE_MAX;
+        let this = Self { form, payload, signature };
+        (fits && this.claim().is_some()).then_some(this)
+    }
+
+    /// What it says; `None` when that is not what a signature of an image says.
+    #[must_use]
+    pub fn claim(&self) -> Option<Claim> {
+        match self.form {
+            Form::SimpleSigning => {
+                let SimpleSigning { critical } = serde_json::from_slice(&self.payload).ok()?;
+                let repository = Repository::from_reference(&critical.identity.reference);
+                let claim = Claim { digests: vec![critical.image.digest], repository };
+                (critical.kind == SIMPLE_SIGNING).then_some(claim)
+            }
+            Form::Dsse => {
+                let statement: Statement = serde_json::from_slice(&self.payload).ok()?;
+                if statement.kind != STATEMENT || statement.predicate_type != COSIGN_SIGN {
+                    return None;
+                }
+                let digest = |subject: &Subject| {
+                    let sha256 = subject.digest.get("sha256")?;
+                    format!("sha256:{sha256}").parse().ok()
+                };
+                let digests = statement.subject.iter().filter_map(digest).collect();
+                Some(Claim { digests, repository: None })
+            }
+        }
+    }
+
+    /// Whether this key made it.
+    #[must_use]
+    pub fn is_by(&self, key: &PublicKey) -> bool {
+        match self.form {
+            Form::SimpleSigning => key.has_signed(&self.payload, &self.signature),
+            Form::Dsse => {
+                // Source: DSSE 1.0, "PAE".
+                let length = self.payload.len();
+                let mut message =
+                    format!("DSSEv1 {} {IN_TOTO} {length} ", IN_TOTO.len()).into_bytes();
+                message.extend_from_slice(&self.payload);
+                key.has_signed(&message, &self.signature)
+            }
+        }
+    }
+}

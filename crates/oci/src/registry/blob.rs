@@ -1,0 +1,325 @@
+//! Blobs, as readers that mend their own connections.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use reqwest::Method;
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
+use tokio::sync::mpsc;
+
+use super::engine::{Engine, first};
+use super::hosts::Capability;
+use super::{Cause, Core, Registry, RegistryError};
+use crate::Digest;
+
+/// Bytes that are passed on at once.
+const PIECE: usize = 256 << 10;
+/// Pieces on their way, besides the one that is filled and the one that is read.
+const PIECES: usize = 4;
+/// How long a piece may wait to be filled: a slow blob is not to look like one that stands still.
+const PIECE_AGE: Duration = Duration::from_millis(200);
+
+/// A blob that is being fetched. Nothing is asked of the network before the first read. What comes is not compared
+/// with the digest: that is for the one who reads.
+///
+/// Errors have a [`RegistryError`] within.
+pub struct BlobReader {
+    engine: Arc<Engine>,
+    core: Arc<Core>,
+    digest: Digest,
+    size: Option<u64>,
+    from: u64,
+    pieces: Option<mpsc::Receiver<Piece>>,
+    piece: Bytes,
+    is_done: bool,
+}
+
+impl std::fmt::Debug for BlobReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BlobReader({})", self.digest)
+    }
+}
+
+enum Piece {
+    Bytes(Bytes),
+    End,
+    Failed(RegistryError),
+}
+
+impl Registry {
+    /// A blob from the byte `from` on. With its `size`, in bytes, a registry that sends more or less is found out.
+    #[must_use]
+    pub fn blob(&self, digest: &Digest, size: Option<u64>, from: u64) -> BlobReader {
+        BlobReader {
+            engine: Arc::clone(&self.engine),
+            core: Arc::clone(&self.core),
+            digest: *digest,
+            size,
+            from,
+            pieces: None,
+            piece: Bytes::new(),
+            is_done: false,
+        }
+    }
+}
+
+impl BlobReader {
+    fn start(&self) -> mpsc::Receiver<Piece> {
+        let (sender, receiver) = mpsc::channel(PIECES);
+        let core = Arc::clone(&self.core);
+        let mut transfer = Transfer {
+            core: Arc::clone(&core),
+            digest: self.digest,
+            size: self.size,
+            at: self.from,
+            sender: sender.clone(),
+        };
+        self.engine.spawn(async move {
+            let nobody = async {
+                first(sender.closed(), core.cancelled()).await;
+                None
+            };
+            // Whoever cancels or stops reading is told nothing more.
+            let Some(result) = first(async { Some(transfer.run().await) }, nobody).await else {
+                return;
+            };
+            let last = match result {
+                Ok(()) => Piece::End,
+                Err(error) => Piece::Failed(error),
+            };
+            // The reader may have gone.
+            let _sent = sender.send(last).await;
+        });
+        receiver
+    }
+
+    fn cancelled(&self) -> io::Error {
+        let what = format!("fetch blob {}", self.digest);
+        io::Error::other(RegistryError::new(&what, &self.core.registry, 1, Cause::Cancelled))
+    }
+}
+
+impl Read for BlobReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() && !self.is_done && !buffer.is_empty() {
+            if self.core.settings.cancel.load(Ordering::Relaxed) {
+                return Err(self.cancelled());
+            }
+            if self.pieces.is_none() {
+                self.pieces = Some(self.start());
+            }
+            let pieces = self.pieces.as_mut().expect("they were started above");
+            match pieces.blocking_recv() {
+                Some(Piece::Bytes(piece)) => self.piece = piece,
+                Some(Piece::End) => self.is_done = true,
+                Some(Piece::Failed(error)) => return Err(io::Error::other(error)),
+                None => return Err(self.cancelled()),
+            }
+        }
+        let length = buffer.len().min(self.piece.len());
+        buffer[..length].copy_from_slice(&self.piece.split_to(length));
+        Ok(length)
+    }
+}
+
+/// What the network's thread knows of a reader.
+struct Transfer {
+    core: Arc<Core>,
+    digest: Digest,
+    size: Option<u64>,
+    /// What has come of the blob; the reader gets no byte twice.
+    at: u64,
+    sender: mpsc::Sender<Piece>,
+}
+
+impl Transfer {
+    async fn run(&mut self) -> Result<(), RegistryError> {
+        let what = format!("fetch blob {}", self.digest);
+        let mut turns = self.core.turns(&what, Capability::Pull, Some(&self.digest));
+        while self.size != Some(self.at) {
+            let index = turns.next().await?;
+            let before = self.at;
+            match self.attempt(index).await {
+                Ok(()) => break,
+                Err(cause) => {
+                    if self.at > before {
+                        turns.progressed();
+                    }
+                    turns.failed(cause);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn attempt(&mut self, index: usize) -> Result<(), Cause> {
+        let core = Arc::clone(&self.core);
+        let mut ask = core
+            .ask(index, Method::GET, &format!("blobs/{}", self.digest))?
+            .header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if self.at > 0 {
+            ask = ask.header(RANGE, ranges_header(&[(self.at, None)])?);
+        }
+        let answer = core.call(index, &ask).await?;
+        let status = answer.response.status().as_u16();
+        let headers = answer.response.headers();
+        let mut skip = match status {
+            200 => self.at,
+            206 => {
+                self.check_range(headers)?;
+                0
+            }
+            // Nothing is left, which only the server knew.
+            416 if self.size.is_none() && total_of_416(headers) == Some(self.at) => return Ok(()),
+            _ => return Err(core.failure(index, answer).await),
+        };
+        if let (200, Some(expected), Some(actual)) =
+            (status, self.size, answer.response.content_length())
+            && actual != expected
+        {
+            return Err(Cause::Length { actual, expected });
+        }
+        let mut response = answer.response;
+        let mut piece = BytesMut::new();
+        let mut since = Instant::now();
+        loop {
+            let chunk = core.transport.chunk(&mut response);
+            let next = if piece.is_empty() {
+                chunk.await
+            } else {
+                // What has come is passed on before long, even if nothing follows.
+                let rest = PIECE_AGE.saturating_sub(since.elapsed());
+                let Ok(next) = tokio::time::timeout(rest, chunk).await else {
+                    self.pass_on(index, piece.split().freeze()).await?;
+                    continue;
+                };
+                next
+            };
+            let (ended, mut chunk) = match next {
+                Ok(Some(chunk)) => (None, chunk),
+                Ok(None) => (Some(Ok(())), Bytes::new()),
+                Err(cause) => (Some(Err(cause)), Bytes::new()),
+            };
+            let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.len());
+            drop(chunk.split_to(skipped));
+            skip -= skipped as u64;
+            let after = self.at + piece.len() as u64 + chunk.len() as u64;
+            if let Some(max) = self.size.filter(|size| after > *size) {
+                return Err(Cause::TooLong { max });
+            }
+            if piece.is_empty() {
+                since = Instant::now();
+            }
+            piece.extend_from_slice(&chunk);
+            while piece.len() >= PIECE {
+                self.pass_on(index, piece.split_to(PIECE).freeze()).await?;
+            }
+            if !piece.is_empty() && (ended.is_some() || since.elapsed() > PIECE_AGE) {
+                self.pass_on(index, piece.split().freeze()).await?;
+            }
+            if let Some(result) = ended {
+                result?;
+                return match self.size {
+                    Some(expected) if self.at < expected => {
+                        Err(Cause::Short { actual: self.at, expected })
+                    }
+                    _ => Ok(()),
+                };
+            }
+        }
+    }
+
+    async fn pass_on(&mut self, index: usize, piece: Bytes) -> Result<(), Cause> {
+        self.core.served(index, &self.digest);
+        let length = piece.len() as u64;
+        self.sender.send(Piece::Bytes(piece)).await.map_err(|_error| Cause::Cancelled)?;
+        self.at += length;
+        Ok(())
+    }
+
+    fn check_range(&self, headers: &HeaderMap) -> Result<(), Cause> {
+        let range = ContentRange::of(headers);
+        let is_same = range.is_some_and(|range| {
+            range.first == self.at
+                && self.size.is_none_or(|size| {
+                    range.last < size && range.total.is_none_or(|total| total == size)
+                })
+        });
+        if is_same { Ok(()) } else { Err(wrong_range(headers, self.at)) }
+    }
+}
+
+pub(super) fn wrong_range(headers: &HeaderMap, asked: u64) -> Cause {
+    let answer = headers.get(CONTENT_RANGE).map(|value| value.as_bytes()).unwrap_or_default();
+    Cause::ContentRange {
+        asked,
+        answer: String::from_utf8_lossy(answer).chars().take(80).collect(),
+    }
+}
+
+/// `bytes=FIRST-LAST, FIRST-`.
+pub(super) fn ranges_header(ranges: &[(u64, Option<u64>)]) -> Result<HeaderValue, Cause> {
+    let parts = ranges.iter().map(|(first, last)| match last {
+        Some(last) => format!("{first}-{last}"),
+        None => format!("{first}-"),
+    });
+    let text = format!("bytes={}", parts.collect::<Vec<_>>().join(","));
+    HeaderValue::try_from(text).map_err(|error| Cause::Protocol(error.to_string()))
+}
+
+/// `bytes FIRST-LAST/TOTAL`. Source: RFC 9110, 14.4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ContentRange {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) total: Option<u64>,
+}
+
+impl ContentRange {
+    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+        Self::parse(headers.get(CONTENT_RANGE)?.to_str().ok()?)
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+        let (first, last) = range.split_once('-')?;
+        let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+        let total = match total {
+            "*" => None,
+            number => Some(number.parse().ok()?),
+        };
+        let is_sane = first <= last && total.is_none_or(|total| last < total);
+        is_sane.then_some(Self { first, last, total })
+    }
+}
+
+fn total_of_416(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_RANGE)?.to_str().ok()?.trim().strip_prefix("bytes */")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expect: Option<(u64, u64, Option<u64>)>) {
+        let got = ContentRange::parse(text).map(|range| (range.first, range.last, range.total));
+        assert_eq!(got, expect, "{text}");
+    }
+
+    /// Rows from RFC 9110, 14.4.
+    #[test]
+    fn content_ranges() {
+        check("bytes 42-1233/1234", Some((42, 1233, Some(1234))));
+        check("bytes 42-1233/*", Some((42, 1233, None)));
+        check("bytes 0-0/1", Some((0, 0, Some(1))));
+        check("bytes */1234", None);
+        check("bytes 42-41/1234", None);
+        check("bytes 0-1234/1234", None);
+        check("bytes 0-/9", None);
+        check("items 0-1/9", None);
+        check("", None);
+    }
+}

@@ -1,0 +1,381 @@
+//! Who we are to a registry: Docker's `config.json`, containers' `auth.json`, and credential helpers.
+//!
+//! Source: docker's `cli/config/configfile`, docker-credential-helpers' protocol, `containers-auth.json(5)`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+
+use crate::reference::{DOCKER_HUB, DOCKER_HUB_API};
+
+/// Docker Hub's name in files and helpers.
+const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
+/// What docker-credential-helpers say, on standard output, when they have nothing. Source: `credentials/error.go`.
+const HELPER_HAS_NOTHING: &str = "credentials not found in native keychain";
+/// The user of credentials that are an identity token. Source: docker's `cli/config/credentials/native_store.go`.
+const TOKEN_USER: &str = "<token>";
+/// More than any token has.
+const ANSWER_MAX: u64 = 1 << 20;
+
+/// Text that nobody is to see.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Hides `text`.
+    #[must_use]
+    pub const fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The text itself, for the one who sends it.
+    #[must_use]
+    pub(super) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self)
+    }
+}
+
+/// What proves who we are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credential {
+    /// A name and a password.
+    Password {
+        /// The name.
+        user: String,
+        /// The password, or a personal token.
+        password: Secret,
+    },
+    /// A refresh token, which a token server changes into access tokens.
+    Identity(Secret),
+    /// A token that is sent as it is.
+    Bearer(Secret),
+}
+
+/// Where credentials may be found.
+#[derive(Debug, Clone, Default)]
+pub struct Keyring {
+    /// These, and nothing else: what somebody gave by hand.
+    pub given: Option<Credential>,
+    /// Files like Docker's `config.json`, the first that knows the registry decides. Those that do not exist are
+    /// passed over.
+    pub files: Vec<PathBuf>,
+    /// Where the programs `docker-credential-NAME` are looked for.
+    pub helpers: Vec<PathBuf>,
+    /// How long a helper may take; it may ask a person for a password.
+    pub helper_timeout: Duration,
+}
+
+/// Why credentials cannot be used. Says nothing about what they are.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CredentialError {
+    /// The file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file has another shape. What is there is not shown.
+    #[error("{} is malformed at line {line}", path.display())]
+    Malformed {
+        /// Which one.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+    },
+    /// `auth` is not the base64 of a name, a colon and a password.
+    #[error("{} has unreadable credentials for {}", path.display(), key.escape_debug())]
+    Auth {
+        /// The file.
+        path: PathBuf,
+        /// The registry, as the file calls it.
+        key: String,
+    },
+    /// There is no such program.
+    #[error(
+        "there is no program docker-credential-{}, which {} names", name.escape_debug(), path.display()
+    )]
+    NoHelper {
+        /// Without the prefix.
+        name: String,
+        /// The file that names it.
+        path: PathBuf,
+    },
+    /// The program cannot be run.
+    #[error("cannot run {}", path.display())]
+    Helper {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The program failed. Its output is not shown, since it may hold what is secret.
+    #[error("{} failed ({status})", path.display())]
+    HelperFailed {
+        /// The program.
+        path: PathBuf,
+        /// How it ended.
+        status: String,
+    },
+    /// The program did not end in time.
+    #[error("{} did not answer within {} s", path.display(), timeout.as_secs_f32())]
+    HelperTimeout {
+        /// The program.
+        path: PathBuf,
+        /// The limit.
+        timeout: Duration,
+    },
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    #[serde(default)]
+    auths: BTreeMap<String, Entry>,
+    #[serde(default)]
+    cred_helpers: BTreeMap<String, String>,
+    creds_store: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Entry {
+    auth: Option<Secret>,
+    username: Option<String>,
+    password: Option<Secret>,
+    identitytoken: Option<Secret>,
+    registrytoken: Option<Secret>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(rename = "Username")]
+    user: String,
+    #[serde(rename = "Secret")]
+    secret: Secret,
+}
+
+impl Keyring {
+    /// What there is for a repository of the registry at `host`.
+    ///
+    /// # Errors
+    /// [`CredentialError`]: something is there, but cannot be used.
+    pub fn find(
+        &self,
+        host: &str,
+        repository: &str,
+    ) -> Result<Option<Credential>, CredentialError> {
+        if self.given.is_some() {
+            return Ok(self.given.clone());
+        }
+        let host = canonical_host(host);
+        for path in &self.files {
+            let found = self.find_in(path, host, repository)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_in(
+        &self,
+        path: &Path,
+        host: &str,
+        repository: &str,
+    ) -> Result<Option<Credential>, CredentialError> {
+        let text = match std::fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(CredentialError::Read { path: path.to_owned(), source }),
+        };
+        // An empty file is what a bind mount of nothing looks like.
+        if text.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        let file: File = serde_json::from_slice(&text).map_err(|error| {
+            CredentialError::Malformed { path: path.to_owned(), line: error.line() }
+        })?;
+        let name = format!("{host}/{repository}");
+        if let Some((key, helper)) = longest(&file.cred_helpers, &name) {
+            let key = if canonical_key(key) == DOCKER_HUB { DOCKER_HUB_KEY } else { key.as_str() };
+            return self.ask(helper, key, path);
+        }
+        if let Some((key, entry)) = longest(&file.auths, &name) {
+            let wrong = || CredentialError::Auth { path: path.to_owned(), key: key.clone() };
+            // Docker leaves an empty entry where the store has the rest.
+            if let Some(found) = entry.credential().map_err(|Unreadable| wrong())? {
+                return Ok(Some(found));
+            }
+        }
+        match &file.creds_store {
+            Some(store) if !store.is_empty() => {
+                self.ask(store, if host == DOCKER_HUB { DOCKER_HUB_KEY } else { host }, path)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Asks `docker-credential-NAME get`, as Docker does: the server's name goes to its standard input.
+    fn ask(
+        &self,
+        name: &str,
+        server: &str,
+        file: &Path,
+    ) -> Result<Option<Credential>, CredentialError> {
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let program = Some(format!("docker-credential-{name}"))
+            .filter(|_| name.bytes().all(is_word))
+            .and_then(|program| {
+                self.helpers.iter().map(|folder| folder.join(&program)).find(|path| path.is_file())
+            })
+            .ok_or_else(|| CredentialError::NoHelper {
+                name: name.to_owned(),
+                path: file.to_owned(),
+            })?;
+        let failed = |source| CredentialError::Helper { path: program.clone(), source };
+        let mut child = Command::new(&program)
+            .arg("get")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        if let Some(mut input) = child.stdin.take() {
+            // One that does not read its input answers all the same, or fails by its status.
+            let _ignored: io::Result<()> = input.write_all(server.as_bytes());
+        }
+        // A helper that leaves its output to a child of its own must not keep us: the thread is not joined.
+        let (sender, receiver) = std::sync::mpsc::channel();
+        if let Some(output) = child.stdout.take() {
+            std::thread::spawn(move || {
+                let mut answer = Vec::new();
+                let result = output.take(ANSWER_MAX).read_to_end(&mut answer).map(|_| answer);
+                // Nobody waits for it any more after a timeout.
+                let _ignored = sender.send(result);
+            });
+        }
+        let deadline = Instant::now() + self.helper_timeout;
+        let answer = receiver.recv_timeout(self.helper_timeout);
+        let status = loop {
+            match child.try_wait().map_err(failed)? {
+                Some(status) => break Some(status),
+                None if Instant::now() >= deadline => break None,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let (Some(status), Ok(answer)) = (status, answer) else {
+            child.kill().map_err(failed)?;
+            child.wait().map_err(failed)?;
+            let timeout = self.helper_timeout;
+            return Err(CredentialError::HelperTimeout { path: program, timeout });
+        };
+        let answer = answer.map_err(failed)?;
+        if !status.success() {
+            let text = String::from_utf8_lossy(&answer);
+            if text.trim() == HELPER_HAS_NOTHING {
+                return Ok(None);
+            }
+            return Err(CredentialError::HelperFailed {
+                path: program,
+                status: status.to_string(),
+            });
+        }
+        let Ok(Answer { user, secret }) = serde_json::from_slice(&answer) else {
+            let status = "its answer is malformed".to_owned();
+            return Err(CredentialError::HelperFailed { path: program, status });
+        };
+        Ok(Some(match user.as_str() {
+            TOKEN_USER => Credential::Identity(secret),
+            _ => Credential::Password { user, password: secret },
+        }))
+    }
+}
+
+struct Unreadable;
+
+impl Entry {
+    fn credential(&self) -> Result<Option<Credential>, Unreadable> {
+        let filled =
+            |secret: &Option<Secret>| secret.clone().filter(|one| !one.expose().is_empty());
+        if let Some(token) = filled(&self.identitytoken) {
+            return Ok(Some(Credential::Identity(token)));
+        }
+        if let Some(token) = filled(&self.registrytoken) {
+            return Ok(Some(Credential::Bearer(token)));
+        }
+        if let Some(auth) = filled(&self.auth) {
+            let decoded = STANDARD.decode(auth.expose().trim()).map_err(|_error| Unreadable)?;
+            let decoded = String::from_utf8(decoded).map_err(|_error| Unreadable)?;
+            let (user, password) = decoded.split_once(':').ok_or(Unreadable)?;
+            // Docker pads passwords with zeroes. Source: `configfile/file.go`, `decodeAuth`.
+            let password = Secret::new(password.trim_matches('\0').to_owned());
+            return Ok(Some(Credential::Password { user: user.to_owned(), password }));
+        }
+        match (&self.username, filled(&self.password)) {
+            (Some(user), Some(password)) if !user.is_empty() => {
+                Ok(Some(Credential::Password { user: user.clone(), password }))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+fn canonical_host(host: &str) -> &str {
+    if matches!(host, "index.docker.io" | DOCKER_HUB_API) { DOCKER_HUB } else { host }
+}
+
+/// A key as `host` or `host/path`: older files have addresses of the API.
+fn canonical_key(key: &str) -> String {
+    let (key, is_address) = match key.split_once("://") {
+        Some((_, rest)) => (rest, true),
+        None => (key, false),
+    };
+    let key = key.trim_end_matches('/');
+    let (host, path) = key.split_once('/').unwrap_or((key, ""));
+    let host = canonical_host(host);
+    if path.is_empty() || is_address || matches!(path, "v1" | "v2") {
+        return host.to_owned();
+    }
+    format!("{host}/{path}")
+}
+
+/// The entry whose key is the longest that `name` begins with, at the end of a part of it.
+fn longest<'a, T>(entries: &'a BTreeMap<String, T>, name: &str) -> Option<(&'a String, &'a T)> {
+    let fit = |key: &str| {
+        let key = canonical_key(key);
+        let rest = name.strip_prefix(key.as_str())?;
+        (rest.is_empty() || rest.starts_with('/')).then_some(key.len())
+    };
+    let fitting = entries.iter().filter_map(|entry| Some((fit(entry.0)?, entry)));
+    fitting.max_by_key(|(length, _)| *length).map(|(_, entry)| entry)
+}
+
+#[cfg(test)]
+mod tests;

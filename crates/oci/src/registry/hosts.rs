@@ -1,0 +1,469 @@
+//! Where a registry's API is, and how to talk to it: containerd's `hosts.toml` layout.
+//!
+//! For `ghcr.io` the file is `DIR/ghcr.io/hosts.toml`, else `DIR/_default/hosts.toml`. Where a folder has no such file,
+//! its `*.crt` are CAs and its `*.cert` with `*.key` are client certificates, as Docker has it. Source: containerd's
+//! `docs/hosts.md`.
+//!
+//! One thing is different here: a mirror that does not list its capabilities gets no pushes.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use reqwest::Url;
+use serde::Deserialize;
+
+use super::credentials::Secret;
+use crate::reference::{DOCKER_HUB, api_host};
+
+/// What a host may be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Capability {
+    /// Content by its digest.
+    Pull,
+    /// What a tag means.
+    Resolve,
+    /// Uploads.
+    Push,
+}
+
+/// How a connection is secured.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tls {
+    /// Files with CA certificates that count besides the system's.
+    pub ca: Vec<PathBuf>,
+    /// A file with a certificate chain for us, and one with its key unless that is in the same file.
+    pub client: Option<(PathBuf, Option<PathBuf>)>,
+    /// The server's certificate is not looked at.
+    pub skip_verify: bool,
+}
+
+/// A host that answers for a registry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where its API begins, without a slash at the end: `https://ghcr.io/v2`.
+    pub base: String,
+    /// The host, with a port where it is not the scheme's.
+    pub host: String,
+    /// What it may be asked for.
+    pub capabilities: Vec<Capability>,
+    /// How the connection is secured.
+    pub tls: Tls,
+    /// Sent with each request to it.
+    pub headers: Vec<(String, Secret)>,
+    /// The registry that it answers for, where that is another one: a mirror is told by `?ns=`.
+    pub mirror_of: Option<String>,
+}
+
+/// Why the settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostsError {
+    /// A file or folder that cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file of another shape.
+    #[error("cannot use {}", path.display())]
+    Toml {
+        /// Which one.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// Something that is not the address of a host.
+    #[error(
+        "{} names the host \"{}\": write it like https://mirror.example.com", path.display(), text.escape_debug()
+    )]
+    Url {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        text: String,
+    },
+    /// A word that is no capability.
+    #[error(
+        "{} has the capability \"{}\": only pull, resolve and push are known", path.display(), text.escape_debug()
+    )]
+    Capability {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        text: String,
+    },
+}
+
+/// `hosts.toml`.
+#[derive(Debug, Default, Deserialize)]
+struct File {
+    server: Option<String>,
+    #[serde(flatten)]
+    root: Host,
+    // In the order of the file, which is the order in which they are asked.
+    #[serde(default)]
+    host: toml::Table,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Host {
+    #[serde(default)]
+    capabilities: Vec<String>,
+    ca: Option<Texts>,
+    client: Option<Client>,
+    #[serde(default)]
+    skip_verify: bool,
+    #[serde(default)]
+    override_path: bool,
+    #[serde(default)]
+    header: std::collections::BTreeMap<String, Texts>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Texts {
+    fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Many(texts) => texts,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Client {
+    Plain(Texts),
+    Pairs(Vec<(String, String)>),
+}
+
+/// The hosts to ask for `registry`, in turn: its mirrors and then itself. `plain_http` is for itself only; a mirror
+/// says it by its address.
+///
+/// # Errors
+/// [`HostsError`]: settings that are there but cannot be used.
+pub fn endpoints(
+    registry: &str,
+    directories: &[PathBuf],
+    plain_http: bool,
+) -> Result<Vec<Endpoint>, HostsError> {
+    let Some(directory) = find(registry, directories) else {
+        return Ok(vec![own(registry, Tls::default(), plain_http)]);
+    };
+    let path = directory.join("hosts.toml");
+    match std::fs::read_to_string(&path) {
+        Ok(text) => parse(registry, &path, &text, plain_http),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(vec![own(registry, docker_certificates(&directory)?, plain_http)])
+        }
+        Err(source) => Err(HostsError::Read { path, source }),
+    }
+}
+
+fn find(registry: &str, directories: &[PathBuf]) -> Option<PathBuf> {
+    // containerd also knows the port between underscores, for file systems that have no colons.
+    let underscored = registry.rsplit_once(':').map(|(host, port)| format!("{host}_{port}_"));
+    let names = [underscored.as_deref(), Some(registry), Some("_default")];
+    names.into_iter().flatten().find_map(|name| {
+        directories.iter().map(|directory| directory.join(name)).find(|path| path.is_dir())
+    })
+}
+
+/// The registry's own host, when nothing else is said.
+fn own(registry: &str, tls: Tls, plain_http: bool) -> Endpoint {
+    let host = api_host(registry);
+    let scheme = default_scheme(host, &tls, plain_http);
+    Endpoint {
+        base: format!("{scheme}://{host}/v2"),
+        host: host.to_owned(),
+        capabilities: vec![Capability::Pull, Capability::Resolve, Capability::Push],
+        tls,
+        headers: Vec::new(),
+        mirror_of: None,
+    }
+}
+
+/// Nobody listens in on loopback, and registries there seldom have a certificate. Who gives them one says so.
+fn default_scheme(host: &str, tls: &Tls, plain_http: bool) -> &'static str {
+    let loopback = is_loopback(host) && !host.ends_with(":443") && *tls == Tls::default();
+    if plain_http || loopback { "http" } else { "https" }
+}
+
+/// Whether a host, maybe with a port, is this machine.
+#[must_use]
+pub(super) fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let v4 = name.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback());
+    let v6 = name.parse::<Ipv6Addr>().is_ok_and(|address| address.is_loopback());
+    name == "localhost" || v4 || v6
+}
+
+fn parse(
+    registry: &str,
+    path: &Path,
+    text: &str,
+    plain_http: bool,
+) -> Result<Vec<Endpoint>, HostsError> {
+    let wrong = |source| HostsError::Toml { path: path.to_owned(), source: Box::new(source) };
+    let file: File = toml::from_str(text).map_err(wrong)?;
+    let mirrors = file.host.into_iter().map(|(address, table)| {
+        let host: Host = table.try_into().map_err(wrong)?;
+        endpoint(
+            registry,
+            Some(&address),
+            host,
+            &[Capability::Pull, Capability::Resolve],
+            path,
+            false,
+        )
+    });
+    let mut endpoints = mirrors.collect::<Result<Vec<_>, _>>()?;
+    let server = file.server.as_deref().filter(|server| !server.is_empty());
+    let all = [Capability::Pull, Capability::Resolve, Capability::Push];
+    endpoints.push(endpoint(registry, server, file.root, &all, path, plain_http)?);
+    Ok(endpoints)
+}
+
+/// A host of the file. `capabilities` are those that it has unless it lists some.
+fn endpoint(
+    registry: &str,
+    address: Option<&str>,
+    settings: Host,
+    capabilities: &[Capability],
+    path: &Path,
+    plain_http: bool,
+) -> Result<Endpoint, HostsError> {
+    let listed = settings.capabilities.iter().map(|word| match word.to_lowercase().as_str() {
+        "pull" => Ok(Capability::Pull),
+        "resolve" => Ok(Capability::Resolve),
+        "push" => Ok(Capability::Push),
+        _ => Err(HostsError::Capability { path: path.to_owned(), text: word.clone() }),
+    });
+    let mut listed = listed.collect::<Result<Vec<_>, _>>()?;
+    if listed.is_empty() {
+        listed = capabilities.to_vec();
+    }
+    let directory = path.parent().unwrap_or(path);
+    let file = |name: String| directory.join(name);
+    let client = match settings.client {
+        None => None,
+        // One certificate is enough: which of several a server wants cannot be known before it asks.
+        Some(Client::Plain(files)) => {
+            files.into_vec().into_iter().next().map(|both| (file(both), None))
+        }
+        Some(Client::Pairs(pairs)) => pairs
+            .into_iter()
+            .next()
+            .map(|(chain, key)| (file(chain), Some(key).filter(|key| !key.is_empty()).map(file))),
+    };
+    let ca =
+        settings.ca.map_or_else(Vec::new, |files| files.into_vec().into_iter().map(file).collect());
+    let tls = Tls { ca, client, skip_verify: settings.skip_verify };
+    let headers = settings.header.into_iter().flat_map(|(name, values)| {
+        values.into_vec().into_iter().map(move |value| (name.clone(), Secret::new(value)))
+    });
+    let headers = headers.collect();
+    let Some(address) = address else {
+        let mut own = own(registry, tls, plain_http);
+        own.headers = headers;
+        own.capabilities = listed;
+        return Ok(own);
+    };
+    let wrong = || HostsError::Url { path: path.to_owned(), text: address.to_owned() };
+    let whole = match address.contains("://") {
+        true => address.to_owned(),
+        false => format!("{}://{address}", default_scheme(address, &tls, plain_http)),
+    };
+    let mut url = Url::parse(&whole).map_err(|_error| wrong())?;
+    let has_user = !url.username().is_empty() || url.password().is_some();
+    if !matches!(url.scheme(), "http" | "https") || has_user || url.query().is_some() {
+        return Err(wrong());
+    }
+    // A page of Docker's about its registry, which people put here.
+    if url.host_str() == Some(DOCKER_HUB) {
+        url.set_host(Some(api_host(DOCKER_HUB))).map_err(|_error| wrong())?;
+    }
+    let host = authority(&url).ok_or_else(wrong)?;
+    let mut at = url.path().trim_end_matches('/').to_owned();
+    if !settings.override_path && !at.ends_with("/v2") {
+        at.push_str("/v2");
+    }
+    let base = format!("{}://{host}{at}", url.scheme());
+    let mirror_of = (host != api_host(registry)).then(|| registry.to_owned());
+    Ok(Endpoint { base, host, capabilities: listed, tls, headers, mirror_of })
+}
+
+/// The host of an address, with its port where it is not the scheme's own.
+pub(super) fn authority(url: &Url) -> Option<String> {
+    let host = url.host_str()?;
+    Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+}
+
+/// Docker's way: `*.crt` are CAs, `NAME.cert` and `NAME.key` are ours.
+fn docker_certificates(directory: &Path) -> Result<Tls, HostsError> {
+    let failed = |source| HostsError::Read { path: directory.to_owned(), source };
+    let mut tls = Tls::default();
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
+        files.push(entry.map_err(failed)?.path());
+    }
+    files.sort();
+    for file in files {
+        match file.extension().and_then(std::ffi::OsStr::to_str) {
+            Some("crt") => tls.ca.push(file),
+            Some("cert") if tls.client.is_none() => {
+                let key = file.with_extension("key");
+                tls.client = Some((file, Some(key)));
+            }
+            _ => {}
+        }
+    }
+    Ok(tls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn show(endpoints: &[Endpoint]) -> String {
+        let lines = endpoints.iter().map(|endpoint| {
+            let can = endpoint.capabilities.iter().map(|one| match one {
+                Capability::Pull => 'p',
+                Capability::Resolve => 'r',
+                Capability::Push => 'w',
+            });
+            let mut line = format!("{} {}", endpoint.base, can.collect::<String>());
+            if let Some(registry) = &endpoint.mirror_of {
+                line += &format!(" of {registry}");
+            }
+            for ca in &endpoint.tls.ca {
+                line += &format!(" ca {}", ca.display());
+            }
+            if let Some((chain, key)) = &endpoint.tls.client {
+                line += &format!(" client {} {key:?}", chain.display());
+            }
+            if endpoint.tls.skip_verify {
+                line += " unverified";
+            }
+            for (name, value) in &endpoint.headers {
+                line += &format!(" {name}={}", value.expose());
+            }
+            line
+        });
+        lines.collect::<Vec<_>>().join("; ")
+    }
+
+    fn check(registry: &str, text: &str, expect: &str) {
+        let got = match parse(registry, Path::new("/d/hosts.toml"), text, false) {
+            Ok(endpoints) => show(&endpoints),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(got, expect, "{text}");
+    }
+
+    /// The files are those of containerd's `docs/hosts.md`, or shaped like them.
+    #[test]
+    fn files() {
+        check("docker.io", "", "https://registry-1.docker.io/v2 prw");
+        check(
+            "docker.io",
+            "server = \"https://docker.io\"\n[host.\"https://z.example\"]\n[host.\"http://a.example:80\"]",
+            "https://z.example/v2 pr of docker.io; http://a.example/v2 pr of docker.io; https://registry-1.docker.io/v2 prw",
+        );
+        check(
+            "a.io",
+            "[host.\"https://m\"]\ncapabilities = [\"pull\"]\nca = \"m.pem\"\nskip_verify = true\n\
+             [host.\"https://m\".header]\nx-a = \"1\"\nx-b = [\"2\", \"3\"]",
+            "https://m/v2 p of a.io ca /d/m.pem unverified x-a=1 x-b=2 x-b=3; https://a.io/v2 prw",
+        );
+        check(
+            "a.io",
+            "ca = [\"/x/a.pem\", \"b.pem\"]\nclient = [[\"c.cert\", \"c.key\"], [\"d.cert\", \"\"]]",
+            "https://a.io/v2 prw ca /x/a.pem ca /d/b.pem client /d/c.cert Some(\"/d/c.key\")",
+        );
+        check("a.io", "client = \"c.pem\"", "https://a.io/v2 prw client /d/c.pem None");
+        check("a.io", "client = [[\"c.pem\", \"\"]]", "https://a.io/v2 prw client /d/c.pem None");
+        check("a.io", "server = \"b.io/x\"", "https://b.io/x/v2 prw of a.io");
+        check("a.io", "server = \"https://b.io/v2/\"", "https://b.io/v2 prw of a.io");
+        check(
+            "a.io",
+            "server = \"https://b.io/p\"\noverride_path = true\ncapabilities = [\"pull\", \"resolve\"]",
+            "https://b.io/p pr of a.io",
+        );
+        check("localhost:5000", "", "http://localhost:5000/v2 prw");
+        check("localhost:5000", "ca = \"x\"", "https://localhost:5000/v2 prw ca /d/x");
+        check("a.io", "server = \"http://a.io\"", "http://a.io/v2 prw");
+        let capability =
+            "/d/hosts.toml has the capability \"fly\": only pull, resolve and push are known";
+        check("a.io", "capabilities = [\"fly\"]", capability);
+        let url = |text| {
+            format!(
+                "/d/hosts.toml names the host \"{text}\": write it like https://mirror.example.com"
+            )
+        };
+        check("a.io", "server = \"ftp://a\"", &url("ftp://a"));
+        check("a.io", "server = \"https://u:p@a\"", &url("https://u:p@a"));
+        check("a.io", "[host.\"https://\"]", &url("https://"));
+        check("a.io", "server = ", "cannot use /d/hosts.toml");
+        check("a.io", "skip_verify = 1", "cannot use /d/hosts.toml");
+    }
+
+    #[test]
+    fn schemes() {
+        for (host, expect) in [
+            ("a.io", "https"),
+            ("localhost", "http"),
+            ("localhost:5000", "http"),
+            ("127.3.4.5:80", "http"),
+            ("[::1]:5000", "http"),
+            ("localhost:443", "https"),
+            ("localhost.a.io", "https"),
+            ("128.0.0.1", "https"),
+            ("127.0.0.1.a.io", "https"),
+            ("[::2]:5000", "https"),
+        ] {
+            assert_eq!(default_scheme(host, &Tls::default(), false), expect, "{host}");
+            assert_eq!(default_scheme(host, &Tls::default(), true), "http", "{host}");
+        }
+    }
+
+    #[test]
+    fn folders() {
+        let root = tempfile::tempdir().unwrap();
+        let (user, system) = (root.path().join("user"), root.path().join("system"));
+        let put = |path: PathBuf, text: &str| {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put(user.join("_default/hosts.toml"), "[host.\"https://user\"]");
+        put(system.join("a.io/hosts.toml"), "[host.\"https://system\"]");
+        put(system.join("b.io_5000_/hosts.toml"), "[host.\"https://underscored\"]");
+        put(system.join("c.io/ca.crt"), "");
+        put(system.join("c.io/me.cert"), "");
+        let directories = [user, system.clone()];
+        let bases = |registry: &str| {
+            let endpoints = endpoints(registry, &directories, false).unwrap();
+            endpoints.into_iter().map(|one| one.base).collect::<Vec<_>>()
+        };
+        assert_eq!(bases("a.io"), ["https://system/v2", "https://a.io/v2"]);
+        assert_eq!(bases("b.io:5000"), ["https://underscored/v2", "https://b.io:5000/v2"]);
+        assert_eq!(bases("z.io"), ["https://user/v2", "https://z.io/v2"]);
+        let docker = endpoints("c.io", &directories, false).unwrap();
+        assert_eq!(docker[0].tls.ca, [system.join("c.io/ca.crt")]);
+        let pair = (system.join("c.io/me.cert"), Some(system.join("c.io/me.key")));
+        assert_eq!(docker[0].tls.client, Some(pair));
+        assert_eq!(show(&endpoints("a.io", &[], true).unwrap()), "http://a.io/v2 prw");
+    }
+}

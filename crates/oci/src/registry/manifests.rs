@@ -1,0 +1,168 @@
+//! Manifests and indexes: fetched and put, always with their digest compared.
+
+use std::sync::Arc;
+
+use reqwest::Method;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+
+use super::hosts::Capability;
+use super::transport::Ask;
+use super::{Cause, Core, Registry, RegistryError};
+use crate::Digest;
+use crate::manifest::MANIFEST_MAX;
+
+/// What is understood. Source: OCI image-spec 1.1, `media-types.md`; Docker's `manifest-v2-2.md`.
+const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
+const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
+
+/// A manifest or index that was fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetched {
+    /// Of the bytes: computed, and what was asked for if that was a digest.
+    pub digest: Digest,
+    /// As the server has it, without parameters; may be empty.
+    pub media_type: String,
+    /// As they came.
+    pub bytes: Vec<u8>,
+}
+
+/// A manifest or index that was put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Of the bytes.
+    pub digest: Digest,
+    /// The registry has seen the manifest's `subject`, and will list it as a referrer. Otherwise the client has to
+    /// write it into an index, as the distribution-spec says.
+    pub knows_subject: bool,
+}
+
+impl Registry {
+    /// Fetches the manifest or index with a tag or digest, of at most [`MANIFEST_MAX`] bytes.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub fn manifest(&self, tag_or_digest: &str) -> Result<Fetched, RegistryError> {
+        let name = tag_or_digest.to_owned();
+        self.run(&format!("fetch manifest {name}"), |core| async move {
+            let digest: Option<Digest> = name.parse().ok();
+            let capability = match digest {
+                Some(_) => Capability::Pull,
+                None => Capability::Resolve,
+            };
+            let mut turns =
+                core.turns(&format!("fetch manifest {name}"), capability, digest.as_ref());
+            loop {
+                let index = turns.next().await?;
+                match core.fetch_manifest(index, &name, digest.as_ref()).await {
+                    Ok(fetched) => return Ok(fetched),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })
+    }
+
+    /// Puts a manifest or index, by tag or digest. What it names must be there.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub fn put_manifest(
+        &self,
+        tag_or_digest: &str,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Stored, RegistryError> {
+        let (name, media_type) = (tag_or_digest.to_owned(), media_type.to_owned());
+        let bytes = bytes::Bytes::copy_from_slice(bytes);
+        self.run(&format!("put manifest {name}"), |core| async move {
+            let mut turns = core.turns(&format!("put manifest {name}"), Capability::Push, None);
+            loop {
+                let index = turns.next().await?;
+                match core.put_manifest(index, &name, &media_type, &bytes).await {
+                    Ok(stored) => return Ok(stored),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })
+    }
+}
+
+impl Core {
+    async fn fetch_manifest(
+        self: &Arc<Self>,
+        index: usize,
+        name: &str,
+        asked: Option<&Digest>,
+    ) -> Result<Fetched, Cause> {
+        let ask = self
+            .ask(index, Method::GET, &format!("manifests/{name}"))?
+            .header(ACCEPT, HeaderValue::from_static(ACCEPTED));
+        let answer = self.call(index, &ask).await?;
+        if answer.response.status().as_u16() != 200 {
+            return Err(self.failure(index, answer).await);
+        }
+        let headers = answer.response.headers().clone();
+        if answer.response.content_length().is_some_and(|length| length > MANIFEST_MAX) {
+            return Err(Cause::TooLong { max: MANIFEST_MAX });
+        }
+        // A body shorter than its announced length is an error of the transport, and asked for again.
+        let bytes = self.transport.body(answer.response, MANIFEST_MAX).await?;
+        let digest = check_digest(&bytes, asked, &headers)?;
+        let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let media_type = media_type.and_then(|text| text.split(';').next()).unwrap_or_default();
+        Ok(Fetched { digest, media_type: media_type.trim().to_owned(), bytes })
+    }
+
+    async fn put_manifest(
+        &self,
+        index: usize,
+        name: &str,
+        media_type: &str,
+        bytes: &bytes::Bytes,
+    ) -> Result<Stored, Cause> {
+        let asked: Option<Digest> = name.parse().ok();
+        let value = HeaderValue::from_str(media_type)
+            .map_err(|_error| Cause::Protocol("the media type is not one".to_owned()))?;
+        let mut ask = Ask::new(Method::PUT, self.url(index, &format!("manifests/{name}"))?)
+            .header(CONTENT_TYPE, value);
+        ask.body = Some(bytes.clone());
+        ask.is_commit = true;
+        // What has another digest must not even be sent by that name.
+        check_digest(bytes, asked.as_ref(), &HeaderMap::new())?;
+        let answer = self.call(index, &ask).await?;
+        if !answer.response.status().is_success() {
+            return Err(self.failure(index, answer).await);
+        }
+        let headers = answer.response.headers();
+        let digest = check_digest(bytes, asked.as_ref(), headers)?;
+        Ok(Stored { digest, knows_subject: headers.contains_key(OCI_SUBJECT) })
+    }
+}
+
+/// The digest of `bytes`, if it is the one asked for, and the one that the server says they have.
+fn check_digest(
+    bytes: &[u8],
+    asked: Option<&Digest>,
+    headers: &HeaderMap,
+) -> Result<Digest, Cause> {
+    let of = |other: &Digest| {
+        let mut hasher = other.hasher();
+        hasher.update(bytes);
+        hasher.finish()
+    };
+    let digest = asked.map_or_else(|| Digest::sha256(bytes), of);
+    if let Some(expected) = asked.filter(|asked| **asked != digest) {
+        return Err(Cause::Digest { expected: Box::new(*expected), actual: Box::new(digest) });
+    }
+    let Some(claimed) = headers.get(CONTENT_DIGEST) else { return Ok(digest) };
+    let claimed = String::from_utf8_lossy(claimed.as_bytes()).into_owned();
+    // Of a hash that nobody knows nothing can be said.
+    match claimed.parse::<Digest>() {
+        Ok(other) if of(&other) != other => {
+            let claimed = claimed.chars().take(140).collect();
+            Err(Cause::ClaimedDigest { claimed, actual: Box::new(digest) })
+        }
+        _ => Ok(digest),
+    }
+}

@@ -1,0 +1,222 @@
+//! One repository of a registry: its manifests, blobs, uploads and referrers, behind whatever mirrors there are.
+//!
+//! The calls block; one thread of its own does all that is asked of the network. Source: OCI distribution-spec 1.1.
+//! What comes is compared with the digest that was asked for, except for blobs: whoever reads one does that, and calls
+//! [`Registry::distrust`] if it is not what it should be.
+
+mod auth;
+mod blob;
+pub mod credentials;
+mod engine;
+mod error;
+pub mod hosts;
+mod lists;
+mod manifests;
+mod ranges;
+mod retry;
+mod settings;
+mod transport;
+mod upload;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use reqwest::{Method, Url};
+
+pub use blob::BlobReader;
+pub use credentials::{Credential, Keyring, Secret};
+pub use error::{Cause, RegistryError};
+pub use lists::Referrer;
+pub use manifests::{Fetched, Stored};
+pub use settings::{Proxies, Settings};
+
+use crate::Digest;
+use crate::reference::Reference;
+use auth::Authenticator;
+use engine::Engine;
+use hosts::{Capability, Endpoint};
+use retry::Turns;
+use transport::{Answer, Ask, Transport};
+
+/// How long a host that could not be reached is asked last.
+const UNWELL: Duration = Duration::from_secs(60);
+
+/// A repository of a registry. Clones share connections, tokens, and what is known of the hosts.
+#[derive(Clone)]
+pub struct Registry {
+    core: Arc<Core>,
+    engine: Arc<Engine>,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Core { registry, repository, .. } = &*self.core;
+        write!(f, "Registry({registry}/{repository})")
+    }
+}
+
+/// All that requests have in common.
+struct Core {
+    registry: String,
+    repository: String,
+    /// Mirrors first, the registry itself last.
+    endpoints: Vec<Endpoint>,
+    settings: Settings,
+    transport: Transport,
+    auth: Authenticator,
+    /// Which hosts gave something of a blob.
+    served: Mutex<BTreeMap<Digest, BTreeSet<usize>>>,
+    /// Which hosts gave wrong bytes for it.
+    distrusted: Mutex<BTreeMap<Digest, BTreeSet<usize>>>,
+    unwell: Mutex<BTreeMap<usize, Instant>>,
+    /// Hosts that take one range at a time.
+    single_range: Mutex<BTreeSet<usize>>,
+}
+
+impl Registry {
+    /// The repository of `reference`. Nothing is asked of the network yet.
+    ///
+    /// # Errors
+    /// [`RegistryError`]: settings that cannot be used.
+    pub fn new(reference: &Reference, settings: &Settings) -> Result<Self, RegistryError> {
+        let (registry, repository) = (reference.registry(), reference.repository());
+        let failed = |cause| RegistryError::new("use the registry", registry, 1, cause);
+        let endpoints = hosts::endpoints(registry, &settings.hosts, settings.plain_http)
+            .map_err(|error| failed(Cause::Hosts(error)))?;
+        let engine = Engine::start().map_err(|error| failed(Cause::Thread(error)))?;
+        let core = Core {
+            registry: registry.to_owned(),
+            repository: repository.to_owned(),
+            endpoints,
+            settings: settings.clone(),
+            transport: Transport::new(settings),
+            auth: Authenticator::new(settings.keyring.clone(), repository.to_owned()),
+            served: Mutex::default(),
+            distrusted: Mutex::default(),
+            unwell: Mutex::default(),
+            single_range: Mutex::default(),
+        };
+        Ok(Self { core: Arc::new(core), engine: Arc::new(engine) })
+    }
+
+    /// The registry, as in the reference.
+    #[must_use]
+    pub fn registry(&self) -> &str {
+        &self.core.registry
+    }
+
+    /// The repository, as in the reference.
+    #[must_use]
+    pub fn repository(&self) -> &str {
+        &self.core.repository
+    }
+
+    /// Somebody has read a blob and found it to be another one: the hosts that it came from are asked last for it from
+    /// now on. Says whether there is any other.
+    #[must_use]
+    pub fn distrust(&self, digest: &Digest) -> bool {
+        let served = lock(&self.core.served).remove(digest).unwrap_or_default();
+        let mut distrusted = lock(&self.core.distrusted);
+        let hosts = distrusted.entry(*digest).or_default();
+        hosts.extend(served);
+        let able = self.core.endpoints.iter().enumerate();
+        let mut able = able.filter(|(_, one)| one.capabilities.contains(&Capability::Pull));
+        able.any(|(index, _)| !hosts.contains(&index))
+    }
+}
+
+impl Core {
+    /// The hosts that may be asked, in turn.
+    fn order(&self, capability: Capability, digest: Option<&Digest>) -> Vec<usize> {
+        let able = self.endpoints.iter().enumerate();
+        let able = able.filter(|(_, endpoint)| endpoint.capabilities.contains(&capability));
+        let mut order: Vec<usize> = able.map(|(index, _)| index).collect();
+        let distrusted = lock(&self.distrusted);
+        let distrusted = digest.and_then(|digest| distrusted.get(digest));
+        let unwell = lock(&self.unwell);
+        order.sort_by_key(|index| {
+            let lied = distrusted.is_some_and(|hosts| hosts.contains(index));
+            let is_unwell = unwell.get(index).is_some_and(|since| since.elapsed() < UNWELL);
+            (lied, is_unwell)
+        });
+        // Uploads go to one host: half of an image is of no use at another.
+        if capability == Capability::Push {
+            order.truncate(1);
+        }
+        order
+    }
+
+    /// The host could not be reached.
+    fn is_unwell(&self, index: usize) {
+        lock(&self.unwell).insert(index, Instant::now());
+    }
+
+    fn served(&self, index: usize, digest: &Digest) {
+        lock(&self.served).entry(*digest).or_default().insert(index);
+    }
+
+    fn turns(
+        self: &Arc<Self>,
+        what: &str,
+        capability: Capability,
+        digest: Option<&Digest>,
+    ) -> Turns {
+        let what = format!("{what} of {}/{}", self.registry, self.repository);
+        Turns::new(self, what, self.order(capability, digest))
+    }
+
+    /// An address in the repository: `blobs/sha256:…`.
+    fn url(&self, index: usize, path: &str) -> Result<Url, Cause> {
+        let endpoint = &self.endpoints[index];
+        let text = format!("{}/{}/{path}", endpoint.base, self.repository);
+        let mut url = Url::parse(&text).map_err(|error| Cause::Protocol(error.to_string()))?;
+        if let Some(registry) = &endpoint.mirror_of {
+            url.query_pairs_mut().append_pair("ns", registry);
+        }
+        Ok(url)
+    }
+
+    fn ask(&self, index: usize, method: Method, path: &str) -> Result<Ask, Cause> {
+        Ok(Ask::new(method, self.url(index, path)?))
+    }
+
+    /// Asks a host, and says who we are.
+    async fn call(&self, index: usize, ask: &Ask) -> Result<Answer, Cause> {
+        let may =
+            if matches!(ask.method, Method::GET | Method::HEAD) { "pull" } else { "pull,push" };
+        let scopes = [format!("repository:{}:{may}", self.repository)];
+        self.call_with(index, ask, &scopes).await
+    }
+
+    async fn call_with(&self, index: usize, ask: &Ask, scopes: &[String]) -> Result<Answer, Cause> {
+        self.auth.call(&self.transport, &self.endpoints[index], ask, scopes).await
+    }
+
+    /// Why an answer is no success.
+    async fn failure(&self, index: usize, answer: Answer) -> Cause {
+        let status = answer.response.status().as_u16();
+        let headers = answer.response.headers().clone();
+        let body = self.transport.body(answer.response, auth::ERROR_MAX).await.unwrap_or_default();
+        let host = &self.endpoints[index].host;
+        match Cause::of_status(status, &headers, &body, host) {
+            // What the registry led to does not know its signature any more: it makes a new one when asked again.
+            Cause::Denied { words } | Cause::NoCredentials { words, .. } if !answer.is_own => {
+                Cause::Connection(format!("status {status} where the registry leads to {words}"))
+            }
+            cause => cause,
+        }
+    }
+
+    /// Ends when somebody wants all to end.
+    async fn cancelled(&self) {
+        while !self.settings.cancel.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

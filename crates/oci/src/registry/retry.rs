@@ -1,0 +1,218 @@
+//! Who is asked next, and when.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
+
+use super::error::{Cause, Remedy};
+use super::{Core, RegistryError};
+
+/// The longest wait between two attempts that nobody asked for.
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// The longest wait that a server may ask for; after that, a person should decide.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// The hosts for one request, in turn: all of them, then a pause, then those again that may have recovered.
+pub(super) struct Turns {
+    core: Arc<Core>,
+    what: String,
+    /// Those that may still be asked.
+    order: Vec<usize>,
+    /// Whose turn it is, in `order`.
+    next: usize,
+    rounds: u32,
+    attempts: u32,
+    /// What servers asked for in this round.
+    pause: Option<Duration>,
+    last: Option<(usize, Cause)>,
+}
+
+impl Turns {
+    pub(super) fn new(core: &Arc<Core>, what: String, order: Vec<usize>) -> Self {
+        let core = Arc::clone(core);
+        Self { core, what, order, next: 0, rounds: 0, attempts: 0, pause: None, last: None }
+    }
+
+    /// The host to ask now. Waits before hosts are asked again.
+    pub(super) async fn next(&mut self) -> Result<usize, RegistryError> {
+        if self.order.is_empty() {
+            return Err(self.give_up());
+        }
+        if self.next >= self.order.len() {
+            self.rounds += 1;
+            if self.rounds > self.core.settings.retries {
+                return Err(self.give_up());
+            }
+            let own = backoff(self.core.settings.backoff, self.rounds, random());
+            let pause = self.pause.take().map_or(own, |asked| asked.max(own));
+            tracing::debug!(
+                what = self.what,
+                pause_ms = pause.as_millis(),
+                "asking again after a pause"
+            );
+            tokio::time::sleep(pause).await;
+            self.next = 0;
+        }
+        self.attempts += 1;
+        Ok(self.order[self.next])
+    }
+
+    /// Something came of the attempt, so that its failure is not one in a row.
+    pub(super) fn progressed(&mut self) {
+        self.rounds = 0;
+        self.attempts = 1;
+    }
+
+    /// The attempt failed.
+    pub(super) fn failed(&mut self, cause: Cause) {
+        let Some(&index) = self.order.get(self.next) else { return };
+        let host = &self.core.endpoints[index].host;
+        tracing::debug!(what = self.what, host, cause = %cause, "an attempt failed");
+        match cause.remedy() {
+            Remedy::None => self.order.clear(),
+            Remedy::Later(asked) if asked.is_none_or(|asked| asked <= RETRY_AFTER_MAX) => {
+                self.next += 1;
+                self.pause = self.pause.max(asked);
+            }
+            Remedy::Elsewhere | Remedy::Later(_) => {
+                self.order.remove(self.next);
+                // When the registry itself has said no, nobody waits for mirrors that are out of order.
+                let is_own = index + 1 == self.core.endpoints.len();
+                if is_own && cause.is_refusal() && self.next >= self.order.len() {
+                    self.order.clear();
+                }
+            }
+        }
+        if cause.is_unreachable() {
+            self.core.is_unwell(index);
+        }
+        // What the registry itself says counts for more than what a mirror says.
+        let better = self.last.as_ref().is_none_or(|(before, _)| *before <= index);
+        if better || cause.remedy() == Remedy::None {
+            self.last = Some((index, cause));
+        }
+    }
+
+    fn give_up(&mut self) -> RegistryError {
+        let (host, cause) = match self.last.take() {
+            Some((index, cause)) => (self.core.endpoints[index].host.as_str(), cause),
+            None => (self.core.registry.as_str(), Cause::NoHost),
+        };
+        RegistryError::new(&self.what, host, self.attempts, cause)
+    }
+}
+
+/// How long to wait before round `round`, counted from 1: twice as long each time, and between half of that and all
+/// of it, so that clients that failed together do not come back together.
+fn backoff(base: Duration, round: u32, random: u32) -> Duration {
+    let doubled = base.saturating_mul(1 << (round - 1).min(16)).min(BACKOFF_MAX);
+    let part = 0.5 + 0.5 * f64::from(random) / f64::from(u32::MAX);
+    doubled.mul_f64(part)
+}
+
+fn random() -> u32 {
+    let hash = RandomState::new().hash_one(0_u8);
+    u32::try_from(hash >> 32).unwrap_or_default()
+}
+
+/// When a server wants to be asked again. A date is compared with the server's own, since its clock made both.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let then = date(text)?;
+    let now = date(headers.get(DATE)?.to_str().ok()?)?;
+    Some(Duration::from_secs(then.saturating_sub(now)))
+}
+
+/// `Sun, 06 Nov 1994 08:49:37 GMT` as seconds since 1970. Source: RFC 9110, 5.6.7; nobody sends the two old forms.
+fn date(text: &str) -> Option<u64> {
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let (_, rest) = text.split_once(", ")?;
+    let [day, month, year, time, "GMT"] = rest.split(' ').collect::<Vec<_>>()[..] else {
+        return None;
+    };
+    let month = MONTHS.iter().position(|name| *name == month)? as u64 + 1;
+    let (day, year): (u64, u64) = (day.parse().ok()?, year.parse().ok()?);
+    let [hour, minute, second] = time.split(':').collect::<Vec<_>>()[..] else { return None };
+    let (hour, minute, second): (u64, u64, u64) =
+        (hour.parse().ok()?, minute.parse().ok()?, second.parse().ok()?);
+    if !(1970..10_000).contains(&year)
+        || !(1..=31).contains(&day)
+        || hour > 23
+        || minute > 59
+        || second > 60
+    {
+        return None;
+    }
+    // Years that begin in March have their leap day at their end.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 1;
+    // Days from the first of March in the year 0 to the first day of 1970.
+    let days = days.checked_sub(719_468)?;
+    Some(days * 86_400 + hour * 3600 + minute * 60 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(after: &str, now: Option<&str>, expect: Option<u64>) {
+        let mut headers = HeaderMap::new();
+        headers.insert(RETRY_AFTER, after.parse().unwrap());
+        if let Some(now) = now {
+            headers.insert(DATE, now.parse().unwrap());
+        }
+        assert_eq!(retry_after(&headers), expect.map(Duration::from_secs), "{after} {now:?}");
+    }
+
+    #[test]
+    fn when_to_come_back() {
+        check("7", None, Some(7));
+        check(" 0 ", None, Some(0));
+        check("-1", None, None);
+        check("soon", None, None);
+        let now = "Sun, 06 Nov 1994 08:49:37 GMT";
+        check("Sun, 06 Nov 1994 08:50:00 GMT", Some(now), Some(23));
+        check("Mon, 07 Nov 1994 08:49:37 GMT", Some(now), Some(86_400));
+        check("Sat, 05 Nov 1994 08:49:37 GMT", Some(now), Some(0));
+        check("Sun, 06 Nov 1994 08:50:00 GMT", None, None);
+        check("Sun, 06 Nov 1994 08:50:00 GMT", Some("x"), None);
+    }
+
+    /// Expected: `date -ud TEXT +%s`.
+    #[test]
+    fn dates() {
+        for (text, expect) in [
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(784_111_777)),
+            ("Thu, 01 Jan 1970 00:00:00 GMT", Some(0)),
+            ("Thu, 29 Feb 2024 23:59:59 GMT", Some(1_709_251_199)),
+            ("Fri, 01 Mar 2024 00:00:00 GMT", Some(1_709_251_200)),
+            ("Mon, 28 Feb 2000 12:00:00 GMT", Some(951_739_200)),
+            ("Sun, 06 Nov 1994 08:49:37 CET", None),
+            ("Sun, 06 Nov 1994 24:49:37 GMT", None),
+            ("Sun, 00 Nov 1994 08:49:37 GMT", None),
+            ("Sun, 06 Nov 99999999999999 08:49:37 GMT", None),
+        ] {
+            assert_eq!(date(text), expect, "{text}");
+        }
+    }
+
+    #[test]
+    fn waiting_gets_longer() {
+        let base = Duration::from_millis(500);
+        for (round, random, expect) in [
+            (1, 0, 250),
+            (1, u32::MAX, 500),
+            (2, u32::MAX, 1000),
+            (3, 0, 1000),
+            (30, u32::MAX, 30_000),
+        ] {
+            assert_eq!(backoff(base, round, random), Duration::from_millis(expect), "{round}");
+        }
+    }
+}

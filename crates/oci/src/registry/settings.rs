@@ -1,0 +1,171 @@
+//! How registries are talked to.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::credentials::{Keyring, Secret};
+
+/// How registries are talked to.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Folders like containerd's `certs.d`: the first that knows a registry decides.
+    pub hosts: Vec<PathBuf>,
+    /// Who we are.
+    pub keyring: Keyring,
+    /// Talk HTTP to the registry, whatever it is. Mirrors say it by their address.
+    pub plain_http: bool,
+    /// How often all hosts are asked again, one after the other, until something comes of it.
+    pub retries: u32,
+    /// The wait before the first of these; it doubles each time. Varies by half.
+    pub backoff: Duration,
+    /// How long a connection may give nothing.
+    pub stall: Duration,
+    /// Between us and the registry.
+    pub proxies: Proxies,
+    /// Set to end all calls soon.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// The addresses of proxies, as `http://`, `https://`, `socks5://` or `socks5h://`. There may be a password in them.
+/// Hosts of this machine are always reached without.
+#[derive(Debug, Clone, Default)]
+pub struct Proxies {
+    /// For `http:`.
+    pub http: Option<Secret>,
+    /// For `https:`.
+    pub https: Option<Secret>,
+    /// For both.
+    pub all: Option<Secret>,
+    /// Hosts, domains and networks that are reached without, with commas between them.
+    pub except: String,
+}
+
+impl Default for Settings {
+    /// No files, no credentials, no proxies.
+    fn default() -> Self {
+        Self {
+            hosts: Vec::new(),
+            keyring: Keyring { helper_timeout: Duration::from_secs(60), ..Keyring::default() },
+            plain_http: false,
+            retries: 5,
+            backoff: Duration::from_millis(500),
+            stall: Duration::from_secs(30),
+            proxies: Proxies::default(),
+            cancel: Arc::default(),
+        }
+    }
+}
+
+impl Settings {
+    /// What other tools have agreed on, by the environment variables that `variable` gives.
+    #[must_use]
+    pub fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let filled = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let path = |name: &str| filled(name).map(PathBuf::from);
+        let home = path("HOME");
+        let in_home = |rest: &str| home.as_ref().map(|home| home.join(rest));
+        let configuration = path("XDG_CONFIG_HOME").or_else(|| in_home(".config"));
+        let hosts = [
+            configuration.as_ref().map(|folder| folder.join("quire/certs.d")),
+            Some("/etc/quire/certs.d".into()),
+            Some("/etc/containerd/certs.d".into()),
+        ];
+        let containers = match path("REGISTRY_AUTH_FILE") {
+            Some(file) => vec![Some(file)],
+            None => vec![
+                path("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json")),
+                configuration.map(|folder| folder.join("containers/auth.json")),
+            ],
+        };
+        let docker = path("DOCKER_CONFIG").or_else(|| in_home(".docker"));
+        let docker = docker.map(|folder| folder.join("config.json"));
+        let either = |name: &str| {
+            let value = filled(&name.to_lowercase()).or_else(|| filled(name))?;
+            value.into_string().ok()
+        };
+        // curl takes addresses without a scheme too.
+        let proxy = |name: &str| {
+            let text = either(name)?;
+            Some(Secret::new(if text.contains("://") { text } else { format!("http://{text}") }))
+        };
+        let default = Self::default();
+        Self {
+            hosts: hosts.into_iter().flatten().collect(),
+            keyring: Keyring {
+                files: containers.into_iter().chain([docker]).flatten().collect(),
+                helpers: filled("PATH")
+                    .map(|path| {
+                        std::env::split_paths(&path).filter(|one| one.is_absolute()).collect()
+                    })
+                    .unwrap_or_default(),
+                ..default.keyring
+            },
+            proxies: Proxies {
+                http: proxy("HTTP_PROXY"),
+                https: proxy("HTTPS_PROXY"),
+                all: proxy("ALL_PROXY"),
+                except: either("NO_PROXY").unwrap_or_default(),
+            },
+            ..default
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(variables: &[(&str, &str)], expect: &str) {
+        let settings = Settings::from_environment(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+        });
+        let paths = |paths: &[PathBuf]| {
+            paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+        };
+        let Proxies { http, https, all, except } = &settings.proxies;
+        let proxies = [http, https, all].map(|one| one.as_ref().map_or("-", Secret::expose));
+        let got = format!(
+            "{} | {} | {} | {} {except}",
+            paths(&settings.hosts),
+            paths(&settings.keyring.files),
+            paths(&settings.keyring.helpers),
+            proxies.join(" ")
+        );
+        assert_eq!(got.trim(), expect, "{variables:?}");
+    }
+
+    #[test]
+    fn environments() {
+        let system = "/etc/quire/certs.d /etc/containerd/certs.d";
+        check(&[], &format!("{system} |  |  | - - -"));
+        check(
+            &[("HOME", "/h"), ("PATH", "/a::b:/c"), ("XDG_RUNTIME_DIR", "/r")],
+            &format!(
+                "/h/.config/quire/certs.d {system} | /r/containers/auth.json /h/.config/containers/auth.json \
+                 /h/.docker/config.json | /a /c | - - -"
+            ),
+        );
+        check(
+            &[("XDG_CONFIG_HOME", "/x"), ("REGISTRY_AUTH_FILE", "/f"), ("DOCKER_CONFIG", "/d")],
+            &format!("/x/quire/certs.d {system} | /f /d/config.json |  | - - -"),
+        );
+        check(
+            &[
+                ("HTTP_PROXY", "http://upper"),
+                ("http_proxy", "lower:8080"),
+                ("HTTPS_PROXY", "socks5h://s:1080"),
+                ("all_proxy", ""),
+                ("NO_PROXY", "a.io,10.0.0.0/8"),
+            ],
+            &format!("{system} |  |  | http://lower:8080 socks5h://s:1080 - a.io,10.0.0.0/8"),
+        );
+        let settings = Settings::from_environment(|name| {
+            name.ends_with("_PROXY").then(|| "http://u:secret@p".into())
+        });
+        assert_eq!(settings.proxies.http.as_ref().map(Secret::expose), Some("http://u:secret@p"));
+        assert!(!format!("{:?}", settings.proxies.http).contains("secret"));
+    }
+}

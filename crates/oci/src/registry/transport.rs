@@ -1,0 +1,371 @@
+//! Requests and answers: connections, TLS, proxies, redirects. Knows nothing of registries.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::{Client, Method, NoProxy, Proxy, Response, Url};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use super::credentials::Secret;
+use super::error::Cause;
+use super::hosts::{Endpoint, Tls, authority};
+use super::{Proxies, Settings};
+
+/// The longest wait for a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(30);
+/// The most redirects of one request. Registries have one, to where blobs are stored.
+const REDIRECTS_MAX: usize = 5;
+/// How much longer than for its next byte a server may think about a whole upload, whose digest it computes.
+const COMMIT_PATIENCE: u32 = 10;
+/// What is asked of the connection at once; between two of these it is seen that an upload moves.
+const UPLOAD_PIECE: usize = 64 << 10;
+
+/// A request, which can be made again.
+#[derive(Clone)]
+pub(super) struct Ask {
+    pub(super) method: Method,
+    pub(super) url: Url,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Option<Bytes>,
+    /// The server has to do something with all that was uploaded before it answers.
+    pub(super) is_commit: bool,
+}
+
+impl Ask {
+    pub(super) fn new(method: Method, url: Url) -> Self {
+        Self { method, url, headers: HeaderMap::new(), body: None, is_commit: false }
+    }
+
+    pub(super) fn header(mut self, name: HeaderName, value: impl Into<HeaderValue>) -> Self {
+        self.headers.insert(name, value.into());
+        self
+    }
+}
+
+/// An answer, and whether it is from the host that was asked, not one that it led to.
+pub(super) struct Answer {
+    pub(super) response: Response,
+    pub(super) is_own: bool,
+}
+
+pub(super) struct Transport {
+    clients: Mutex<BTreeMap<Tls, Client>>,
+    roots: OnceLock<RootCertStore>,
+    proxies: Proxies,
+    stall: Duration,
+}
+
+impl Transport {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            clients: Mutex::default(),
+            roots: OnceLock::new(),
+            proxies: settings.proxies.clone(),
+            stall: settings.stall,
+        }
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        self.stall.min(CONNECT_MAX)
+    }
+
+    /// Sends a request, and follows where it leads. Who we are is told to the endpoint alone.
+    pub(super) async fn send(
+        &self,
+        endpoint: &Endpoint,
+        ask: &Ask,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Answer, Cause> {
+        let mut url = ask.url.clone();
+        let base =
+            Url::parse(&endpoint.base).map_err(|error| Cause::Protocol(error.to_string()))?;
+        for _ in 0..=REDIRECTS_MAX {
+            let is_own = url.origin() == base.origin();
+            // A storage behind the registry may have a certificate of the same CA.
+            let elsewhere = Tls { ca: endpoint.tls.ca.clone(), ..Tls::default() };
+            let client = self.client(if is_own { &endpoint.tls } else { &elsewhere })?;
+            let mut headers = ask.headers.clone();
+            if is_own {
+                add_headers(&mut headers, endpoint)?;
+                if let Some(value) = authorization {
+                    headers.insert(AUTHORIZATION, value.clone());
+                }
+            }
+            let response = self.send_once(&client, ask, url.clone(), headers).await?;
+            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                return Ok(Answer { response, is_own });
+            }
+            let next = location(response.headers(), &url)?;
+            if url.scheme() == "https" && next.scheme() != "https" {
+                return Err(Cause::Downgrade(authority(&next).unwrap_or_default()));
+            }
+            url = next;
+        }
+        Err(Cause::Protocol(format!("more than {REDIRECTS_MAX} redirects")))
+    }
+
+    async fn send_once(
+        &self,
+        client: &Client,
+        ask: &Ask,
+        url: Url,
+        headers: HeaderMap,
+    ) -> Result<Response, Cause> {
+        let host = authority(&url).unwrap_or_default();
+        let sent = Arc::new(AtomicU64::new(0));
+        let mut request = client.request(ask.method.clone(), url).headers(headers);
+        if let Some(body) = &ask.body {
+            let body = Paced { rest: body.clone(), sent: Arc::clone(&sent) };
+            request = request.body(reqwest::Body::wrap(body));
+        }
+        let answer = request.send();
+        tokio::pin!(answer);
+        let patience = if ask.is_commit { self.stall * COMMIT_PATIENCE } else { self.stall };
+        let mut before = 0;
+        loop {
+            if let Ok(result) = tokio::time::timeout(patience, &mut answer).await {
+                return result
+                    .map_err(|error| Cause::of_request(error, &host, self.connect_timeout()));
+            }
+            let now = sent.load(Ordering::Relaxed);
+            if now == before {
+                return Err(Cause::Stalled(patience));
+            }
+            before = now;
+        }
+    }
+
+    /// The next bytes of an answer, unless it has ended.
+    pub(super) async fn chunk(&self, response: &mut Response) -> Result<Option<Bytes>, Cause> {
+        match tokio::time::timeout(self.stall, response.chunk()).await {
+            Ok(Ok(chunk)) => Ok(chunk),
+            Ok(Err(error)) => Err(Cause::of_request(error, "", self.connect_timeout())),
+            Err(_elapsed) => Err(Cause::Stalled(self.stall)),
+        }
+    }
+
+    /// A whole answer of at most `max` bytes.
+    pub(super) async fn body(&self, mut response: Response, max: u64) -> Result<Vec<u8>, Cause> {
+        let mut bytes = Vec::new();
+        let limit = usize::try_from(max).unwrap_or(usize::MAX);
+        while let Some(chunk) = self.chunk(&mut response).await? {
+            if chunk.len() > limit - bytes.len() {
+                return Err(Cause::TooLong { max });
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    }
+
+    /// Clients keep connections, so that there is one for all hosts with the same certificates.
+    fn client(&self, tls: &Tls) -> Result<Client, Cause> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(tls) {
+            return Ok(client.clone());
+        }
+        let wrong = |error: reqwest::Error| {
+            Cause::Setting(format!("the settings of the network ({})", error.without_url()))
+        };
+        let mut builder = Client::builder()
+            .user_agent(concat!("quire/", env!("CARGO_PKG_VERSION")))
+            .tls_backend_preconfigured(self.tls(tls)?)
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(self.connect_timeout())
+            .retry(reqwest::retry::never())
+            .http1_only()
+            .no_proxy();
+        for proxy in self.proxies.list()? {
+            builder = builder.proxy(proxy);
+        }
+        let client = builder.build().map_err(wrong)?;
+        clients.insert(tls.clone(), client.clone());
+        Ok(client)
+    }
+
+    fn tls(&self, tls: &Tls) -> Result<ClientConfig, Cause> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Cause::Tls(error.to_string()))?;
+        let builder = if tls.skip_verify {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        } else {
+            let mut roots = self.roots.get_or_init(system_roots).clone();
+            for path in &tls.ca {
+                for certificate in certificates(path)? {
+                    roots.add(certificate).map_err(|error| Cause::Certificate {
+                        path: path.clone(),
+                        reason: error.to_string(),
+                    })?;
+                }
+            }
+            builder.with_root_certificates(roots)
+        };
+        let Some((chain, key)) = &tls.client else {
+            return Ok(builder.with_no_client_auth());
+        };
+        let key = key.as_ref().unwrap_or(chain);
+        let wrong =
+            |path: &Path, reason: String| Cause::Certificate { path: path.to_owned(), reason };
+        let private =
+            PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error.to_string()))?;
+        builder
+            .with_client_auth_cert(certificates(chain)?, private)
+            .map_err(|error| wrong(chain, error.to_string()))
+    }
+}
+
+/// Those of the system. Some that cannot be read are no reason to go without the rest.
+fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::warn!(error = %error, "cannot read some of the system's certificates");
+    }
+    roots.add_parsable_certificates(found.certs);
+    roots
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Cause> {
+    let wrong = |reason: String| Cause::Certificate { path: path.to_owned(), reason };
+    let found = CertificateDer::pem_file_iter(path).map_err(|error| wrong(error.to_string()))?;
+    let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(error.to_string()))?;
+    if found.is_empty() {
+        return Err(wrong("there is no certificate in it".to_owned()));
+    }
+    Ok(found)
+}
+
+fn add_headers(headers: &mut HeaderMap, endpoint: &Endpoint) -> Result<(), Cause> {
+    for (name, value) in &endpoint.headers {
+        let wrong =
+            || Cause::Setting(format!("the header \"{}\" of hosts.toml", name.escape_debug()));
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_error| wrong())?;
+        let mut value = HeaderValue::from_str(value.expose()).map_err(|_error| wrong())?;
+        value.set_sensitive(true);
+        headers.append(name, value);
+    }
+    Ok(())
+}
+
+/// Where an answer leads.
+pub(super) fn location(headers: &HeaderMap, from: &Url) -> Result<Url, Cause> {
+    let wrong = || Cause::Protocol("it leads to no address".to_owned());
+    let text = headers.get(LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(wrong)?;
+    let mut url = from.join(text).map_err(|_error| wrong())?;
+    // Credentials that a server makes up are not ours to send.
+    let cleared = url.set_username("").and_then(|()| url.set_password(None));
+    if cleared.is_err() || !matches!(url.scheme(), "http" | "https") {
+        return Err(wrong());
+    }
+    Ok(url)
+}
+
+impl Proxies {
+    /// As the client wants them: the first that fits is used.
+    fn list(&self) -> Result<Vec<Proxy>, Cause> {
+        // As curl and Go have it, this machine is never reached by a proxy.
+        let exceptions = format!("localhost,127.0.0.0/8,::1,{}", self.except);
+        let mut list = Vec::new();
+        for (name, url) in
+            [("HTTPS_PROXY", &self.https), ("HTTP_PROXY", &self.http), ("ALL_PROXY", &self.all)]
+        {
+            let Some(url) = url.as_ref().map(Secret::expose).filter(|url| !url.is_empty()) else {
+                continue;
+            };
+            let proxy = match name {
+                "HTTPS_PROXY" => Proxy::https(url),
+                "HTTP_PROXY" => Proxy::http(url),
+                _ => Proxy::all(url),
+            };
+            // Its own error would show the address, and with it the password.
+            let proxy = proxy.map_err(|_error| Cause::Setting(format!("the proxy in {name}")))?;
+            list.push(proxy.no_proxy(NoProxy::from_string(&exceptions)));
+        }
+        Ok(list)
+    }
+}
+
+/// A body that tells how much of it was taken.
+struct Paced {
+    rest: Bytes,
+    sent: Arc<AtomicU64>,
+}
+
+impl http_body::Body for Paced {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        if self.rest.is_empty() {
+            return Poll::Ready(None);
+        }
+        let length = self.rest.len().min(UPLOAD_PIECE);
+        let piece = self.rest.split_to(length);
+        self.sent.fetch_add(length as u64, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(http_body::Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.rest.len() as u64)
+    }
+}
+
+/// `skip_verify`: takes any certificate, as long as the server has its key.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _certificate: &CertificateDer<'_>,
+        _chain: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

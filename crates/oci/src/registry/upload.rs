@@ -1,0 +1,442 @@
+//! Blobs sent to a registry. Source: OCI distribution-spec 1.1, "Pushing blobs", and distribution's `spec/api.md` for
+//! what becomes of an interrupted chunk.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use reqwest::header::{
+    CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE,
+};
+use reqwest::{Method, Url};
+
+use super::hosts::Capability;
+use super::retry::Turns;
+use super::transport::{Answer, Ask, location};
+use super::{Cause, Core, Registry, RegistryError};
+use crate::Digest;
+
+/// Bytes sent in one request, and kept until the registry has them.
+const CHUNK: u64 = 16 << 20;
+/// The largest chunk that a registry may insist on.
+const CHUNK_MAX: u64 = 64 << 20;
+const CHUNK_MIN_LENGTH: HeaderName = HeaderName::from_static("oci-chunk-min-length");
+
+/// An upload that has begun.
+#[derive(Clone)]
+struct Session {
+    /// Which host.
+    index: usize,
+    /// Where it goes on.
+    url: Url,
+    /// Bytes in a chunk.
+    chunk: u64,
+}
+
+impl Registry {
+    /// Whether the registry has a blob.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
+        let digest = *digest;
+        self.run(&format!("look for blob {digest}"), |core| async move {
+            let mut turns = core.turns(&format!("look for blob {digest}"), Capability::Push, None);
+            loop {
+                let index = turns.next().await?;
+                match core.has_blob(index, &digest).await {
+                    Ok(has) => return Ok(has),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })
+    }
+
+    /// Has the registry take a blob from another of its repositories. `false` if it does not do that, or may not.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub fn mount_blob(
+        &self,
+        digest: &Digest,
+        from_repository: &str,
+    ) -> Result<bool, RegistryError> {
+        let (digest, from) = (*digest, from_repository.to_owned());
+        self.run(&format!("mount blob {digest}"), |core| async move {
+            let mut turns = core.turns(&format!("mount blob {digest}"), Capability::Push, None);
+            loop {
+                let index = turns.next().await?;
+                match core.mount_blob(index, &digest, &from).await {
+                    Ok(mounted) => return Ok(mounted),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })
+    }
+
+    /// Sends a blob of `size` bytes. What is read is compared with the digest before the registry is told it. At most
+    /// one chunk of 16 MiB is in memory, unless the registry wants larger ones.
+    ///
+    /// # Errors
+    /// [`RegistryError`], with [`Cause::Read`] if the reader fails.
+    pub fn upload_blob(
+        &self,
+        digest: &Digest,
+        size: u64,
+        reader: &mut dyn Read,
+    ) -> Result<(), RegistryError> {
+        let what = format!("send blob {digest}");
+        let failed = |cause| RegistryError::new(&what, &self.core.registry, 1, cause);
+        let mut hasher = digest.hasher();
+        let mut at = 0;
+        if size <= CHUNK {
+            let chunk = read_chunk(reader, size).map_err(failed)?;
+            hasher.update(&chunk);
+            check_end(reader, chunk.len() as u64, size).map_err(failed)?;
+            check_digest(hasher, digest).map_err(failed)?;
+            let digest = *digest;
+            return self.run(&what.clone(), |core| core.send_at_once(what, digest, chunk));
+        }
+        let begin = what.clone();
+        let mut session = self.run(&what, |core| core.begin(begin))?;
+        while at < size {
+            let chunk = read_chunk(reader, session.chunk.min(size - at)).map_err(failed)?;
+            if chunk.is_empty() {
+                break;
+            }
+            hasher.update(&chunk);
+            let length = chunk.len() as u64;
+            let send = what.clone();
+            session = self.run(&what, |core| core.send_chunk(send, session, at, chunk))?;
+            at += length;
+        }
+        let checked = check_end(reader, at, size).and_then(|()| check_digest(hasher, digest));
+        if let Err(cause) = checked {
+            // What was sent is garbage there, and goes by itself if this fails.
+            let _ignored: Result<(), RegistryError> = self.run(&what, |core| core.abandon(session));
+            return Err(failed(cause));
+        }
+        let digest = *digest;
+        self.run(&what.clone(), |core| core.finish(what, session, digest, at))
+    }
+}
+
+fn read_chunk(reader: &mut dyn Read, length: u64) -> Result<Bytes, Cause> {
+    let mut chunk = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
+    reader.take(length).read_to_end(&mut chunk).map_err(Cause::Read)?;
+    Ok(chunk.into())
+}
+
+fn check_end(reader: &mut dyn Read, actual: u64, expected: u64) -> Result<(), Cause> {
+    if actual < expected {
+        return Err(Cause::Short { actual, expected });
+    }
+    match read_chunk(reader, 1)?.is_empty() {
+        true => Ok(()),
+        false => Err(Cause::TooLong { max: expected }),
+    }
+}
+
+fn check_digest(hasher: crate::DigestHasher, expected: &Digest) -> Result<(), Cause> {
+    let actual = hasher.finish();
+    if actual == *expected {
+        return Ok(());
+    }
+    Err(Cause::Digest { expected: Box::new(*expected), actual: Box::new(actual) })
+}
+
+impl Core {
+    async fn has_blob(&self, index: usize, digest: &Digest) -> Result<bool, Cause> {
+        let ask = self.ask(index, Method::HEAD, &format!("blobs/{digest}"))?;
+        let answer = self.call(index, &ask).await?;
+        match answer.response.status().as_u16() {
+            200 => Ok(true),
+            404 => Ok(false),
+            _ => Err(self.failure(index, answer).await),
+        }
+    }
+
+    async fn mount_blob(&self, index: usize, digest: &Digest, from: &str) -> Result<bool, Cause> {
+        let mut ask = self.post(index)?;
+        ask.url
+            .query_pairs_mut()
+            .append_pair("mount", &digest.to_string())
+            .append_pair("from", from);
+        let scopes = [
+            format!("repository:{}:pull,push", self.repository),
+            format!("repository:{from}:pull"),
+        ];
+        let answer = self.call_with(index, &ask, &scopes).await?;
+        match answer.response.status().as_u16() {
+            201 => Ok(true),
+            // An upload like any other has begun instead.
+            202 => {
+                if let Ok(session) = self.session(index, &answer, &ask.url, CHUNK) {
+                    self.delete(&session).await;
+                }
+                Ok(false)
+            }
+            400..=499 if answer.response.status().as_u16() != 429 => Ok(false),
+            _ => Err(self.failure(index, answer).await),
+        }
+    }
+
+    fn post(&self, index: usize) -> Result<Ask, Cause> {
+        let mut ask = self.ask(index, Method::POST, "blobs/uploads/")?;
+        ask.body = Some(Bytes::new());
+        Ok(ask)
+    }
+
+    async fn start(&self, index: usize) -> Result<Session, Cause> {
+        let ask = self.post(index)?;
+        let answer = self.call(index, &ask).await?;
+        if answer.response.status().as_u16() != 202 {
+            return Err(self.failure(index, answer).await);
+        }
+        let least = answer.response.headers().get(CHUNK_MIN_LENGTH);
+        let least = least.and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
+        self.session(index, &answer, &ask.url, CHUNK.max(least).min(CHUNK_MAX))
+    }
+
+    fn session(
+        &self,
+        index: usize,
+        answer: &Answer,
+        from: &Url,
+        chunk: u64,
+    ) -> Result<Session, Cause> {
+        let mut url = location(answer.response.headers(), from)?;
+        let own = &self.endpoints[index].base;
+        // A registry behind a proxy that ends TLS often thinks that it speaks HTTP.
+        if own.starts_with("https:") && url.scheme() == "http" && url.host_str() == from.host_str()
+        {
+            url = match url.set_scheme("https").and_then(|()| url.set_port(from.port())) {
+                Ok(()) => url,
+                Err(()) => return Err(Cause::Downgrade(own.clone())),
+            };
+        }
+        if own.starts_with("https:") && url.scheme() != "https" {
+            return Err(Cause::Downgrade(url.host_str().unwrap_or_default().to_owned()));
+        }
+        Ok(Session { index, url, chunk })
+    }
+
+    async fn begin(self: Arc<Self>, what: String) -> Result<Session, RegistryError> {
+        let mut turns = self.turns(&what, Capability::Push, None);
+        loop {
+            let index = turns.next().await?;
+            match self.start(index).await {
+                Ok(session) => return Ok(session),
+                Err(cause) => turns.failed(cause),
+            }
+        }
+    }
+
+    /// A blob that fits into one request. Begins anew when that fails.
+    async fn send_at_once(
+        self: Arc<Self>,
+        what: String,
+        digest: Digest,
+        bytes: Bytes,
+    ) -> Result<(), RegistryError> {
+        let mut turns = self.turns(&what, Capability::Push, None);
+        loop {
+            let index = turns.next().await?;
+            let sent = async {
+                let session = self.start(index).await?;
+                self.put(&session, &digest, bytes.clone()).await
+            };
+            match sent.await {
+                Ok(()) => return Ok(()),
+                Err(cause) => turns.failed(cause),
+            }
+        }
+    }
+
+    /// The last request of an upload: the registry compares the digest, and has the blob.
+    async fn put(&self, session: &Session, digest: &Digest, bytes: Bytes) -> Result<(), Cause> {
+        let mut ask = Ask::new(Method::PUT, session.url.clone())
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        ask.url.query_pairs_mut().append_pair("digest", &digest.to_string());
+        ask.body = Some(bytes);
+        ask.is_commit = true;
+        let answer = self.call(session.index, &ask).await?;
+        // Some say 204, as an old version of the protocol had it.
+        if !answer.response.status().is_success() {
+            return Err(self.failure(session.index, answer).await);
+        }
+        Ok(())
+    }
+
+    fn turns_at(self: &Arc<Self>, what: &str, index: usize) -> Turns {
+        let what = format!("{what} of {}/{}", self.registry, self.repository);
+        Turns::new(self, what, vec![index])
+    }
+
+    async fn send_chunk(
+        self: Arc<Self>,
+        what: String,
+        mut session: Session,
+        start: u64,
+        chunk: Bytes,
+    ) -> Result<Session, RegistryError> {
+        let mut turns = self.turns_at(&what, session.index);
+        let end = start + chunk.len() as u64;
+        let mut at = start;
+        let mut is_sure = true;
+        while at < end {
+            turns.next().await?;
+            let step = async {
+                if !is_sure {
+                    let (next, has) = self.status(&session).await?;
+                    if has < start || has > end {
+                        return Err(Cause::UploadLost(has));
+                    }
+                    if has == end {
+                        return Ok((next, has));
+                    }
+                    (session, at) = (next, has);
+                }
+                let rest = chunk.slice(usize::try_from(at - start).unwrap_or(chunk.len())..);
+                Ok((self.patch(&session, at, rest).await?, end))
+            };
+            match step.await {
+                Ok((next, has)) => (session, at) = (next, has),
+                Err(cause) => {
+                    // What has arrived of it only the registry knows.
+                    is_sure = false;
+                    if at > start {
+                        turns.progressed();
+                    }
+                    turns.failed(cause);
+                }
+            }
+        }
+        Ok(session)
+    }
+
+    async fn patch(&self, session: &Session, at: u64, bytes: Bytes) -> Result<Session, Cause> {
+        let end = at + bytes.len() as u64;
+        let range = HeaderValue::try_from(format!("{at}-{}", end - 1))
+            .map_err(|error| Cause::Protocol(error.to_string()))?;
+        let mut ask = Ask::new(Method::PATCH, session.url.clone())
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))
+            .header(CONTENT_RANGE, range)
+            .header(CONTENT_LENGTH, bytes.len());
+        ask.body = Some(bytes);
+        let answer = self.call(session.index, &ask).await?;
+        match answer.response.status().as_u16() {
+            // Some say 204 here as well.
+            201..=204 => {}
+            // Not where the registry is: it says where that is when asked.
+            416 => return Err(Cause::Connection("the registry expects another chunk".to_owned())),
+            _ => return Err(self.failure(session.index, answer).await),
+        }
+        if let Some(has) = received(answer.response.headers()).filter(|has| *has != end) {
+            return Err(Cause::Connection(format!(
+                "the registry has {has} bytes instead of {end}"
+            )));
+        }
+        match self.session(session.index, &answer, &ask.url, session.chunk) {
+            Ok(next) => Ok(next),
+            // The spec wants it, and not all do.
+            Err(_) if !answer.response.headers().contains_key(reqwest::header::LOCATION) => {
+                Ok(session.clone())
+            }
+            Err(cause) => Err(cause),
+        }
+    }
+
+    /// How far an upload has come, and where it goes on.
+    async fn status(&self, session: &Session) -> Result<(Session, u64), Cause> {
+        let ask = Ask::new(Method::GET, session.url.clone());
+        let scopes = [format!("repository:{}:pull,push", self.repository)];
+        let answer = self.call_with(session.index, &ask, &scopes).await?;
+        let status = answer.response.status().as_u16();
+        if status == 404 {
+            return Err(Cause::UploadLost(0));
+        }
+        if !answer.response.status().is_success() {
+            return Err(self.failure(session.index, answer).await);
+        }
+        let has = received(answer.response.headers()).unwrap_or(0);
+        let next = match answer.response.headers().contains_key(reqwest::header::LOCATION) {
+            true => self.session(session.index, &answer, &ask.url, session.chunk)?,
+            false => session.clone(),
+        };
+        Ok((next, has))
+    }
+
+    async fn finish(
+        self: Arc<Self>,
+        what: String,
+        session: Session,
+        digest: Digest,
+        size: u64,
+    ) -> Result<(), RegistryError> {
+        let mut turns = self.turns_at(&what, session.index);
+        let mut is_sure = true;
+        loop {
+            turns.next().await?;
+            let step = async {
+                // It may have succeeded, and only its answer was lost.
+                if !is_sure && self.has_blob(session.index, &digest).await? {
+                    return Ok(());
+                }
+                match self.put(&session, &digest, Bytes::new()).await {
+                    Err(Cause::NotFound { .. }) => Err(Cause::UploadLost(size)),
+                    result => result,
+                }
+            };
+            match step.await {
+                Ok(()) => return Ok(()),
+                Err(cause) => {
+                    is_sure = false;
+                    turns.failed(cause);
+                }
+            }
+        }
+    }
+
+    async fn abandon(self: Arc<Self>, session: Session) -> Result<(), RegistryError> {
+        self.delete(&session).await;
+        Ok(())
+    }
+
+    /// Nobody minds if it fails: registries clean up after a while.
+    async fn delete(&self, session: &Session) {
+        let ask = Ask::new(Method::DELETE, session.url.clone());
+        if let Err(cause) = self.call(session.index, &ask).await {
+            tracing::debug!(cause = %cause, "cannot abandon an upload");
+        }
+    }
+}
+
+/// The number of bytes that a registry has, by its `Range: 0-LAST`. Distribution says `0-0` for none.
+fn received(headers: &HeaderMap) -> Option<u64> {
+    let text = headers.get(RANGE)?.to_str().ok()?;
+    let text = text.strip_prefix("bytes=").unwrap_or(text);
+    let last: u64 = text.strip_prefix("0-")?.parse().ok()?;
+    if last == 0 { Some(0) } else { last.checked_add(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_registry_has() {
+        for (text, expect) in [
+            ("0-99", Some(100)),
+            ("bytes=0-99", Some(100)),
+            ("0-0", Some(0)),
+            ("1-99", None),
+            ("0-18446744073709551615", None),
+            ("", None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(RANGE, text.parse().unwrap());
+            assert_eq!(received(&headers), expect, "{text}");
+        }
+    }
+}

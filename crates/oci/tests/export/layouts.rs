@@ -1,0 +1,202 @@
+//! Layouts and docker archives.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use serde_json::Value;
+use store::{Digest, RefName};
+
+use super::build::{Layout, Pack, Tar};
+use super::oci::export::{
+    Compression, ExportError, LayoutReport, Options, plan, to_docker_archive, to_layout,
+};
+use super::oci::import::Report;
+use super::{Home, chain, damage, files};
+
+/// An image of two layers, one of them twice.
+fn image(home: &Home, name: &str) -> Report {
+    let path = home.path(name);
+    let mut layout = Layout::new(&path);
+    let content = [name.as_bytes(), &[b'x'; 100_000]].concat();
+    let one = Tar::of("d a,f a/b short").file("a/c", &content).bytes();
+    let two = Tar::of("s link a/c,w a/.wh.b").bytes();
+    let layers = [(one.clone(), Pack::Gzip), (two, Pack::Plain), (one, Pack::Gzip)];
+    let (image, _) = layout.image(&layers);
+    layout.add(image, None, None);
+    home.import("oci", &path)
+}
+
+fn export(
+    home: &Home,
+    image: &Report,
+    to: &Path,
+    tag: Option<&str>,
+) -> Result<LayoutReport, ExportError> {
+    export_with(home, image, to, tag, &home.options())
+}
+
+fn export_with(
+    home: &Home,
+    image: &Report,
+    to: &Path,
+    tag: Option<&str>,
+    options: &Options<'_>,
+) -> Result<LayoutReport, ExportError> {
+    let plan = plan(&home.store, &image.manifest.unwrap(), Compression::AsItWas, options)?;
+    to_layout(&home.store, &plan, to, tag, options)
+}
+
+/// The tags of a layout, and the digests that they name.
+fn tags(layout: &Path) -> BTreeMap<String, String> {
+    let index: Value =
+        serde_json::from_slice(&fs::read(layout.join("index.json")).unwrap()).unwrap();
+    let entries = index["manifests"].as_array().unwrap().iter().map(|entry| {
+        let tag = entry["annotations"]["org.opencontainers.image.ref.name"].as_str();
+        (tag.unwrap_or("-").to_owned(), entry["digest"].as_str().unwrap().to_owned())
+    });
+    entries.collect()
+}
+
+#[test]
+fn a_layout_gives_the_same_image() {
+    let (home, other) = (Home::new(), Home::new());
+    let image = image(&home, "a");
+    let to = home.path("new/er");
+    let report = export(&home, &image, &to, Some("1")).unwrap();
+    // Two layers, the config and the manifest.
+    assert_eq!((report.blobs, report.reused), (4, 0));
+    assert_eq!(other.import("oci", &to).image, image.image);
+    for blob in files(&to.join("blobs/sha256")) {
+        let bytes = fs::read(to.join("blobs/sha256").join(&blob)).unwrap();
+        assert_eq!(Digest::sha256(&bytes).to_string(), format!("sha256:{}", blob.display()));
+    }
+    let before = files(&to);
+    assert_eq!(before.len(), 2 + 2 + 4, "{before:?}");
+    let report = export(&home, &image, &to, Some("1")).unwrap();
+    assert_eq!((report.blobs, report.reused, report.bytes), (0, 4, 0));
+    assert_eq!(files(&to), before);
+    // What is there is looked at.
+    damage(&to.join("blobs/sha256").join(&files(&to.join("blobs/sha256"))[0]));
+    assert_eq!(export(&home, &image, &to, Some("1")).unwrap().blobs, 1);
+    assert_eq!(Home::new().import("oci", &to).image, image.image);
+}
+
+#[test]
+fn other_images_of_a_layout_stay() {
+    let home = Home::new();
+    let (a, b) = (image(&home, "a"), image(&home, "b"));
+    let to = home.path("out");
+    export(&home, &a, &to, Some("a")).unwrap();
+    let index_path = to.join("index.json");
+    let mut index: Value = serde_json::from_slice(&fs::read(&index_path).unwrap()).unwrap();
+    index["annotations"] = serde_json::json!({ "kept": "yes" });
+    fs::write(&index_path, index.to_string()).unwrap();
+    export(&home, &b, &to, Some("b")).unwrap();
+    assert_eq!(tags(&to).keys().collect::<Vec<_>>(), ["a", "b"]);
+    assert!(fs::read_to_string(&index_path).unwrap().contains(r#"{"kept":"yes"}"#));
+    let of_b = tags(&to)["b"].clone();
+    export(&home, &b, &to, Some("a")).unwrap();
+    assert_eq!(
+        tags(&to),
+        [("a", &of_b), ("b", &of_b)].map(|(a, b)| (a.to_owned(), b.clone())).into()
+    );
+    export(&home, &a, &to, None).unwrap();
+    export(&home, &a, &to, None).unwrap();
+    assert_eq!(tags(&to).len(), 3);
+    let error = export(&home, &b, &to, None).unwrap_err();
+    assert!(matches!(error, ExportError::Untagged(_)), "{error}");
+}
+
+#[test]
+fn a_failure_leaves_nothing_behind() {
+    let home = Home::new();
+    let (a, b) = (image(&home, "a"), image(&home, "b"));
+    let (new, old) = (home.path("some/new"), home.path("old"));
+    export(&home, &a, &old, Some("a")).unwrap();
+    let before = files(&old);
+    let attempt = |to: &Path, options: &Options<'_>| {
+        chain(&export_with(&home, &b, to, Some("b"), options).unwrap_err())
+    };
+    // It is cancelled when the plan is made already.
+    let cancel = AtomicBool::new(false);
+    let progress = |_: super::oci::import::Event<'_>| {
+        cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    for to in [&new, &old] {
+        cancel.store(false, std::sync::atomic::Ordering::Relaxed);
+        let never = home.options();
+        let plan = plan(&home.store, &b.manifest.unwrap(), Compression::None, &never).unwrap();
+        let options = Options { cancel: &cancel, progress: &progress, ..never };
+        let error = to_layout(&home.store, &plan, to, Some("b"), &options).unwrap_err();
+        assert!(matches!(error, ExportError::Cancelled), "{error}");
+    }
+    assert!(!home.path("some").exists());
+    assert_eq!(files(&old), before);
+
+    for object in home.objects() {
+        damage(&object);
+    }
+    for to in [&new, &old] {
+        let plan = plan(&home.store, &b.manifest.unwrap(), Compression::None, &home.options());
+        let plan = plan.unwrap();
+        let error = to_layout(&home.store, &plan, to, Some("b"), &home.options()).unwrap_err();
+        assert!(error.is_damage(), "{}", chain(&error));
+    }
+    assert!(attempt(&new, &home.options()).contains("the bytes have the digest"));
+    assert!(!home.path("some").exists());
+    assert_eq!(files(&old), before);
+    assert_eq!(tags(&old).len(), 1);
+}
+
+#[test]
+fn what_is_no_layout_is_refused() {
+    let home = Home::new();
+    let image = image(&home, "a");
+    let refused = |to: &Path| chain(&export(&home, &image, to, Some("1")).unwrap_err());
+    let folder = home.path("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("mine"), "").unwrap();
+    assert!(refused(&folder).contains("is not an OCI layout"));
+    fs::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"2.0.0"}"#).unwrap();
+    assert!(refused(&folder).contains("of version 2.0.0"));
+    assert!(refused(&folder.join("mine")).contains("cannot write"));
+    let busy = home.path("busy");
+    fs::create_dir(&busy).unwrap();
+    let lock = fs::File::open(&busy).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert!(refused(&busy).contains("another export writes to"));
+    drop(lock);
+    // An empty folder will do.
+    export(&home, &image, &busy, Some("1")).unwrap();
+}
+
+#[test]
+fn a_docker_archive_gives_the_same_image() {
+    let (home, other) = (Home::new(), Home::new());
+    let image = image(&home, "a");
+    let names: [RefName; 2] = ["x/y:1".parse().unwrap(), "z".parse().unwrap()];
+    let write = || {
+        let mut bytes = Vec::new();
+        let manifest = &image.manifest.unwrap();
+        let report =
+            to_docker_archive(&home.store, manifest, &names, &mut bytes, &home.options()).unwrap();
+        assert_eq!(report.bytes, bytes.len() as u64);
+        bytes
+    };
+    let bytes = write();
+    assert_eq!(write(), bytes);
+    let path = home.path("a.tar");
+    fs::write(&path, bytes).unwrap();
+    let report = other.import("docker-archive", &path);
+    assert_eq!(report.image, image.image);
+    assert_eq!(report.name.unwrap().as_str(), "x/y:1");
+    let ids = |report: &Report| report.layers.iter().map(|it| it.diff_id).collect::<Vec<_>>();
+    assert_eq!(report.layers.len(), 3);
+    assert_eq!(report.layers[0].diff_id, ids(&image)[0]);
+    damage(&home.objects()[0]);
+    let manifest = &image.manifest.unwrap();
+    let error = to_docker_archive(&home.store, manifest, &names, &mut Vec::new(), &home.options());
+    assert!(error.is_err_and(|it| it.is_damage()));
+}

@@ -1,0 +1,84 @@
+//! Keys and signatures made by `openssl`, in the form that cosign gives them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Whether a tool is here; says loudly when it is not.
+pub(crate) fn has(tool: &str, argument: &str) -> bool {
+    let found = Command::new(tool).arg(argument).output().is_ok();
+    if !found {
+        eprintln!("SKIPPED: {tool} is not installed, so nothing was tested");
+    }
+    found
+}
+
+pub(crate) fn run(command: &mut Command) -> Vec<u8> {
+    let out = command.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{command:?}: {said}");
+    out.stdout
+}
+
+/// A kind of key, and how it signs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    P256,
+    P384,
+    P384Sha256,
+    Rsa,
+    RsaPss,
+    Ed25519,
+}
+
+pub(crate) const KINDS: [Kind; 6] =
+    [Kind::P256, Kind::P384, Kind::P384Sha256, Kind::Rsa, Kind::RsaPss, Kind::Ed25519];
+
+/// A key pair in files.
+#[derive(Debug)]
+pub(crate) struct Key {
+    kind: Kind,
+    private: PathBuf,
+    pub(crate) public: PathBuf,
+}
+
+impl Key {
+    pub(crate) fn make(folder: &Path, name: &str, kind: Kind) -> Self {
+        let [private, public] = ["key", "pub"].map(|it| folder.join(format!("{name}.{it}")));
+        let options: &[&str] = match kind {
+            Kind::P256 => &["EC", "-pkeyopt", "ec_paramgen_curve:P-256"],
+            Kind::P384 | Kind::P384Sha256 => &["EC", "-pkeyopt", "ec_paramgen_curve:P-384"],
+            Kind::Rsa | Kind::RsaPss => &["RSA", "-pkeyopt", "rsa_keygen_bits:2048"],
+            Kind::Ed25519 => &["ED25519"],
+        };
+        let mut openssl = Command::new("openssl");
+        run(openssl.arg("genpkey").arg("-out").arg(&private).arg("-algorithm").args(options));
+        let mut openssl = Command::new("openssl");
+        run(openssl.args(["pkey", "-pubout", "-in"]).arg(&private).arg("-out").arg(&public));
+        Self { kind, private, public }
+    }
+
+    pub(crate) fn sign(&self, message: &[u8]) -> Vec<u8> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), message).unwrap();
+        let mut openssl = Command::new("openssl");
+        match self.kind {
+            Kind::Ed25519 => {
+                openssl
+                    .args(["pkeyutl", "-sign", "-rawin", "-inkey"])
+                    .arg(&self.private)
+                    .arg("-in");
+            }
+            kind => {
+                let hash = if kind == Kind::P384 { "-sha384" } else { "-sha256" };
+                openssl.args(["dgst", hash, "-sign"]).arg(&self.private);
+                if kind == Kind::RsaPss {
+                    let padding = ["rsa_padding_mode:pss", "rsa_pss_saltlen:digest"];
+                    for option in padding {
+                        openssl.args(["-sigopt", option]);
+                    }
+                }
+            }
+        }
+        run(openssl.arg(file.path()))
+    }
+}

@@ -1,0 +1,328 @@
+//! A server of HTTP/1.1 that does what a test tells it: the truth, lies, or nothing.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// What somebody asked.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    /// With its query, and as a proxy sees it with its host.
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
+    /// The client has shown a certificate.
+    pub(crate) has_certificate: bool,
+}
+
+impl Request {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
+    /// `METHOD /path`
+    pub(crate) fn line(&self) -> String {
+        format!("{} {}", self.method, self.path)
+    }
+}
+
+/// What becomes of the body.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    None,
+    /// The connection ends after so many bytes.
+    Cut(usize),
+    /// Nothing more comes after so many bytes.
+    Stall(usize),
+    /// It never ends.
+    Endless,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Reply {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+    fault: Fault,
+    delay: Duration,
+}
+
+pub(crate) fn reply(status: u16) -> Reply {
+    Reply {
+        status,
+        headers: Vec::new(),
+        body: Vec::new(),
+        fault: Fault::None,
+        delay: Duration::ZERO,
+    }
+}
+
+/// The body, or the part of it that was asked for.
+pub(crate) fn content(request: &Request, body: &[u8]) -> Reply {
+    let range = request.header("range").and_then(|range| range.strip_prefix("bytes="));
+    let Some((first, last)) = range.and_then(|range| range.split_once('-')) else {
+        return reply(200).body(body);
+    };
+    let (first, last) = (first.parse().unwrap(), last.parse().unwrap_or(body.len() - 1));
+    let range = format!("bytes {first}-{last}/{}", body.len());
+    reply(206).header("content-range", &range).body(&body[first..=last])
+}
+
+impl Reply {
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(crate) fn status(mut self, status: u16) -> Self {
+        self.status = status;
+        self
+    }
+
+    pub(crate) fn body(mut self, body: impl AsRef<[u8]>) -> Self {
+        self.body = body.as_ref().to_vec();
+        self
+    }
+
+    pub(crate) fn cut(mut self, after: usize) -> Self {
+        self.fault = Fault::Cut(after);
+        self
+    }
+
+    pub(crate) fn stall(mut self, after: usize) -> Self {
+        self.fault = Fault::Stall(after);
+        self
+    }
+
+    pub(crate) fn endless(mut self) -> Self {
+        self.fault = Fault::Endless;
+        self
+    }
+
+    pub(crate) fn delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+}
+
+type Handler = dyn Fn(&Request, usize) -> Reply + Send + Sync;
+
+/// A server on loopback, until the test ends.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    seen: Arc<Mutex<Vec<Request>>>,
+    /// Bytes of bodies that were sent.
+    pub(crate) sent: Arc<AtomicU64>,
+}
+
+impl Server {
+    /// `answer` is given each request and its number.
+    pub(crate) fn start(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Self {
+        Self::start_with(None, answer)
+    }
+
+    pub(crate) fn start_with(
+        tls: Option<Arc<rustls::ServerConfig>>,
+        answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sent = Arc::new(AtomicU64::new(0));
+        let job = Arc::new(Job {
+            answer: Box::new(answer),
+            seen: Arc::clone(&seen),
+            sent: Arc::clone(&sent),
+            count: AtomicUsize::new(0),
+        });
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (job, tls) = (Arc::clone(&job), tls.clone());
+                std::thread::spawn(move || match tls {
+                    None => job.serve(stream.unwrap(), |_| false),
+                    Some(config) => {
+                        let connection = rustls::ServerConnection::new(config).unwrap();
+                        let stream = rustls::StreamOwned::new(connection, stream.unwrap());
+                        job.serve(stream, |stream| stream.conn.peer_certificates().is_some());
+                    }
+                });
+            }
+        });
+        Self { address, seen, sent }
+    }
+
+    /// `127.0.0.1:PORT`
+    pub(crate) fn host(&self) -> String {
+        self.address.to_string()
+    }
+
+    pub(crate) fn seen(&self) -> Vec<Request> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.seen().iter().map(Request::line).collect()
+    }
+}
+
+struct Job {
+    answer: Box<Handler>,
+    seen: Arc<Mutex<Vec<Request>>>,
+    sent: Arc<AtomicU64>,
+    count: AtomicUsize,
+}
+
+impl Job {
+    fn serve<S: Read + Write>(&self, stream: S, has_certificate: impl Fn(&S) -> bool) {
+        let mut stream = BufReader::new(stream);
+        while let Some(mut request) = read_request(&mut stream) {
+            request.has_certificate = has_certificate(stream.get_ref());
+            let number = self.count.fetch_add(1, Ordering::SeqCst);
+            self.seen.lock().unwrap().push(request.clone());
+            let reply = (self.answer)(&request, number);
+            std::thread::sleep(reply.delay);
+            // A client that has gone is no failure of the server.
+            if self.write(stream.get_mut(), &request, &reply).is_err() || reply.fault != Fault::None
+            {
+                return;
+            }
+        }
+    }
+
+    fn write<S: Write>(
+        &self,
+        stream: &mut S,
+        request: &Request,
+        reply: &Reply,
+    ) -> std::io::Result<()> {
+        let mut head = format!("HTTP/1.1 {} X\r\n", reply.status);
+        let has = |name: &str| reply.headers.iter().any(|(other, _)| other == name);
+        if !has("content-length") && !has("connection") && reply.fault != Fault::Endless {
+            head += &format!("content-length: {}\r\n", reply.body.len());
+        }
+        for (name, value) in &reply.headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        stream.write_all(format!("{head}\r\n").as_bytes())?;
+        let body: &[u8] = if request.method == "HEAD" { &[] } else { &reply.body };
+        match reply.fault {
+            Fault::None => self.body(stream, body)?,
+            Fault::Cut(after) => self.body(stream, &body[..after])?,
+            Fault::Stall(after) => {
+                self.body(stream, &body[..after])?;
+                std::thread::sleep(Duration::from_secs(20));
+            }
+            Fault::Endless => loop {
+                self.body(stream, body)?;
+            },
+        }
+        if has("connection") {
+            return Err(std::io::ErrorKind::ConnectionAborted.into());
+        }
+        stream.flush()
+    }
+
+    fn body<S: Write>(&self, stream: &mut S, body: &[u8]) -> std::io::Result<()> {
+        for piece in body.chunks(16 << 10) {
+            stream.write_all(piece)?;
+            self.sent.fetch_add(piece.len() as u64, Ordering::SeqCst);
+        }
+        stream.flush()
+    }
+}
+
+fn read_request<S: Read>(stream: &mut BufReader<S>) -> Option<Request> {
+    let mut line = String::new();
+    if stream.read_line(&mut line).ok()? == 0 {
+        return None;
+    }
+    let mut words = line.split_whitespace();
+    let mut request = Request {
+        method: words.next()?.to_owned(),
+        path: words.next()?.to_owned(),
+        ..Request::default()
+    };
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        request.headers.insert(name.to_lowercase(), value.to_owned());
+    }
+    let length = request.header("content-length").map_or(0, |length| length.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).ok()?;
+    request.body = body;
+    Some(request)
+}
+
+/// How a proxy is asked.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Manner {
+    Connect,
+    Socks5,
+}
+
+/// A proxy that leads everybody to `target`. Gives its address, and the names that it was asked for.
+pub(crate) fn proxy(manner: Manner, target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let name = match manner {
+                Manner::Connect => {
+                    let mut reader = BufReader::new(client.try_clone().unwrap());
+                    let Some(request) = read_request(&mut reader) else { continue };
+                    client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+                    request.line()
+                }
+                Manner::Socks5 => socks5(&mut client),
+            };
+            log.lock().unwrap().push(name);
+            let server = TcpStream::connect(target).unwrap();
+            let (mut up_from, mut up_to) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut up_from, &mut up_to));
+            std::thread::spawn(move || std::io::copy(&mut &server, &mut &client));
+        }
+    });
+    (address, asked)
+}
+
+/// RFC 1928, with a name for the address and without authentication.
+fn socks5(client: &mut TcpStream) -> String {
+    let mut take = |count: usize| {
+        let mut bytes = vec![0; count];
+        client.read_exact(&mut bytes).unwrap();
+        bytes
+    };
+    let methods = take(2)[1];
+    take(methods.into());
+    client.write_all(&[5, 0]).unwrap();
+    let mut take = |count: usize| {
+        let mut bytes = vec![0; count];
+        client.read_exact(&mut bytes).unwrap();
+        bytes
+    };
+    let head = take(5);
+    assert_eq!(head[..4], [5, 1, 0, 3], "a connection to a name");
+    let name = String::from_utf8(take(head[4].into())).unwrap();
+    let port = take(2);
+    client.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+    format!("{name}:{}", u16::from_be_bytes([port[0], port[1]]))
+}
+
+/// Waits for something that another thread does.
+pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

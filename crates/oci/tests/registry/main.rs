@@ -1,0 +1,95 @@
+//! The client of registries, against servers that misbehave, all on loopback.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests fail by panicking, and say what they skip"
+)]
+
+mod auth;
+mod blobs;
+mod daemon;
+mod fake;
+#[path = "../import/home.rs"]
+mod home;
+mod manifests;
+mod pulls;
+mod real;
+mod secure;
+mod uploads;
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use home::chain;
+use image::verity::ObjectId;
+use quire_oci::Digest;
+use quire_oci::reference::Reference;
+use quire_oci::registry::{BlobReader, Registry, Settings};
+
+/// Patient enough for a busy machine, and not more.
+fn settings() -> Settings {
+    Settings {
+        retries: 3,
+        backoff: Duration::from_millis(10),
+        stall: Duration::from_millis(1500),
+        ..Settings::default()
+    }
+}
+
+/// The repository `app` at `host`.
+fn registry(host: &str, settings: &Settings) -> Registry {
+    let reference: Reference = format!("{host}/app").parse().unwrap();
+    Registry::new(&reference, settings).unwrap()
+}
+
+/// A folder with a `hosts.toml` for `host`.
+struct Hosts(tempfile::TempDir);
+
+impl Hosts {
+    fn new(host: &str, text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join(host)).unwrap();
+        std::fs::write(folder.path().join(host).join("hosts.toml"), text).unwrap();
+        Self(folder)
+    }
+
+    fn settings(&self) -> Settings {
+        Settings { hosts: vec![self.0.path().to_owned()], ..settings() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+/// Bytes that are nowhere the same.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+/// All that a reader gives, or everything that its error says.
+fn read(mut reader: BlobReader) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    match reader.read_to_end(&mut bytes) {
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(chain(&error)),
+    }
+}
+
+/// The first difference, since megabytes are not to be printed.
+fn assert_same(got: &[u8], expect: &[u8]) {
+    let at = got.iter().zip(expect).position(|(one, other)| one != other);
+    assert_eq!((at, got.len()), (None, expect.len()));
+}
+
+fn digest(bytes: &[u8]) -> Digest {
+    Digest::sha256(bytes)
+}
