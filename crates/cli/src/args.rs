@@ -1,10 +1,38 @@
 //! The command line, as clap reads it. Help texts, man pages and completions all come from here.
 
 use std::ffi::OsString;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{
+    Arg, ArgAction, Args, Command, CommandFactory as _, Parser, Subcommand, ValueEnum, ValueHint,
+};
+
+/// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
+const NEVER_JSON: [&str; 4] = ["cat", "dump", "run", "completions"];
+
+const CODES: &str =
+    "Exit codes: 0 done, or yes; 1 the answer is no (damage, a difference); 2 could not do it";
+const RUN_CODES: &str = "\
+Exit codes: the program's own, 128+N when signal N ended it; 125 Quire or the runtime failed, \
+126 the program cannot be executed, 127 it, or what it needs to start, is not in the image
+
+Signals go to the program, which is process 1 of its container: the kernel spares that one INT and TERM unless it \
+handles them. The third that quire gets kills the container. On a terminal of the container's own, Ctrl-C is a key like \
+others and not sent to quire: there, `kill` this quire from another terminal, three times, or use --tty never.";
+
+/// The command line with what is the same for all verbs.
+pub(crate) fn command() -> Command {
+    Cli::command().after_help(CODES).mut_subcommands(|verb| {
+        let name = verb.get_name().to_owned();
+        let verb = verb.after_help(if name == "run" { RUN_CODES } else { CODES });
+        if !NEVER_JSON.contains(&name.as_str()) {
+            return verb;
+        }
+        // In the place of the one that all verbs have.
+        verb.arg(Arg::new("json").long("json").global(true).hide(true).action(ArgAction::SetTrue))
+    })
+}
 
 /// Verified image file systems for containers and operating systems.
 ///
@@ -24,6 +52,13 @@ pub(crate) struct Global {
     /// The store: by default /var/lib/quire for root, else $XDG_DATA_HOME/quire
     #[arg(long, global = true, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
+    /// A policy besides the administrator's, in the place of $XDG_CONFIG_HOME/quire/policy.toml
+    #[arg(long, global = true, env = "QUIRE_POLICY", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) policy: Option<PathBuf>,
+    /// How new files of the store are protected: `immutable` sets the immutable flag where there is no fs-verity.
+    /// A store that is made with it keeps it; `quire unseal` takes it off again
+    #[arg(long, global = true, env = "QUIRE_SEAL", value_name = "HOW")]
+    pub(crate) seal: Option<Seal>,
     /// Print JSON for programs
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -35,11 +70,28 @@ pub(crate) struct Global {
     pub(crate) quiet: bool,
 }
 
+/// How new files of the store are protected from change.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Seal {
+    /// By fs-verity, where the file system has it
+    Verity,
+    /// By fs-verity, or else by the immutable flag, where the user may set it: `rm -r` of the store fails then
+    Immutable,
+}
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Bring an image into the store
     Import(Import),
+    /// Bring an image from a registry into the store
+    #[cfg(feature = "registry")]
+    Pull(Pull),
+    /// Give an image back as an OCI layout, a docker archive or a tar
+    Export(Export),
+    /// Bring an image of the store to a registry
+    #[cfg(feature = "registry")]
+    Push(Push),
     /// Make an image file, without a store
     Build(Build),
     /// Mount an image on a directory
@@ -77,6 +129,8 @@ pub(crate) enum Verb {
     Fsck(Fsck),
     /// Free what no name, container, mount or running import uses
     Gc(Gc),
+    /// Take the immutable flag off all files of the store, so that `rm -r` can remove it
+    Unseal,
     /// Say what this host can do, and what Quire would choose
     Doctor,
     /// Write a completion script for a shell
@@ -105,6 +159,60 @@ pub(crate) struct Import {
     pub(crate) memory: u64,
 }
 
+/// What to pull, and from where.
+#[cfg(feature = "registry")]
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
+    pub(crate) reference: String,
+    /// The image's name in the store; by default the whole reference
+    pub(crate) name: Option<String>,
+    /// The platform to take from an index, as os/architecture[/variant]
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
+    /// Keep the layers as they came, too, so that a push gives back the very bytes
+    #[arg(long)]
+    pub(crate) keep_layers: bool,
+    /// Leave out sockets and unknown types, and say which, instead of refusing the image
+    #[arg(long)]
+    pub(crate) skip_unsupported: bool,
+    /// Memory for data under way, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    pub(crate) memory: u64,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+/// What to push, and where to.
+#[cfg(feature = "registry")]
+#[derive(Debug, Args)]
+pub(crate) struct Push {
+    /// A name, an image id or its beginning
+    pub(crate) name: String,
+    /// Where to: ghcr.io/owner/app:1.2, localhost:5000/app; by default the name itself
+    pub(crate) target: Option<String>,
+    /// How layers are packed; by default as-it-was
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) compression: Option<Compression>,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+/// How to talk to a registry.
+#[cfg(feature = "registry")]
+#[derive(Debug, Args)]
+pub(crate) struct RegistryOptions {
+    /// A file with credentials, as Docker's config.json or containers' auth.json; asked before the usual ones
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) authfile: Option<PathBuf>,
+    /// A folder like containerd's certs.d, with hosts.toml and CAs for each registry; asked before the usual ones
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) certs_dir: Option<PathBuf>,
+    /// Talk HTTP to the registry: anybody on the way can read and change what is not signed
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+}
+
 /// How a source becomes a tree.
 #[derive(Debug, Args)]
 pub(crate) struct TreeOptions {
@@ -114,9 +222,56 @@ pub(crate) struct TreeOptions {
     /// Leave out sockets and unknown types, and say which, instead of refusing the source
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
+    #[command(flatten)]
+    pub(crate) xattrs: XattrOptions,
     /// Drop fractions of seconds from times
     #[arg(long)]
     pub(crate) whole_seconds: bool,
+}
+
+/// Which extended attributes are kept, of directories and tars.
+#[derive(Debug, Args)]
+pub(crate) struct XattrOptions {
+    /// Drop all extended attributes; ACLs and file capabilities are such, too
+    #[arg(long)]
+    pub(crate) skip_xattrs: bool,
+    /// Keep only those extended attributes whose name begins with user.
+    #[arg(long, conflicts_with = "skip_xattrs")]
+    pub(crate) user_xattrs: bool,
+}
+
+/// How layers are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Compression {
+    /// As the manifest has them; bytes that the store has not kept are compressed anew
+    AsItWas,
+    /// By gzip
+    Gzip,
+    /// By zstd
+    Zstd,
+    /// Not at all
+    None,
+}
+
+/// What becomes of an image.
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// A name, an image id or its beginning
+    pub(crate) name: String,
+    // Not a doc comment: to rustdoc the brackets would be a link.
+    #[arg(
+        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME] or tar:FILE, all files of all layers (FILE - for standard output)"
+    )]
+    pub(crate) target: OsString,
+    /// How layers are packed in an OCI layout; by default as-it-was
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) compression: Option<Compression>,
+    /// Overwrite the file if it is there
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Leave sockets, and what else no tar can hold, out of a tar, and say which
+    #[arg(long)]
+    pub(crate) skip_unsupported: bool,
 }
 
 #[derive(Debug, Args)]
@@ -259,8 +414,13 @@ pub(crate) struct Tree {
     /// NAME[:/PATH], or the path of an image file
     pub(crate) target: OsString,
     /// How many levels
-    #[arg(short = 'L', long, value_name = "LEVELS")]
-    pub(crate) depth: Option<usize>,
+    #[arg(short = 'L', long, value_name = "LEVELS", value_parser = levels)]
+    pub(crate) depth: Option<NonZeroUsize>,
+}
+
+/// As `tree` of most systems has it: no level at all is a mistake.
+fn levels(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().ok().ok_or_else(|| "invalid level, must be greater than 0".to_owned())
 }
 
 #[derive(Debug, Args)]
@@ -322,6 +482,9 @@ pub(crate) struct Fsck {
     /// Remove what is damaged, so that a new import of the same image brings it back
     #[arg(long)]
     pub(crate) repair: bool,
+    /// Also make every layer's tar again and compare its digest: about as long as an import
+    #[arg(long)]
+    pub(crate) deep: bool,
 }
 
 #[derive(Debug, Args)]

@@ -1,14 +1,21 @@
 //! `build`: an image file and, if wanted, a folder of objects, through a store that lives only so long.
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Write as _;
-use std::path::Path;
+use std::io::{ErrorKind, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use image::tree::{Content, Location, Node};
+use kernel::files::Named;
 use oci::source::Source;
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use serde_json::json;
 use store::{OpenOptions, Store};
+use tempfile::{TempDir, TempPath};
 
 use crate::Answer;
 use crate::args;
@@ -17,20 +24,31 @@ use crate::import::{Wishes, work};
 use crate::report;
 use crate::target;
 
+/// How everything begins that a build puts beside its output for the time being.
+const PREFIX: &str = ".quire-build-";
+/// Anyone may read an image, as far as the umask lets them.
+const MODE: u32 = 0o644;
+
 pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Answer> {
     let source = Source::parse(&args.source)?;
+    // Before the work, which may take long, so that it is not in vain.
+    let output = match args.image.as_os_str().as_bytes() {
+        b"-" if context.json => bail!("--json: standard output has the image already"),
+        b"-" => None,
+        _ => Some(Output::new(&args.image)?),
+    };
     // Beside what is written, so that objects need not be copied to another file system.
-    let beside = match (&args.digest_store, args.image.parent()) {
+    let beside = match (&args.digest_store, &output) {
         (Some(folder), _) => {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make {}", folder.display()))?;
-            folder.as_path()
+            folder.clone()
         }
-        (None, Some(parent)) if !parent.as_os_str().is_empty() => parent,
-        (None, _) => Path::new("."),
+        (None, Some(_)) => parent(&args.image).to_owned(),
+        (None, None) => std::env::temp_dir(),
     };
-    let place = tempfile::Builder::new().prefix(".quire-build-").tempdir_in(beside);
-    let place = place.with_context(|| format!("cannot write in {}", beside.display()))?;
+    clear_stale(&beside);
+    let (place, _lock) = workplace(&beside)?;
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, OpenOptions::create())?;
     let wishes =
@@ -38,16 +56,16 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
     let done = work(context, &store, &source, &wishes)?;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {
-        give_objects(&store, &target::read(&image)?, folder)?;
+        give_objects(&store, &target::read(&image)?, folder, &place.path().join("objects"))?;
     }
     let mut bytes = image.image.into_file();
-    if args.image == Path::new("-") {
+    let Some(output) = output else {
         let mut out = report::standard_output();
         std::io::copy(&mut bytes, &mut out)?;
         out.flush()?;
         return Ok(Answer::Yes);
-    }
-    write_whole(&mut bytes, &args.image)?;
+    };
+    output.finish(&mut bytes)?;
     if context.json {
         report::json(&json!({"image": done.image.to_string(), "bytes": done.image_bytes}))?;
     } else if !context.is_quiet() {
@@ -58,9 +76,17 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
     Ok(Answer::Yes)
 }
 
-/// Gives the image's objects to a folder that may have some of them already. Objects never change, so one file may
-/// have both names.
-fn give_objects(store: &Store, tree: &image::tree::Tree, folder: &Path) -> anyhow::Result<()> {
+/// Gives the image's objects to a folder that may have some of them already. They are copied to `work`, synced once,
+/// named, and the names synced once: a file with an object's name is whole, whatever happens.
+fn give_objects(
+    store: &Store,
+    tree: &image::tree::Tree,
+    folder: &Path,
+    work: &Path,
+) -> anyhow::Result<()> {
+    let failed = || format!("cannot store objects in {}", folder.display());
+    std::fs::create_dir(work).with_context(failed)?;
+    let mut new = BTreeSet::new();
     let mut walk = tree.walk();
     while let Some((_, entry)) = walk.next() {
         let Node::Regular(Content::External { object: Some(object), location, .. }) =
@@ -68,36 +94,171 @@ fn give_objects(store: &Store, tree: &image::tree::Tree, folder: &Path) -> anyho
         else {
             continue;
         };
-        if location != Location::Object {
+        if location != Location::Object
+            || new.contains(&object)
+            || std::fs::symlink_metadata(folder.join(object.path())).is_ok()
+        {
             continue;
         }
-        let to = folder.join(object.path());
-        if to.exists() {
-            continue;
-        }
-        if let Some(parent) = to.parent() {
-            std::fs::create_dir_all(parent)
-                .with_context(|| format!("cannot make {}", parent.display()))?;
-        }
-        let mut file = store.object(&object)?;
-        write_whole(&mut file, &to)?;
+        let from = store.object(&object)?;
+        let mut options = File::options();
+        std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), MODE);
+        let copy = options.open(work.join(object.to_string())).with_context(failed)?;
+        kernel::files::copy(from.as_fd(), copy.as_fd())
+            .with_context(|| format!("cannot copy object {object}"))?;
+        new.insert(object);
     }
-    Ok(())
+    if new.is_empty() {
+        return Ok(());
+    }
+    let opened = File::open(folder).with_context(failed)?;
+    let from = File::open(work).with_context(failed)?;
+    rustix::fs::syncfs(&opened).with_context(failed)?;
+    for object in new {
+        let path = object.path();
+        let to = folder.join(&path);
+        std::fs::create_dir_all(parent(&to)).with_context(failed)?;
+        let name = object.to_string();
+        match kernel::files::rename_new((from.as_fd(), &*name), (opened.as_fd(), &*path))
+            .with_context(failed)?
+        {
+            // Somebody else stored the same: ours goes with the folder for the work.
+            Named::Now | Named::Taken => {}
+        }
+    }
+    rustix::fs::syncfs(&opened).with_context(failed)
 }
 
-/// Writes a file that is there as a whole or not at all.
-fn write_whole(from: &mut File, to: &Path) -> anyhow::Result<()> {
-    let failed = || format!("cannot write {}", to.display());
-    let parent = match to.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut draft = tempfile::Builder::new()
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(parent)
-        .with_context(failed)?;
-    std::io::copy(from, draft.as_file_mut()).with_context(failed)?;
-    draft.as_file().sync_all().with_context(failed)?;
-    draft.persist(to).map_err(|error| error.error).with_context(failed)?;
-    Ok(())
+/// A file that will be there as a whole or not at all. Where the file system has files without a name it has none until
+/// it is finished; elsewhere it begins with [`PREFIX`].
+struct Output {
+    to: PathBuf,
+    folder: File,
+    file: File,
+    /// Removes the name of an unfinished file.
+    name: Option<TempPath>,
+}
+
+impl Output {
+    fn new(to: &Path) -> anyhow::Result<Self> {
+        let folder = parent(to);
+        target::check_directory(folder)?;
+        match std::fs::metadata(to) {
+            Ok(found) if found.is_dir() => {
+                bail!("\"{}\" is a directory: name the file to write", to.display())
+            }
+            // It would be replaced, and devices are nobody's to replace.
+            Ok(found) if !found.is_file() => {
+                bail!("\"{}\" is not a regular file; - is standard output", to.display())
+            }
+            _ => {}
+        }
+        let failed = || format!("cannot write in {}", folder.display());
+        let opened = File::open(folder).with_context(failed)?;
+        let (file, name) = match kernel::files::unnamed(opened.as_fd(), MODE) {
+            Ok(file) => (File::from(file), None),
+            // Kernels, or file systems, that do not know of it: open(2), O_TMPFILE.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
+                let file = prefixed().permissions(mode).tempfile_in(folder).with_context(failed)?;
+                lock(file.as_file()).with_context(failed)?;
+                let (file, name) = file.into_parts();
+                (file, Some(name))
+            }
+            Err(error) => return Err(error).with_context(failed),
+        };
+        Ok(Self { to: to.to_owned(), folder: opened, file, name })
+    }
+
+    fn finish(mut self, from: &mut File) -> anyhow::Result<()> {
+        let to = self.to.display().to_string();
+        let failed = || format!("cannot write {to}");
+        std::io::copy(from, &mut self.file).with_context(failed)?;
+        self.file.sync_all().with_context(failed)?;
+        match self.name.take() {
+            Some(name) => name.persist(&self.to).map_err(|it| it.error).with_context(failed),
+            None => self.link().with_context(failed),
+        }
+    }
+
+    /// Gives the file its name. Only a rename can take a name from another file, and only a file with a name can be
+    /// renamed; until then it is locked, so that nobody takes it for a leftover.
+    fn link(&self) -> Result<(), Errno> {
+        let name = self.to.file_name().ok_or(Errno::ISDIR)?;
+        let (file, folder) = (self.file.as_fd(), self.folder.as_fd());
+        if kernel::files::link(file, folder, name)? == Named::Now {
+            return Ok(());
+        }
+        rustix::fs::flock(file, FlockOperation::LockExclusive)?;
+        let mut number = std::process::id();
+        let mut draft = format!("{PREFIX}{number}");
+        while kernel::files::link(file, folder, &draft)? == Named::Taken {
+            number = number.wrapping_add(1);
+            draft = format!("{PREFIX}{number}");
+        }
+        let renamed = rustix::fs::renameat(folder, &draft, folder, name);
+        if renamed.is_err() {
+            // The first error counts.
+            let _left = rustix::fs::unlinkat(folder, &draft, AtFlags::empty());
+        }
+        renamed
+    }
+}
+
+/// The directory that a path names something in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn prefixed() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(PREFIX);
+    builder
+}
+
+/// A folder for the work, and the lock by which others see that it is in use.
+fn workplace(beside: &Path) -> anyhow::Result<(TempDir, File)> {
+    let failed = || format!("cannot write in {}", beside.display());
+    loop {
+        let place = prefixed().tempdir_in(beside).with_context(failed)?;
+        let opened = File::open(place.path());
+        match opened {
+            Ok(folder) => {
+                lock(&folder).with_context(failed)?;
+                // Until it was locked, another build may have taken it for a leftover.
+                if place.path().exists() {
+                    return Ok((place, folder));
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(failed),
+        }
+    }
+}
+
+fn lock(file: &File) -> Result<(), Errno> {
+    rustix::fs::flock(file, FlockOperation::LockExclusive)
+}
+
+/// Removes what killed builds of this user left in a folder. What cannot be removed does not matter here.
+fn clear_stale(folder: &Path) {
+    let user = rustix::process::geteuid().as_raw();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) {
+            continue;
+        }
+        let path = entry.path();
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(opened) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
+        let Ok(stat) = rustix::fs::fstat(&opened) else { continue };
+        let locked = rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive);
+        if stat.st_uid != user || locked.is_err() {
+            continue;
+        }
+        let removed = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => std::fs::remove_dir_all(&path),
+            _ => std::fs::remove_file(&path),
+        };
+        tracing::debug!(path = %path.display(), ?removed, "left by a killed build");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use image::verity::ObjectId;
 use serde_json::{Value, json};
 use store::{Damage, FsckOptions, FsckReport, Harm, OpenOptions};
 
@@ -19,24 +20,16 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
     let images = if args.names.is_empty() {
         store.images()?
     } else {
-        let named = args.names.iter().map(|name| Ok(store.resolve(name)?.image));
+        let named = args.names.iter().map(|name| Ok(crate::names::resolve(&store, name)?.image));
         named.collect::<anyhow::Result<Vec<_>>>()?
     };
-    let mut whole = FsckReport::default();
-    for image in &images {
-        let mut found = store.verify(image, options())?;
-        whole.checked += found.checked;
-        whole.bytes += found.bytes;
-        found.damage.retain(|it| !whole.damage.contains(it));
-        whole.damage.append(&mut found.damage);
-    }
-    tell(context, &whole)
+    tell(context, &store.verify_all(&images, options())?)
 }
 
 pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answer> {
     let open = if args.repair { OpenOptions::write() } else { OpenOptions::read() };
     let store = context.open(open)?;
-    let report = store.fsck(options())?;
+    let report = if args.deep { store.fsck_deep(options())? } else { store.fsck(options())? };
     let answer = tell(context, &report)?;
     if args.repair && !report.is_sound() {
         let removed = store.remove_damaged(&report)?;
@@ -47,19 +40,47 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
     Ok(answer)
 }
 
+pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
+    let unsealed = context.open(OpenOptions::write())?.unseal()?;
+    if context.json {
+        report::json(&json!({"unsealed": unsealed}))?;
+    } else {
+        context.remark(&format!("{unsealed} files are not immutable any more"));
+    }
+    Ok(Answer::Yes)
+}
+
 fn tell(context: &Context, found: &FsckReport) -> anyhow::Result<Answer> {
     let answer = if found.is_sound() { Answer::Yes } else { Answer::No };
+    report::answer(answer, print(context, found))
+}
+
+fn print(context: &Context, found: &FsckReport) -> anyhow::Result<()> {
     if context.json {
         let damage = found.damage.iter().map(|(damage, harms)| {
-            json!({"damage": words(damage), "harms": harms.iter().map(harm_json).collect::<Vec<_>>()})
+            let Finding { kind, id, problem, expected, actual, reason } = finding(damage);
+            json!({
+                "kind": kind,
+                "id": id,
+                "problem": problem,
+                "expected": expected,
+                "actual": actual,
+                "reason": reason,
+                "text": words(damage),
+                "harms": harms.iter().map(harm_json).collect::<Vec<_>>(),
+            })
         });
-        report::json(&json!({
+        let layers = found.hurt_layers.iter().map(|(layer, objects)| {
+            let objects: Vec<_> = objects.iter().map(ToString::to_string).collect();
+            json!({"layer": layer.to_string(), "objects": objects})
+        });
+        return report::json(&json!({
             "sound": found.is_sound(),
             "checked": found.checked,
             "bytes": found.bytes,
             "damage": damage.collect::<Vec<Value>>(),
-        }))?;
-        return Ok(answer);
+            "hurtLayers": layers.collect::<Vec<Value>>(),
+        }));
     }
     let mut out = report::standard_output();
     for (damage, harms) in &found.damage {
@@ -76,6 +97,13 @@ fn tell(context: &Context, found: &FsckReport) -> anyhow::Result<Answer> {
             }
         }
     }
+    for (layer, objects) in &found.hurt_layers {
+        let which = match objects.len() {
+            1 => "one of its objects is".to_owned(),
+            many => format!("{many} of its objects are"),
+        };
+        writeln!(out, "layer {layer} cannot be given back: {which} damaged or missing")?;
+    }
     let bytes = report::size(found.bytes);
     match found.damage.len() {
         0 => writeln!(out, "sound: {} files, {bytes} read", found.checked)?,
@@ -88,7 +116,7 @@ fn tell(context: &Context, found: &FsckReport) -> anyhow::Result<Answer> {
         }
     }
     out.flush()?;
-    Ok(answer)
+    Ok(())
 }
 
 fn harm_json(harm: &Harm) -> Value {
@@ -99,19 +127,141 @@ fn harm_json(harm: &Harm) -> Value {
     })
 }
 
-fn words(damage: &Damage) -> String {
+/// Damage for programs.
+#[derive(Debug, PartialEq)]
+struct Finding {
+    kind: &'static str,
+    id: String,
+    /// `different` from what was expected, `missing`, `damaged` as the reason says, or `stray`.
+    problem: &'static str,
+    /// What should be found and what was: ids, or sizes in bytes.
+    expected: Value,
+    actual: Value,
+    reason: Option<String>,
+}
+
+fn finding(damage: &Damage) -> Finding {
+    let new = |kind, id: String, problem| Finding {
+        kind,
+        id,
+        problem,
+        expected: Value::Null,
+        actual: Value::Null,
+        reason: None,
+    };
+    let damaged = |kind, id: String, reason: &String| Finding {
+        reason: Some(reason.clone()),
+        ..new(kind, id, "damaged")
+    };
+    let different = |kind, id: &ObjectId, expected: Value, actual: Value| Finding {
+        expected,
+        actual,
+        ..new(kind, id.to_string(), "different")
+    };
+    let other = |kind, expected: &ObjectId, actual: &ObjectId| {
+        different(kind, expected, expected.to_string().into(), actual.to_string().into())
+    };
     match damage {
-        Damage::Object { expected, actual, size } => {
-            format!("object {expected} is damaged: its {size} bytes are those of {actual}")
+        Damage::Object { expected, actual, .. } => other("object", expected, actual),
+        Damage::Image { expected, actual } => other("image", expected, actual),
+        Damage::Size { object, actual, stated } => {
+            different("object", object, (*stated).into(), (*actual).into())
         }
-        Damage::Missing(object) => format!("object {object} is missing"),
-        Damage::Image { expected, actual } => {
-            format!("image {expected} is damaged: its bytes are those of {actual}")
+        Damage::Missing(object) => new("object", object.to_string(), "missing"),
+        Damage::Unreadable(object, reason) => damaged("object", object.to_string(), reason),
+        Damage::BadImage(image, reason) => damaged("image", image.to_string(), reason),
+        Damage::Layer(id, reason) => damaged("layer", id.to_string(), reason),
+        Damage::Manifest(id, reason) => damaged("manifest", id.to_string(), reason),
+        Damage::Blob(id, reason) => damaged("blob", id.to_string(), reason),
+        Damage::Chunks(id, reason) => damaged("table of chunks", id.to_string(), reason),
+        Damage::Ref(name, reason) => damaged("name", name.clone(), reason),
+        Damage::Container(id, reason) => damaged("container", id.clone(), reason),
+        Damage::Stray(path) => new("stray", path.clone(), "stray"),
+    }
+}
+
+/// Damage for people.
+fn words(damage: &Damage) -> String {
+    let Finding { kind, id, actual, reason, .. } = finding(damage);
+    match (damage, reason) {
+        (Damage::Object { size, actual, .. }, _) => {
+            format!("object {id} is damaged: its {size} bytes are those of {actual}")
         }
-        Damage::Layer(id, reason) => format!("layer {id} is damaged: {reason}"),
-        Damage::Manifest(id, reason) => format!("manifest {id} is damaged: {reason}"),
-        Damage::Ref(name, reason) => format!("name {name} is damaged: {reason}"),
-        Damage::Stray(path) => format!("{path} has no place in a store"),
-        other => format!("{other:?}"),
+        (Damage::Size { actual, stated, .. }, _) => {
+            format!("object {id} has {actual} bytes, and an image says {stated}")
+        }
+        (Damage::Missing(_), _) => format!("object {id} is missing"),
+        (Damage::Stray(path), _) => format!("{path} has no place in a store"),
+        (Damage::Chunks(..), Some(reason)) => {
+            format!("table of chunks of layer {id} is damaged: {reason}")
+        }
+        (_, Some(reason)) => format!("{kind} {id} is damaged: {reason}"),
+        (_, None) => format!(
+            "{kind} {id} is damaged: its bytes are those of {}",
+            actual.as_str().unwrap_or_default()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::verity::{Algorithm, digest};
+    use store::Digest;
+
+    use super::*;
+
+    #[test]
+    fn damage_is_told_in_words_and_in_fields() {
+        let [a, b] = [&b"a"[..], b"b"].map(|it| digest(Algorithm::Sha256, it));
+        let layer = Digest::sha256(b"");
+        let why = || "why".to_owned();
+        let check = |damage: Damage, text: String, fields: [Value; 5]| {
+            assert_eq!(words(&damage), text);
+            let it = finding(&damage);
+            let reason = it.reason.map_or(Value::Null, Value::from);
+            assert_eq!(
+                [it.kind.into(), it.id.into(), it.problem.into(), it.expected, it.actual],
+                fields
+            );
+            assert_eq!(reason.is_string(), it.problem == "damaged", "{text}");
+        };
+        let [one, two] = [a, b].map(|it| Value::from(it.to_string()));
+        let named = |kind: &str, id: &str| {
+            [kind.into(), id.into(), "damaged".into(), Value::Null, Value::Null]
+        };
+        check(
+            Damage::Object { expected: a, actual: b, size: 5 },
+            format!("object {a} is damaged: its 5 bytes are those of {b}"),
+            ["object".into(), one.clone(), "different".into(), one.clone(), two.clone()],
+        );
+        check(
+            Damage::Image { expected: a, actual: b },
+            format!("image {a} is damaged: its bytes are those of {b}"),
+            ["image".into(), one.clone(), "different".into(), one.clone(), two],
+        );
+        check(
+            Damage::Size { object: a, actual: 3, stated: 4 },
+            format!("object {a} has 3 bytes, and an image says 4"),
+            ["object".into(), one.clone(), "different".into(), 4.into(), 3.into()],
+        );
+        check(
+            Damage::Missing(a),
+            format!("object {a} is missing"),
+            ["object".into(), one, "missing".into(), Value::Null, Value::Null],
+        );
+        let id = a.to_string();
+        let text = format!("object {a} is damaged: why");
+        check(Damage::Unreadable(a, why()), text, named("object", &id));
+        let text = format!("image {a} is damaged: why");
+        check(Damage::BadImage(a, why()), text, named("image", &id));
+        let id = layer.to_string();
+        let text = format!("layer {layer} is damaged: why");
+        check(Damage::Layer(layer, why()), text, named("layer", &id));
+        let text = format!("table of chunks of layer {layer} is damaged: why");
+        check(Damage::Chunks(layer, why()), text, named("table of chunks", &id));
+        let text = "name a:b is damaged: why".to_owned();
+        check(Damage::Ref("a:b".to_owned(), why()), text, named("name", "a:b"));
+        let text = "container c is damaged: why".to_owned();
+        check(Damage::Container("c".to_owned(), why()), text, named("container", "c"));
     }
 }

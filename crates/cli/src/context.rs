@@ -1,18 +1,25 @@
 //! What every verb is given: where the store is, and how to talk.
 
-use std::io::IsTerminal as _;
+use std::io::{ErrorKind, IsTerminal as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use store::{OpenOptions, Store};
+use kernel::mount::{MountError, Step};
+use oci::export::ExportError;
+use rustix::io::Errno;
+use store::{OpenOptions, Sealing, Store};
 
-use crate::args::Global;
+use crate::args::{Global, Seal};
 use crate::report;
+use crate::target::PathAsTag;
 
 /// The surroundings of a verb.
 #[derive(Debug)]
 pub(crate) struct Context {
     store: Option<PathBuf>,
+    policy: Option<PathBuf>,
+    sealing: Option<Sealing>,
     /// Print JSON.
     pub(crate) json: bool,
     quiet: bool,
@@ -37,7 +44,17 @@ impl Context {
             .without_time()
             .with_target(false)
             .init();
-        Self { store: global.store, json: global.json, quiet: global.quiet }
+        let sealing = global.seal.map(|seal| match seal {
+            Seal::Verity => Sealing::Verity,
+            Seal::Immutable => Sealing::VerityOrImmutable,
+        });
+        Self {
+            store: global.store,
+            policy: global.policy,
+            sealing,
+            json: global.json,
+            quiet: global.quiet,
+        }
     }
 
     /// The directory of the store, and whether the user named it.
@@ -58,9 +75,15 @@ impl Context {
         Ok(data.join("quire"))
     }
 
+    /// The policy that the user named.
+    pub(crate) fn policy(&self) -> Option<&Path> {
+        self.policy.as_deref()
+    }
+
     /// Opens the store.
     pub(crate) fn open(&self, options: OpenOptions) -> anyhow::Result<Store> {
-        Ok(Store::open(&self.store_directory()?, options)?)
+        let sealing = self.sealing.or(options.sealing);
+        Ok(Store::open(&self.store_directory()?, OpenOptions { sealing, ..options })?)
     }
 
     /// A remark that a person may want to read, in one line on standard error.
@@ -81,18 +104,46 @@ impl Context {
     }
 
     /// The error, its causes, and the next step where there is a usual one.
-    #[expect(clippy::unused_self, reason = "errors are told whatever the flags say")]
     pub(crate) fn complain(&self, error: &anyhow::Error) {
         report::error_line(&format!("quire: {error:#}"));
-        if let Some(hint) = hint(error) {
+        if let Some(hint) = hint(error).or_else(|| self.permission_hint(error)) {
             report::error_line(&format!("  {hint}"));
         }
     }
+
+    /// What to do when the kernel says that somebody else may, but not this user.
+    fn permission_hint(&self, error: &anyhow::Error) -> Option<String> {
+        let user = rustix::process::geteuid();
+        if user.is_root() || !is_refused(error) {
+            return None;
+        }
+        let store = self.store_directory().ok()?;
+        // Its own owner, or that of the directory where it would be, or where this user has to stop looking.
+        let owner = store.ancestors().find_map(|it| std::fs::metadata(it).ok())?.uid();
+        let store = store.display();
+        Some(if owner == user.as_raw() {
+            format!("root may: use sudo, with --store {store} for this store")
+        } else {
+            format!("{store} is another user's: use sudo, or --store DIR for a store of your own")
+        })
+    }
+}
+
+/// Whether a cause is that the user has no right.
+fn is_refused(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        let errno = cause.downcast_ref::<Errno>().map(|it| it.kind());
+        io.or(errno) == Some(ErrorKind::PermissionDenied)
+    })
 }
 
 /// The next step.
 fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
+        if let Some(PathAsTag { meant, .. }) = cause.downcast_ref() {
+            return Some(format!("did you mean {meant}?"));
+        }
         if let Some(store::ResolveError::Absent { nearest, .. }) = cause.downcast_ref() {
             if nearest.is_empty() {
                 return Some("`quire images` lists what there is".to_owned());
@@ -100,11 +151,38 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             let nearest: Vec<_> = nearest.iter().map(ToString::to_string).collect();
             return Some(format!("did you mean {}?", nearest.join(" or ")));
         }
+        if let Some(MountError::Call { step: Step::Unmount, source: Errno::BUSY, .. }) =
+            cause.downcast_ref()
+        {
+            return Some(
+                "a process is in it: --lazy frees it when the last one has left".to_owned(),
+            );
+        }
         if let Some(store::StoreError::Absent(_)) = cause.downcast_ref() {
             return Some("`quire import` makes one; --store says where".to_owned());
         }
+        if let Some(error) = cause.downcast_ref() {
+            return export_hint(error).map(str::to_owned);
+        }
         None
     })
+}
+
+fn export_hint(error: &ExportError) -> Option<&'static str> {
+    match error {
+        _ if error.is_damage() => Some(
+            "`quire fsck` says what is damaged; `quire fsck --repair` removes it, so that a new import brings it back",
+        ),
+        ExportError::Absent { .. } => Some("a new import of the same image brings it back"),
+        ExportError::DockerZstd => Some("--compression gzip or none will do"),
+        ExportError::Unsupported { .. } => {
+            Some("--skip-unsupported leaves such files out, and says which")
+        }
+        ExportError::Untagged(_) => Some("oci:DIR:TAG names one"),
+        ExportError::NotEmpty(_) => Some("name a folder that is empty, or not there yet"),
+        ExportError::Scratch { .. } => Some("TMPDIR names another place for temporary files"),
+        _ => None,
+    }
 }
 
 /// The time now, in whole seconds since 1970.

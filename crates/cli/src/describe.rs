@@ -113,12 +113,25 @@ pub(crate) fn columns(inode: &Inode<'_>) -> Vec<String> {
     ]
 }
 
-/// A name for a terminal: bytes that are not printable ASCII or UTF-8 letters are escaped.
+/// A name for a terminal: bytes that are not printable ASCII or UTF-8 letters are escaped, and so is what changes how the
+/// rest is shown.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
-        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        Ok(text) if !text.chars().any(is_unseen) => text.to_owned(),
         _ => bytes.escape_ascii().to_string(),
     }
+}
+
+/// Whether a character is not seen itself, but may make a terminal show another name than is there. Source: Unicode 16,
+/// categories Cc, Cf, Zl and Zp.
+fn is_unseen(it: char) -> bool {
+    it.is_control()
+        || matches!(it,
+            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}'
+            | '\u{8e2}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
+            | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e007f}')
 }
 
 #[cfg(test)]
@@ -146,5 +159,20 @@ mod tests {
         check(0o1600, Node::Fifo, "prw------T");
         check(0o777, Node::Symlink(b"t"), "lrwxrwxrwx");
         check(0o660, Node::BlockDevice(1), "brw-rw----");
+    }
+
+    #[test]
+    fn names_cannot_fool_a_terminal() {
+        let check = |name: &str, expect: &str| assert_eq!(super::name(name.as_bytes()), expect);
+        check("plain", "plain");
+        check("Größe 日本", "Größe 日本");
+        check("a\u{1b}[2J", r"a\x1b[2J");
+        check("a\u{9b}2J", r"a\xc2\x9b2J");
+        check("exe.\u{202e}txt", r"exe.\xe2\x80\xaetxt");
+        check("a\u{2066}b", r"a\xe2\x81\xa6b");
+        check("a\u{200b}b", r"a\xe2\x80\x8bb");
+        check("\u{feff}a", r"\xef\xbb\xbfa");
+        check("a\u{e0041}", r"a\xf3\xa0\x81\x81");
+        assert_eq!(super::name(b"\xff"), r"\xff");
     }
 }

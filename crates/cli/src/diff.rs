@@ -2,8 +2,9 @@
 
 use std::io::Write as _;
 
+use anyhow::bail;
 use image::diff::{Attribute, Bytes, Change, Difference};
-use image::tree::Timestamp;
+use image::tree::{Timestamp, components};
 use serde_json::{Value, json};
 
 use crate::Answer;
@@ -15,15 +16,33 @@ use crate::{describe, report};
 pub(crate) fn diff(context: &Context, args: &args::Diff) -> anyhow::Result<Answer> {
     let old = Target::open(context, &args.old)?;
     let new = Target::open(context, &args.new)?;
+    let path: Vec<&[u8]> = components(&old.path).collect();
+    if !components(&new.path).eq(path.iter().copied()) {
+        bail!(
+            "diff compares one path in two images: \"{}\" and \"{}\" are two",
+            args.old.display(),
+            args.new.display()
+        );
+    }
+    if old.tree.resolve(&old.path).is_none() && new.tree.resolve(&old.path).is_none() {
+        bail!("neither image has \"{}\" (links in it are not followed)", old.path.escape_ascii());
+    }
     let mut found = Vec::new();
-    image::diff::diff(&old.tree, &new.tree, |it| found.push(it));
+    image::diff::diff(&old.tree, &new.tree, |it| {
+        if components(&it.path).take(path.len()).eq(path.iter().copied()) {
+            found.push(it);
+        }
+    });
     let answer = if found.is_empty() { Answer::Yes } else { Answer::No };
+    report::answer(answer, print(context, &found))
+}
+
+fn print(context: &Context, found: &[Difference<'_>]) -> anyhow::Result<()> {
     if context.json {
-        report::json(&found.iter().map(to_json).collect::<Vec<Value>>())?;
-        return Ok(answer);
+        return report::json(&found.iter().map(to_json).collect::<Vec<Value>>());
     }
     let mut out = report::standard_output();
-    for Difference { path, change } in &found {
+    for Difference { path, change } in found {
         let path = describe::name(path);
         match change {
             Change::Removed => writeln!(out, "- {path}")?,
@@ -39,7 +58,7 @@ pub(crate) fn diff(context: &Context, args: &args::Diff) -> anyhow::Result<Answe
         }
     }
     out.flush()?;
-    Ok(answer)
+    Ok(())
 }
 
 fn to_json(difference: &Difference<'_>) -> Value {

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::runtime::Runtime;
-use kernel::features::{Can, probe};
+use kernel::features::{Can, Cgroups, KernelVersion, probe};
+use kernel::mount::OVERLAY_VERITY;
 use serde_json::{Value, json};
 
 use crate::Answer;
@@ -20,8 +21,11 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         .with_context(|| format!("cannot open {}", directory.display()))?;
     let features = probe(opened.as_fd());
     let search = std::env::var_os("PATH").unwrap_or_default();
-    let runtime = Runtime::find(&search, None);
+    let runtime = Runtime::find(&search, None, None);
     let runtime = match &runtime {
+        Ok(runtime) if !runtime.works() => {
+            format!("{}, which does not work: its `--version` fails", runtime.path.display())
+        }
         Ok(runtime) => match runtime.obstacle() {
             Some(path) => format!(
                 "{} (with {} covered in the container's own namespace)",
@@ -36,8 +40,10 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         (
             "verification",
             match features.fs_verity.can {
-                Can::Yes => "by the kernel at every read (fs-verity)",
-                Can::No | Can::Unknown => "at import, and by `quire verify`: reads are not checked",
+                Can::Yes if KernelVersion::running() >= Some(OVERLAY_VERITY) => {
+                    "by the kernel at every read (fs-verity)"
+                }
+                _ => "at import, and by `quire verify`: reads are not checked",
             },
         ),
         (
@@ -45,10 +51,11 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
             match (features.erofs_from_file.can, features.loop_devices.can) {
                 (Can::Yes, _) => "mounted straight from their files",
                 (_, Can::Yes) => "mounted through loop devices",
-                _ => "can not be mounted",
+                _ => "cannot be mounted",
             },
         ),
     ];
+    let policy = crate::policy::describe(context);
     let root = rustix::process::geteuid().is_root();
     if context.json {
         let rows = features.rows().map(|(name, feature)| {
@@ -58,9 +65,10 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
             "kernel": features.release,
             "store": store.display().to_string(),
             "root": root,
-            "cgroups": format!("{:?}", features.cgroups).to_lowercase(),
+            "cgroups": features.cgroups.to_string(),
             "features": rows.into_iter().collect::<Vec<Value>>(),
             "runtime": runtime,
+            "policy": policy,
             "choices": chosen.iter().map(|(name, it)| ((*name).to_owned(), Value::from(*it)))
                 .collect::<serde_json::Map<_, _>>(),
         }))?;
@@ -68,7 +76,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     }
     let mut out = report::standard_output();
     writeln!(out, "kernel         {}", features.release)?;
-    writeln!(out, "cgroups        {:?}", features.cgroups)?;
+    writeln!(out, "cgroups        {}", cgroups(features.cgroups))?;
     writeln!(out, "store          {}", store.display())?;
     writeln!(
         out,
@@ -76,6 +84,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         if root { "root" } else { "not root: mount and run need root" }
     )?;
     writeln!(out, "runtime        {runtime}")?;
+    writeln!(out, "policy         {policy}")?;
     for (name, choice) in chosen {
         writeln!(out, "{name:<14} {choice}")?;
     }
@@ -92,6 +101,15 @@ const fn word(can: Can) -> &'static str {
         Can::Yes => "yes",
         Can::No => "no",
         Can::Unknown => "unknown",
+    }
+}
+
+const fn cgroups(found: Cgroups) -> &'static str {
+    match found {
+        Cgroups::V1 => "version 1",
+        Cgroups::Hybrid => "version 1, with version 2 beside it",
+        Cgroups::V2 => "version 2",
+        Cgroups::Absent => "not mounted on /sys/fs/cgroup",
     }
 }
 

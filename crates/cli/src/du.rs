@@ -2,8 +2,9 @@
 
 use std::io::Write as _;
 
+use image::verity::ObjectId;
 use serde_json::{Value, json};
-use store::{ImageUse, OpenOptions};
+use store::{DiskUse, ImageUse, OpenOptions};
 
 use crate::Answer;
 use crate::args;
@@ -12,12 +13,30 @@ use crate::report;
 
 pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let wanted = args.names.iter().map(|name| Ok(store.resolve(name)?.image));
+    let wanted = args.names.iter().map(|name| Ok(crate::names::resolve(&store, name)?.image));
     let wanted = wanted.collect::<anyhow::Result<Vec<_>>>()?;
     let all = store.du()?;
+    for why in &all.unreadable {
+        report::error_line(&format!("quire: {why}"));
+    }
+    let answer = if all.unreadable.is_empty() { Answer::Yes } else { Answer::No };
+    report::answer(answer, print(context, args, &all, &wanted))
+}
+
+fn print(
+    context: &Context,
+    args: &args::Du,
+    all: &DiskUse,
+    wanted: &[ObjectId],
+) -> anyhow::Result<()> {
     let chosen = |it: &&ImageUse| wanted.is_empty() || wanted.contains(&it.image);
-    let total =
-        all.objects + all.image_files + all.layers + all.manifests + all.containers + all.tmp;
+    let total = all.objects
+        + all.image_files
+        + all.layers
+        + all.manifests
+        + all.blobs
+        + all.containers
+        + all.tmp;
     if context.json {
         let images = all.images.iter().filter(chosen).map(|it| {
             json!({
@@ -33,10 +52,11 @@ pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
         report::json(&json!({
             "images": images.collect::<Vec<Value>>(),
             "objects": all.objects, "imageFiles": all.image_files, "layers": all.layers,
-            "manifests": all.manifests, "containers": all.containers, "tmp": all.tmp,
+            "manifests": all.manifests, "blobs": all.blobs, "containers": all.containers, "tmp": all.tmp,
             "unusedObjects": all.unused_objects, "total": total,
+            "unreadable": all.unreadable,
         }))?;
-        return Ok(Answer::Yes);
+        return Ok(());
     }
     let size = |bytes| if args.bytes { bytes_alone(bytes) } else { report::size(bytes) };
     let rows = all.images.iter().filter(chosen).map(|it| {
@@ -53,21 +73,27 @@ pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
     if wanted.is_empty() {
         writeln!(
             out,
-            "\n{} in all: {} objects ({} of no image), {} images, {} layers, {} manifests",
+            "\n{} in all: {} files, {} images, {} layers, {} manifests",
             size(total),
             size(all.objects),
-            size(all.unused_objects),
             size(all.image_files),
             size(all.layers),
             size(all.manifests),
         )?;
+        if all.unused_objects > 0 {
+            writeln!(
+                out,
+                "of the files, {} are seen in no image: layers have them, or `quire gc` frees them",
+                size(all.unused_objects)
+            )?;
+        }
         if all.containers + all.tmp > 0 {
             let (containers, tmp) = (size(all.containers), size(all.tmp));
             writeln!(out, "of which {containers} containers, {tmp} imports under way or dead")?;
         }
     }
     out.flush()?;
-    Ok(Answer::Yes)
+    Ok(())
 }
 
 fn names(image: &ImageUse) -> Vec<String> {

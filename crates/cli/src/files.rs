@@ -1,7 +1,9 @@
 //! Looking into images: `ls`, `tree`, `cat`, `dump`.
 
 use std::io::Write as _;
+use std::num::NonZeroUsize;
 
+use anyhow::bail;
 use image::tree::{Inode, Node};
 use serde_json::Value;
 
@@ -81,7 +83,7 @@ fn below<'a>(
 pub(crate) fn tree(context: &Context, args: &args::Tree) -> anyhow::Result<Answer> {
     let target = Target::open(context, &args.target)?;
     let start = target.inode(LastLink::Keep)?;
-    let depth = args.depth.unwrap_or(usize::MAX);
+    let depth = args.depth.map_or(usize::MAX, NonZeroUsize::get);
     if context.json {
         let mut files = Vec::new();
         below(&target, start, depth, &mut |path, inode, _| {
@@ -136,6 +138,9 @@ pub(crate) fn cat(context: &Context, args: &args::Cat) -> anyhow::Result<Answer>
 
 pub(crate) fn dump(context: &Context, args: &args::Dump) -> anyhow::Result<Answer> {
     let target = Target::open(context, &args.target)?;
+    if target.path != b"/" {
+        bail!("dump writes whole images: leave \":{}\" out", target.path.escape_ascii());
+    }
     let mut out = report::standard_output();
     let (links, size) = (image::dump::Links::ToOwner, image::dump::directory_size);
     image::dump::write(&target.tree, links, size, &mut out)?;

@@ -3,20 +3,21 @@
 use std::io::Write as _;
 
 use serde_json::{Value, json};
-use store::{Garbage, GcPlan, Kept, OpenOptions};
+use store::{BlobFile, Garbage, GcPlan, Kept, OpenOptions};
 
 use crate::Answer;
 use crate::args;
-use crate::context::Context;
+use crate::context::{Context, now};
 use crate::report;
 
 pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     let (plan, swept) = if args.dry_run {
-        (context.open(OpenOptions::read())?.plan_gc()?, None)
+        (context.open(OpenOptions::read())?.plan_gc(now())?, None)
     } else {
         let store = context.open(OpenOptions::write())?;
-        crate::run::clear_dead(&store);
-        let (plan, swept) = store.gc()?;
+        let cleared = crate::run::clear_dead(&store);
+        let (plan, mut swept) = store.gc(now())?;
+        swept.removed += cleared;
         (plan, Some(swept))
     };
     if context.json {
@@ -24,7 +25,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
             "garbage": plan.garbage.iter()
                 .map(|(it, bytes)| json!({"kind": words(it).0, "name": words(it).1, "bytes": bytes}))
                 .collect::<Vec<Value>>(),
-            "kept": plan.kept.iter().map(kept).collect::<Vec<String>>(),
+            "kept": plan.kept.iter().map(kept_json).collect::<Vec<Value>>(),
             "removed": swept.map(|it| it.removed),
             "freed": swept.map(|it| it.freed),
             "setAside": swept.map(|it| it.set_aside),
@@ -68,9 +69,23 @@ fn words(garbage: &Garbage) -> (&'static str, String) {
         Garbage::Image(id) => ("image", id.to_string()),
         Garbage::Layer(id) => ("layer", id.to_string()),
         Garbage::Manifest(id) => ("manifest", id.to_string()),
+        Garbage::Blob(BlobFile::Whole(id)) => ("blob", id.to_string()),
+        Garbage::Blob(BlobFile::Partial(id)) => ("part of a blob", id.to_string()),
+        Garbage::Blob(BlobFile::Pin(id)) => ("unfinished pull", id.to_string()),
+        Garbage::Blob(BlobFile::Chunks(id)) => ("table of chunks", id.to_string()),
+        Garbage::Blob(BlobFile::Signatures(id)) => ("signatures", id.to_string()),
         Garbage::Container(id) => ("container", id.clone()),
         Garbage::Leftover(name) => ("leftover", name.clone()),
     }
+}
+
+fn kept_json(it: &Kept) -> Value {
+    let (image, container) = match it {
+        Kept::InUse(image) => (Some(image), None),
+        Kept::Container(image, id) => (Some(image), Some(id)),
+        _ => (None, None),
+    };
+    json!({"image": image.map(ToString::to_string), "container": container, "text": kept(it)})
 }
 
 fn kept(kept: &Kept) -> String {

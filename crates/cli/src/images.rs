@@ -1,10 +1,11 @@
 //! `images` and `show`.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 
 use image::tree::{Node, Tree};
 use serde_json::{Value, json};
-use store::{Digest, OpenOptions, Reference, Store};
+use store::{BadRef, Digest, OpenOptions, RefName, Reference, Store};
 
 use crate::Answer;
 use crate::args;
@@ -15,11 +16,23 @@ use crate::target::read;
 
 pub(crate) fn list(context: &Context) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let refs = store.refs()?;
+    let (refs, bad) = store.readable_refs()?;
+    let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
+    report::answer(answer, print_list(context, &refs, &bad))
+}
+
+fn print_list(
+    context: &Context,
+    refs: &BTreeMap<RefName, Reference>,
+    bad: &[BadRef],
+) -> anyhow::Result<()> {
+    tell_bad(bad);
     if context.json {
         let all = refs.iter().map(|(name, it)| reference_json(name.as_str(), it));
-        report::json(&all.collect::<Vec<Value>>())?;
-        return Ok(Answer::Yes);
+        let bad = bad
+            .iter()
+            .map(|it| json!({"name": it.name.to_string(), "damage": report::chain(&it.error)}));
+        return report::json(&all.chain(bad).collect::<Vec<Value>>());
     }
     let rows: Vec<_> = refs
         .iter()
@@ -28,7 +41,17 @@ pub(crate) fn list(context: &Context) -> anyhow::Result<Answer> {
     let mut out = report::standard_output();
     report::table(&mut out, &["NAME", "IMAGE", "CREATED"], &rows, &[])?;
     out.flush()?;
-    Ok(Answer::Yes)
+    Ok(())
+}
+
+/// Names that nobody can read are an answer too, however little is said otherwise.
+fn tell_bad(bad: &[BadRef]) {
+    for BadRef { name, error } in bad {
+        report::error_line(&format!(
+            "quire: {}; `quire rm {name}` removes the name",
+            report::chain(error)
+        ));
+    }
 }
 
 fn reference_json(name: &str, reference: &Reference) -> Value {
@@ -43,10 +66,11 @@ fn reference_json(name: &str, reference: &Reference) -> Value {
 
 pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let found = store.resolve(&args.name)?;
+    let found = crate::names::resolve(&store, &args.name)?;
     let opened = store.open_image(&found.image)?;
     let tree = read(&opened)?;
-    let refs = store.refs()?.into_iter().filter(|(_, it)| it.image == found.image);
+    let (refs, _) = store.readable_refs()?;
+    let refs = refs.into_iter().filter(|(_, it)| it.image == found.image);
     let names: Vec<_> = refs.map(|(name, _)| name.to_string()).collect();
     let manifest = match found.manifest {
         Some(digest) => load(&store, &digest)?,

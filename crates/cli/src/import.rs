@@ -3,12 +3,13 @@
 use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use image::erofs::Versions;
 use kernel::process::{Signal, Signals};
-use oci::import::{Event, ImportError, Limits, Options, Report, Unsupported};
+use oci::import::{Durable, Event, Limits, Options, Report, Unsupported};
 use oci::manifest::Platform;
 use oci::source::Source;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -58,11 +59,12 @@ pub(crate) fn work(
 ) -> anyhow::Result<Report> {
     let platform = match wishes.platform {
         Some(text) => text.parse()?,
-        None => Platform::linux(architecture()),
+        None => Platform::linux(std::env::consts::ARCH),
     };
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let progress = Progress::new(context);
-    let cancel = AtomicBool::new(false);
+    let cancel = Arc::new(AtomicBool::new(false));
+    give_up_when(store, &cancel);
     let scratch = std::env::temp_dir();
     let options = Options {
         name: wishes.name,
@@ -70,12 +72,17 @@ pub(crate) fn work(
         platform: &platform,
         limits: Limits::default(),
         budget: wishes.budget,
+        durable: Durable::Together,
         threads,
         unsupported: match wishes.tree.skip_unsupported {
             true => Unsupported::Skip,
             false => Unsupported::Refuse,
         },
-        xattrs: walk::Xattrs::All,
+        xattrs: match (wishes.tree.xattrs.skip_xattrs, wishes.tree.xattrs.user_xattrs) {
+            (true, _) => walk::Xattrs::None,
+            (false, true) => walk::Xattrs::UserOnly,
+            (false, false) => walk::Xattrs::All,
+        },
         times: match wishes.tree.whole_seconds {
             true => walk::Times::WholeSeconds,
             false => walk::Times::Exact,
@@ -91,12 +98,18 @@ pub(crate) fn work(
     Ok(result?)
 }
 
+/// Nobody has to wait for a lock of the store to be heard.
+pub(crate) fn give_up_when(store: &Store, cancel: &Arc<AtomicBool>) {
+    let cancel = Arc::clone(cancel);
+    store.give_up_when(move || cancel.load(Ordering::Relaxed));
+}
+
 /// Does `work` with `cancel` set as soon as Ctrl-C or a request to end arrives; a second one
 /// ends the process.
-fn until_signal<T: Send>(
+pub(crate) fn until_signal<T: Send>(
     cancel: &AtomicBool,
-    work: impl FnOnce() -> Result<T, ImportError> + Send,
-) -> anyhow::Result<Result<T, ImportError>> {
+    work: impl FnOnce() -> T + Send,
+) -> anyhow::Result<T> {
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).context("no event descriptor")?;
     let result = std::thread::scope(|scope| {
@@ -117,8 +130,8 @@ fn until_signal<T: Send>(
                 break;
             }
             if matches!(signals.next(), Ok(Some(_))) {
-                // An import that waits for its input looks at nothing else. The store bears that: it is as it was,
-                // and the next command clears up.
+                // It looks up at least ten times in a second, unless a disk or a network file system keeps it. The store
+                // bears a sudden end: it is as it was, and the next command clears up.
                 if cancel.swap(true, Ordering::Relaxed) {
                     report::error_line("quire: stopped at once");
                     let _gone = rustix::process::kill_process(
@@ -136,26 +149,21 @@ fn until_signal<T: Send>(
     }
 }
 
-/// The architecture of this program in OCI's words, which are Go's. Source: image-spec, `image-index.md`, "platform".
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        "powerpc64" => "ppc64le",
-        "loongarch64" => "loong64",
-        other => other,
-    }
-}
-
-fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
+pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
     for layer in &done.layers {
         for path in &layer.skipped {
             context.remark(&format!("left out, no tree can hold it: {}", describe::name(path)));
         }
     }
     if context.json {
-        let layers = done.layers.iter().map(|layer| {
+        return report::json(&summary(done));
+    }
+    say(context, done)
+}
+
+/// For programs.
+pub(crate) fn summary(done: &Report) -> Value {
+    let layers = done.layers.iter().map(|layer| {
             json!({
                 "diffId": layer.diff_id.to_string(),
                 "tarBytes": layer.tar_bytes,
@@ -163,24 +171,26 @@ fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
                 "skipped": layer.skipped.iter().map(|it| it.escape_ascii().to_string()).collect::<Vec<_>>(),
             })
         });
-        return report::json(&json!({
-            "image": done.image.to_string(),
-            "name": done.name.as_ref().map(ToString::to_string),
-            "manifest": done.manifest.map(|it| it.to_string()),
-            "inodes": done.inodes,
-            "imageBytes": done.image_bytes,
-            "layers": layers.collect::<Vec<Value>>(),
-            "objectsAdded": done.objects.objects,
-            "bytesAdded": done.objects.object_bytes,
-            "objectsReused": done.objects.reused,
-            "bytesReused": done.objects.reused_bytes,
-            "seconds": {
-                "data": done.times.data.as_secs_f64(),
-                "image": done.times.image.as_secs_f64(),
-                "commit": done.times.commit.as_secs_f64(),
-            },
-        }));
-    }
+    json!({
+        "image": done.image.to_string(),
+        "name": done.name.as_ref().map(ToString::to_string),
+        "manifest": done.manifest.map(|it| it.to_string()),
+        "inodes": done.inodes,
+        "imageBytes": done.image_bytes,
+        "layers": layers.collect::<Vec<Value>>(),
+        "objectsAdded": done.objects.objects,
+        "bytesAdded": done.objects.object_bytes,
+        "objectsReused": done.objects.reused,
+        "bytesReused": done.objects.reused_bytes,
+        "seconds": {
+            "data": done.times.data.as_secs_f64(),
+            "image": done.times.image.as_secs_f64(),
+            "commit": done.times.commit.as_secs_f64(),
+        },
+    })
+}
+
+fn say(context: &Context, done: &Report) -> anyhow::Result<()> {
     if context.is_quiet() {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use container::root::{Checked, Layers, Root, Writable, assemble};
+use container::root::{Checked, Layers, Root, RootError, Writable, assemble};
 use image::erofs::read::Image;
 use kernel::mount::{Acl, Unmount};
 use store::{OpenImage, OpenOptions, Resolved};
@@ -11,19 +11,20 @@ use store::{OpenImage, OpenOptions, Resolved};
 use crate::Answer;
 use crate::args::{self, Trust, VerityPolicy};
 use crate::context::Context;
+use crate::target;
 
 /// What `mountinfo` shows before the name, so that `umount` knows what is ours.
 const SOURCE: &str = "quire:";
 
 pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
+    // First, since this is the easiest to mend.
+    target::check_directory(&args.directory)?;
     let store = context.open(OpenOptions::read())?;
-    let found = store.resolve(&args.name)?;
+    let found = crate::names::resolve(&store, &args.name)?;
+    crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let writable = if args.writable { Writable::Memory { bytes: None } } else { Writable::None };
     let root = root(context, &opened, &found, &args.trust, writable)?;
-    if !args.directory.is_dir() {
-        bail!("\"{}\" is not a directory", args.directory.display());
-    }
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
 }
@@ -42,17 +43,28 @@ pub(crate) fn root(
         Image::open(&image.image).with_context(|| format!("cannot read image {}", image.id))?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
     let has_acl = opened.superblock().composefs.is_none_or(|header| header.has_acl);
-    let root = assemble(
-        &Layers {
-            name: &format!("{SOURCE}{name}"),
-            image: image.image.fd(),
-            objects: &[std::os::fd::AsFd::as_fd(&image.objects)],
-            acl: if has_acl { Acl::Keep } else { Acl::Ignore },
-        },
-        checked,
-        writable,
-    )?;
-    Ok(root)
+    let source = format!("{SOURCE}{name}");
+    let layers = Layers {
+        name: &source,
+        image: image.image.fd(),
+        objects: &[std::os::fd::AsFd::as_fd(&image.objects)],
+        acl: if has_acl { Acl::Keep } else { Acl::Ignore },
+    };
+    match assemble(&layers, checked, writable) {
+        Err(RootError::Mount { source, .. })
+            if trust.verity == VerityPolicy::Auto && source.is_for_want_of_verity() =>
+        {
+            let since = kernel::mount::OVERLAY_VERITY;
+            context.remark(&format!(
+                "reads are not checked by this kernel (overlays are from Linux {since} on): the import is trusted"
+            ));
+            if trust.digest.is_some() {
+                verify_image(image)?;
+            }
+            Ok(assemble(&layers, Checked::AtImport, writable)?)
+        }
+        root => Ok(root?),
+    }
 }
 
 /// Decides whether the image may be used, and who checks what is read from it.
@@ -71,7 +83,7 @@ fn check(
         (VerityPolicy::Require | VerityPolicy::Auto, true) => return Ok(Checked::ByKernel),
         (VerityPolicy::Require, false) => {
             bail!(
-                "--verity require: image {} has no fs-verity here, so the kernel can not check what is read: \
+                "--verity require: image {} has no fs-verity here, so the kernel cannot check what is read: \
                  use a store on a file system with fs-verity (`quire doctor` tells), or --verity auto",
                 image.id
             )
@@ -122,8 +134,7 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
                 directory.display()
             );
         }
-        kernel::mount::unmount(&path, how)
-            .with_context(|| format!("cannot unmount \"{}\"", directory.display()))?;
+        kernel::mount::unmount(&path, how)?;
     }
     Ok(Answer::Yes)
 }

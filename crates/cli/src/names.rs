@@ -1,20 +1,43 @@
 //! `tag` and `rm`: names of images.
 
-use store::{Form, OpenOptions, RefError, RefName, Reference};
+use oci::reference::Reference;
+use store::{Form, OpenOptions, RefError, RefName, ResolveError, Resolved, Store};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
 
+/// What a name stands for: as it is written, and then as Docker would complete it, so that `alpine` finds what was pulled
+/// as `docker.io/library/alpine:latest`.
+pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
+    let error = match store.resolve(name) {
+        Err(error @ ResolveError::Absent { .. }) => error,
+        other => return other,
+    };
+    let Ok(reference) = name.parse::<Reference>() else { return Err(error) };
+    if let Some(digest) = reference.digest() {
+        let found = store.resolve(&digest.to_string());
+        // Another repository may have the same image, but that is not what was said.
+        let is_same = |found: &Resolved| {
+            found.name.as_ref().is_some_and(|name| {
+                name.as_str().strip_prefix(&reference.name()).is_some_and(|it| it.starts_with(':'))
+            })
+        };
+        return found.ok().filter(is_same).ok_or(error);
+    }
+    let tag = reference.tag().unwrap_or("latest");
+    store.resolve(&format!("{}:{tag}", reference.name())).map_err(|_absent| error)
+}
+
 pub(crate) fn tag(context: &Context, args: &args::Tag) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
-    let found = store.resolve(&args.name)?;
+    let found = resolve(&store, &args.name)?;
     let new: RefName = args.new.parse()?;
     let form = match &found.name {
         Some(name) => store.reference(name)?.map(|it| it.form),
         None => None,
     };
-    let reference = Reference {
+    let reference = store::Reference {
         image: found.image,
         manifest: found.manifest,
         form: form.unwrap_or(Form::Objects),
@@ -24,22 +47,50 @@ pub(crate) fn tag(context: &Context, args: &args::Tag) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
+/// Whether Docker would take `text` for `whole`; an image's id is short for nothing.
+fn is_short_for(text: &str, whole: &RefName) -> bool {
+    text.parse::<Reference>().is_ok_and(|reference| {
+        let tag = reference.tag().unwrap_or("latest");
+        reference.digest().is_none() && whole.as_str() == format!("{}:{tag}", reference.name())
+    })
+}
+
 pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
+    // All are looked for before any is removed.
+    let mut names = Vec::new();
     for text in &args.names {
-        let name: RefName = text.parse()?;
-        match store.remove_ref(&name) {
-            Err(RefError::Absent(_)) if args.force => {}
-            Err(RefError::Absent(_)) => {
+        let name: RefName = match text.parse::<RefName>() {
+            // What was pulled is called by its whole reference.
+            Ok(name) if !matches!(store.reference(&name), Ok(None)) => name,
+            name => match resolve(&store, text) {
+                Ok(Resolved { name: Some(whole), .. }) if is_short_for(text, &whole) => whole,
+                _ => name?,
+            },
+        };
+        // One whose record is damaged is there too, and to be rid of it is a reason to remove it.
+        match store.reference(&name) {
+            Ok(None) if args.force => {}
+            Ok(None) => {
                 // The usual error of a name that is not there knows the names that are alike.
                 store.resolve(text)?;
                 anyhow::bail!("\"{text}\" is an image, but no name: nothing to remove");
             }
+            Err(error @ RefError::Disk(_)) => return Err(error.into()),
+            Ok(Some(_)) | Err(_) => names.push(name),
+        }
+    }
+    for name in &names {
+        match store.remove_ref(name) {
+            // Named twice, or removed by somebody else since.
+            Err(RefError::Absent(_)) => {}
             result => {
                 result?;
             }
         }
     }
-    context.remark("names removed; `quire gc` frees what nobody uses");
+    if !names.is_empty() {
+        context.remark("names removed; `quire gc` frees what nobody uses");
+    }
     Ok(Answer::Yes)
 }

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use oci::import::Event;
+use serde_json::json;
 
 use crate::context::Context;
 use crate::report;
@@ -12,18 +13,29 @@ use crate::report;
 pub(crate) struct Progress {
     how: How,
     layers: Mutex<Vec<Layer>>,
+    /// Of all layers together, where there are several of known size.
+    total: Mutex<Option<ProgressBar>>,
 }
 
 enum How {
     Bars(MultiProgress),
     Lines,
+    /// A line of JSON for each, on standard output.
+    Events,
     Silent,
 }
 
 struct Layer {
     bytes: Option<u64>,
+    /// Read so far.
+    read: u64,
+    /// Of these, told so far.
+    told: u64,
     bar: Option<ProgressBar>,
 }
+
+/// Bytes between two events that say how far a layer is.
+const STEP: u64 = 1 << 20;
 
 impl Progress {
     pub(crate) fn new(context: &Context) -> Self {
@@ -32,7 +44,23 @@ impl Progress {
             (false, true) => How::Silent,
             (false, false) => How::Lines,
         };
-        Self { how, layers: Mutex::new(Vec::new()) }
+        Self { how, layers: Mutex::new(Vec::new()), total: Mutex::new(None) }
+    }
+
+    /// Tells programs what happens, where nothing else is shown to them.
+    #[cfg_attr(
+        not(feature = "registry"),
+        expect(dead_code, reason = "only pulls and pushes tell events")
+    )]
+    pub(crate) fn with_events(self, wanted: bool) -> Self {
+        if wanted { Self { how: How::Events, ..self } } else { self }
+    }
+
+    /// Nobody reads on: the work goes on all the same.
+    fn event(&self, event: &serde_json::Value) {
+        if let How::Events = self.how {
+            let _unheard = report::json_line(event);
+        }
     }
 
     pub(crate) fn tell(&self, event: Event<'_>) {
@@ -45,34 +73,87 @@ impl Progress {
         };
         match event {
             Event::Layers(sizes) => {
-                *layers = sizes.iter().map(|bytes| Layer { bytes: *bytes, bar: None }).collect();
+                let layer =
+                    |bytes: &Option<u64>| Layer { bytes: *bytes, read: 0, told: 0, bar: None };
+                *layers = sizes.iter().map(layer).collect();
+                self.event(&json!({"event": "layers", "bytes": sizes}));
+                let sum: Option<u64> = sizes.iter().copied().sum();
+                if let (How::Bars(all), Some(sum), Ok(mut total)) =
+                    (&self.how, sum, self.total.lock())
+                    && sizes.len() > 1
+                {
+                    *total = Some(all.add(bar("all", Some(sum))));
+                }
             }
             Event::Started { layer } => {
                 let Some(it) = layers.get_mut(layer) else { return };
                 let size =
                     it.bytes.map_or_else(String::new, |it| format!(", {}", report::size(it)));
                 line(format!("layer {} of {count}{size}", layer + 1));
+                self.event(&json!({"event": "started", "layer": layer + 1}));
                 if let How::Bars(all) = &self.how {
-                    it.bar = Some(all.add(bar(layer, it.bytes)));
+                    it.bar = Some(all.add(bar(&format!("layer {}", layer + 1), it.bytes)));
                 }
             }
             Event::Read { layer, bytes } => {
-                if let Some(bar) = layers.get(layer).and_then(|it| it.bar.as_ref()) {
+                let Some(it) = layers.get_mut(layer) else { return };
+                if let Some(bar) = &it.bar {
                     bar.inc(bytes);
+                }
+                self.advance(bytes);
+                it.read += bytes;
+                if it.read - it.told >= STEP || Some(it.read) == it.bytes {
+                    it.told = it.read;
+                    self.event(&json!({"event": "read", "layer": layer + 1, "bytes": it.read}));
                 }
             }
             Event::Reused { layer } => {
                 line(format!("layer {} of {count} is here already", layer + 1));
+                self.event(&json!({"event": "reused", "layer": layer + 1}));
+                self.advance(layers.get(layer).and_then(|it| it.bytes).unwrap_or(0));
+            }
+            Event::Again { layer } => {
+                line(format!(
+                    "layer {} of {count} was not what it should be: once more",
+                    layer + 1
+                ));
+                self.event(&json!({"event": "again", "layer": layer + 1}));
+                let Some(it) = layers.get_mut(layer) else { return };
+                if let Some(bar) = &it.bar {
+                    bar.set_position(0);
+                }
+                if let Ok(total) = self.total.lock()
+                    && let Some(total) = &*total
+                {
+                    total.dec(it.read);
+                }
+                (it.read, it.told) = (0, 0);
             }
             Event::Done { layer } => {
+                self.event(&json!({"event": "done", "layer": layer + 1}));
                 if let Some(bar) = layers.get(layer).and_then(|it| it.bar.as_ref()) {
                     bar.finish();
                 }
             }
             Event::Walking => line("reading the files".to_owned()),
-            Event::Writing => line("writing the image".to_owned()),
-            Event::Committing => line("waiting for the disk".to_owned()),
+            Event::Writing => {
+                line("writing the image".to_owned());
+                self.event(&json!({"event": "writing"}));
+            }
+            Event::Committing => {
+                line("waiting for the disk".to_owned());
+                self.event(&json!({"event": "committing"}));
+            }
             _ => {}
+        }
+    }
+
+    /// So many bytes of all layers together.
+    fn advance(&self, bytes: u64) {
+        if let Ok(total) = self.total.lock()
+            && let Some(total) = &*total
+        {
+            total.inc(bytes);
         }
     }
 
@@ -85,7 +166,7 @@ impl Progress {
     }
 }
 
-fn bar(layer: usize, bytes: Option<u64>) -> ProgressBar {
+fn bar(name: &str, bytes: Option<u64>) -> ProgressBar {
     let template = match bytes {
         Some(_) => {
             "{prefix} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left"
@@ -95,5 +176,5 @@ fn bar(layer: usize, bytes: Option<u64>) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("the template is a constant");
     ProgressBar::new(bytes.unwrap_or(0))
         .with_style(style.progress_chars("=> "))
-        .with_prefix(format!("layer {}", layer + 1))
+        .with_prefix(name.to_owned())
 }

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::Answer;
+
 /// Standard output, in large writes.
 pub(crate) fn standard_output() -> impl Write {
     io::BufWriter::with_capacity(64 << 10, io::stdout().lock())
@@ -23,6 +25,15 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// As one line, for programs that read one after the other.
+pub(crate) fn json_line(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut out = standard_output();
+    serde_json::to_writer(&mut out, value)?;
+    writeln!(out)?;
+    out.flush()?;
+    Ok(())
+}
+
 /// Whether the reader of our output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
@@ -31,6 +42,20 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
             cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
         io.or(json) == Some(io::ErrorKind::BrokenPipe)
     })
+}
+
+/// An error with its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// The answer of a verb whose exit code is its answer: it holds too when nobody reads the rest of what is printed.
+pub(crate) fn answer(answer: Answer, printed: anyhow::Result<()>) -> anyhow::Result<Answer> {
+    match printed {
+        Err(error) if !is_broken_pipe(&error) => Err(error),
+        _ => Ok(answer),
+    }
 }
 
 /// A size for people: `5 B`, `1.50 KiB`, `12.00 MiB`.

@@ -3,6 +3,8 @@
 use std::io::IsTerminal as _;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
@@ -17,7 +19,7 @@ use crate::Answer;
 use crate::args::{self, NetworkKind, When};
 use crate::context::{Context, now};
 
-/// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` can not be passed on.
+/// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
 const FORWARDED: [Signal; 9] = [
     Signal::HUP,
     Signal::INT,
@@ -36,20 +38,24 @@ pub(crate) const FAILED: u8 = 125;
 /// The exit code for a container that did not run. Source: Docker, "Exit status"; POSIX `env` for 126 and 127.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<RunError>() {
-        Some(RunError::NotFound { .. }) => 127,
-        Some(RunError::NotExecutable(_)) => 126,
+        Some(RunError::NotFound { .. } | RunError::NoInterpreter { .. }) => 127,
+        Some(RunError::NotExecutable(_) | RunError::Format(_)) => 126,
         _ => FAILED,
     }
 }
 
 pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer> {
     // Before anything else: no signal may end us between the container's folder and its removal.
-    let signals = Signals::block(&FORWARDED)?;
+    let signals = Arc::new(Signals::block(&FORWARDED)?);
+    let terminal = terminal(args.tty)?;
     let search = std::env::var_os("PATH").unwrap_or_default();
-    let runtime = Runtime::find(&search, args.runtime.as_deref())?;
+    let runtime = Runtime::find(&search, args.runtime.as_deref(), notes().as_deref())?;
     let store = context.open(OpenOptions::write())?;
-    clear_dead(&store);
-    let found = store.resolve(&args.name)?;
+    let asked = Arc::clone(&signals);
+    store.give_up_when(move || is_asked_to_end(&asked));
+    let _cleared = clear_dead(&store);
+    let found = crate::names::resolve(&store, &args.name)?;
+    crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let config = image_config(&store, &found)?;
     let writable = match (args.read_only, args.size) {
@@ -60,7 +66,7 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     let user = args.user.as_deref().unwrap_or(&config.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let id = new_id()?;
-    let mut wishes = wishes(args, &id)?;
+    let mut wishes = wishes(args, terminal, &id)?;
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&config, &wishes, &user)?;
     let spec = runtime_config(&process, &user, &wishes, &config, ROOT);
@@ -79,10 +85,11 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
         root: &root.mount,
         process: &process,
         config: &spec,
+        terminal: wishes.terminal,
         runtime: &runtime,
         signals: &signals,
     };
-    let result = container::monitor::run(&start);
+    let result = container::monitor::run(&start, &|text| context.remark(text));
     drop(root);
     container::teardown::clear(&path, &id);
     if let Err(error) = folder.remove() {
@@ -92,13 +99,34 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
-/// Removes what dead containers left behind. What can not be removed now is tried again by the next command.
-pub(crate) fn clear_dead(store: &Store) {
+/// Whether a signal has arrived that ends programs. Others are lost on a container that is not there yet.
+fn is_asked_to_end(signals: &Signals) -> bool {
+    while let Ok(Some(received)) = signals.next() {
+        if matches!(received.signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Where it is noted which runtimes have worked: gone with the next start of the machine.
+fn notes() -> Option<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Some(PathBuf::from("/run/quire"));
+    }
+    let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    Some(folder.filter(|it| it.is_absolute())?.join("quire"))
+}
+
+/// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
+/// Answers how many containers are gone now.
+pub(crate) fn clear_dead(store: &Store) -> u64 {
+    let mut cleared = 0;
     let containers = match store.containers() {
         Ok(containers) => containers,
         Err(error) => {
             tracing::warn!(%error, "cannot look for dead containers");
-            return;
+            return cleared;
         }
     };
     for (id, record, liveness) in containers {
@@ -108,14 +136,16 @@ pub(crate) fn clear_dead(store: &Store) {
         match store.lock_container(&id) {
             Ok(Some(folder)) => {
                 container::teardown::clear(folder.path(), &id);
-                if let Err(error) = folder.remove() {
-                    tracing::warn!(id, %error, "cannot remove a dead container");
+                match folder.remove() {
+                    Ok(()) => cleared += 1,
+                    Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
                 }
             }
             Ok(None) => {}
             Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
         }
     }
+    cleared
 }
 
 /// What the image's configuration says, or nothing for an image that never had one.
@@ -131,7 +161,18 @@ fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> 
     Ok(ImageConfig::from_json(&load(&config.parse()?)?)?)
 }
 
-fn wishes(args: &args::Run, id: &str) -> anyhow::Result<Wishes> {
+/// Runtimes connect a new terminal to the one that standard input is.
+fn terminal(wanted: When) -> anyhow::Result<Terminal> {
+    let input = std::io::stdin().is_terminal();
+    match wanted {
+        When::Always if !input => bail!("--tty always: standard input is not a terminal"),
+        When::Always => Ok(Terminal::New),
+        When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
+        When::Auto | When::Never => Ok(Terminal::None),
+    }
+}
+
+fn wishes(args: &args::Run, terminal: Terminal, id: &str) -> anyhow::Result<Wishes> {
     let command = args.command.iter().map(|argument| {
         let text = argument.to_str().map(ToOwned::to_owned);
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
@@ -146,14 +187,6 @@ fn wishes(args: &args::Run, id: &str) -> anyhow::Result<Wishes> {
             env.push(format!("{variable}={value}"));
         }
     }
-    let terminal = match args.tty {
-        When::Always => Terminal::New,
-        When::Never => Terminal::None,
-        When::Auto if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() => {
-            Terminal::New
-        }
-        When::Auto => Terminal::None,
-    };
     let hostname = args.hostname.clone().unwrap_or_else(|| id.to_owned());
     // Source: Linux `__NEW_UTS_LEN`.
     if hostname.is_empty() || hostname.len() > 64 {

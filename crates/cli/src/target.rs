@@ -1,11 +1,12 @@
 //! `NAME[:/PATH]`, or the path of an image file: what people point at.
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use image::erofs::read::{Image, Owners, View, to_tree};
+use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tree::{Inode, Node, Tree};
 use store::{OpenImage, OpenOptions, Store};
 
@@ -46,7 +47,8 @@ impl Target {
         }
         let name = name.to_str().with_context(|| format!("\"{shown}\" is not UTF-8"))?;
         let store = context.open(OpenOptions::read())?;
-        let resolved = store.resolve(name)?;
+        let resolved = crate::names::resolve(&store, name)
+            .map_err(|error| meant_a_path(&store, name, error))?;
         let tree = read(&store.open_image(&resolved.image)?)?;
         Ok(Self { text: shown, tree, store: Some(store), path })
     }
@@ -57,6 +59,48 @@ impl Target {
         let follow = last == LastLink::Follow || self.path.ends_with(b"/");
         resolve(&self.tree, &self.path, follow)
             .with_context(|| format!("there is no \"{}\" in the image", self.path.escape_ascii()))
+    }
+}
+
+/// There is no such image, but one that is named before the last colon: what stands after it is no tag.
+#[derive(Debug)]
+pub(crate) struct PathAsTag {
+    /// What was probably meant.
+    pub(crate) meant: String,
+    source: store::ResolveError,
+}
+
+impl std::fmt::Display for PathAsTag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl std::error::Error for PathAsTag {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.source()
+    }
+}
+
+fn meant_a_path(store: &Store, name: &str, error: store::ResolveError) -> anyhow::Error {
+    match name.rsplit_once(':') {
+        Some((image, path)) if crate::names::resolve(store, image).is_ok() => {
+            PathAsTag { meant: format!("{image}:/{path}"), source: error }.into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// Makes sure that a directory is there that people have to make themselves, or says how.
+pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => bail!("\"{shown}\" is not a directory"),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("there is no directory \"{shown}\": `mkdir -p '{shown}'` makes it")
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot look at \"{shown}\"")),
     }
 }
 
@@ -112,7 +156,7 @@ fn resolve<'a>(tree: &'a Tree, path: &[u8], follow_last: bool) -> Option<Inode<'
 /// The tree of an image of the store.
 pub(crate) fn read(image: &OpenImage) -> anyhow::Result<Tree> {
     let failed = || format!("cannot read image {}", image.id);
-    let opened = Image::open(&image.image).with_context(failed)?;
+    let opened = Image::open(Cached::new(&image.image)).with_context(failed)?;
     Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
 }
 
@@ -120,7 +164,7 @@ pub(crate) fn read(image: &OpenImage) -> anyhow::Result<Tree> {
 fn read_file(path: &Path) -> anyhow::Result<Tree> {
     let failed = || format!("cannot read image {}", path.display());
     let file = store::ImageFile::open(path).with_context(failed)?;
-    let opened = Image::open(&file).with_context(failed)?;
+    let opened = Image::open(Cached::new(&file)).with_context(failed)?;
     Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
 }
 

@@ -13,8 +13,7 @@ pub(super) fn run(mut arguments: Arguments) -> Result<(), Failure> {
     let usage = |message: &str| Failure::Usage(message.to_owned());
     let source = arguments.next().ok_or_else(|| usage("No source path specified"))?;
     let destination = arguments.next().ok_or_else(|| usage("No destination path specified"))?;
-    let mut bytes = Vec::new();
-    let image = read_image(&source, &mut bytes)?;
+    let image = read_image(&source)?;
     let load = || format!("Failed to load '{}'", source.display());
     let tree = to_tree(&image, View::Composefs(Owners::FirstMet)).with_context(load)?.tree;
     let version = match image.superblock().composefs.map(|header| header.version) {

@@ -71,8 +71,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     // What was found out before an error is shown, as C does.
     let result = others.try_for_each(|path| {
         let filter = Filter(&filter);
-        let mut bytes = Vec::new();
-        let image = read_image(&path, &mut bytes)?;
+        let image = read_image(&path)?;
         let image = to_tree(&image, View::Composefs(Owners::FirstMet))
             .with_context(|| format!("Failed to load '{}'", path.display()))?;
         match command.as_bytes() {

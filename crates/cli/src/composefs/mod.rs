@@ -15,7 +15,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use getopt::OptionError;
-use image::erofs::read::Image;
+use image::erofs::read::{Cached, Image};
+use store::ImageFile;
 
 /// Why a tool did not do what it was asked for. It exits with 1 in any case.
 #[derive(Debug)]
@@ -89,18 +90,16 @@ fn by_name(path: &OsStr) -> Option<&'static Tool> {
     TOOLS.iter().find(|tool| tool.name.as_bytes() == name.as_bytes())
 }
 
-/// Reads the bytes of an image that composefs made, and opens it.
-fn read_image<'b>(path: &OsStr, bytes: &'b mut Vec<u8>) -> Result<Image<&'b [u8]>, Failure> {
+/// Opens an image that composefs made. It is read as needed: it may be longer than there is memory.
+fn read_image(path: &OsStr) -> Result<Image<Cached<ImageFile>>, Failure> {
     use anyhow::Context as _;
     let open = || format!("Failed to open '{}'", path.display());
     let load = || format!("Failed to load '{}'", path.display());
-    let mut file = std::fs::File::open(path).with_context(open)?;
-    if !file.metadata().with_context(open)?.is_file() {
-        return Err(anyhow::anyhow!("it is not a regular file"))
-            .with_context(load)
-            .map_err(Failure::from);
-    }
-    bytes.clear();
-    std::io::Read::read_to_end(&mut file, bytes).with_context(load)?;
-    Ok(Image::open(&bytes[..]).with_context(load)?)
+    let file = match ImageFile::open(Path::new(path)) {
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+            Err(error).with_context(load)?
+        }
+        other => other.with_context(open)?,
+    };
+    Ok(Image::open(Cached::new(file)).with_context(load)?)
 }

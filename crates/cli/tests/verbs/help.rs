@@ -1,6 +1,10 @@
 //! Help, completions, man pages, and mistakes.
 
-use crate::Place;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use crate::{Place, Ran, is_root, write};
 
 #[test]
 fn every_verb_has_help() {
@@ -46,6 +50,22 @@ fn mistakes_are_told_with_what_was_meant() {
         ("tag debian Not/A/Name!", 2, "is not an image name"),
         ("rm nothing", 2, "there is no image"),
         ("umount .", 2, "nothing is mounted"),
+        ("ls debian:etc", 2, "did you mean debian:/etc?"),
+        ("tree -L 0 debian", 2, "must be greater than 0"),
+        ("mount debian nowhere", 2, "mkdir -p 'nowhere'"),
+        ("mount debian tree/etc/long", 2, "is not a directory"),
+        ("man nowhere", 2, "mkdir -p 'nowhere'"),
+        ("import --skip-xattrs --user-xattrs dir:tree", 2, "cannot be used with"),
+        ("build dir:tree nowhere/image", 2, "mkdir -p 'nowhere'"),
+        ("build dir:tree tree", 2, "is a directory"),
+        ("build dir:tree /dev/null", 2, "is not a regular file"),
+        ("run --tty always debian", 125, "standard input is not a terminal"),
+        ("cat --json debian:/etc/long", 2, "--json"),
+        ("dump --json debian", 2, "--json"),
+        ("dump debian:/etc", 2, "whole images"),
+        ("diff debian:/etc debian:/usr", 2, "one path"),
+        ("diff debian:/none debian:/none", 2, "neither image has"),
+        ("build --json dir:tree -", 2, "--json"),
     ];
     for (line, code, text) in cases {
         let ran = place.run(line);
@@ -53,6 +73,33 @@ fn mistakes_are_told_with_what_was_meant() {
         assert!(ran.err.contains(text), "{line}: {}", ran.err);
         assert!(!ran.err.contains("panicked"), "{line}: {}", ran.err);
     }
+}
+
+#[test]
+fn who_may_not_is_told_who_may() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a", tree.display()));
+    // Where another user can execute it.
+    let program = place.path("quire");
+    std::fs::copy(env!("CARGO_BIN_EXE_quire"), &program).unwrap();
+    let anyone = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.folder.path(), anyone).unwrap();
+    std::fs::create_dir(place.path("own")).unwrap();
+    std::os::unix::fs::chown(place.path("own"), Some(65534), Some(65534)).unwrap();
+    let check = |store: &str, arguments: &[&str], hint: &str| {
+        let mut command = Command::new(&program);
+        command.arg("--store").arg(place.path(store)).args(arguments);
+        let output = command.uid(65534).gid(65534).current_dir("/").output().unwrap();
+        let ran = Ran::of(&output);
+        assert_eq!(ran.code, Some(2), "{}", ran.err);
+        assert!(ran.err.contains(hint), "{}", ran.err);
+    };
+    check("store", &["rm", "a"], "--store DIR for a store of your own");
+    check("own/store", &["import", "dir:/root"], "use sudo");
 }
 
 #[test]
@@ -67,7 +114,76 @@ fn a_store_that_is_not_there_is_not_made_by_looking() {
 #[test]
 fn doctor_answers_everywhere() {
     let place = Place::new();
-    assert!(place.out("doctor").contains("kernel"));
+    let text = place.out("doctor");
+    assert!(text.contains("kernel"));
+    let cgroups = text.lines().find_map(|line| line.strip_prefix("cgroups")).unwrap().trim();
+    assert!(cgroups.starts_with("version ") || cgroups.starts_with("not mounted"), "{cgroups}");
     let json: serde_json::Value = serde_json::from_str(&place.out("doctor --json")).unwrap();
     assert!(json["features"].as_array().is_some_and(|it| it.len() >= 8), "{json}");
+}
+
+#[test]
+fn exit_codes_are_in_help_and_man_pages() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("man")).unwrap();
+    place.out("man man");
+    for (verb, text, offers_json) in [
+        ("fsck", "1 the answer is no", true),
+        ("import", "2 could not do it", true),
+        ("run", "125 Quire or the runtime failed", false),
+        ("cat", "2 could not do it", false),
+    ] {
+        let help = place.out(&format!("help {verb}"));
+        assert!(help.contains(text), "{verb}: {help}");
+        assert_eq!(help.contains("--json"), offers_json, "{verb}: {help}");
+        let page = std::fs::read_to_string(place.path(&format!("man/quire-{verb}.1"))).unwrap();
+        assert!(page.contains(text), "{verb}: {page}");
+    }
+}
+
+#[test]
+fn only_run_has_the_codes_of_run() {
+    let place = Place::new();
+    let check = |line: &str, code| assert_eq!(place.run(line).code, Some(code), "{line}");
+    check("run --bogus", 125);
+    check("-v run --bogus", 125);
+    check("images --bogus", 2);
+    check("--store run images --bogus", 2);
+    check("--policy run images --bogus", 2);
+    check("show run --bogus", 2);
+    check("--store images run --bogus", 125);
+    check("run --json a", 125);
+    check("--json run a", 125);
+}
+
+#[test]
+fn what_cannot_be_written_is_a_failure() {
+    let place = Place::new();
+    for line in ["completions bash", "--help", "--version", "help run"] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let arguments: Vec<&str> = line.split(' ').collect();
+        let output = place.command(&arguments).stdout(full).output().unwrap();
+        let ran = Ran::of(&output);
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert!(ran.err.contains("No space left"), "{line}: {}", ran.err);
+    }
+}
+
+#[test]
+fn nothing_is_said_of_what_was_not_done() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import -q dir:{} a", tree.display()));
+    let ran = place.run("rm -f nosuch");
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    let ran = place.run("rm -f nosuch a");
+    assert!(ran.err.contains("names removed"), "{}", ran.err);
+    std::fs::create_dir(place.path("empty")).unwrap();
+    write(&place.path("empty/oci-layout"), br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644);
+    write(&place.path("empty/index.json"), br#"{"schemaVersion":2,"manifests":[]}"#, 0o644);
+    for line in ["import oci:empty", "import oci:empty:tag"] {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(2), "{}", ran.err);
+        assert!(ran.err.contains("has no images"), "{}", ran.err);
+    }
 }

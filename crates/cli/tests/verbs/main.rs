@@ -2,9 +2,12 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
 
+mod export;
 mod help;
 mod images;
 mod mounts;
+#[cfg(feature = "registry")]
+mod registries;
 mod runs;
 
 use std::ffi::OsStr;
@@ -37,7 +40,12 @@ impl Place {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
         command.arg("--store").arg(self.path("store")).args(arguments);
-        command.env_remove("QUIRE_STORE").env_remove("QUIRE_RUNTIME").env_remove("QUIRE_LOG");
+        command
+            .env_remove("QUIRE_STORE")
+            .env_remove("QUIRE_POLICY")
+            .env_remove("QUIRE_SEAL")
+            .env_remove("QUIRE_RUNTIME")
+            .env_remove("QUIRE_LOG");
         command.stdin(Stdio::null()).current_dir(self.folder.path());
         command
     }

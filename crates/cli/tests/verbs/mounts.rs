@@ -32,6 +32,10 @@ fn an_image_is_mounted_and_unmounted() {
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(mountinfo.contains(" quire:a:latest "), "{mountinfo}");
+    let inside = std::fs::File::open(point.join("etc/long")).unwrap();
+    let ran = place.run("umount point");
+    assert!(ran.code == Some(2) && ran.err.contains("--lazy"), "{}", ran.err);
+    drop(inside);
     // Names and even files may go while it is mounted: gc keeps what a mount needs.
     place.out("rm a");
     place.out("gc");
@@ -123,4 +127,30 @@ fn a_store_on_tmpfs_goes_through_a_loop_device() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "x".repeat(100), "{error}");
+}
+
+#[test]
+fn a_policy_is_asked_before_anything_is_mounted() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a", tree.display()));
+    std::fs::create_dir(place.path("point")).unwrap();
+    std::fs::write(place.path("none.toml"), "default = \"none\"\n").unwrap();
+    std::fs::write(place.path("bad.toml"), "defualt = \"any\"\n").unwrap();
+    for (command, code) in [("mount a point", 2), ("run --runtime /bin/true a true", 125)] {
+        let refused = place.run(&format!("--policy none.toml {command}"));
+        assert_eq!(refused.code, Some(code), "{}", refused.err);
+        let expect = "a:latest is refused by the default of none.toml: no rule there is for local";
+        assert!(refused.err.contains(expect), "{}", refused.err);
+        let refused = place.run(&format!("--policy bad.toml {command}"));
+        assert_eq!(refused.code, Some(code), "{}", refused.err);
+        assert!(refused.err.contains("line 1: \"defualt\" is no field"), "{}", refused.err);
+        let refused = place.run(&format!("--policy absent.toml {command}"));
+        assert_eq!(refused.code, Some(code), "{}", refused.err);
+        assert!(refused.err.contains("there is no policy absent.toml"), "{}", refused.err);
+    }
+    assert!(place.out("--policy none.toml doctor").contains("all others are refused"));
+    assert!(
+        place.out("--policy bad.toml doctor").contains("nothing is accepted: the policy bad.toml")
+    );
 }

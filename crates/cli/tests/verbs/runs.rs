@@ -1,12 +1,12 @@
 //! `run` with the runtimes of this machine. Needs root.
 
-use std::io::Read as _;
+use std::io::{BufRead as _, Read as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use crate::{Place, add_programs, is_root, program};
+use crate::{Place, Ran, add_programs, is_root, program, write};
 
 /// A store with an image `a` that has a few programs; `None` where no container can run.
 fn place() -> Option<Place> {
@@ -20,6 +20,8 @@ fn place() -> Option<Place> {
     }
     let place = Place::new();
     let tree = place.tree("tree", "x");
+    write(&tree.join("etc/garbage"), b"garbage", 0o755);
+    write(&tree.join("etc/lost"), b"#!/no/such\n", 0o755);
     add_programs(&tree, &["/bin/sh", "/bin/true", "/bin/cat", "/bin/sleep", "/bin/id"]);
     place.out(&format!("import -q dir:{} a", tree.display()));
     Some(place)
@@ -50,13 +52,17 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
 fn codes_and_streams_pass_through() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
-        let cases: [(&[&str], i32, &str); 7] = [
+        let cases: [(&[&str], i32, &str); 10] = [
             (&["true"], 0, ""),
             (&["cat", "/etc/short"], 0, "short\n"),
             (&["sh", "-c", "exit 7"], 7, ""),
             (&["sh", "-c", "echo $A; echo > /etc/new && exit 3"], 3, "b\n"),
             (&["no-such-program"], 127, ""),
             (&["/etc/short"], 126, ""),
+            // As `env` has it.
+            (&["/etc/garbage"], 126, ""),
+            (&["/etc/lost"], 127, ""),
+            (&["sh", "-c", "exit 255"], 255, ""),
             (&["id", "-u"], 0, "5\n"),
         ];
         for (command, code, out) in cases {
@@ -77,6 +83,52 @@ fn codes_and_streams_pass_through() {
     assert_eq!(containers(&place), 0);
 }
 
+/// `run` on a terminal of its own, which has both outputs.
+fn on_terminal(place: &Place, arguments: &str) -> Ran {
+    let quire = env!("CARGO_BIN_EXE_quire");
+    let line = format!("'{quire}' --store '{}' run -q {arguments}", place.path("store").display());
+    let mut command = Command::new("script");
+    command.args(["-q", "-e", "-c", &line, "/dev/null"]).stdin(Stdio::null());
+    Ran::of(&command.output().unwrap())
+}
+
+#[test]
+fn what_a_runtime_logs_does_not_change_the_exit_code() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let folder = place.path(&format!("grumbling-{runtime}"));
+        std::fs::create_dir(&folder).unwrap();
+        // Runs the real one, and complains after all.
+        let script = "#!/bin/sh
+            REAL \"$@\"; code=$?
+            test \"$3\" = --log && echo '{\"level\":\"error\",\"msg\":\"late\"}' >> \"$4\"
+            exit $code\n";
+        let script = script.replace("REAL", program(runtime).unwrap().to_str().unwrap());
+        let path = folder.join(runtime);
+        write(&path, script.as_bytes(), 0o755);
+        for code in [1, 3] {
+            let line = format!("--runtime {} a -- sh -c 'exit {code}'", path.display());
+            let ran = on_terminal(&place, &line);
+            assert_eq!(ran.code, Some(code), "{runtime}: {}", ran.out);
+        }
+    }
+}
+
+#[test]
+fn a_runtimes_error_appears_once() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        // A directory that is a file: both say its name.
+        let ran = place.run(&format!("run -q --runtime {runtime} -w /etc/short a -- /bin/true"));
+        assert_eq!(ran.code, Some(125), "{}", ran.err);
+        assert_eq!(ran.err.matches("/etc/short").count(), 1, "{}", ran.err);
+        let ran = on_terminal(&place, &format!("--runtime {runtime} -w /etc/short a -- /bin/true"));
+        assert_eq!(ran.code, Some(125), "{}", ran.out);
+        assert_eq!(ran.out.matches("/etc/short").count(), 1, "{}", ran.out);
+        assert!(ran.out.contains("could not start the container: "), "{}", ran.out);
+    }
+}
+
 #[test]
 fn signals_reach_the_program() {
     let Some(place) = place() else { return };
@@ -93,6 +145,61 @@ fn signals_reach_the_program() {
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(42), "{runtime}");
+    }
+}
+
+#[test]
+fn who_waits_for_the_store_can_be_told_to_end() {
+    let Some(place) = place() else { return };
+    // As `gc` does.
+    let lock = std::fs::File::open(place.path("store/gc.lock")).unwrap();
+    lock.lock().unwrap();
+    let import = format!("dir:{}", place.path("tree").display());
+    let cases: [(&[&str], i32); 2] =
+        [(&["run", "a", "--", "true"], 125), (&["import", &import], 2)];
+    for (arguments, code) in cases {
+        let mut child = place.command(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let inode = std::os::unix::fs::MetadataExt::ino(&lock.metadata().unwrap());
+        let has_it_open = || {
+            let fds = std::fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
+            let mut files = fds.filter_map(|it| std::fs::metadata(it.ok()?.path()).ok());
+            files.any(|it| std::os::unix::fs::MetadataExt::ino(&it) == inode)
+        };
+        wait_for("the wait", has_it_open);
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, Signal::INT).unwrap();
+        wait_for("the end", || child.try_wait().unwrap().is_some());
+        let ran = Ran::of(&child.wait_with_output().unwrap());
+        assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains("gc.lock"), "{arguments:?}: {}", ran.err);
+    }
+    drop(lock);
+    place.out("run -q a -- true");
+}
+
+#[test]
+fn the_third_request_to_end_kills_what_ignores_them() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let script = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done";
+        let mut child = place
+            .command(&["run", "--runtime", runtime, "a", "--", "sh", "-c", script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 6];
+        child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        // Two kinds, since a signal that is still pending swallows a second one.
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, Signal::INT).unwrap();
+        let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut lines = lines.map(Result::unwrap);
+        assert!(lines.any(|line| line.contains("again to kill it")), "{runtime}");
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(137), "{runtime}");
+        assert_eq!(containers(&place), 0, "{runtime}");
     }
 }
 
@@ -116,15 +223,17 @@ fn after_a_kill_of_everything_only_files_are_left_and_they_go_next() {
         let folder = place.folder.path().to_str().unwrap();
         let everything = || [processes_with(folder), processes_with(&argument)].concat();
         assert!(everything().len() >= 3, "{:?}", everything());
-        for pid in everything() {
+        let killed = everything();
+        for pid in &killed {
             // The first may take others along.
-            let _gone = rustix::process::kill_process(pid, Signal::KILL);
+            let _gone = rustix::process::kill_process(*pid, Signal::KILL);
         }
         child.wait().unwrap();
-        wait_for("the end of all", || everything().is_empty());
+        wait_for("the end of all", || everything().is_empty() && killed.iter().all(is_over));
         assert_eq!(mounts(), before);
         assert_eq!(containers(&place), 1);
-        place.out(&format!("run -q --runtime {runtime} a -- true"));
+        let gc = place.out("gc");
+        assert!(gc.starts_with("1 removed"), "{gc}");
         assert_eq!(containers(&place), 0, "{runtime}");
     }
     let loops = Command::new("losetup").arg("-a").output().unwrap();
@@ -144,6 +253,65 @@ fn a_container_on_the_hosts_network_can_not_touch_its_cgroups() {
     }
     let ran = place.run_each(&["run", "--network", "host", "a", "--", "cat", "/proc/self/mounts"]);
     assert!(!ran.out.contains("/sys/fs/cgroup"), "{}", ran.out);
+}
+
+/// Folders of cgroups with this name.
+fn cgroups(name: &str) -> Vec<String> {
+    let all = Command::new("find").args(["/sys/fs/cgroup", "-name", name]).output().unwrap();
+    String::from_utf8(all.stdout).unwrap().lines().map(ToOwned::to_owned).collect()
+}
+
+#[test]
+fn a_container_has_a_view_of_cgroups_that_goes_with_it() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        // Its host name is its id, which the runtime names the cgroup by.
+        let script =
+            "trap '' TERM INT; cat /proc/sys/kernel/hostname; while :; do sleep 0.05; done";
+        let mut child = place
+            .command(&["run", "-q", "--runtime", runtime, "a", "--", "sh", "-c", script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut id = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut id).unwrap();
+        assert_ne!(cgroups(id.trim()), Vec::<String>::new(), "{runtime}");
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM] {
+            rustix::process::kill_process(pid, signal).unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(137), "{runtime}");
+        assert_eq!(cgroups(id.trim()), Vec::<String>::new(), "{runtime}");
+        for (script, code) in [("", 0), ("; exit 3", 3), ("; kill -KILL $$", 0)] {
+            let script = format!("cat /proc/sys/kernel/hostname /proc/self/cgroup{script}");
+            let ran = place.run_each(&[
+                "run",
+                "-q",
+                "--runtime",
+                runtime,
+                "a",
+                "--",
+                "sh",
+                "-c",
+                &script,
+            ]);
+            assert_eq!(ran.code, Some(code), "{runtime}: {}", ran.err);
+            let (id, groups) = ran.out.split_once('\n').unwrap();
+            assert!(groups.lines().all(|it| it.ends_with(":/")), "{runtime}: {groups}");
+            assert_eq!(cgroups(id), Vec::<String>::new(), "{runtime}");
+        }
+    }
+}
+
+/// Whether a process is gone or has nothing open any more. (Its command line is gone before its files are closed, and
+/// so before its locks are free.)
+fn is_over(pid: &Pid) -> bool {
+    let folder = format!("/proc/{pid}");
+    let Ok(stat) = std::fs::read_to_string(format!("{folder}/stat")) else { return true };
+    let threads = std::fs::read_dir(format!("{folder}/task")).map_or(0, Iterator::count);
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('Z' | 'X')) && threads <= 1
 }
 
 /// Processes whose command line has this text, ours and those of other tests left out.

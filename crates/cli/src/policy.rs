@@ -1,0 +1,65 @@
+//! The policies in force, asked before an image is used.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use oci::policy::{Default, Policies, check_use};
+use store::{Resolved, Store};
+
+use crate::context::Context;
+
+/// The administrator's: nothing that a user says takes its place.
+const SYSTEM: &str = "/etc/quire/policy.toml";
+
+/// The policies in force: the administrator's, and one more, which can only refuse what the first accepts.
+pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
+    let mut files = vec![PathBuf::from(SYSTEM)];
+    if let Some(file) = context.policy() {
+        // One that is named and not there is a mistake; by default none has to be.
+        if !file.exists() {
+            bail!("there is no policy {}", file.display());
+        }
+        files.push(file.to_owned());
+    } else {
+        files.extend(user_file());
+    }
+    Ok(Policies::load(&files)?)
+}
+
+/// Refuses an image that a policy does not accept, by what is known of it in the store.
+pub(crate) fn check(context: &Context, store: &Store, found: &Resolved) -> anyhow::Result<()> {
+    let verdict = check_use(&policies(context)?, store, found)?;
+    for key in verdict.signed_by {
+        tracing::info!(image = %found.image, key = %key.display(), "signed");
+    }
+    Ok(())
+}
+
+/// What is in force, in a line for people.
+pub(crate) fn describe(context: &Context) -> String {
+    let policies = match policies(context) {
+        Ok(policies) => policies,
+        Err(error) => return format!("nothing is accepted: {error:#}"),
+    };
+    let one = |it: &oci::policy::Policy| {
+        let default = match it.default {
+            Default::Any => "accepted",
+            Default::None => "refused",
+        };
+        let (file, count) = (it.file.display(), it.rules.len());
+        format!("{file} ({count} rules, all others are {default})")
+    };
+    let all: Vec<_> = policies.all().iter().map(one).collect();
+    if all.is_empty() {
+        return format!("none: any image is accepted, signed or not ({SYSTEM} is not there)");
+    }
+    all.join(" and ")
+}
+
+/// Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
+fn user_file() -> Option<PathBuf> {
+    let absolute = |it: std::ffi::OsString| Some(PathBuf::from(it)).filter(|it| it.is_absolute());
+    let config = std::env::var_os("XDG_CONFIG_HOME").and_then(absolute);
+    let home = || Some(Path::new(&std::env::var_os("HOME")?).join(".config"));
+    Some(config.or_else(home)?.join("quire/policy.toml"))
+}

@@ -1,0 +1,112 @@
+//! `pull`: an image comes from a registry.
+
+use std::io::Write as _;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use image::erofs::Versions;
+use oci::import::{Durable, Event, Limits, Options, Unsupported};
+use oci::manifest::Platform;
+use oci::pull::{Layers, Pulled, default_name};
+use oci::reference::Reference;
+use oci::registry::{Registry, Settings};
+use serde_json::json;
+use store::{OpenOptions, RefName, walk};
+
+use crate::Answer;
+use crate::args::{self, RegistryOptions};
+use crate::context::{Context, now};
+use crate::import::{give_up_when, summary, tell, until_signal};
+use crate::progress::Progress;
+use crate::report;
+
+/// At least so many layers are fetched at once: one connection seldom fills a line.
+const LAYERS_MIN: usize = 3;
+
+/// How registries are talked to: what the environment says, and the options.
+pub(crate) fn settings(options: &RegistryOptions, cancel: &Arc<AtomicBool>) -> Settings {
+    let mut settings = Settings::from_environment(|name| std::env::var_os(name));
+    if let Some(folder) = &options.certs_dir {
+        settings.hosts.insert(0, folder.clone());
+    }
+    if let Some(file) = &options.authfile {
+        settings.keyring.files.insert(0, file.clone());
+    }
+    settings.plain_http = options.plain_http;
+    settings.cancel = Arc::clone(cancel);
+    settings
+}
+
+pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answer> {
+    let reference: Reference = args.reference.parse()?;
+    let name: RefName = match &args.name {
+        Some(name) => name.parse()?,
+        None => default_name(&reference)?,
+    };
+    let platform: Platform = match &args.platform {
+        Some(text) => text.parse()?,
+        None => Platform::linux(std::env::consts::ARCH),
+    };
+    let store = context.open(OpenOptions::create())?;
+    let policies = crate::policy::policies(context)?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    give_up_when(&store, &cancel);
+    let registry = Registry::new(&reference, &settings(&args.registry, &cancel))?;
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3");
+    let progress = Progress::new(context).with_events(context.json);
+    let scratch = std::env::temp_dir();
+    let options = oci::pull::Options {
+        import: Options {
+            name: Some(&name),
+            now: now(),
+            platform: &platform,
+            limits: Limits::default(),
+            budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
+            durable: Durable::EachLayer,
+            threads,
+            unsupported: match args.skip_unsupported {
+                true => Unsupported::Skip,
+                false => Unsupported::Refuse,
+            },
+            xattrs: walk::Xattrs::All,
+            times: walk::Times::Exact,
+            versions: Versions::default(),
+            objects: None,
+            scratch: &scratch,
+            progress: &|event: Event<'_>| progress.tell(event),
+            cancel: &cancel,
+        },
+        policies: &policies,
+        layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
+    };
+    let result =
+        until_signal(&cancel, || oci::pull::pull(&store, &registry, &reference, &options))?;
+    progress.finish();
+    match result? {
+        Pulled::Image(done) if context.json => {
+            let mut last = summary(&done);
+            last["event"] = json!("pulled");
+            report::json_line(&last)?;
+        }
+        Pulled::Image(done) => tell(context, &done)?,
+        Pulled::UpToDate { image, manifest, name } => {
+            if context.json {
+                report::json_line(&json!({
+                    "event": "pulled",
+                    "image": image.to_string(),
+                    "name": name.to_string(),
+                    "manifest": manifest.to_string(),
+                    "upToDate": true,
+                }))?;
+            } else if !context.is_quiet() {
+                let mut out = report::standard_output();
+                writeln!(out, "image {image}\nname  {name}\nhere already: {manifest}")?;
+                out.flush()?;
+            }
+        }
+    }
+    Ok(Answer::Yes)
+}

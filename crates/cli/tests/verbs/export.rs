@@ -1,0 +1,221 @@
+//! Giving images back, to Quire itself and to others.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+
+use crate::{Place, program, write};
+
+/// A store with an image `a:1` that was a compressed tar of a small tree, which is answered too.
+fn place() -> (Place, PathBuf) {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let tar = place.path("a.tar.gz");
+    let mut command = Command::new("tar");
+    command.args(["--format=posix", "--numeric-owner", "-czf"]).arg(&tar).arg("-C").arg(&tree);
+    assert!(command.arg(".").status().unwrap().success());
+    place.out("import tar:a.tar.gz a:1");
+    (place, tree)
+}
+
+fn json(place: &Place, line: &str) -> Value {
+    serde_json::from_str(&place.out(line)).unwrap()
+}
+
+fn image(place: &Place, name: &str) -> String {
+    json(place, &format!("show --json {name}"))["image"].as_str().unwrap().to_owned()
+}
+
+/// What begins with a dot in the folder: files in the making.
+fn drafts(place: &Place) -> Vec<String> {
+    let entries = std::fs::read_dir(place.folder.path()).unwrap();
+    let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
+    names.filter(|it| it.starts_with('.')).collect()
+}
+
+/// Runs another program, if it is here.
+fn other(place: &Place, name: &str, line: &str) -> bool {
+    if program(name).is_none() {
+        eprintln!("SKIPPED: {name} {line}: {name} is not here");
+        return false;
+    }
+    let mut command = Command::new(name);
+    let output = command.args(line.split(' ')).current_dir(place.folder.path()).output().unwrap();
+    assert!(output.status.success(), "{name} {line}: {}", String::from_utf8_lossy(&output.stderr));
+    true
+}
+
+#[test]
+fn what_goes_out_comes_in_again() {
+    let (place, _) = place();
+    let first = image(&place, "a:1");
+    let told = json(&place, "export --json a:1 oci:layout:1");
+    assert_eq!(told["image"], first);
+    assert_eq!(told["layers"][0]["from"], "compressed");
+    assert_eq!((&told["blobsAdded"], &told["unchanged"]), (&3.into(), &false.into()));
+    place.out("export --compression none a:1 oci:layout:plain");
+    place.out("export --compression zstd a:1 oci:layout:zstd");
+    place.out("export a:1 docker-archive:a.tar:other:2");
+    place.out("export a:1 tar:flat.tar");
+    for (kind, rest) in [
+        ("oci", "layout:1"),
+        ("oci", "layout:plain"),
+        ("oci", "layout:zstd"),
+        ("docker-archive", "a.tar:other:2"),
+        ("tar", "flat.tar"),
+    ] {
+        let other = Place::new();
+        other.out(&format!("import {kind}:{} b", place.path(rest).display()));
+        assert_eq!(image(&other, "b"), first, "{kind}:{rest}");
+    }
+    // A layer that was never compressed has the bytes that its manifest names.
+    place.out("import oci:layout:plain p");
+    let told = json(&place, "export --json p oci:again:p");
+    assert_eq!((&told["layers"][0]["from"], &told["unchanged"]), (&"plain".into(), &true.into()));
+    assert_eq!(drafts(&place), [""; 0]);
+}
+
+#[test]
+fn others_take_it() {
+    let (place, tree) = place();
+    let first = image(&place, "a:1");
+    place.out("export a:1 oci:layout:1");
+    place.out("export --compression zstd a:1 oci:layout:z");
+    place.out("export a:1 docker-archive:a.tar");
+    if other(&place, "skopeo", "--insecure-policy copy oci:layout:1 dir:skopeo") {
+        other(&place, "skopeo", "--insecure-policy copy oci:layout:z dir:skopeo-z");
+        let copied = std::fs::read_dir(place.path("skopeo")).unwrap().count();
+        assert_eq!(copied, 2 + 2, "manifest, version, config and layer");
+        other(
+            &place,
+            "skopeo",
+            "--insecure-policy copy docker-archive:a.tar:a:1 oci:from-docker:1",
+        );
+        place.out("import oci:from-docker:1 b");
+        assert_eq!(image(&place, "b"), first);
+        other(&place, "skopeo", "--insecure-policy copy oci:layout:1 docker-archive:b.tar:b:2");
+        place.out("import docker-archive:b.tar c");
+        assert_eq!(image(&place, "c"), first);
+    }
+    if other(&place, "umoci", "unpack --rootless --image layout:1 bundle") {
+        let unpacked = place.path("bundle/rootfs");
+        let (unpacked, tree) = (unpacked.to_str().unwrap(), tree.to_str().unwrap());
+        other(&place, "diff", &format!("-r --no-dereference {tree} {unpacked}"));
+        // It finds its own image beside ours, and ours stays.
+        other(&place, "umoci", "tag --image layout:1 of-umoci");
+        place.out("export a:1 oci:layout:2");
+        let index: Value =
+            serde_json::from_slice(&std::fs::read(place.path("layout/index.json")).unwrap())
+                .unwrap();
+        assert_eq!(index["manifests"].as_array().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn standard_output_is_a_file_like_others() {
+    let (place, _) = place();
+    for target in ["tar", "docker-archive"] {
+        place.out(&format!("export a:1 {target}:file"));
+        let output = place.command(&["export", "a:1", &format!("{target}:-")]).output().unwrap();
+        assert!(output.status.success());
+        assert!(output.stdout == std::fs::read(place.path("file")).unwrap(), "{target}");
+        std::fs::remove_file(place.path("file")).unwrap();
+    }
+    let mut export = place.command(&["export", "a:1", "tar:-"]);
+    let mut export = export.stdout(Stdio::piped()).spawn().unwrap();
+    let list = Command::new("tar").arg("-t").stdin(export.stdout.take().unwrap()).output().unwrap();
+    assert!(export.wait().unwrap().success());
+    let expected = "./\netc/\netc/deep/\netc/link\netc/long\netc/short\n";
+    assert_eq!(String::from_utf8(list.stdout).unwrap(), expected);
+}
+
+#[test]
+fn mistakes_change_nothing() {
+    let (place, tree) = place();
+    place.out(&format!("import dir:{} plain", tree.display()));
+    write(&place.path("there"), b"mine", 0o600);
+    std::fs::create_dir(place.path("folder")).unwrap();
+    write(&place.path("folder/mine"), b"", 0o644);
+    std::os::unix::net::UnixListener::bind(place.path("tree/socket")).unwrap();
+    place.out(&format!("import dir:{} socket", tree.display()));
+    let cases = [
+        ("export a:1 file.tar", "does not say what to write"),
+        ("export a:1 tar:there", "--force overwrites it"),
+        ("export a:1 docker-archive:there:x", "--force overwrites it"),
+        ("export a:1 tar:/dev/null", "not a regular file"),
+        ("export --force a:1 tar:/dev/null", "not a regular file"),
+        ("export a:1 tar:/no/such/folder/a", "cannot write /no/such/folder/a"),
+        ("export a:1 oci:folder", "name a folder that is empty"),
+        ("export --compression gzip a:1 tar:new", "cannot be compressed"),
+        ("export --json a:1 tar:-", "name a file"),
+        ("export plain oci:new", "came from a directory or a dump"),
+        ("export socket tar:new", "--skip-unsupported"),
+        ("export b:1 tar:new", "there is no image"),
+    ];
+    for (line, text) in cases {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert!(ran.err.contains(text), "{line}: {}", ran.err);
+        assert_eq!(ran.out, "", "{line}");
+    }
+    assert_eq!(std::fs::read(place.path("there")).unwrap(), b"mine");
+    assert!(!place.path("new").exists());
+    assert_eq!(drafts(&place), [""; 0]);
+    let ran = place.run("export --skip-unsupported socket tar:new");
+    assert_eq!(ran.code, Some(0));
+    assert!(ran.err.contains("left out, no tar can hold it: socket"), "{}", ran.err);
+
+    // What a link leads to is overwritten, not the link.
+    std::os::unix::fs::symlink("there", place.path("link")).unwrap();
+    place.out("export --force a:1 tar:link");
+    assert!(place.path("link").is_symlink());
+    assert!(std::fs::read(place.path("there")).unwrap().len() > 512);
+}
+
+#[test]
+fn damage_is_told_and_leaves_no_file() {
+    let (place, _) = place();
+    let folders = std::fs::read_dir(place.path("store/objects")).unwrap();
+    let files = folders.flat_map(|it| std::fs::read_dir(it.unwrap().path()).unwrap());
+    let object = files.map(|it| it.unwrap().path()).next().unwrap();
+    std::fs::remove_file(&object).unwrap();
+    write(&object, &[b'y'; 100], 0o444);
+    for target in ["oci:out:1", "docker-archive:out", "tar:out"] {
+        let ran = place.run(&format!("export a:1 {target}"));
+        assert_eq!(ran.code, Some(2), "{target}: {}", ran.err);
+        assert!(ran.err.contains("quire fsck"), "{target}: {}", ran.err);
+        assert!(!place.path("out").exists(), "{target}");
+    }
+    assert_eq!(drafts(&place), [""; 0]);
+}
+
+#[test]
+fn an_interrupted_export_leaves_no_file() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    std::fs::File::create(tree.join("large")).unwrap().set_len(400 << 20).unwrap();
+    place.out(&format!("import dir:{} a", tree.display()));
+    for attempt in 0..5 {
+        let mut export = place.command(&["export", "--force", "a", "tar:out"]);
+        let mut export = export.stderr(Stdio::piped()).spawn().unwrap();
+        let start = Instant::now();
+        while drafts(&place).is_empty() && export.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it does not begin");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pid = Pid::from_child(&export);
+        rustix::process::kill_process(pid, Signal::INT).unwrap();
+        let ended = export.wait_with_output().unwrap();
+        assert_eq!(drafts(&place), [""; 0]);
+        if ended.status.code() == Some(2) {
+            let text = String::from_utf8_lossy(&ended.stderr);
+            assert!(text.contains("cancelled"), "{text}");
+            assert!(attempt > 0 || !place.path("out").exists());
+            return;
+        }
+    }
+    panic!("no signal came before the end");
+}

@@ -1,0 +1,120 @@
+//! Pulling and pushing, against Debian's docker-registry on loopback.
+
+#[path = "../../../oci/tests/registry/daemon.rs"]
+mod daemon;
+
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::{Place, write};
+use daemon::{Daemon, PROGRAM};
+
+/// A registry, or a word about why there is none.
+fn start(place: &Place) -> Option<Daemon> {
+    let daemon = Daemon::start(place.folder.path(), "").unwrap();
+    if daemon.is_none() {
+        eprintln!("SKIPPED: {PROGRAM} is not installed");
+    }
+    daemon
+}
+
+/// A place with the image `a:1`: a gzip layer of some 8 MB that do not compress, and `count` small files.
+fn place(count: usize) -> Place {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let mut state = 88_172_645_463_325_252_u64;
+    let noise = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    });
+    write(&tree.join("noise"), &noise.take(8 << 20).collect::<Vec<_>>(), 0o644);
+    for at in 0..count {
+        write(&tree.join(format!("file-{at}")), format!("{at} ").repeat(99).as_bytes(), 0o644);
+    }
+    let mut command = Command::new("tar");
+    command.args(["--format=posix", "-czf"]).arg(place.path("a.tar.gz")).arg("-C").arg(&tree);
+    assert!(command.arg(".").status().unwrap().success());
+    place.out("import tar:a.tar.gz a:1");
+    place
+}
+
+fn image(place: &Place, name: &str) -> String {
+    let shown: Value = serde_json::from_str(&place.out(&format!("show --json {name}"))).unwrap();
+    shown["image"].as_str().unwrap().to_owned()
+}
+
+/// The last of the events that `--json` prints.
+fn last_event(text: &str) -> Value {
+    let events: Vec<Value> = text.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    events.last().unwrap().clone()
+}
+
+#[test]
+fn an_image_goes_to_a_registry_and_comes_back() {
+    let from = place(10);
+    let Some(daemon) = start(&from) else { return };
+    let target = format!("{}/team/app:1", daemon.host);
+    let pushed = last_event(&from.out(&format!("push --json a:1 {target}")));
+    assert_eq!((&pushed["event"], &pushed["name"]), (&"pushed".into(), &target.as_str().into()));
+    assert!(pushed["layers"][0]["sent"].as_u64().unwrap() > 8 << 20);
+    let again = last_event(&from.out(&format!("push --json a:1 {target}")));
+    assert_eq!(again["manifest"], pushed["manifest"], "compressing is deterministic");
+    assert_eq!(again["layers"][0]["sent"], 0);
+
+    let to = Place::new();
+    let pulled = last_event(&to.out(&format!("pull --json {target}")));
+    assert_eq!((&pulled["event"], &pulled["manifest"]), (&"pulled".into(), &pushed["manifest"]));
+    assert_eq!(image(&to, &target), image(&from, "a:1"));
+    assert!(to.out(&format!("pull {target}")).contains("here already"));
+    // By its digest, which then is its tag.
+    let by_digest = format!("{}/team/app@{}", daemon.host, pushed["manifest"].as_str().unwrap());
+    to.out(&format!("pull {by_digest}"));
+    assert_eq!(image(&to, &by_digest), image(&from, "a:1"));
+    let nothing = to.run(&format!("pull {}/team/nothing:1", daemon.host));
+    assert_eq!(nothing.code, Some(2));
+    assert!(nothing.err.contains("team/nothing"), "{}", nothing.err);
+}
+
+#[test]
+fn what_is_killed_leaves_a_sound_store() {
+    let from = place(400);
+    let Some(daemon) = start(&from) else { return };
+    let target = format!("{}/app:1", daemon.host);
+    from.out(&format!("push a:1 {target}"));
+    let to = Place::new();
+    to.run("images");
+    let whole = Instant::now();
+    Place::new().out(&format!("pull {target}"));
+    let whole = whole.elapsed();
+    for round in 1..=12 {
+        let mut child = to.command(&["--quiet", "pull", &target]).spawn().unwrap();
+        std::thread::sleep(whole * round / 13);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let sound = to.run("fsck --deep");
+        // The first rounds may be over before there is a store.
+        let absent = sound.err.contains("there is no store");
+        assert!(absent || sound.code == Some(0), "round {round}: {}{}", sound.out, sound.err);
+    }
+    to.out(&format!("pull {target}"));
+    assert_eq!(image(&to, &target), image(&from, "a:1"));
+    to.out("gc");
+    assert!(to.out("fsck --deep").starts_with("sound"));
+}
+
+#[test]
+fn a_short_name_is_completed_as_docker_does() {
+    let place = Place::new();
+    place.tree("tree", "x");
+    place.out("import dir:tree docker.io/library/thing:latest");
+    place.out("import dir:tree docker.io/team/thing:2");
+    assert_eq!(image(&place, "thing"), image(&place, "docker.io/library/thing:latest"));
+    assert_eq!(place.out("cat team/thing:2:/etc/short"), "short\n");
+    assert_eq!(place.run("show team/thing").code, Some(2), "the tag is another");
+    place.out("rm thing");
+    assert_eq!(place.run("show docker.io/library/thing:latest").code, Some(2));
+}
