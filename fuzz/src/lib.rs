@@ -2,6 +2,8 @@
 //!
 //! `xtask` includes this file, to run the corpora as plain tests.
 
+mod store_ops;
+
 use image::dump::{self, Links, Strictness};
 use image::erofs::read::{Image, Owners, View, examine, to_tree};
 use image::erofs::{self, Profile, Version, Versions};
@@ -49,6 +51,16 @@ fn dump_text(tree: &Tree) -> Vec<u8> {
 /// The JSON documents of OCI: an index, a manifest or a config.
 pub fn manifest(bytes: &[u8]) {
     oci::manifest::exercise(bytes);
+}
+
+/// What commands do to a store, one after the other: after each check it is sound, and every ref leads where it should.
+pub fn store_ops(bytes: &[u8]) {
+    store_ops::run(bytes);
+}
+
+/// Tables of contents of layers, and what leads to them: what is accepted holds together.
+pub fn chunked(bytes: &[u8]) {
+    oci::chunked::exercise(bytes);
 }
 
 /// A layer's tar: the events that it gives are enough to make the same tar again.

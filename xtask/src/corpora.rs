@@ -22,6 +22,11 @@ fn run_corpus(name: &str, target: fn(&[u8])) {
 }
 
 #[test]
+fn chunked() {
+    run_corpus("chunked", targets::chunked);
+}
+
+#[test]
 fn dump() {
     run_corpus("dump", targets::dump);
 }
@@ -34,6 +39,11 @@ fn erofs() {
 #[test]
 fn manifest() {
     run_corpus("manifest", targets::manifest);
+}
+
+#[test]
+fn store_ops() {
+    run_corpus("store_ops", targets::store_ops);
 }
 
 #[test]
@@ -51,7 +61,8 @@ fn every_target_has_a_corpus_and_a_test() {
             .map(|it| it.trim_end_matches(".rs").to_owned())
             .collect()
     };
-    let tested = ["dump", "erofs", "manifest", "tar_layer"].map(String::from);
+    let tested =
+        ["chunked", "dump", "erofs", "manifest", "store_ops", "tar_layer"].map(String::from);
     assert_eq!(names("fuzz_targets"), BTreeSet::from(tested));
     assert_eq!(names("corpus"), names("fuzz_targets"));
 }

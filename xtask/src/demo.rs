@@ -15,7 +15,8 @@ use crate::{Failed, Skipped, inputs, tools};
 pub(crate) fn run() -> Result<()> {
     if !is_root() {
         bail!(Skipped(String::from(
-            "the demo makes a Debian image and mounts it, which needs root"
+            "the demo makes a Debian image and mounts it, which needs root: `sudo make demo`, or as root. It installs \
+             debootstrap, tar and crun by apt-get if they are missing (elsewhere: install them first)"
         )));
     }
     let mut steps = Steps::default();

@@ -7,7 +7,8 @@ use std::process::Command;
 use crate::process::repository;
 
 /// Packages in Cargo.lock. Each one is code that runs with our users' rights: raise it knowingly.
-const MOST_PACKAGES: usize = 150;
+/// HTTP and TLS brought 115, half of them for systems that Quire is never built for.
+const MOST_PACKAGES: usize = 270;
 
 /// Where a file should have a seam, by the house style.
 const MOST_LINES: usize = 700;

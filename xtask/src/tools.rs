@@ -11,7 +11,7 @@ use crate::cache::{Cache, remove};
 use crate::process::{find, is_root, quiet};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 15] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -24,6 +24,10 @@ const PACKAGES: [(&str, &str); 15] = [
     ("zstd", "zstd"),
     ("mkfs.ext4", "e2fsprogs"),
     ("tar", "tar"),
+    ("bsdtar", "libarchive-tools"),
+    ("python3", "python3"),
+    ("openssl", "openssl"),
+    ("docker-registry", "docker-registry"),
     ("strace", "strace"),
     ("unshare", "util-linux"),
     ("chattr", "e2fsprogs"),
@@ -107,6 +111,33 @@ pub(crate) fn cfsctl(cache: &Cache) -> Result<PathBuf> {
 pub(crate) fn built_cfsctl(cache: &Cache) -> Option<PathBuf> {
     let built = cache.dir().join(COMPOSEFS_CTL.replace('@', "-")).join("bin/cfsctl");
     built.is_file().then_some(built)
+}
+
+/// Makes eStargz layers, and is a second client of registries: the version that Debian's Go can build.
+const CRANE: &str = "github.com/google/go-containerregistry/cmd/crane@v0.14.0";
+
+/// `crane`, built into the cache: `crane/bin/crane`. It takes Go, which is installed for that.
+pub(crate) fn crane(cache: &Cache) -> Result<PathBuf> {
+    let dir = cache.entry("crane", false, |draft| {
+        install(&[("go", "golang-go")])?;
+        println!("building {CRANE}, once");
+        let (bin, build) = (draft.join("bin"), draft.join("build"));
+        let mut go = Command::new("go");
+        // Modules are read-only files unless one asks otherwise, and then cannot be removed by everybody.
+        go.args(["install", "-modcacherw", CRANE]).env("GOBIN", bin);
+        go.env("GOPATH", build.join("path")).env("GOCACHE", build.join("cache"));
+        let made = quiet(go.env("GOTOOLCHAIN", "local"));
+        remove(&build)?;
+        // Where nothing can be downloaded, Go says so in many words.
+        let offline = |error: &str| error.contains("dial tcp") || error.contains("lookup ");
+        match made {
+            Err(error) if offline(&format!("{error:#}")) => {
+                bail!(Skipped(String::from("crane is not there and cannot be downloaded")))
+            }
+            made => made.map(drop),
+        }
+    })?;
+    Ok(dir.join("bin/crane"))
 }
 
 /// `NAME@VERSION`: the one on `PATH`, else one built into the cache. A debug build of cargo-deny takes one or two minutes, a

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::Context;
-use super::measure::{Contestant, Memory, Rules, measure};
+use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
 use crate::cache::remove;
 use crate::inputs;
@@ -81,33 +81,42 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     } else {
         absent.push("cfsctl (cargo xtask inputs cfsctl)");
     }
-    let rules = Rules {
-        runs: context.runs,
-        sync: Some(context.work.to_owned()),
-        cold: false,
-        memory: Memory::AllProcesses,
-    };
-    let outcomes = measure(&rules, &mut contestants)?;
-    drop(contestants);
-    remove_podman(context)?;
-    let mut findings: Vec<_> = absent.iter().map(|it| format!("{it} is not installed")).collect();
-    findings.extend(
-        ["umoci", "podman", "cfsctl"].iter().filter_map(|it| ratio(&outcomes, "quire", it)),
-    );
+    let (table, findings) =
+        race(context, contestants, "debian-postgres", &absent, &["umoci", "podman", "cfsctl"])?;
     Ok(Report {
         name: "import",
         about: String::from(
             "Debian with PostgreSQL, two gzip layers, 22,500 entries, 700 MB unpacked, into an empty store. The layers are in \
              the page cache. A `syncfs` of the file system is on everybody's clock.",
         ),
-        tables: vec![Table {
-            title: String::from("debian-postgres"),
-            memory: rules.memory,
-            runs: rules.runs,
-            outcomes,
-        }],
+        tables: vec![table],
         findings,
     })
+}
+
+/// Measures ways to bring an image onto this machine, all with a sync on the clock, and compares Quire, which comes first,
+/// with each of `rivals`, by the beginnings of their names. podman's storage is removed at the end.
+pub(super) fn race(
+    context: &Context<'_>,
+    mut contestants: Vec<Contestant<'_>>,
+    title: &str,
+    absent: &[&str],
+    rivals: &[&str],
+) -> Result<(Table, Vec<String>)> {
+    let rules = Rules {
+        runs: context.runs,
+        sync: Some(context.work.to_owned()),
+        cold: false,
+        pace: Pace::Turns,
+        memory: Memory::AllProcesses,
+    };
+    let outcomes = measure(&rules, &mut contestants)?;
+    drop(contestants);
+    remove_podman(context)?;
+    let mut findings: Vec<_> = absent.iter().map(|it| format!("{it} is not installed")).collect();
+    findings.extend(rivals.iter().filter_map(|it| ratio(&outcomes, "quire", it)));
+    let (memory, runs) = (rules.memory, rules.runs);
+    Ok((Table { title: title.to_owned(), memory, runs, outcomes }, findings))
 }
 
 /// The layout as podman can name it: it makes a name of the path, which not every path can be.

@@ -57,7 +57,20 @@ pub(super) struct Rules {
     pub(super) sync: Option<PathBuf>,
     /// Before every run, not timed: nothing of an earlier one is in the page cache.
     pub(super) cold: bool,
+    pub(super) pace: Pace,
     pub(super) memory: Memory,
+}
+
+/// What lies between two timed runs. It matters where the kernel makes a process wait until others have let go (an
+/// RCU grace period): whoever comes right behind somebody who has waited does not wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Another contestant's run.
+    Turns,
+    /// A run of the same contestant, not timed.
+    OwnLeadIn,
+    /// A rest of this length.
+    Rested(Duration),
 }
 
 /// What counts as a contestant's memory.
@@ -162,6 +175,9 @@ fn run(
     start: impl FnOnce() -> Result<()>,
 ) -> Result<Sample> {
     (contestant.before)()?;
+    if rules.pace == Pace::OwnLeadIn {
+        execute(&mut (contestant.commands)()?)?;
+    }
     let mut commands = (contestant.commands)()?;
     // Deletions and writes of other runs must not be paid for in this one.
     if let Some(dir) = &rules.sync {
@@ -170,12 +186,26 @@ fn run(
     if rules.cold {
         drop_caches()?;
     }
+    if let Pace::Rested(time) = rules.pace {
+        std::thread::sleep(time);
+    }
     start()?;
+    let clock = Instant::now();
+    let mut sample = execute(&mut commands)?;
+    if let Some(dir) = &rules.sync {
+        sync(dir)?;
+    }
+    sample.wall = clock.elapsed();
+    (contestant.after)()?;
+    Ok(sample)
+}
+
+/// What the commands used, but for the time.
+fn execute(commands: &mut [Command]) -> Result<Sample> {
     let mut sample = Sample { wall: Duration::ZERO, cpu: Duration::ZERO, largest_process: 0 };
     // A file, not a pipe: nobody reads while the clock runs.
     let mut errors = tempfile::tempfile()?;
-    let clock = Instant::now();
-    for command in &mut commands {
+    for command in commands {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors.try_clone()?);
         let child = command.spawn();
         let child = child.with_context(|| format!("cannot start {}", process::line(command)))?;
@@ -189,11 +219,6 @@ fn run(
         sample.cpu += used.rusage.utime + used.rusage.stime;
         sample.largest_process = sample.largest_process.max(used.rusage.maxrss);
     }
-    if let Some(dir) = &rules.sync {
-        sync(dir)?;
-    }
-    sample.wall = clock.elapsed();
-    (contestant.after)()?;
     Ok(sample)
 }
 
@@ -226,7 +251,13 @@ mod tests {
 
     #[test]
     fn a_failing_command_is_no_result() {
-        let rules = Rules { runs: 1, sync: None, cold: false, memory: Memory::LargestProcess };
+        let rules = Rules {
+            runs: 1,
+            sync: None,
+            cold: false,
+            pace: Pace::Turns,
+            memory: Memory::LargestProcess,
+        };
         let fails = || Ok(vec![Command::new("true"), Command::new("false")]);
         let error = measure(&rules, &mut [Contestant::new("fails", fails)]).unwrap_err();
         assert_eq!(error.to_string(), "false: exit status: 1: ");

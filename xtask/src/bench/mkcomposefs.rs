@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use super::Context;
-use super::measure::{Contestant, Memory, Rules, measure};
+use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
 use crate::inputs::{self, sid};
 use crate::{Failed, oracle};
@@ -70,8 +70,13 @@ fn table(
             findings.push(format!("{title}: the `composefs` crate refuses this dump"));
         }
     }
-    let rules =
-        Rules { runs: context.runs, sync: None, cold: false, memory: Memory::LargestProcess };
+    let rules = Rules {
+        runs: context.runs,
+        sync: None,
+        cold: false,
+        pace: Pace::Turns,
+        memory: Memory::LargestProcess,
+    };
     let outcomes = measure(&rules, &mut contestants)?;
     drop(contestants);
     if fs::read(context.work.join("ours"))? != fs::read(context.work.join("c"))? {

@@ -5,6 +5,7 @@ mod import;
 mod measure;
 mod mkcomposefs;
 mod mount;
+mod pull;
 mod report;
 mod run;
 mod walk;
@@ -44,6 +45,8 @@ enum Name {
     Mkcomposefs,
     /// An OCI layout of two gzip layers into a store
     Import,
+    /// An image from a registry on loopback into a store
+    Pull,
     /// Mount and unmount, whole processes
     Mount,
     /// A container that runs `true`
@@ -80,9 +83,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Err(error).context("cannot start unshare");
     }
     let cache = Cache::open()?;
-    let benches: [(Name, Bench); 5] = [
+    let benches: [(Name, Bench); 6] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
+        (Name::Pull, pull::bench),
         (Name::Mount, mount::bench),
         (Name::Run, run::bench),
         (Name::Walk, walk::bench),

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::Context;
-use super::measure::{Contestant, Memory, Rules, measure};
+use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
 use crate::inputs::{self, sid};
 use crate::process;
@@ -56,7 +56,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         }),
     ];
     let runs = context.runs.max(50);
-    let rules = Rules { runs, sync: None, cold: false, memory: Memory::LargestProcess };
+    let rules =
+        Rules { runs, sync: None, cold: false, pace: Pace::Turns, memory: Memory::LargestProcess };
     let outcomes = measure(&rules, &mut contestants)?;
     let findings = ratio(&outcomes, "quire", "composefs (C)").into_iter().collect();
     Ok(Report {

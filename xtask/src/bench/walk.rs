@@ -10,7 +10,7 @@ use rustix::mount::{
 };
 
 use super::Context;
-use super::measure::{Contestant, Memory, Rules, measure};
+use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
 use crate::inputs::{self, sid};
 use crate::process;
@@ -79,7 +79,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             }));
         }
         let memory = if cold { Memory::WithCache } else { Memory::LargestProcess };
-        let rules = Rules { runs: context.runs, sync: None, cold, memory };
+        let rules = Rules { runs: context.runs, sync: None, cold, pace: Pace::Turns, memory };
         let outcomes = measure(&rules, &mut contestants)?;
         let title = String::from(if cold { "Cold" } else { "Warm" });
         tables.push(Table { title, memory, runs: rules.runs, outcomes });

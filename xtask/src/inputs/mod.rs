@@ -18,7 +18,7 @@ use crate::{Skipped, tools};
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Which inputs; the first three when none is named
+    /// Which inputs; the first three and crane when none is named
     names: Vec<Input>,
     /// Make them anew though the cache has them
     #[arg(long)]
@@ -35,18 +35,21 @@ enum Input {
     Sid,
     /// Debian sid as above with podman 5
     SidPodman,
+    /// `crane`, for tests of eStargz layers: needs Go
+    Crane,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
-    let all = [Input::DebianSmall, Input::DebianPostgres, Input::Sid];
+    let all = [Input::DebianSmall, Input::DebianPostgres, Input::Sid, Input::Crane];
     for input in if args.names.is_empty() { &all[..] } else { &args.names } {
         let path = match input {
             Input::DebianSmall => debian_small(&cache, args.refresh)?,
             Input::DebianPostgres => debian_postgres(&cache, args.refresh)?,
             Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
+            Input::Crane => tools::crane(&cache)?,
             Input::Cfsctl => tools::cfsctl(&cache)?,
             Input::SidPodman => sid::make_podman(&cache, args.refresh)?,
         };

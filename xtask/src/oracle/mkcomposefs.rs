@@ -60,8 +60,8 @@ const FAULTS_OF_C: [(&str, &str); 6] = [
         "writes uninitialised bytes for a digest that is none, and reads one only up to a NUL",
     ),
     ("the hard link has no target", "makes a hardlink to the root directory"),
-    ("a directory can not be hard linked", "makes a hardlink to a directory"),
-    ("can not have 18446744073709551615 bytes", "counts this many bytes as no chunk"),
+    ("a directory cannot be hard linked", "makes a hardlink to a directory"),
+    ("cannot have 18446744073709551615 bytes", "counts this many bytes as no chunk"),
     ("GID is", "overlooks a wrong GID where UID is not 0"),
     ("RDEV is", "overlooks a wrong RDEV where UID is not 0"),
 ];
