@@ -1,12 +1,14 @@
 //! The command line, as clap reads it. Help texts, man pages and completions all come from here.
 
 use std::ffi::OsString;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{
     Arg, ArgAction, Args, Command, CommandFactory as _, Parser, Subcommand, ValueEnum, ValueHint,
 };
+
+use crate::writable::Wish;
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
 const NEVER_JSON: [&str; 4] = ["cat", "dump", "run", "completions"];
@@ -319,9 +321,10 @@ pub(crate) struct Mount {
     pub(crate) directory: PathBuf,
     #[command(flatten)]
     pub(crate) trust: Trust,
-    /// Take changes into memory, and forget them at unmount
-    #[arg(long)]
-    pub(crate) writable: bool,
+    /// Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file without a name, gone at
+    /// unmount) or dir=PATH[,durable]
+    #[arg(long, value_name = "KIND", default_value = "none")]
+    pub(crate) writable: Wish,
 }
 
 #[derive(Debug, Args)]
@@ -365,12 +368,15 @@ pub(crate) struct Run {
     /// Network
     #[arg(long, value_enum, default_value_t = NetworkKind::None)]
     pub(crate) network: NetworkKind,
-    /// No writable layer
-    #[arg(long)]
+    /// Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the container),
+    /// dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none.
+    /// All but those that are durable sync nothing. By default self of 10 GiB, of which only what is written takes space,
+    /// for root; memory for others
+    #[arg(long, value_name = "KIND")]
+    pub(crate) writable: Option<Wish>,
+    /// Nothing can be written: `--writable none`
+    #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,
-    /// The most that may be written, in MiB; by default half of the memory
-    #[arg(long, value_name = "MIB", conflicts_with = "read_only")]
-    pub(crate) size: Option<NonZeroU64>,
     /// The OCI runtime, by name or path; by default crun, runc or runsc, the first that is there
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,

@@ -55,6 +55,12 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
             },
         ),
     ];
+    let writable = match container::filestore::program(&search) {
+        _ if !rustix::process::geteuid().is_root() => "memory",
+        Some(_) => "self: one file with an ext4 inside",
+        None => "memory, for want of mkfs.ext4 (package e2fsprogs)",
+    };
+    let chosen = [&chosen[..], &[("writable", writable)]].concat();
     let policy = crate::policy::describe(context);
     let root = rustix::process::geteuid().is_root();
     if context.json {
@@ -85,7 +91,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     )?;
     writeln!(out, "runtime        {runtime}")?;
     writeln!(out, "policy         {policy}")?;
-    for (name, choice) in chosen {
+    for (name, choice) in &chosen {
         writeln!(out, "{name:<14} {choice}")?;
     }
     writeln!(out)?;

@@ -12,6 +12,7 @@ use crate::Answer;
 use crate::args::{self, Trust, VerityPolicy};
 use crate::context::Context;
 use crate::target;
+use crate::writable::Place;
 
 /// What `mountinfo` shows before the name, so that `umount` knows what is ours.
 const SOURCE: &str = "quire:";
@@ -23,8 +24,8 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let found = crate::names::resolve(&store, &args.name)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
-    let writable = if args.writable { Writable::Memory { bytes: None } } else { Writable::None };
-    let root = root(context, &opened, &found, &args.trust, writable)?;
+    let place = Place::make(context, &store, Some(&args.writable))?;
+    let root = root(context, &opened, &found, &args.trust, place.writable())?;
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
 }
@@ -35,7 +36,7 @@ pub(crate) fn root(
     image: &OpenImage,
     found: &Resolved,
     trust: &Trust,
-    writable: Writable,
+    writable: Writable<'_>,
 ) -> anyhow::Result<Root> {
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
     let checked = check(context, image, &name, trust)?;

@@ -1,7 +1,6 @@
 //! `run`: a command in a container whose root is an image.
 
 use std::io::IsTerminal as _;
-use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,15 +8,16 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
 use container::config::ImageConfig;
+use container::filestore;
 use container::monitor::{ROOT, RunError, Start};
-use container::root::Writable;
 use container::runtime::Runtime;
-use kernel::process::{Signal, Signals};
+use kernel::process::{Signal, Signals, finish_behind};
 use store::{ContainerRecord, Liveness, OpenOptions, Resolved, Store};
 
 use crate::Answer;
 use crate::args::{self, NetworkKind, When};
 use crate::context::{Context, now};
+use crate::writable::{Place, Wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
 const FORWARDED: [Signal; 9] = [
@@ -58,15 +58,17 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let config = image_config(&store, &found)?;
-    let writable = match (args.read_only, args.size) {
-        (true, _) => Writable::None,
-        (false, size) => Writable::Memory { bytes: size.map(mebibytes) },
-    };
-    let root = crate::mount::root(context, &opened, &found, &args.trust, writable)?;
+    let wish = if args.read_only { Some(&Wish::None) } else { args.writable.as_ref() };
+    let place = Place::make(context, &store, wish)?;
+    let root = crate::mount::root(context, &opened, &found, &args.trust, place.writable())?;
     let user = args.user.as_deref().unwrap_or(&config.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let id = new_id()?;
-    let mut wishes = wishes(args, terminal, &id)?;
+    let access = match place {
+        Place::None => Access::ReadOnly,
+        _ => Access::Writable,
+    };
+    let mut wishes = wishes(args, terminal, &id, access)?;
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&config, &wishes, &user)?;
     let spec = runtime_config(&process, &user, &wishes, &config, ROOT);
@@ -78,6 +80,11 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     };
     let folder = store.create_container(&id, &record)?;
     let path = folder.path().to_owned();
+    if let Place::Filestore(file, _) = &place {
+        filestore::name(file.as_fd(), folder.fd())
+            .with_context(|| format!("cannot keep the filestore in {}", path.display()))?;
+    }
+    drop(place);
     let start = Start {
         id: &id,
         folder: &path,
@@ -90,10 +97,26 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
         signals: &signals,
     };
     let result = container::monitor::run(&start, &|text| context.remark(text));
-    drop(root);
-    container::teardown::clear(&path, &id);
-    if let Err(error) = folder.remove() {
-        tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+    if root.doomed.has_lost(root.mount.as_fd()) {
+        context.remark(
+            "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and it may \
+             have read zeros in its place",
+        );
+    }
+    let takes_long = root.doomed.takes_long();
+    // For everybody else it is gone now.
+    let folder = folder.hide()?;
+    let clear = move || {
+        root.doomed.shut_down();
+        drop(root.mount);
+        container::teardown::clear(folder.path(), &id);
+        if let Err(error) = folder.remove() {
+            tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+        }
+    };
+    match takes_long {
+        true => drop(finish_behind(clear)),
+        false => clear(),
     }
     let code = result?.shell_code();
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
@@ -172,7 +195,12 @@ fn terminal(wanted: When) -> anyhow::Result<Terminal> {
     }
 }
 
-fn wishes(args: &args::Run, terminal: Terminal, id: &str) -> anyhow::Result<Wishes> {
+fn wishes(
+    args: &args::Run,
+    terminal: Terminal,
+    id: &str,
+    access: Access,
+) -> anyhow::Result<Wishes> {
     let command = args.command.iter().map(|argument| {
         let text = argument.to_str().map(ToOwned::to_owned);
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
@@ -207,12 +235,8 @@ fn wishes(args: &args::Run, terminal: Terminal, id: &str) -> anyhow::Result<Wish
             NetworkKind::Host => Network::Host,
         },
         host_files: Vec::new(),
-        access: if args.read_only { Access::ReadOnly } else { Access::Writable },
+        access,
     })
-}
-
-fn mebibytes(count: NonZeroU64) -> NonZeroU64 {
-    count.saturating_mul(const { NonZeroU64::new(1 << 20).expect("not zero") })
 }
 
 /// Twelve hexadecimal digits, as container ids are.

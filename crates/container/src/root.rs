@@ -3,17 +3,19 @@
 //! Every mount that Quire makes of an image comes from [`assemble`], so that whoever has to stand behind a mount (a
 //! holder of lazy blobs, a monitor that shares superblocks) has one place to do so.
 
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Backing, Credentials, Detached, Durability, ErofsOptions, Io, MountError, OverlayOptions,
-    Propagation, TmpfsOptions, Upper, Verity, XattrNamespace,
+    Acl, Backing, Credentials, Detached, ErofsOptions, Io, MountError, OverlayOptions, Propagation,
+    Verity, XattrNamespace,
 };
 use kernel::process::{ProcessError, own_mounts};
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::upper::Layer;
+pub use crate::upper::{Doomed, UpperError, Writable};
 
 /// What is mounted: descriptors that the store has checked.
 #[derive(Debug, Clone, Copy)]
@@ -26,18 +28,6 @@ pub struct Layers<'a> {
     pub objects: &'a [BorrowedFd<'a>],
     /// Whether any inode of the image has a POSIX ACL.
     pub acl: Acl,
-}
-
-/// Where changes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writable {
-    /// Nowhere: the root is read-only.
-    None,
-    /// Into memory, and away with it.
-    Memory {
-        /// The most that may be written, in bytes; none means half of the machine's memory.
-        bytes: Option<NonZeroU64>,
-    },
 }
 
 /// Who checks what is read.
@@ -56,6 +46,8 @@ pub struct Root {
     pub mount: Detached,
     /// How the kernel reads the image.
     pub backing: Backing,
+    /// What to do about the writable layer when nobody needs the root any more, before it is unmounted.
+    pub doomed: Doomed,
 }
 
 /// A root that cannot be made.
@@ -75,9 +67,9 @@ pub enum RootError {
     Upper {
         /// The image.
         name: String,
-        /// The kernel's answer.
+        /// Why.
         #[source]
-        source: Errno,
+        source: UpperError,
     },
     /// There is no mount namespace to stack it in, which kernels before 6.15 need.
     #[error("cannot make a mount namespace to stack {name} in")]
@@ -88,8 +80,9 @@ pub enum RootError {
         #[source]
         source: ProcessError,
     },
-    /// The objects are not, or no longer, where their descriptor came from; kernels before 6.15 need a path.
-    #[error("cannot find the objects of {name} by their path")]
+    /// The objects, or the writable directory, are not, or no longer, where their descriptor came from; kernels before
+    /// 6.15 need a path.
+    #[error("cannot find the objects of {name}, or its writable layer, by their path")]
     Objects {
         /// The image.
         name: String,
@@ -107,7 +100,7 @@ pub enum RootError {
 pub fn assemble(
     layers: &Layers<'_>,
     checked: Checked,
-    writable: Writable,
+    writable: Writable<'_>,
 ) -> Result<Root, RootError> {
     assemble_in(layers, checked, writable, Workshop::AsNeeded)
 }
@@ -125,7 +118,7 @@ enum Workshop {
 fn assemble_in(
     layers: &Layers<'_>,
     checked: Checked,
-    writable: Writable,
+    writable: Writable<'_>,
     workshop: Workshop,
 ) -> Result<Root, RootError> {
     let failed = |source| RootError::Mount { name: layers.name.to_owned(), source };
@@ -133,18 +126,15 @@ fn assemble_in(
     // (Direct I/O, which keeps file data once and not twice, would read the disk anew for every container.)
     let options = ErofsOptions { devices: &[], io: Io::Buffered, acl: layers.acl };
     let image = kernel::mount::erofs(layers.image, &options).map_err(failed)?;
-    let Writable::Memory { bytes } = writable else {
-        let mount = stack(layers, checked, &image.mount, layers.objects, None).map_err(failed)?;
-        return Ok(Root { mount, backing: image.backing });
-    };
-    let options = TmpfsOptions { name: "quire-upper", bytes, inodes: None, mode: 0o700 };
-    let tmpfs = kernel::mount::tmpfs(&options).map_err(failed)?;
-    let (upper, work) = prepare_upper(tmpfs.as_fd(), image.mount.as_fd())
+    let upper = crate::upper::prepare(writable, image.mount.as_fd())
         .map_err(|source| RootError::Upper { name: layers.name.to_owned(), source })?;
-    let memory = Memory { tmpfs, upper, work };
+    let Some(upper) = upper else {
+        let mount = stack(layers, checked, &image.mount, layers.objects, None).map_err(failed)?;
+        return Ok(Root { mount, backing: image.backing, doomed: Doomed::default() });
+    };
     let here = match workshop {
         Workshop::AsNeeded => {
-            Some(stack(layers, checked, &image.mount, layers.objects, Some(&memory)))
+            Some(stack(layers, checked, &image.mount, layers.objects, Some(&upper)))
         }
         #[cfg(test)]
         Workshop::Apart => None,
@@ -152,19 +142,11 @@ fn assemble_in(
     let mount = match here {
         // It says so before it has touched any layer.
         Some(Err(MountError::Unsupported { .. })) | None => {
-            stack_apart(layers, checked, &image.mount, &memory)?
+            stack_apart(layers, checked, &image.mount, &upper)?
         }
         Some(result) => result.map_err(failed)?,
     };
-    Ok(Root { mount, backing: image.backing })
-}
-
-/// A writable layer in memory.
-struct Memory {
-    /// Overlayfs takes no layer from a mount that is gone already.
-    tmpfs: Detached,
-    upper: OwnedFd,
-    work: OwnedFd,
+    Ok(Root { mount, backing: image.backing, doomed: upper.into_doomed(writable) })
 }
 
 fn stack(
@@ -172,18 +154,13 @@ fn stack(
     checked: Checked,
     image: &Detached,
     objects: &[BorrowedFd<'_>],
-    memory: Option<&Memory>,
+    upper: Option<&Layer>,
 ) -> Result<Detached, MountError> {
     kernel::mount::overlay(&OverlayOptions {
         name: layers.name,
         lower: &[image.as_fd()],
         data: objects,
-        upper: memory.map(|memory| Upper {
-            upper: memory.upper.as_fd(),
-            work: memory.work.as_fd(),
-            // What lies in memory has nothing to sync.
-            durability: Durability::Volatile,
-        }),
+        upper: upper.map(Layer::options),
         verity: match checked {
             Checked::ByKernel => Verity::Required,
             Checked::AtImport => Verity::Off,
@@ -200,25 +177,33 @@ fn stack_apart(
     layers: &Layers<'_>,
     checked: Checked,
     image: &Detached,
-    memory: &Memory,
+    upper: &Layer,
 ) -> Result<Detached, RootError> {
     let name = || layers.name.to_owned();
     let lost = |source| RootError::Objects { name: name(), source };
     let work = || {
-        // Where the objects are: asked before the namespace is new, since paths are those of this one.
-        let paths = layers.objects.iter().map(|fd| path_of(*fd));
+        // Where the directories are: asked before the namespace is new, since paths are those of this one.
+        let directories = match &upper.mount {
+            Some(_) => layers.objects.to_vec(),
+            None => [layers.objects, &upper.directories()].concat(),
+        };
+        let paths = directories.iter().map(|fd| path_of(*fd));
         let paths = paths.collect::<Result<Vec<_>, _>>().map_err(lost)?;
         own_mounts(Propagation::Private)
             .map_err(|source| RootError::Namespace { name: name(), source })?;
         // A descriptor from before leads to a mount of the namespace that we left, which can be no layer here.
-        let objects = paths.iter().zip(layers.objects).map(|(path, fd)| open_again(path, *fd));
-        let objects = objects.collect::<Result<Vec<_>, _>>().map_err(lost)?;
-        let objects: Vec<_> = objects.iter().map(|fd| fd.as_fd()).collect();
+        let again = paths.iter().zip(&directories).map(|(path, fd)| open_again(path, *fd));
+        let mut again = again.collect::<Result<Vec<_>, _>>().map_err(lost)?;
         let failed = |source| RootError::Mount { name: name(), source };
-        // The one directory that is always there and that covers nothing: every path begins below what is mounted
-        // on it.
-        memory.tmpfs.attach_at(Path::new("/")).map_err(failed)?;
-        stack(layers, checked, image, &objects, Some(memory)).map_err(failed)
+        let upper_again = upper.again(again.split_off(layers.objects.len()));
+        if let Some(mount) = &upper.mount {
+            // The one directory that is always there and that covers nothing: every path begins below what is mounted
+            // on it.
+            mount.attach_at(Path::new("/")).map_err(failed)?;
+        }
+        let objects: Vec<_> = again.iter().map(|fd| fd.as_fd()).collect();
+        let upper = upper_again.as_ref().unwrap_or(upper);
+        stack(layers, checked, image, &objects, Some(upper)).map_err(failed)
     };
     match std::thread::scope(|scope| scope.spawn(work).join()) {
         Ok(result) => result,
@@ -241,56 +226,6 @@ fn open_again(path: &Path, expected: BorrowedFd<'_>) -> std::io::Result<OwnedFd>
     Ok(again)
 }
 
-/// Makes the two directories that overlayfs wants. The root of an overlay is its upper directory, so that one gets
-/// owner, mode, time and xattrs of the image's root.
-fn prepare_upper(
-    tmpfs: BorrowedFd<'_>,
-    image: BorrowedFd<'_>,
-) -> Result<(OwnedFd, OwnedFd), Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    for name in ["upper", "work"] {
-        rustix::fs::mkdirat(tmpfs, name, Mode::RWXU)?;
-    }
-    let upper = rustix::fs::openat(tmpfs, "upper", flags, Mode::empty())?;
-    let work = rustix::fs::openat(tmpfs, "work", flags, Mode::empty())?;
-    // The mount's own descriptor is O_PATH-like to xattr calls.
-    let root = rustix::fs::openat(image, ".", flags, Mode::empty())?;
-    let stat = rustix::fs::fstat(&root)?;
-    rustix::fs::fchown(&upper, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
-    copy_xattrs(root.as_fd(), upper.as_fd())?;
-    // After the owner, whose change clears set-id bits, and after the ACLs, which change the group's bits.
-    rustix::fs::fchmod(&upper, Mode::from_raw_mode(stat.st_mode))?;
-    let time = rustix::fs::statx(&root, "", AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::MTIME)?;
-    let time = Timespec { tv_sec: time.stx_mtime.tv_sec, tv_nsec: time.stx_mtime.tv_nsec.into() };
-    rustix::fs::futimens(&upper, &Timestamps { last_access: time, last_modification: time })?;
-    Ok((upper, work))
-}
-
-/// Copies all xattrs but overlayfs's own marks, which belong to the layer they are in.
-///
-/// Those that the file system of `to` has no place for (`EOPNOTSUPP`) are left out: a tmpfs has `user.*` only since
-/// Linux 6.6, and an image may have prefixes that no tmpfs knows. That loses an attribute of one directory, which the
-/// read-only root still shows, and is no reason not to run. Any other refusal may be one of security, or of space, and
-/// is an error.
-fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
-    let mut names = vec![0_u8; 64 << 10];
-    let length = rustix::fs::flistxattr(from, &mut names[..])?;
-    let mut value = vec![0_u8; 64 << 10];
-    for name in names[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
-        if name.starts_with(b"trusted.overlay.") {
-            continue;
-        }
-        let length = rustix::fs::fgetxattr(from, name, &mut value[..])?;
-        match rustix::fs::fsetxattr(to, name, &value[..length], XattrFlags::empty()) {
-            Err(Errno::OPNOTSUPP) => {
-                tracing::debug!(name = %name.escape_ascii(), "an xattr of the image's root has no place in memory");
-            }
-            result => result?,
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -309,24 +244,6 @@ mod tests {
             writeln!(std::io::stderr(), "SKIPPED: mounts need root").unwrap();
         }
         root
-    }
-
-    #[test]
-    fn an_xattr_without_a_place_is_left_out() {
-        if !is_root() {
-            return;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let from = File::open(folder.path()).unwrap();
-        rustix::fs::fsetxattr(&from, "user.quire", b"1", XattrFlags::empty()).unwrap();
-        let check = |to: &str, expect| {
-            let to = File::open(to).unwrap();
-            assert_eq!(copy_xattrs(from.as_fd(), to.as_fd()), expect);
-        };
-        // procfs has no xattrs.
-        check("/proc", Ok(()));
-        // A device takes no user.*, for another reason.
-        check("/dev/null", Err(Errno::PERM));
     }
 
     /// As on kernels before 6.15, whose layers by name the `kernel` crate tests.

@@ -75,7 +75,7 @@ impl Fixture {
         Self { folder, image, objects }
     }
 
-    fn root(&self, writable: Writable, checked: Checked) -> Result<Root, RootError> {
+    fn root(&self, writable: Writable<'_>, checked: Checked) -> Result<Root, RootError> {
         let layers = Layers {
             name: "quire:test",
             image: self.image.as_fd(),

@@ -1,10 +1,12 @@
 //! Files that appear whole or not at all, and copies that share what the file system can share.
 //! For everything else about files, rustix is safe to use directly.
+#![expect(unsafe_code, reason = "rustix has no ioctl that shuts a file system down")]
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Setter};
 use rustix::path::Arg;
 
 use crate::object::proc_path;
@@ -119,6 +121,60 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     }
 }
 
+/// Copies a file with holes into an empty one: only its data, and the holes stay holes.
+///
+/// # Errors
+/// The kernel's answer: `ENOSPC`, `EIO` and the like.
+pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        return Ok(());
+    }
+    let size = rustix::fs::fstat(from)?.st_size.unsigned_abs();
+    let mut buffer = vec![0; 1 << 16];
+    let mut end = 0;
+    loop {
+        let start = match rustix::fs::seek(from, SeekFrom::Data(end)) {
+            Ok(start) => start,
+            // No data behind this.
+            Err(Errno::NXIO) => return rustix::fs::ftruncate(to, size),
+            Err(errno) => return Err(errno),
+        };
+        end = rustix::fs::seek(from, SeekFrom::Hole(start))?;
+        let mut at = start;
+        while at < end {
+            let length = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
+            let part = buffer.get_mut(..length).unwrap_or_default();
+            match rustix::io::pread(from, part, at) {
+                // Cut short meanwhile.
+                Ok(0) => return Err(Errno::IO),
+                Ok(length) => {
+                    write_all(to, buffer.get(..length).unwrap_or_default(), at)?;
+                    at += length as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+/// Shuts the whole file system down that a file is in, without writing anything more of it: for one that is about to be
+/// thrown away, whose unmounting would otherwise wait until all of it is on disk. Whoever uses it after that gets `EIO`.
+/// Needs `CAP_SYS_ADMIN`, and a descriptor that is not `O_PATH`.
+///
+/// # Errors
+/// The kernel's answer; `ENOTTY` from file systems that cannot (ext4, XFS, F2FS and tmpfs of newer kernels can).
+pub fn shut_down_file_system(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: the ioctl reads one u32.
+    let shutdown = unsafe { Setter::<SHUTDOWN, u32>::new(WITHOUT_LOG) };
+    // SAFETY: as above; the argument lives through the call.
+    unsafe { rustix::ioctl::ioctl(file, shutdown) }
+}
+
+// Source: Linux fs/ext4/ext4.h, `EXT4_IOC_SHUTDOWN` and `EXT4_GOING_FLAGS_NOLOGFLUSH`; the same numbers in fs/xfs.
+const SHUTDOWN: Opcode = rustix::ioctl::opcode::read::<u32>(b'X', 125);
+const WITHOUT_LOG: u32 = 2;
+
 fn copy_bytes(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -132,19 +188,24 @@ fn copy_bytes(
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno),
         };
-        let mut rest = buffer.get(..length).unwrap_or_default();
-        while !rest.is_empty() {
-            match rustix::io::pwrite(to, rest, position) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(written) => {
-                    rest = rest.get(written..).unwrap_or_default();
-                    position += written as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
+        write_all(to, buffer.get(..length).unwrap_or_default(), position)?;
+        position += length as u64;
+    }
+}
+
+fn write_all(to: BorrowedFd<'_>, mut rest: &[u8], mut position: u64) -> Result<(), Errno> {
+    while !rest.is_empty() {
+        match rustix::io::pwrite(to, rest, position) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => {
+                rest = rest.get(written..).unwrap_or_default();
+                position += written as u64;
             }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -152,9 +213,9 @@ mod tests {
     use std::fs::{self, File};
     use std::io::{Read as _, Write as _};
     use std::os::fd::AsFd as _;
-    use std::os::unix::fs::MetadataExt as _;
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
-    use super::{Copied, Named, copy, link, rename_new, reopen_read_only, unnamed};
+    use super::{Copied, Named, copy, copy_sparse, link, rename_new, reopen_read_only, unnamed};
     use rustix::io::Errno;
 
     #[test]
@@ -173,6 +234,34 @@ mod tests {
         assert_eq!(fs::read(dir.path().join("name")).unwrap(), b"text");
         let error = link(other.as_fd(), at.as_fd(), "absent/name").unwrap_err();
         assert_eq!(error, Errno::NOENT);
+    }
+
+    #[test]
+    fn holes_stay_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = File::open(dir.path()).unwrap();
+        let from = File::from(unnamed(at.as_fd(), 0o600).unwrap());
+        // Data, a hole, data of more than one buffer, a hole at the end.
+        from.set_len(100 << 20).unwrap();
+        let long = [b'x'; 200_000];
+        from.write_all_at(b"begin", 0).unwrap();
+        from.write_all_at(&long, (50 << 20) + 5).unwrap();
+        let to = File::from(unnamed(at.as_fd(), 0o600).unwrap());
+        copy_sparse(from.as_fd(), to.as_fd()).unwrap();
+        assert_eq!(to.metadata().unwrap().len(), 100 << 20);
+        assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20);
+        let mut head = [0; 6];
+        to.read_exact_at(&mut head, 0).unwrap();
+        assert_eq!(&head, b"begin\0");
+        let mut middle = vec![0; long.len() + 10];
+        to.read_exact_at(&mut middle, 50 << 20).unwrap();
+        assert_eq!(&middle[..5], [0; 5]);
+        assert_eq!(middle[5..][..long.len()], long);
+        assert_eq!(&middle[5 + long.len()..], [0; 5]);
+        let empty = File::from(unnamed(at.as_fd(), 0o600).unwrap());
+        let copied = File::from(unnamed(at.as_fd(), 0o600).unwrap());
+        copy_sparse(empty.as_fd(), copied.as_fd()).unwrap();
+        assert_eq!(copied.metadata().unwrap().len(), 0);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
 use crate::store::Store;
-use crate::work::{Owner, Workspace, owner};
+use crate::work::{Owner, Workspace, hide, owner};
 
 /// A container's record, in its folder.
 pub(crate) const RECORD: &str = "container.json";
@@ -87,8 +87,11 @@ pub enum ContainerError {
 #[derive(Debug)]
 pub struct ContainerDir {
     parent: Directory,
+    tmp: Directory,
     directory: Directory,
     id: String,
+    /// What the folder is called in its parent.
+    name: String,
     record: Option<ContainerRecord>,
 }
 
@@ -118,13 +121,27 @@ impl ContainerDir {
         self.record.as_ref()
     }
 
-    /// Removes the folder and everything in it, then the lock. What is mounted in it is not
-    /// entered, and makes this fail: unmount it first.
+    /// Moves the folder to where nobody sees a container any more: it has another path after that, and is still locked.
+    /// If this process dies, the next command removes it.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when it cannot be moved.
+    pub fn hide(self) -> Result<Self, ContainerError> {
+        if self.name != self.id {
+            return Ok(self);
+        }
+        let (directory, name) = hide(&self.parent, &self.name, &self.directory, &self.tmp)?;
+        Ok(Self { parent: self.tmp.try_clone()?, directory, name, ..self })
+    }
+
+    /// Hides the folder and removes everything in it, then the lock. What is mounted in it is not entered, and makes this
+    /// fail: unmount it first.
     ///
     /// # Errors
     /// [`ContainerError`] when something cannot be removed.
     pub fn remove(self) -> Result<(), ContainerError> {
-        Ok(self.parent.remove_tree(&self.id)?)
+        let hidden = self.hide()?;
+        Ok(hidden.parent.remove_tree(&hidden.name)?)
     }
 }
 
@@ -155,6 +172,12 @@ pub(crate) struct Seen {
 }
 
 impl Store {
+    /// `containers/`, for what the `container` crate keeps beside the containers, under names that begin with a dot.
+    #[must_use]
+    pub fn containers_fd(&self) -> BorrowedFd<'_> {
+        self.containers.as_fd()
+    }
+
     /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting
     /// with a dot.
     ///
@@ -196,8 +219,9 @@ impl Store {
         if record.keep {
             self.containers.sync()?;
         }
-        let parent = self.containers.try_clone()?;
-        Ok(ContainerDir { parent, directory, id: id.to_owned(), record: Some(record.clone()) })
+        let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
+        let (id, record) = (id.to_owned(), Some(record.clone()));
+        Ok(ContainerDir { parent, tmp, directory, name: id.clone(), id, record })
     }
 
     /// Opens and locks the folder of a dead container; `None` when it is alive.
@@ -211,8 +235,9 @@ impl Store {
             Owner::Gone => Err(ContainerError::Absent(id.to_owned())),
             Owner::Dead(directory) => {
                 let record = read_record(&directory)?.ok();
-                let parent = self.containers.try_clone()?;
-                Ok(Some(ContainerDir { parent, directory, id: id.to_owned(), record }))
+                let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
+                let id = id.to_owned();
+                Ok(Some(ContainerDir { parent, tmp, directory, name: id.clone(), id, record }))
             }
         }
     }

@@ -114,6 +114,27 @@ pub(crate) fn is_name(name: &str) -> bool {
     name.starts_with(PREFIX) && name.bytes().all(|it| it.is_ascii_graphic() && it != b'/')
 }
 
+/// Moves a directory from where others see it to where the next command removes it, once it is not locked any more. Answers
+/// it by its new path, and its new name.
+pub(crate) fn hide(
+    parent: &Directory,
+    name: &str,
+    directory: &Directory,
+    tmp: &Directory,
+) -> Result<(Directory, String), DiskError> {
+    let process = std::process::id();
+    loop {
+        let hidden = format!("{PREFIX}{process}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        match parent.rename_new(name, tmp, &hidden)? {
+            crate::disk::Renamed::Taken => {}
+            // The same open file, so that the lock stays.
+            crate::disk::Renamed::Now => {
+                return Ok((directory.try_clone()?.renamed(tmp, &hidden), hidden));
+            }
+        }
+    }
+}
+
 /// Removes what dead commands left. Answers how many directories.
 pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
     let mut cleared = 0;

@@ -9,6 +9,7 @@ mod mounts;
 #[cfg(feature = "registry")]
 mod registries;
 mod runs;
+mod writable;
 
 use std::ffi::OsStr;
 use std::os::unix::fs::{PermissionsExt as _, symlink};

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::{Place, is_root};
 
 /// Unmounts when a test ends early.
-struct Unmount(std::path::PathBuf);
+pub(crate) struct Unmount(pub(crate) std::path::PathBuf);
 
 impl Drop for Unmount {
     fn drop(&mut self) {
@@ -58,7 +58,7 @@ fn a_writable_mount_forgets() {
     let point = place.path("point");
     std::fs::create_dir(&point).unwrap();
     let _guard = Unmount(point.clone());
-    place.out("mount --writable a point");
+    place.out("mount --writable memory a point");
     std::fs::write(point.join("etc/long"), "changed").unwrap();
     assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "changed");
     place.out("umount point");

@@ -5,6 +5,7 @@ mod attributes;
 mod context;
 mod erofs;
 mod error;
+mod ext4;
 mod overlay;
 mod tmpfs;
 
@@ -17,6 +18,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 pub use attributes::{Attributes, Propagation, set_attributes};
 pub use erofs::{Acl, Backing, Erofs, ErofsOptions, Io, erofs};
 pub use error::{KernelMessages, MountError, Step};
+pub use ext4::{Ext4Options, ext4};
 pub(crate) use overlay::by_descriptor;
 pub use overlay::{
     Credentials, Durability, OVERLAY_VERITY, OverlayOptions, Upper, Verity, XattrNamespace, overlay,

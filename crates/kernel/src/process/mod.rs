@@ -1,6 +1,7 @@
 //! Processes: started with their surroundings in order, named by descriptors that cannot come to
 //! mean another process, waited for, and sent what we are sent.
 
+mod behind;
 mod namespaces;
 mod signals;
 mod spawn;
@@ -11,6 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
+pub use behind::{Done, finish_behind};
 pub use namespaces::{IdRange, Namespace, enter, own_mounts, unshare, user_namespace};
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals};

@@ -1,0 +1,300 @@
+//! `--writable`: each kind behaves as a plain ext4 does, ends where it should and leaves nothing. Needs root.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::mounts::Unmount;
+use crate::{Place, Ran, add_programs, is_root, program};
+
+/// What overlayfs does otherwise than ext4, whatever it is on. Both are as its documentation says.
+const DEVIATIONS: [(&str, &str); 2] = [
+    // Which names are one file is lost when it is copied up.
+    ("links_of_the_image_stay_together: changed", "links_of_the_image_stay_together: linkedl"),
+    // A descriptor shows the image's inode, whose links are the image's.
+    ("open_file_outlives_its_name: (400, 0)", "open_file_outlives_its_name: (400, 1)"),
+];
+
+fn semantics(what: &str, directory: &Path) -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/semantics.py");
+    let mut python = Command::new("python3");
+    let output = python.arg(script).arg(what).arg(directory).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// An empty ext4 in a file of `place`, mounted.
+fn plain_ext4(place: &Place, name: &str, size: u64, features: &[&str]) -> (PathBuf, Unmount) {
+    let (file, point) = (place.path(&format!("{name}.ext4")), place.path(name));
+    fs::File::create(&file).unwrap().set_len(size).unwrap();
+    fs::create_dir(&point).unwrap();
+    let (file, at) = (file.to_str().unwrap(), point.to_str().unwrap());
+    run("mkfs.ext4", &[&["-q", "-F", "-b", "4096"], features, &[file]].concat());
+    run("mount", &["-o", "loop", file, at]);
+    (point.clone(), Unmount(point))
+}
+
+fn has(programs: &[&str]) -> bool {
+    let missing = programs.iter().find(|name| program(name).is_none());
+    if let Some(name) = missing {
+        eprintln!("SKIPPED: {name} is not installed");
+    }
+    missing.is_none()
+}
+
+/// Loop devices of files whose path has `text` in it, from all that the kernel has.
+fn loop_devices(text: &str) -> Vec<String> {
+    let devices = fs::read_dir("/sys/block").unwrap().filter_map(|it| {
+        let file = it.unwrap().path().join("loop/backing_file");
+        fs::read_to_string(file).ok()
+    });
+    devices.filter(|path| path.contains(text)).collect()
+}
+
+/// Waits for what is done behind the user's back.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Nothing of any container is there: no folder, no work, no loop device.
+fn is_clean(place: &Place) -> bool {
+    let entries = |name: &str| {
+        let entries = fs::read_dir(place.path("store").join(name)).unwrap();
+        entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    let only_templates = entries("containers").iter().all(|name| name.starts_with('.'));
+    only_templates
+        && entries("tmp").iter().all(|name| !name.starts_with("work-"))
+        && loop_devices(place.path("store").to_str().unwrap()).is_empty()
+}
+
+#[test]
+fn every_kind_behaves_as_ext4() {
+    if !is_root() || !has(&["python3", "mkfs.ext4"]) {
+        return;
+    }
+    let place = Place::new();
+    let (ext4, _guard) = plain_ext4(&place, "plain", 256 << 20, &[]);
+    fs::create_dir(ext4.join("tree")).unwrap();
+    semantics("tree", &ext4.join("tree"));
+    place.out(&format!("import -q dir:{} a", ext4.join("tree").display()));
+    let mut expect = semantics("ask", &ext4.join("tree"));
+    assert!(expect.lines().count() > 50, "{expect}");
+    for (plain, overlay) in DEVIATIONS {
+        assert!(expect.contains(plain), "{expect}");
+        expect = expect.replace(plain, overlay);
+    }
+    let point = place.path("point");
+    fs::create_dir(&point).unwrap();
+    fs::create_dir(place.path("upper")).unwrap();
+    let mut wrong = Vec::new();
+    for kind in ["memory", "self", "self,durable", "dir=upper"] {
+        let _guard = Unmount(point.clone());
+        place.out(&format!("mount --writable {kind} a point"));
+        let found = semantics("ask", &point);
+        for (expect, found) in expect.lines().zip(found.lines()).filter(|(a, b)| a != b) {
+            wrong.push(format!("{kind}: {found}, but with ext4 {expect}"));
+        }
+        assert_eq!(found.lines().count(), expect.lines().count());
+        place.out("umount point");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // Whatever they did, the image is the same.
+    place.out("verify a");
+    until("a loop device stays", || is_clean(&place));
+}
+
+/// An image with a shell and some programs.
+fn with_shell() -> Option<Place> {
+    if !is_root() || !has(&["mkfs.ext4"]) {
+        return None;
+    }
+    if program("crun").is_none() && program("runc").is_none() {
+        eprintln!("SKIPPED: crun is not installed");
+        return None;
+    }
+    let place = Place::new();
+    let tree = place.path("tree");
+    for name in ["etc", "tmp", "proc", "sys", "dev"] {
+        fs::create_dir_all(tree.join(name)).unwrap();
+    }
+    let programs =
+        ["/bin/sh", "/bin/cat", "/bin/dd", "/bin/rm", "/bin/df", "/bin/sync", "/bin/sleep"];
+    add_programs(&tree, &programs);
+    place.out(&format!("import -q dir:{} a", tree.display()));
+    Some(place)
+}
+
+#[test]
+fn a_filestore_is_one_file_of_the_host_with_a_hard_limit() {
+    let Some(place) = with_shell() else { return };
+    let script = "dd if=/dev/zero of=/big bs=1M 2>/dev/null && exit 1\n\
+                  cat /big /big > /more 2>/dev/null && exit 2\n\
+                  df / > /dev/null || exit 3\n\
+                  sync; echo full; read go; rm /big /more; sync; echo empty; read go; exit 28";
+    let arguments =
+        ["run", "--writable", "self,size=32m", "-u", "0", "a", "--", "sh", "-c", script];
+    let mut command = place.command(&arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut input = child.stdin.take().unwrap();
+    let containers = place.path("store/containers");
+    let filestore = || {
+        let folders = fs::read_dir(&containers).unwrap().map(|it| it.unwrap().path());
+        let mut files = folders.map(|it| it.join("filestore")).filter(|it| it.exists());
+        fs::metadata(files.next().unwrap()).unwrap()
+    };
+    assert_eq!(lines.next().unwrap().unwrap(), "full");
+    // Blocks, as `du` counts them: all that fits, and not a byte more than the limit.
+    let full = filestore();
+    assert_eq!(full.len(), 32 << 20);
+    assert!((28 << 20..=32 << 20).contains(&(full.blocks() * 512)), "{}", full.blocks());
+    // Inside it is not to be seen.
+    input.write_all(b"go\n").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "empty");
+    until("what was freed inside stays allocated", || filestore().blocks() * 512 < 1 << 20);
+    input.write_all(b"go\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(28));
+    until("something stays", || is_clean(&place));
+    place.out("fsck");
+}
+
+#[test]
+fn what_is_killed_leaves_files_that_the_next_command_removes() {
+    let Some(place) = with_shell() else { return };
+    for round in 0..3 {
+        let script = "echo up; dd if=/dev/zero of=/big bs=1M count=20 2>/dev/null; sleep 60";
+        let arguments = ["run", "--writable", "self", "-u", "0", "a", "--", "sh", "-c", script];
+        let mut command = place.command(&arguments);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "up", "{round}");
+        // The program in the container, and then quire, so that nobody is left to clear up.
+        let pid = || {
+            let folders = fs::read_dir(place.path("store/containers")).unwrap();
+            let mut files = folders.map(|it| it.unwrap().path().join("container.pid"));
+            files.find_map(|it| fs::read_to_string(it).ok().filter(|text| !text.is_empty()))
+        };
+        until("the runtime notes no pid", || pid().is_some());
+        let pid = pid().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        run("kill", &["-9", pid.trim()]);
+        // Mounts and the loop device went with the processes; what is left are files, until the next command.
+        until("a loop device stays", || loop_devices(place.path("").to_str().unwrap()).is_empty());
+        place.out("gc");
+        assert!(is_clean(&place), "{round}");
+    }
+    place.out("fsck");
+}
+
+#[test]
+fn a_directory_keeps_what_is_written() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} a", tree.display()));
+    for name in ["point", "kept"] {
+        fs::create_dir(place.path(name)).unwrap();
+    }
+    let point = place.path("point");
+    let _guard = Unmount(point.clone());
+    place.out("mount --writable dir=kept a point");
+    fs::write(point.join("etc/new"), "1").unwrap();
+    place.out("umount point");
+    for kind in ["dir=kept", "dir=kept,durable", "dir=kept"] {
+        place.out(&format!("mount --writable {kind} a point"));
+        assert_eq!(fs::read_to_string(point.join("etc/new")).unwrap(), "1", "{kind}");
+        assert_eq!(fs::read_to_string(point.join("etc/short")).unwrap(), "short\n");
+        place.out("umount point");
+    }
+    // As after a crash of the host.
+    fs::write(place.path("kept/boot_id"), "of another start\n").unwrap();
+    let ran = place.run("mount --writable dir=kept a point");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("the host was started anew since then"), "{}", ran.err);
+    fs::remove_dir_all(place.path("kept/work/work/incompat")).unwrap();
+    place.out("mount --writable dir=kept a point");
+    place.out("umount point");
+    let refused = [
+        ("dir=absent", "cannot open \"absent\""),
+        ("dir=tree/etc/short", "is no directory"),
+        ("self,size=1m", "16 MiB to 16 TiB"),
+        ("self,size=17t", "16 MiB to 16 TiB"),
+        ("disk", "it is memory[,size=SIZE]"),
+    ];
+    for (kind, expect) in refused {
+        let ran = place.run(&format!("mount --writable {kind} a point"));
+        assert_eq!(ran.code, Some(2), "{kind}");
+        assert!(ran.err.contains(expect), "{kind}: {}", ran.err);
+    }
+    fs::create_dir(place.path("odd")).unwrap();
+    fs::write(place.path("odd/upper"), "").unwrap();
+    let ran = place.run("mount --writable dir=odd a point");
+    assert!(ran.err.contains("\"upper\" in it is no directory"), "{}", ran.err);
+    symlink("/etc", place.path("odd/link")).unwrap();
+    fs::remove_file(place.path("odd/upper")).unwrap();
+    fs::rename(place.path("odd/link"), place.path("odd/upper")).unwrap();
+    let ran = place.run("mount --writable dir=odd a point");
+    assert!(ran.err.contains("\"upper\" in it is no directory"), "{}", ran.err);
+}
+
+#[test]
+fn a_full_disk_of_the_host_hurts_only_who_fills_it() {
+    let Some(with_shell) = with_shell() else { return };
+    let place = Place::new();
+    // A store on a file system that is too small for what the container may write.
+    let (small, _guard) = plain_ext4(&place, "small", 64 << 20, &["-m", "0"]);
+    let store = small.join("store");
+    symlink(&store, place.path("store")).unwrap();
+    fs::create_dir(&store).unwrap();
+    place.out(&format!("import -q dir:{} a", with_shell.path("tree").display()));
+    // The container has been promised a gigabyte. What it wrote and cannot be kept is an error for it, and a remark.
+    let script = "dd if=/dev/zero of=/direct bs=1M count=200 oflag=direct 2>/dev/null || echo told\n\
+                  dd if=/dev/zero of=/big bs=1M count=200 2>/dev/null; echo wrote; read go\n\
+                  dd if=/dev/null of=/big conv=fsync,notrunc 2>/dev/null || echo told later; exit 0";
+    let arguments = ["run", "--writable", "self,size=1g", "-u", "0", "a", "--", "sh", "-c", script];
+    let mut command = place.command(&arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "told");
+    assert_eq!(lines.next().unwrap(), "wrote");
+    // As the kernel does by itself some seconds later.
+    rustix::fs::sync();
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    assert_eq!(lines.next().unwrap(), "told later");
+    let ran = Ran::of(&child.wait_with_output().unwrap());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("was lost"), "{}", ran.err);
+    until("something stays", || is_clean(&place));
+    place.out("fsck");
+    place.out("verify a");
+    // With no room for a filestore at all, nothing is left of it either.
+    let filler = fs::File::create(small.join("filler")).unwrap();
+    let mut position = 0;
+    while filler.write_all_at(&[1; 4096], position).is_ok() {
+        position += 4096;
+    }
+    let ran = place.run("run --writable self,size=2g a -- sh");
+    assert_eq!(ran.code, Some(125), "{}", ran.err);
+    assert!(ran.err.contains("No space left on device"), "{}", ran.err);
+    assert!(is_clean(&place));
+    fs::remove_file(small.join("filler")).unwrap();
+    place.out("fsck");
+}

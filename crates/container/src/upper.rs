@@ -1,0 +1,336 @@
+//! Writable layers: where the changes to a root go.
+
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
+use rustix::io::Errno;
+
+/// Where changes go. The kinds have gVisor's names (`--overlay2`).
+#[derive(Debug, Clone, Copy)]
+pub enum Writable<'a> {
+    /// Nowhere: the root is read-only.
+    None,
+    /// Into memory, and away with it.
+    Memory {
+        /// The most that may be written, in bytes; none means half of the machine's memory.
+        bytes: Option<NonZeroU64>,
+    },
+    /// `self`: into one file of the host, which has a file system inside: see [`crate::filestore`].
+    Filestore {
+        /// The file, open for reading and writing.
+        file: BorrowedFd<'a>,
+        /// What a crash of the host may cost.
+        durability: Durability,
+    },
+    /// Into a directory of the host, whose contents outlive the root.
+    Directory {
+        /// The directory, not `O_PATH`. It gets two directories, `upper` and `work`, if it has none.
+        directory: BorrowedFd<'a>,
+        /// What a crash of the host may cost.
+        durability: Durability,
+    },
+}
+
+/// Why a writable layer cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum UpperError {
+    /// The kernel refused a mount.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// The kernel refused something else.
+    #[error("cannot prepare its directories")]
+    Prepare(#[from] Errno),
+    /// It was used without syncing, and the host has crashed or was started anew since.
+    #[error(
+        "what is in it was written without syncing, and the host was started anew since then: parts may be missing. \
+         Remove its \"upper\" and \"work\" directories to begin with an empty one, or \"work/work/incompat\" to use it as it is"
+    )]
+    Crashed,
+    /// The directory holds other things.
+    #[error("\"{0}\" in it is no directory")]
+    Obstacle(&'static str),
+}
+
+/// A writable layer that is ready for an overlay.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    /// What it lies on. Overlayfs takes no layer from a mount that is gone already. None for a directory, whose mount is
+    /// the host's.
+    pub(crate) mount: Option<Detached>,
+    upper: OwnedFd,
+    work: OwnedFd,
+    durability: Durability,
+}
+
+impl Layer {
+    /// As an overlay takes it.
+    pub(crate) fn options(&self) -> Upper<'_> {
+        let (upper, work) = (self.upper.as_fd(), self.work.as_fd());
+        Upper { upper, work, durability: self.durability }
+    }
+
+    pub(crate) fn directories(&self) -> [BorrowedFd<'_>; 2] {
+        [self.upper.as_fd(), self.work.as_fd()]
+    }
+
+    /// The same by descriptors of another mount namespace: of `upper` and `work`, or none.
+    pub(crate) fn again(&self, directories: Vec<OwnedFd>) -> Option<Self> {
+        let [upper, work] = directories.try_into().ok()?;
+        Some(Self { mount: None, upper, work, durability: self.durability })
+    }
+
+    /// What to do about it when the root is done with.
+    pub(crate) fn into_doomed(self, writable: Writable<'_>) -> Doomed {
+        let durability = self.durability;
+        match writable {
+            Writable::Filestore { .. } if durability == Durability::Volatile => {
+                Doomed(Some(Fate::ShutDown(self.upper)))
+            }
+            Writable::Filestore { .. } => Doomed(Some(Fate::Unmount)),
+            Writable::Memory { .. } => Doomed(Some(Fate::Free(self.upper))),
+            Writable::None | Writable::Directory { .. } => Doomed(None),
+        }
+    }
+}
+
+/// A writable layer that goes with its root.
+#[derive(Debug, Default)]
+pub struct Doomed(Option<Fate>);
+
+#[derive(Debug)]
+enum Fate {
+    /// Nobody will see what is not on disk yet.
+    ShutDown(OwnedFd),
+    /// As it should be.
+    Unmount,
+    /// It is in memory.
+    Free(OwnedFd),
+}
+
+/// A layer in memory with more than so many bytes, or files, takes longer to free than a process to start.
+const FREED_AT_ONCE: (u64, u64) = (64 << 20, 1000);
+
+impl Doomed {
+    /// Whether to unmount the root takes so long that nobody should have to wait for it.
+    #[must_use]
+    pub fn takes_long(&self) -> bool {
+        match &self.0 {
+            Some(Fate::ShutDown(_) | Fate::Unmount) => true,
+            Some(Fate::Free(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
+                let bytes = it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize);
+                let (most_bytes, most_files) = FREED_AT_ONCE;
+                bytes > most_bytes || it.f_files.saturating_sub(it.f_ffree) > most_files
+            }),
+            None => false,
+        }
+    }
+
+    /// Whether something that was written could not be kept, since the host's disk was full or failed: who reads it now may
+    /// get zeros. `root` is the overlay. (Only where nothing is synced; else whoever syncs is told.)
+    #[must_use]
+    pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
+        if !matches!(self.0, Some(Fate::ShutDown(_))) {
+            return false;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let Ok(root) = rustix::fs::openat(root, c".", flags, Mode::empty()) else { return false };
+        // A volatile overlay writes nothing at this, and answers whether its upper file system has failed to.
+        rustix::fs::syncfs(root).is_err()
+    }
+
+    /// Lets go of what is not written yet, so that unmounting has nothing to wait for. What still runs on it gets `EIO`.
+    pub fn shut_down(self) {
+        let Some(Fate::ShutDown(upper)) = self.0 else { return };
+        if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
+            tracing::debug!(%error, "the file system is unmounted with all that is in it");
+        }
+    }
+}
+
+/// Makes the layer; none for a read-only root. `image` is the image's root.
+pub(crate) fn prepare(
+    writable: Writable<'_>,
+    image: BorrowedFd<'_>,
+) -> Result<Option<Layer>, UpperError> {
+    let (mount, durability) = match writable {
+        Writable::None => return Ok(None),
+        Writable::Memory { bytes } => {
+            let options = TmpfsOptions { name: "quire-upper", bytes, inodes: None, mode: 0o700 };
+            // What lies in memory has nothing to sync.
+            (kernel::mount::tmpfs(&options)?, Durability::Volatile)
+        }
+        Writable::Filestore { file, durability } => {
+            let barriers = durability == Durability::Durable;
+            let options = Ext4Options { barriers, direct_io: true };
+            (kernel::mount::ext4(file, &options)?, durability)
+        }
+        Writable::Directory { directory, durability } => {
+            return Ok(Some(prepare_directory(directory, image, durability)?));
+        }
+    };
+    let (upper, work) = directories(mount.as_fd(), image)?;
+    Ok(Some(Layer { mount: Some(mount), upper, work, durability }))
+}
+
+/// The kernel's mark on a layer that was written without syncing: a directory in a directory. Source: Linux
+/// Documentation/filesystems/overlayfs.rst.
+const INCOMPATIBLE: &str = "work/work/incompat";
+const VOLATILE: &str = "volatile";
+/// What the kernel makes in the mark, so that older kernels cannot remove it.
+const DIRTY: &str = "volatile/dirty";
+/// In the layer's directory: which start of the host the mark is of.
+const BOOT: &str = "boot_id";
+
+/// A directory may have been used before.
+fn prepare_directory(
+    directory: BorrowedFd<'_>,
+    image: BorrowedFd<'_>,
+    durability: Durability,
+) -> Result<Layer, UpperError> {
+    let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
+    if let Some(incompatible) = incompatible(directory)? {
+        // As long as the host runs, what was written is in its memory or on its disk.
+        if read(directory, BOOT).ok().as_ref() != Some(&boot) {
+            return Err(UpperError::Crashed);
+        }
+        match rustix::fs::unlinkat(&incompatible, DIRTY, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        rustix::fs::unlinkat(&incompatible, VOLATILE, AtFlags::REMOVEDIR)?;
+        if durability == Durability::Durable {
+            rustix::fs::syncfs(directory)?;
+        }
+    }
+    if durability == Durability::Volatile {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, BOOT, flags, Mode::from_raw_mode(0o600))?;
+        rustix::io::write(file, &boot)?;
+    }
+    let (upper, work) = directories(directory, image)?;
+    Ok(Layer { mount: None, upper, work, durability })
+}
+
+/// Where the mark is, if it is there.
+fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // What is marked elsewhere, through a link, is not ours.
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    match rustix::fs::openat2(directory, INCOMPATIBLE, flags, Mode::empty(), resolve) {
+        Ok(found) => match rustix::fs::statat(&found, VOLATILE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(Some(found)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        },
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// A short file.
+fn read(at: BorrowedFd<'_>, path: &str) -> Result<Vec<u8>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(at, path, flags, Mode::empty())?;
+    let mut bytes = vec![0; 256];
+    let length = rustix::io::read(file, &mut bytes)?;
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+/// Makes the two directories that overlayfs wants, or takes those that are there. The root of an overlay is its upper
+/// directory, so that a new one gets owner, mode, time and xattrs of the image's root.
+fn directories(
+    parent: BorrowedFd<'_>,
+    image: BorrowedFd<'_>,
+) -> Result<(OwnedFd, OwnedFd), UpperError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let make = |name: &'static str| {
+        let is_new = match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(errno) => return Err(UpperError::Prepare(errno)),
+        };
+        match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+            Ok(directory) => Ok((directory, is_new)),
+            Err(Errno::NOTDIR | Errno::LOOP) => Err(UpperError::Obstacle(name)),
+            Err(errno) => Err(UpperError::Prepare(errno)),
+        }
+    };
+    let (upper, is_new) = make("upper")?;
+    let (work, _) = make("work")?;
+    if is_new {
+        copy_root(image, upper.as_fd())?;
+    }
+    Ok((upper, work))
+}
+
+fn copy_root(image: BorrowedFd<'_>, upper: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // The mount's own descriptor is O_PATH-like to xattr calls.
+    let root = rustix::fs::openat(image, ".", flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&root)?;
+    rustix::fs::fchown(upper, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
+    copy_xattrs(root.as_fd(), upper)?;
+    // After the owner, whose change clears set-id bits, and after the ACLs, which change the group's bits.
+    rustix::fs::fchmod(upper, Mode::from_raw_mode(stat.st_mode))?;
+    let time = rustix::fs::statx(&root, "", AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::MTIME)?;
+    let time = Timespec { tv_sec: time.stx_mtime.tv_sec, tv_nsec: time.stx_mtime.tv_nsec.into() };
+    rustix::fs::futimens(upper, &Timestamps { last_access: time, last_modification: time })
+}
+
+/// Copies all xattrs but overlayfs's own marks, which belong to the layer they are in.
+///
+/// Those that the file system of `to` has no place for (`EOPNOTSUPP`) are left out: a tmpfs has `user.*` only since
+/// Linux 6.6, and an image may have prefixes that no tmpfs knows. That loses an attribute of one directory, which the
+/// read-only root still shows, and is no reason not to run. Any other refusal may be one of security, or of space, and
+/// is an error.
+fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut names = vec![0_u8; 64 << 10];
+    let length = rustix::fs::flistxattr(from, &mut names[..])?;
+    let mut value = vec![0_u8; 64 << 10];
+    for name in names[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        if name.starts_with(b"trusted.overlay.") {
+            continue;
+        }
+        let length = rustix::fs::fgetxattr(from, name, &mut value[..])?;
+        match rustix::fs::fsetxattr(to, name, &value[..length], XattrFlags::empty()) {
+            Err(Errno::OPNOTSUPP) => {
+                tracing::debug!(name = %name.escape_ascii(), "an xattr of the image's root has no place in the writable layer");
+            }
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn an_xattr_without_a_place_is_left_out() {
+        if !rustix::process::geteuid().is_root() {
+            writeln!(std::io::stderr(), "SKIPPED: xattrs of a root need root").unwrap();
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let from = File::open(folder.path()).unwrap();
+        rustix::fs::fsetxattr(&from, "user.quire", b"1", XattrFlags::empty()).unwrap();
+        let check = |to: &str, expect| {
+            let to = File::open(to).unwrap();
+            assert_eq!(copy_xattrs(from.as_fd(), to.as_fd()), expect);
+        };
+        // procfs has no xattrs.
+        check("/proc", Ok(()));
+        // A device takes no user.*, for another reason.
+        check("/dev/null", Err(Errno::PERM));
+    }
+}

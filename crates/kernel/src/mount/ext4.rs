@@ -1,0 +1,48 @@
+//! ext4 in a file: a writable layer that is one file to whoever looks from outside.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::mount::MountAttrFlags;
+
+use super::context::Context;
+use super::{Detached, MountError};
+use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
+use crate::object::name_of;
+
+/// How to mount an ext4.
+#[derive(Clone, Copy, Debug)]
+pub struct Ext4Options {
+    /// Whether syncing waits until the disk has it, past the disk's own cache.
+    pub barriers: bool,
+    /// Whether the loop device reads and writes past the page cache of the file, so that data is in memory once. The
+    /// kernel quietly does without where the file system cannot.
+    pub direct_io: bool,
+}
+
+/// Mounts the ext4 that a file holds, writable and attached nowhere. The file must be open for reading and writing. Blocks
+/// that are freed inside are punched out of the file.
+///
+/// The kernel keeps file and loop device for as long as the mount lives.
+///
+/// # Errors
+/// The kernel's answer to the step that failed, with what ext4 said about it.
+pub fn ext4(file: BorrowedFd<'_>, options: &Ext4Options) -> Result<Detached, MountError> {
+    let object = format!("ext4 in {}", name_of(file));
+    let loop_options = LoopOptions {
+        block_size: LoopBlockSize::B4096,
+        access: Access::ReadWrite,
+        direct_io: options.direct_io,
+    };
+    let device = loopdev::attach(file, &loop_options)
+        .map_err(|source| MountError::Loop { object: object.clone(), source })?;
+    let context = Context::open("ext4", &object)?;
+    context.string("source", &device.path())?;
+    context.flag("discard")?;
+    // A new file is zeros: writing more of them into it is what this would do in the background.
+    context.flag("noinit_itable")?;
+    if !options.barriers {
+        context.flag("nobarrier")?;
+    }
+    context.create()?;
+    context.mount(MountAttrFlags::empty())
+}
