@@ -8,10 +8,14 @@ use clap::{
     Arg, ArgAction, Args, Command, CommandFactory as _, Parser, Subcommand, ValueEnum, ValueHint,
 };
 
+mod containers;
+
+pub(crate) use containers::{Exec, Logs, NetworkKind, Ps, Run, Stop, Wait};
+
 use crate::writable::Wish;
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
-const NEVER_JSON: [&str; 4] = ["cat", "dump", "run", "completions"];
+const NEVER_JSON: [&str; 6] = ["cat", "dump", "run", "logs", "exec", "completions"];
 
 const CODES: &str =
     "Exit codes: 0 done, or yes; 1 the answer is no (damage, a difference); 2 could not do it";
@@ -27,7 +31,11 @@ others and not sent to quire: there, `kill` this quire from another terminal, th
 pub(crate) fn command() -> Command {
     Cli::command().after_help(CODES).mut_subcommands(|verb| {
         let name = verb.get_name().to_owned();
-        let verb = verb.after_help(if name == "run" { RUN_CODES } else { CODES });
+        let verb = verb.after_help(if ["run", "exec"].contains(&name.as_str()) {
+            RUN_CODES
+        } else {
+            CODES
+        });
         if !NEVER_JSON.contains(&name.as_str()) {
             return verb;
         }
@@ -103,6 +111,16 @@ pub(crate) enum Verb {
     Umount(Umount),
     /// Run a command in a container whose root is an image
     Run(Run),
+    /// List containers
+    Ps(Ps),
+    /// Print what a container wrote
+    Logs(Logs),
+    /// Run one more command in a container
+    Exec(Exec),
+    /// Ask containers to end, and kill those that do not
+    Stop(Stop),
+    /// Wait until containers have ended
+    Wait(Wait),
     /// List the images
     #[command(visible_alias = "list")]
     Images,
@@ -123,7 +141,7 @@ pub(crate) enum Verb {
     Du(Du),
     /// Give an image a further name
     Tag(Tag),
-    /// Remove names of images; `gc` then frees what nobody uses
+    /// Remove names of images, whose space `gc` then frees, or containers
     Rm(Rm),
     /// Read every byte of images and compare it with their digests
     Verify(Verify),
@@ -337,59 +355,6 @@ pub(crate) struct Umount {
     pub(crate) lazy: bool,
 }
 
-/// What the container sees of the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum NetworkKind {
-    /// Loopback only
-    None,
-    /// The host's
-    Host,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Run {
-    #[command(flatten)]
-    pub(crate) trust: Trust,
-    /// Set a variable, or with NAME alone pass on the caller's
-    #[arg(short, long, value_name = "NAME[=VALUE]")]
-    pub(crate) env: Vec<String>,
-    /// User, and group, to run as: names or numbers
-    #[arg(short, long, value_name = "USER[:GROUP]")]
-    pub(crate) user: Option<String>,
-    /// Where the command starts
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) workdir: Option<String>,
-    /// Replace the image's entrypoint; empty for none
-    #[arg(long, value_name = "PROGRAM")]
-    pub(crate) entrypoint: Option<String>,
-    /// The container's host name
-    #[arg(long, value_name = "NAME")]
-    pub(crate) hostname: Option<String>,
-    /// Network
-    #[arg(long, value_enum, default_value_t = NetworkKind::None)]
-    pub(crate) network: NetworkKind,
-    /// Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the container),
-    /// dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none.
-    /// All but those that are durable sync nothing. By default self of 10 GiB, of which only what is written takes space,
-    /// for root; memory for others
-    #[arg(long, value_name = "KIND")]
-    pub(crate) writable: Option<Wish>,
-    /// Nothing can be written: `--writable none`
-    #[arg(long, conflicts_with = "writable")]
-    pub(crate) read_only: bool,
-    /// The OCI runtime, by name or path; by default crun, runc or runsc, the first that is there
-    #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
-    pub(crate) runtime: Option<OsString>,
-    /// A terminal for the command: by default when standard input and output are one
-    #[arg(short, long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
-    pub(crate) tty: When,
-    /// A name, an image id or its beginning
-    pub(crate) name: String,
-    /// The command; by default the image's
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) command: Vec<OsString>,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum When {
     Auto,
@@ -469,10 +434,13 @@ pub(crate) struct Tag {
 
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
-    /// Names to remove
+    /// Names of images, or containers
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
-    /// Succeed when a name is not there
+    /// Only containers are meant
+    #[arg(long)]
+    pub(crate) container: bool,
+    /// Succeed when a name is not there, and kill containers that run
     #[arg(short, long)]
     pub(crate) force: bool,
 }

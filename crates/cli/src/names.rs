@@ -58,8 +58,18 @@ fn is_short_for(text: &str, whole: &RefName) -> bool {
 pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
     // All are looked for before any is removed.
-    let mut names = Vec::new();
+    let (mut names, mut containers) = (Vec::new(), Vec::new());
     for text in &args.names {
+        if args.container || crate::containers::is_there(&store, text)? {
+            if !args.container && text.parse().is_ok_and(|name| is_ref(&store, &name)) {
+                anyhow::bail!(
+                    "\"{text}\" is both: `quire rm --container {text}` removes the container, `quire rm {text}:latest` the \
+                     image's name"
+                );
+            }
+            containers.push(text);
+            continue;
+        }
         let name: RefName = match text.parse::<RefName>() {
             // What was pulled is called by its whole reference.
             Ok(name) if !matches!(store.reference(&name), Ok(None)) => name,
@@ -80,6 +90,9 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
             Ok(Some(_)) | Err(_) => names.push(name),
         }
     }
+    for container in containers {
+        crate::containers::remove(&store, container, args.force)?;
+    }
     for name in &names {
         match store.remove_ref(name) {
             // Named twice, or removed by somebody else since.
@@ -93,4 +106,9 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
         context.remark("names removed; `quire gc` frees what nobody uses");
     }
     Ok(Answer::Yes)
+}
+
+/// Whether an image has this very name, or is damaged and had it.
+fn is_ref(store: &Store, name: &RefName) -> bool {
+    !matches!(store.reference(name), Ok(None))
 }

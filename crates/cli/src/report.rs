@@ -16,6 +16,14 @@ pub(crate) fn error_line(text: &str) {
     let _unheard = writeln!(io::stderr(), "{text}");
 }
 
+/// Prints a line.
+pub(crate) fn line(text: &str) -> anyhow::Result<()> {
+    let mut out = standard_output();
+    writeln!(out, "{text}")?;
+    out.flush()?;
+    Ok(())
+}
+
 /// Prints a value as JSON, and a newline.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();

@@ -1,26 +1,30 @@
 //! `run`: a command in a container whose root is an image.
 
-use std::io::IsTerminal as _;
-use std::os::fd::AsFd as _;
+use std::fs::File;
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
 use container::config::ImageConfig;
-use container::filestore;
 use container::monitor::{ROOT, RunError, Start};
+use container::root::Root;
 use container::runtime::Runtime;
-use kernel::process::{Signal, Signals, finish_behind};
-use store::{ContainerRecord, Liveness, OpenOptions, Resolved, Store};
+use container::{detached, filestore};
+use kernel::process::{Signal, Signals, finish_behind, start_behind};
+use serde_json::Value;
+use store::{ContainerDir, ContainerRecord, Liveness, OpenImage, OpenOptions, Resolved, Store};
 
 use crate::Answer;
 use crate::args::{self, NetworkKind, When};
 use crate::context::{Context, now};
+use crate::report;
 use crate::writable::{Place, Wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
-const FORWARDED: [Signal; 9] = [
+pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::HUP,
     Signal::INT,
     Signal::QUIT,
@@ -37,6 +41,9 @@ pub(crate) const FAILED: u8 = 125;
 
 /// The exit code for a container that did not run. Source: Docker, "Exit status"; POSIX `env` for 126 and 127.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(NotStarted { code, .. }) = error.downcast_ref() {
+        return *code;
+    }
     match error.downcast_ref::<RunError>() {
         Some(RunError::NotFound { .. } | RunError::NoInterpreter { .. }) => 127,
         Some(RunError::NotExecutable(_) | RunError::Format(_)) => 126,
@@ -47,36 +54,71 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer> {
     // Before anything else: no signal may end us between the container's folder and its removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
-    let terminal = terminal(args.tty)?;
+    let ready = prepare(context, args, signals)?;
+    if args.detach {
+        let id = ready.id.clone();
+        let report = start_behind(|report| ready.watch(report))?;
+        return started(&id, report);
+    }
+    let remark = |text: &str| context.remark(text);
+    let result = container::monitor::run(&ready.start(), &remark);
+    if ready.has_lost() {
+        context.remark(LOST);
+    }
+    ready.end()?;
+    let code = result?.shell_code();
+    Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+/// A container whose root and folder are there, and of which nothing runs yet.
+struct Ready {
+    id: String,
+    folder: ContainerDir,
+    path: PathBuf,
+    root: Root,
+    process: Process,
+    config: Value,
+    terminal: Terminal,
+    runtime: Runtime,
+    signals: Arc<Signals>,
+    stop_signal: String,
+    keep: bool,
+    /// Held as long as the container lives.
+    _image: OpenImage,
+}
+
+fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow::Result<Ready> {
+    let terminal = if args.detach { Terminal::None } else { terminal(args.tty)? };
     let search = std::env::var_os("PATH").unwrap_or_default();
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes().as_deref())?;
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || is_asked_to_end(&asked));
     let _cleared = clear_dead(&store);
-    let found = crate::names::resolve(&store, &args.name)?;
+    let found = crate::names::resolve(&store, &args.image)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
-    let config = image_config(&store, &found)?;
+    let image = image_config(&store, &found)?;
     let wish = if args.read_only { Some(&Wish::None) } else { args.writable.as_ref() };
     let place = Place::make(context, &store, wish)?;
     let root = crate::mount::root(context, &opened, &found, &args.trust, place.writable())?;
-    let user = args.user.as_deref().unwrap_or(&config.user);
+    let user = args.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
-    let id = new_id()?;
+    let id = args.name.clone().map_or_else(new_id, Ok)?;
+    store::check_id(&id)?;
     let access = match place {
         Place::None => Access::ReadOnly,
         _ => Access::Writable,
     };
     let mut wishes = wishes(args, terminal, &id, access)?;
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
-    let process = Process::new(&config, &wishes, &user)?;
-    let spec = runtime_config(&process, &user, &wishes, &config, ROOT);
+    let process = Process::new(&image, &wishes, &user)?;
+    let config = runtime_config(&process, &user, &wishes, &image, ROOT);
     let record = ContainerRecord {
         image: found.image,
         name: found.name.as_ref().map(ToString::to_string),
         created: now(),
-        keep: false,
+        keep: args.detach && !args.rm,
     };
     let folder = store.create_container(&id, &record)?;
     let path = folder.path().to_owned();
@@ -84,42 +126,133 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
         filestore::name(file.as_fd(), folder.fd())
             .with_context(|| format!("cannot keep the filestore in {}", path.display()))?;
     }
-    drop(place);
-    let start = Start {
-        id: &id,
-        folder: &path,
-        lock: folder.fd(),
-        root: &root.mount,
-        process: &process,
-        config: &spec,
-        terminal: wishes.terminal,
-        runtime: &runtime,
-        signals: &signals,
-    };
-    let result = container::monitor::run(&start, &|text| context.remark(text));
-    if root.doomed.has_lost(root.mount.as_fd()) {
-        context.remark(
-            "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and it may \
-             have read zeros in its place",
-        );
-    }
-    let takes_long = root.doomed.takes_long();
-    // For everybody else it is gone now.
-    let folder = folder.hide()?;
-    let clear = move || {
-        root.doomed.shut_down();
-        drop(root.mount);
-        container::teardown::clear(folder.path(), &id);
-        if let Err(error) = folder.remove() {
-            tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+    let (keep, stop_signal) = (record.keep, image.stop_signal);
+    let _image = opened;
+    Ok(Ready {
+        id,
+        folder,
+        path,
+        root,
+        process,
+        config,
+        terminal,
+        runtime,
+        signals,
+        stop_signal,
+        keep,
+        _image,
+    })
+}
+
+const LOST: &str = "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and it \
+                    may have read zeros in its place";
+
+impl Ready {
+    fn start(&self) -> Start<'_> {
+        Start {
+            id: &self.id,
+            folder: &self.path,
+            lock: self.folder.fd(),
+            root: &self.root.mount,
+            process: &self.process,
+            config: &self.config,
+            terminal: self.terminal,
+            runtime: &self.runtime,
+            signals: &self.signals,
         }
-    };
-    match takes_long {
-        true => drop(finish_behind(clear)),
-        false => clear(),
     }
-    let code = result?.shell_code();
-    Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
+
+    fn has_lost(&self) -> bool {
+        self.root.doomed.has_lost(self.root.mount.as_fd())
+    }
+
+    /// Takes everything down, behind the user's back if it takes long.
+    fn end(self) -> anyhow::Result<()> {
+        let takes_long = self.root.doomed.takes_long();
+        // For everybody else it is gone now.
+        let (id, root, folder) = (self.id, self.root, self.folder.hide()?);
+        let clear = move || {
+            root.doomed.shut_down();
+            drop(root.mount);
+            container::teardown::clear(folder.path(), &id);
+            if let Err(error) = folder.remove() {
+                tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+            }
+        };
+        match takes_long {
+            true => drop(finish_behind(clear)),
+            false => clear(),
+        }
+        Ok(())
+    }
+
+    /// In a process of its own: sees the container through to its end, and tells by `report` how it began.
+    fn watch(self, report: OwnedFd) {
+        let mut report = Some(File::from(report));
+        let mut tell = |bytes: &[u8]| {
+            // Whoever asked may be gone, and the container is what counts.
+            let _heard = report.take().map(|mut pipe| pipe.write_all(bytes));
+        };
+        // Nobody is to find a directory in use by us.
+        let _moved = std::env::set_current_dir("/");
+        let clock = || now().0;
+        let result = detached::watch(&self.start(), &self.stop_signal, &clock, &mut || tell(&[0]));
+        if self.has_lost() {
+            self.log(LOST);
+        }
+        let keep = self.keep && result.is_ok();
+        if let Err(error) = result {
+            let error = anyhow::Error::new(error);
+            let code = exit_code(&error);
+            tell(&[&[code], format!("{error:#}").as_bytes()].concat());
+        }
+        if keep {
+            self.root.doomed.shut_down();
+            drop(self.root.mount);
+            container::teardown::clear(&self.path, &self.id);
+            // Its place on the disk is free from here; the log and the exit code stay.
+            drop(std::fs::remove_file(self.path.join(filestore::NAME)));
+        } else if let Err(error) = self.end() {
+            tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
+        }
+    }
+
+    /// A sentence among what the container wrote.
+    fn log(&self, text: &str) {
+        let log = File::options().append(true).open(self.path.join(detached::OUTPUT));
+        let _written = log.map(|mut log| writeln!(log, "quire: {text}"));
+    }
+}
+
+/// Why a detached container did not start, as its monitor says.
+#[derive(Debug)]
+struct NotStarted {
+    code: u8,
+    message: String,
+}
+
+impl std::fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for NotStarted {}
+
+fn started(id: &str, report: OwnedFd) -> anyhow::Result<Answer> {
+    let mut said = Vec::new();
+    File::from(report).read_to_end(&mut said).context("cannot hear the monitor")?;
+    match said.split_first() {
+        Some((0, _)) => {
+            report::line(id)?;
+            Ok(Answer::Yes)
+        }
+        Some((code, message)) => {
+            let message = String::from_utf8_lossy(message).into_owned();
+            Err(NotStarted { code: *code, message }.into())
+        }
+        None => bail!("the monitor of {id} ended before the container started"),
+    }
 }
 
 /// Whether a signal has arrived that ends programs. Others are lost on a container that is not there yet.
@@ -153,10 +286,16 @@ pub(crate) fn clear_dead(store: &Store) -> u64 {
         }
     };
     for (id, record, liveness) in containers {
-        if liveness == Liveness::Alive || record.keep {
+        if liveness == Liveness::Alive {
             continue;
         }
         match store.lock_container(&id) {
+            // Its monitor may have been killed, and the container with it or not.
+            Ok(Some(folder)) if record.keep => {
+                if let Err(error) = detached::bury(folder.path(), &id, now().0) {
+                    tracing::warn!(id, %error, "cannot note the end of a container");
+                }
+            }
             Ok(Some(folder)) => {
                 container::teardown::clear(folder.path(), &id);
                 match folder.remove() {
@@ -185,7 +324,7 @@ fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> 
 }
 
 /// Runtimes connect a new terminal to the one that standard input is.
-fn terminal(wanted: When) -> anyhow::Result<Terminal> {
+pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
     let input = std::io::stdin().is_terminal();
     match wanted {
         When::Always if !input => bail!("--tty always: standard input is not a terminal"),
@@ -205,16 +344,6 @@ fn wishes(
         let text = argument.to_str().map(ToOwned::to_owned);
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
     });
-    let mut env = Vec::new();
-    for variable in &args.env {
-        if variable.contains('=') {
-            env.push(variable.clone());
-        } else if let Some(value) = std::env::var_os(variable) {
-            let value = value.into_string().ok();
-            let value = value.with_context(|| format!("variable {variable} is not UTF-8"))?;
-            env.push(format!("{variable}={value}"));
-        }
-    }
     let hostname = args.hostname.clone().unwrap_or_else(|| id.to_owned());
     // Source: Linux `__NEW_UTS_LEN`.
     if hostname.is_empty() || hostname.len() > 64 {
@@ -226,7 +355,7 @@ fn wishes(
             "" => Vec::new(),
             program => vec![program.to_owned()],
         }),
-        env,
+        env: environment(&args.env)?,
         working_dir: args.workdir.clone(),
         hostname,
         terminal,
@@ -236,7 +365,25 @@ fn wishes(
         },
         host_files: Vec::new(),
         access,
+        volumes: args.volume.iter().map(|it| it.parse()).collect::<Result<_, _>>()?,
+        memory: args.memory,
+        pids: args.pids_limit,
     })
+}
+
+/// Variables as they are given, or by their names alone as the caller has them.
+pub(crate) fn environment(given: &[String]) -> anyhow::Result<Vec<String>> {
+    let mut env = Vec::new();
+    for variable in given {
+        if variable.contains('=') {
+            env.push(variable.clone());
+        } else if let Some(value) = std::env::var_os(variable) {
+            let value = value.into_string().ok();
+            let value = value.with_context(|| format!("variable {variable} is not UTF-8"))?;
+            env.push(format!("{variable}={value}"));
+        }
+    }
+    Ok(env)
 }
 
 /// Twelve hexadecimal digits, as container ids are.

@@ -69,7 +69,7 @@ impl FromStr for Wish {
 
 /// A number of bytes, or with `k`, `m`, `g` or `t` of powers of 1024, as `docker run --memory` and the mount option of
 /// tmpfs have it. A `b` or `ib` may follow.
-fn bytes(text: &str) -> Result<NonZeroU64, String> {
+pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
     let wrong =
         || format!("\"{text}\" is no size: a number, with k, m, g or t behind it, such as 512m");
     let lower = text.to_ascii_lowercase();

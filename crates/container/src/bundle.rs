@@ -1,6 +1,7 @@
 //! The `config.json` of an OCI bundle, made from the image's configuration and the caller's wishes.
 
 use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::BorrowedFd;
 
 use serde_json::{Value, json};
@@ -100,6 +101,47 @@ pub struct Wishes {
     pub host_files: Vec<&'static str>,
     /// Root file system.
     pub access: Access,
+    /// What of the host it sees besides.
+    pub volumes: Vec<Volume>,
+    /// The most memory, in bytes.
+    pub memory: Option<NonZeroU64>,
+    /// The most processes and threads.
+    pub pids: Option<NonZeroU32>,
+}
+
+/// A directory or file of the host that a container sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Where on the host, absolute.
+    pub source: String,
+    /// Where in the container, absolute.
+    pub destination: String,
+    /// Whether it can be written there.
+    pub access: Access,
+}
+
+impl std::str::FromStr for Volume {
+    type Err = BundleError;
+
+    /// `SOURCE:DESTINATION[:ro|:rw]`, as Docker has it.
+    fn from_str(text: &str) -> Result<Self, BundleError> {
+        let (paths, access) = match text.rsplit_once(':') {
+            Some((paths, "ro")) => (paths, Access::ReadOnly),
+            Some((paths, "rw")) => (paths, Access::Writable),
+            _ => (text, Access::Writable),
+        };
+        match paths.split_once(':') {
+            Some((source, destination))
+                if source.starts_with('/')
+                    && destination.starts_with('/')
+                    && destination != "/" =>
+            {
+                let (source, destination) = (source.to_owned(), destination.to_owned());
+                Ok(Self { source, destination, access })
+            }
+            _ => Err(BundleError::Volume(text.to_owned())),
+        }
+    }
 }
 
 /// A wish that cannot be fulfilled.
@@ -114,6 +156,9 @@ pub enum BundleError {
     /// A working directory that does not start with a slash.
     #[error("the working directory \"{0}\" is not an absolute path")]
     WorkingDir(String),
+    /// A volume without both paths.
+    #[error("\"{0}\" is no volume: HOST:CONTAINER[:ro], both absolute paths")]
+    Volume(String),
 }
 
 /// What is executed, with which environment and where.
@@ -241,6 +286,18 @@ pub fn runtime_config(
             }
         }
     }
+    for volume in &wishes.volumes {
+        let access = if volume.access == Access::ReadOnly { "ro" } else { "rw" };
+        mounts.push(json!({"destination": volume.destination, "type": "bind",
+            "source": volume.source, "options": ["rbind", "rprivate", access]}));
+    }
+    let mut resources = json!({"devices": [{"allow": false, "access": "rwm"}]});
+    if let Some(bytes) = wishes.memory {
+        resources["memory"] = json!({"limit": bytes});
+    }
+    if let Some(count) = wishes.pids {
+        resources["pids"] = json!({"limit": count});
+    }
     let annotations = image.labels.iter().filter(|(name, _)| name.starts_with(HARMLESS_LABELS));
     let annotations: BTreeMap<_, _> = annotations.collect();
     let namespaces: Vec<Value> = namespaces.into_iter().map(|it| json!({"type": it})).collect();
@@ -252,11 +309,7 @@ pub fn runtime_config(
             "args": process.args,
             "env": process.env,
             "cwd": process.working_dir,
-            "capabilities": {
-                "bounding": CAPABILITIES,
-                "effective": if user.uid == 0 { &CAPABILITIES[..] } else { &[] },
-                "permitted": if user.uid == 0 { &CAPABILITIES[..] } else { &[] },
-            },
+            "capabilities": capabilities(user),
             "noNewPrivileges": false,
         },
         "root": {"path": root, "readonly": wishes.access == Access::ReadOnly},
@@ -265,11 +318,17 @@ pub fn runtime_config(
         "annotations": annotations,
         "linux": {
             "namespaces": namespaces,
-            "resources": {"devices": [{"allow": false, "access": "rwm"}]},
+            "resources": resources,
             "maskedPaths": MASKED,
             "readonlyPaths": READ_ONLY,
         },
     })
+}
+
+/// Only root starts with them; others can get them from files that have them.
+pub(crate) fn capabilities(user: &User) -> Value {
+    let own = if user.uid == 0 { &CAPABILITIES[..] } else { &[] };
+    json!({"bounding": CAPABILITIES, "effective": own, "permitted": own})
 }
 
 #[cfg(test)]
@@ -287,6 +346,9 @@ mod tests {
             network: Network::None,
             host_files: Vec::new(),
             access: Access::Writable,
+            volumes: Vec::new(),
+            memory: None,
+            pids: None,
         }
     }
 
@@ -376,6 +438,25 @@ mod tests {
             assert_eq!(namespaces.contains(&json!({"type": "network"})), expect);
         }
     }
+
+    #[test]
+    fn volumes_are_two_absolute_paths() {
+        let volume = |source: &str, destination: &str, access| {
+            Ok(Volume { source: source.to_owned(), destination: destination.to_owned(), access })
+        };
+        let cases = [
+            ("/a:/b", volume("/a", "/b", Access::Writable)),
+            ("/a:/b:rw", volume("/a", "/b", Access::Writable)),
+            ("/a b:/c/d:ro", volume("/a b", "/c/d", Access::ReadOnly)),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(text.parse(), expect, "{text}");
+        }
+        for text in ["", "/a", "a:/b", "/a:b", "/a:ro", "/a:/", "/a:/:ro"] {
+            assert_eq!(text.parse::<Volume>(), Err(BundleError::Volume(text.to_owned())), "{text}");
+        }
+    }
+
     #[test]
     fn an_image_gives_no_orders_to_the_runtime() {
         let process = Process::new(&image(), &wishes(), &root_user()).unwrap();

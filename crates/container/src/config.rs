@@ -21,6 +21,9 @@ pub struct ImageConfig {
     /// The command when the caller gives none.
     #[serde(deserialize_with = "null_is_default")]
     pub cmd: Vec<String>,
+    /// What asks the program to end, `SIGTERM` or a number; empty for that one.
+    #[serde(deserialize_with = "null_is_default")]
+    pub stop_signal: String,
     /// What the image says about itself.
     #[serde(deserialize_with = "null_is_default")]
     pub labels: BTreeMap<String, String>,

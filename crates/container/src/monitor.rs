@@ -47,9 +47,9 @@ pub struct Start<'a> {
 pub const ROOT: &str = "rootfs";
 /// The runtime's own records, in the container's folder.
 pub(crate) const STATE: &str = "runtime";
-const LOG: &str = "runtime.log";
+pub(crate) const LOG: &str = "runtime.log";
 /// Where the runtime writes the number of the container's first process, as soon as that is on its way.
-const PID: &str = "container.pid";
+pub(crate) const PID: &str = "container.pid";
 /// Which runtime runs the container, for whoever has to clear up after it.
 const RUNTIME: &str = "runtime.path";
 
@@ -132,26 +132,7 @@ pub enum RunError {
 /// # Errors
 /// [`RunError`] when it did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
-    // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
-    // that are not known here.
-    let doubt = find_program(start)?.and_then(|path| doubt(start, &path));
-    kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
-    let attach_failed = |source| RunError::Attach { id: start.id.to_owned(), source };
-    hide_obstacle(start.runtime, start.folder).map_err(attach_failed)?;
-    let root = start.folder.join(ROOT);
-    let write_failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| RunError::Write { path, source }
-    };
-    std::fs::create_dir(&root).map_err(write_failed(&root))?;
-    start.root.attach_at(&root).map_err(attach_failed)?;
-    let config = start.folder.join("config.json");
-    std::fs::write(&config, start.config.to_string()).map_err(write_failed(&config))?;
-
-    let record = start.folder.join(RUNTIME);
-    let runtime_path = start.runtime.path.as_os_str().as_bytes();
-    std::fs::write(&record, runtime_path).map_err(write_failed(&record))?;
-
+    let doubt = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);
     // Runtimes write their errors to standard error as well as into their log, and to the former for people only if
@@ -195,6 +176,31 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     }
 }
 
+/// Attaches the root in a mount namespace of this process's own and writes the bundle. Answers why the program will
+/// probably not run.
+pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<RunError>, RunError> {
+    // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
+    // that are not known here.
+    let doubt = find_program(start)?.and_then(|path| doubt(start, &path));
+    kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
+    let attach_failed = |source| RunError::Attach { id: start.id.to_owned(), source };
+    hide_obstacle(start.runtime, start.folder).map_err(attach_failed)?;
+    let root = start.folder.join(ROOT);
+    let write_failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| RunError::Write { path, source }
+    };
+    std::fs::create_dir(&root).map_err(write_failed(&root))?;
+    start.root.attach_at(&root).map_err(attach_failed)?;
+    let config = start.folder.join("config.json");
+    std::fs::write(&config, start.config.to_string()).map_err(write_failed(&config))?;
+
+    let record = start.folder.join(RUNTIME);
+    let runtime_path = start.runtime.path.as_os_str().as_bytes();
+    std::fs::write(&record, runtime_path).map_err(write_failed(&record))?;
+    Ok(doubt)
+}
+
 /// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the
 /// runtime cannot be asked that, it ends itself, and [`crate::teardown::clear`] what it leaves.
 fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
@@ -223,29 +229,47 @@ pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
 
 /// Has the runtime kill what still runs in a container, and forget it.
 pub(crate) fn delete(folder: &Path, id: &str) {
-    let Ok(path) = std::fs::read(folder.join(RUNTIME)) else { return };
-    let runtime = Runtime::at(PathBuf::from(OsStr::from_bytes(&path)));
+    match ask(folder, &["delete", "--force", id]) {
+        None | Some(Ok(Exit::Code(0))) => {}
+        Some(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime did not delete the container"),
+        Some(Err(error)) => tracing::warn!(id, %error, "the runtime could not be asked to delete"),
+    }
+}
+
+/// Calls the runtime that runs a container; none if it is not known.
+pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, ProcessError>> {
+    let runtime = runtime_of(folder)?;
     let mut command = command(&runtime, folder);
-    command.args(["delete", "--force", id]);
+    command.args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     // In a thread, since the mount namespace that it makes stays with it: the runtime has to find the cgroups as it
     // left them.
     let exit = std::thread::scope(|scope| {
         let work = || {
-            kernel::process::own_mounts(Propagation::Downstream)?;
-            if let Err(error) = hide_obstacle(&runtime, folder) {
-                tracing::debug!(id, %error, "the runtime may refuse this host");
-            }
+            enter(&runtime, folder)?;
             kernel::process::spawn(command, &Setup::default())?.process.wait()
         };
         scope.spawn(work).join()
     });
     match exit {
-        Ok(Ok(Exit::Code(0))) => {}
-        Ok(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime did not delete the container"),
-        Ok(Err(error)) => tracing::warn!(id, %error, "the runtime could not be asked to delete"),
+        Ok(exit) => Some(exit),
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// The runtime that a container was started with.
+pub(crate) fn runtime_of(folder: &Path) -> Option<Runtime> {
+    let path = std::fs::read(folder.join(RUNTIME)).ok()?;
+    Some(Runtime::at(PathBuf::from(OsStr::from_bytes(&path))))
+}
+
+/// A mount namespace for this thread in which the runtime works as it did when it started the container.
+pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError> {
+    kernel::process::own_mounts(Propagation::Downstream)?;
+    if let Err(error) = hide_obstacle(runtime, folder) {
+        tracing::debug!(%error, "the runtime may refuse this host");
+    }
+    Ok(())
 }
 
 /// Covers what keeps a runtime from working, in this mount namespace, with a folder. (To unmount it would do too, but
@@ -305,7 +329,7 @@ fn find_program(start: &Start<'_>) -> Result<Option<PathBuf>, RunError> {
 }
 
 /// The last error that a runtime wrote into its log: in a line of JSON, or else the whole line.
-fn complaint(log: &Path) -> Option<String> {
+pub(crate) fn complaint(log: &Path) -> Option<String> {
     #[derive(Deserialize)]
     struct Line {
         #[serde(default)]

@@ -130,6 +130,9 @@ impl Fixture {
             network: Network::None,
             host_files: Vec::new(),
             access,
+            volumes: Vec::new(),
+            memory: None,
+            pids: None,
         };
         let user = quire_container::user::find(root.mount.as_fd(), "").unwrap();
         let process = Process::new(&image, &wishes, &user).unwrap();

@@ -145,7 +145,11 @@ impl ContainerDir {
     }
 }
 
-fn check_id(id: &str) -> Result<(), ContainerError> {
+/// Whether a container can be called so: 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting with a dot.
+///
+/// # Errors
+/// [`ContainerError::Id`] if not.
+pub fn check_id(id: &str) -> Result<(), ContainerError> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if (1..=64).contains(&id.len()) && id.bytes().all(good) && !id.starts_with('.') {
         return Ok(());

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal};
 use crate::{Place, Ran, add_programs, is_root, program, write};
 
 /// A store with an image `a` that has a few programs; `None` where no container can run.
-fn place() -> Option<Place> {
+pub(crate) fn place() -> Option<Place> {
     if !is_root() {
         return None;
     }
@@ -27,7 +27,7 @@ fn place() -> Option<Place> {
     Some(place)
 }
 
-fn runtimes() -> impl Iterator<Item = &'static str> {
+pub(crate) fn runtimes() -> impl Iterator<Item = &'static str> {
     ["crun", "runc"].into_iter().filter(|name| program(name).is_some())
 }
 
@@ -43,7 +43,7 @@ fn containers(place: &Place) -> usize {
 }
 
 /// Waits for something that must come.
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < Duration::from_secs(30), "{what} did not come");

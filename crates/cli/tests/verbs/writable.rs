@@ -69,7 +69,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Nothing of any container is there: no folder, no work, no loop device.
-fn is_clean(place: &Place) -> bool {
+pub(crate) fn is_clean(place: &Place) -> bool {
     let entries = |name: &str| {
         let entries = fs::read_dir(place.path("store").join(name)).unwrap();
         entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()

@@ -1,9 +1,14 @@
 //! The rest of a process's work, done by a child of which nobody waits.
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
+
+use super::ProcessError;
 
 /// Who did the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +43,39 @@ pub fn finish_behind(work: impl FnOnce()) -> Done {
             unsafe { libc::_exit(i32::from(ended.is_err())) }
         }
         _ => Done::Behind,
+    }
+}
+
+/// Starts work that outlives this process, such as to watch over a container: in a child as that of [`finish_behind`]. The
+/// work is given the end of a pipe to say how it began; the answer is the other end, which is at its end when the work has
+/// closed its own, or has died.
+///
+/// # Errors
+/// [`ProcessError`] when there can be no child, or this process has more than one thread.
+pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<OwnedFd, ProcessError> {
+    if !is_alone() {
+        return Err(ProcessError::Call {
+            step: "leave a process with threads to a child",
+            source: Errno::BUSY,
+        });
+    }
+    let (answer, report) =
+        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(ProcessError::call("make a pipe"))?;
+    // SAFETY: as in `finish_behind`.
+    match unsafe { libc::fork() } {
+        -1 => {
+            let errno = Errno::from_io_error(&std::io::Error::last_os_error());
+            let source = errno.unwrap_or(Errno::AGAIN);
+            Err(ProcessError::Call { step: "make a child", source })
+        }
+        0 => {
+            drop(answer);
+            quiet();
+            let ended = catch_unwind(AssertUnwindSafe(|| work(report)));
+            // SAFETY: as in `finish_behind`.
+            unsafe { libc::_exit(i32::from(ended.is_err())) }
+        }
+        _ => Ok(answer),
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
-pub use behind::{Done, finish_behind};
+pub use behind::{Done, finish_behind, start_behind};
 pub use namespaces::{IdRange, Namespace, enter, own_mounts, unshare, user_namespace};
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals};

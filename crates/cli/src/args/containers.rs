@@ -1,0 +1,140 @@
+//! The command lines of containers.
+
+use std::ffi::OsString;
+use std::num::{NonZeroU32, NonZeroU64};
+
+use clap::{Args, ValueEnum};
+
+use super::{Trust, When};
+use crate::writable::{Wish, bytes};
+
+/// What the container sees of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NetworkKind {
+    /// Loopback only
+    None,
+    /// The host's
+    Host,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    /// Set a variable, or with NAME alone pass on the caller's
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// User, and group, to run as: names or numbers
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub(crate) user: Option<String>,
+    /// Where the command starts
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// Replace the image's entrypoint; empty for none
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) entrypoint: Option<String>,
+    /// The container's host name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) hostname: Option<String>,
+    /// Network
+    #[arg(long, value_enum, default_value_t = NetworkKind::None)]
+    pub(crate) network: NetworkKind,
+    /// Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the container),
+    /// dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none.
+    /// All but those that are durable sync nothing. By default self of 10 GiB, of which only what is written takes space,
+    /// for root; memory for others
+    #[arg(long, value_name = "KIND")]
+    pub(crate) writable: Option<Wish>,
+    /// Nothing can be written: `--writable none`
+    #[arg(long, conflicts_with = "writable")]
+    pub(crate) read_only: bool,
+    /// The OCI runtime, by name or path; by default crun, runc or runsc, the first that is there
+    #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
+    pub(crate) runtime: Option<OsString>,
+    /// Start it and return; `ps` shows it, `logs` what it wrote, `rm` removes it
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+    /// With --detach: remove it as soon as it has ended
+    #[arg(long, requires = "detach")]
+    pub(crate) rm: bool,
+    /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Show a directory or file of the host in the container: both paths absolute
+    #[arg(long, value_name = "HOST:CONTAINER[:ro]")]
+    pub(crate) volume: Vec<String>,
+    /// The most memory that it may use, such as 512m
+    #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) memory: Option<NonZeroU64>,
+    /// The most processes and threads that it may have
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) pids_limit: Option<NonZeroU32>,
+    /// A terminal for the command: by default when standard input and output are one
+    #[arg(short, long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
+    pub(crate) tty: When,
+    /// A name of an image, an image id or its beginning
+    pub(crate) image: String,
+    /// The command; by default the image's
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ps {
+    /// Those that have ended, too
+    #[arg(short, long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// A container
+    pub(crate) container: String,
+    /// Go on until it ends
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Begin with so many of the last lines
+    #[arg(short = 'n', long, value_name = "LINES")]
+    pub(crate) tail: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    /// Containers
+    #[arg(required = true)]
+    pub(crate) containers: Vec<String>,
+    /// After so many seconds it is killed
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) time: u32,
+    /// What asks it to end; by default what the image says, or TERM
+    #[arg(short, long, value_name = "SIGNAL")]
+    pub(crate) signal: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// Containers; their exit codes are printed in this order
+    #[arg(required = true)]
+    pub(crate) containers: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    /// Set a variable, or with NAME alone pass on the caller's
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// User, and group, to run as: names or numbers
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub(crate) user: Option<String>,
+    /// Where the command starts
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// A terminal for the command: by default when standard input and output are one
+    #[arg(short, long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
+    pub(crate) tty: When,
+    /// A container that runs
+    pub(crate) container: String,
+    /// The command
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<String>,
+}

@@ -1,0 +1,302 @@
+//! Containers that are there: `ps`, `logs`, `exec`, `stop`, `wait`, and what `rm` does about them.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use container::detached::{self, More};
+use container::state::State;
+use kernel::process::Signals;
+use serde_json::{Value, json};
+use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
+
+use crate::Answer;
+use crate::args;
+use crate::context::{Context, now};
+use crate::report;
+
+/// A container, as it was a moment ago.
+struct Found {
+    id: String,
+    record: ContainerRecord,
+    liveness: Liveness,
+    folder: PathBuf,
+    /// None before it has started, and of those that are not detached.
+    state: Option<State>,
+}
+
+impl Found {
+    fn is_running(&self) -> bool {
+        self.liveness == Liveness::Alive
+    }
+
+    /// `running`, `exited`, or `lost`: it has ended, and nobody knows how.
+    fn status(&self) -> &'static str {
+        match (&self.state, self.liveness) {
+            (Some(State { finished: Some(_), code: Some(_), .. }), _) => "exited",
+            (_, Liveness::Alive) => "running",
+            (_, Liveness::Dead) => "lost",
+        }
+    }
+
+    fn code(&self) -> Option<i32> {
+        self.state.as_ref().and_then(|it| it.code)
+    }
+
+    /// What it executes, from its bundle.
+    fn command(&self) -> Vec<String> {
+        let bytes = std::fs::read(self.folder.join("config.json")).unwrap_or_default();
+        let config: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let args = config["process"]["args"].as_array().cloned().unwrap_or_default();
+        args.iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
+    }
+}
+
+fn all(store: &Store) -> anyhow::Result<Vec<Found>> {
+    let found = store.containers()?.into_iter().map(|(id, record, liveness)| {
+        let folder = store.path().join("containers").join(&id);
+        let state = State::load(&folder)
+            .with_context(|| format!("cannot read the state of container {id}"))?;
+        Ok(Found { id, record, liveness, folder, state })
+    });
+    found.collect()
+}
+
+/// One by its name, or by the beginning of an id that only one has.
+fn find(store: &Store, name: &str) -> anyhow::Result<Found> {
+    let mut all = all(store)?;
+    if let Some(at) = all.iter().position(|it| it.id == name) {
+        return Ok(all.swap_remove(at));
+    }
+    let mut alike = all.into_iter().filter(|it| !name.is_empty() && it.id.starts_with(name));
+    match (alike.next(), alike.next()) {
+        (Some(found), None) => Ok(found),
+        (Some(one), Some(other)) => {
+            bail!("\"{name}\" may be container {} or {}: say more of it", one.id, other.id)
+        }
+        (None, _) => {
+            bail!("there is no container \"{name}\": `quire ps --all` lists what there is")
+        }
+    }
+}
+
+pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let mut found = all(&store)?;
+    found.retain(|it| args.all || it.is_running());
+    found.sort_by_key(|it| it.record.created);
+    if context.json {
+        let rows = found.iter().map(|it| {
+            json!({
+                "id": it.id,
+                "image": it.record.image.to_string(),
+                "name": it.record.name,
+                "command": it.command(),
+                "created": it.record.created,
+                "status": it.status(),
+                "pid": it.state.as_ref().filter(|_| it.is_running()).map(|state| state.pid),
+                "started": it.state.as_ref().map(|state| state.started),
+                "finished": it.state.as_ref().and_then(|state| state.finished),
+                "code": it.code(),
+            })
+        });
+        report::json(&rows.collect::<Vec<_>>())?;
+        return Ok(Answer::Yes);
+    }
+    let rows: Vec<_> = found
+        .iter()
+        .map(|it| {
+            let status = match it.code() {
+                Some(code) => format!("exited ({code})"),
+                None => it.status().to_owned(),
+            };
+            let image =
+                it.record.name.clone().unwrap_or_else(|| crate::du::short(&it.record.image));
+            let created = report::time(it.record.created.0);
+            vec![it.id.clone(), image, status, created, it.command().join(" ")]
+        })
+        .collect();
+    let mut out = report::standard_output();
+    report::table(&mut out, &["CONTAINER", "IMAGE", "STATUS", "CREATED", "COMMAND"], &rows, &[])?;
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+/// How often a log is looked at.
+const GLANCE: Duration = Duration::from_millis(50);
+
+pub(crate) fn logs(context: &Context, args: &args::Logs) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let found = find(&store, &args.container)?;
+    let path = found.folder.join(detached::OUTPUT);
+    let mut log = match File::open(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            bail!("container {} was not started with --detach: it has no log", found.id)
+        }
+        log => log.with_context(|| format!("cannot open {}", path.display()))?,
+    };
+    if let Some(lines) = args.tail {
+        let start = last_lines(&mut log, lines)?;
+        log.seek(SeekFrom::Start(start))?;
+    }
+    loop {
+        // Asked first: what is written until then is printed below.
+        let is_over = !args.follow || find(&store, &found.id).map_or(true, |it| !it.is_running());
+        let mut out = report::standard_output();
+        std::io::copy(&mut log, &mut out)?;
+        out.flush()?;
+        drop(out);
+        if is_over {
+            return Ok(Answer::Yes);
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
+
+/// Where the last lines begin.
+fn last_lines(log: &mut File, lines: usize) -> anyhow::Result<u64> {
+    let mut end = log.metadata()?.len();
+    let mut seen = 0;
+    let mut buffer = vec![0; 64 << 10];
+    let mut is_last = true;
+    while end > 0 {
+        let length = usize::try_from(end).map_or(buffer.len(), |end| end.min(buffer.len()));
+        let start = end - length as u64;
+        log.seek(SeekFrom::Start(start))?;
+        log.read_exact(&mut buffer[..length])?;
+        for (at, byte) in buffer[..length].iter().enumerate().rev() {
+            // The newline at the very end ends the last line, and begins none.
+            if *byte == b'\n' && !std::mem::take(&mut is_last) {
+                seen += 1;
+                if seen == lines {
+                    return Ok(start + at as u64 + 1);
+                }
+            } else if lines == 0 {
+                return Ok(log.metadata()?.len());
+            }
+            is_last = false;
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answer> {
+    let signals = Signals::block(&crate::run::FORWARDED)?;
+    let terminal = crate::run::terminal(args.tty)?;
+    let store = context.open(OpenOptions::read())?;
+    let found = find(&store, &args.container)?;
+    if !found.is_running() {
+        bail!("container {} does not run: it has {}", found.id, found.status());
+    }
+    let user = args.user.as_deref().map(|user| {
+        let pid = found.state.as_ref().map_or(0, |it| it.pid);
+        let root = File::open(format!("/proc/{pid}/root"))
+            .with_context(|| format!("cannot look into container {}", found.id))?;
+        anyhow::Ok(container::user::find(root.as_fd(), user)?)
+    });
+    let more = More {
+        args: args.command.clone(),
+        env: crate::run::environment(&args.env)?,
+        working_dir: args.workdir.clone(),
+        user: user.transpose()?,
+        terminal,
+    };
+    let exit = detached::exec(&found.folder, &found.id, more, &signals)?;
+    Ok(Answer::Program(u8::try_from(exit.shell_code()).unwrap_or(u8::MAX)))
+}
+
+pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let found: Vec<_> =
+        args.containers.iter().map(|name| find(&store, name)).collect::<Result<_, _>>()?;
+    // All are asked before any is waited for.
+    let running: Vec<_> = found.into_iter().filter(Found::is_running).collect();
+    for it in &running {
+        let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
+        let signal = args.signal.as_deref().or(own).unwrap_or("TERM");
+        // It may have ended since.
+        if let Err(message) = detached::signal(&it.folder, &it.id, signal)
+            && is_alive(&store, &it.id)
+        {
+            bail!(message);
+        }
+    }
+    let patience = Duration::from_secs(args.time.into());
+    let since = std::time::Instant::now();
+    for it in &running {
+        let rest = patience.saturating_sub(since.elapsed());
+        if !detached::wait(Some(rest), &|| is_alive(&store, &it.id)) {
+            kill(&store, it)?;
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+fn is_alive(store: &Store, id: &str) -> bool {
+    !matches!(store.lock_container(id), Ok(Some(_)) | Err(ContainerError::Absent(_)))
+}
+
+/// How long the kernel may take to end what is killed.
+const DEATH: Duration = Duration::from_secs(20);
+
+fn kill(store: &Store, found: &Found) -> anyhow::Result<()> {
+    let told = detached::signal(&found.folder, &found.id, "KILL");
+    if !detached::wait(Some(DEATH), &|| is_alive(store, &found.id)) {
+        told.map_err(anyhow::Error::msg)?;
+        bail!("container {} does not end, although it was killed", found.id);
+    }
+    Ok(())
+}
+
+pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    for name in &args.containers {
+        let found = find(&store, name)?;
+        let _ended = detached::wait(None, &|| is_alive(&store, &found.id));
+        let state = State::load(&found.folder)?;
+        let code = state.and_then(|it| it.code);
+        let code = code.with_context(|| {
+            format!(
+                "nobody knows how container {} ended: it was removed, or its monitor killed",
+                found.id
+            )
+        })?;
+        if context.json {
+            report::json_line(&json!({"id": found.id, "code": code}))?;
+        } else {
+            report::line(&code.to_string())?;
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+/// Whether there is a container of this very name.
+pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
+    Ok(store.containers()?.iter().any(|(id, ..)| id == name))
+}
+
+pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<()> {
+    let found = match find(store, name) {
+        Err(_) if force => return Ok(()),
+        found => found?,
+    };
+    let name = &found.id;
+    if found.is_running() {
+        if !force {
+            bail!("container {name} runs: `quire stop {name}` first, or --force");
+        }
+        kill(store, &found)?;
+    }
+    let folder = match store.lock_container(name) {
+        // Somebody else was faster.
+        Err(ContainerError::Absent(_)) => return Ok(()),
+        folder => folder?,
+    };
+    let folder = folder.with_context(|| format!("container {name} is in use"))?;
+    detached::bury(folder.path(), name, now().0)?;
+    Ok(folder.remove()?)
+}

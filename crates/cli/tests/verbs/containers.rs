@@ -1,0 +1,227 @@
+//! Containers that outlive their command. Needs root.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::Place;
+use crate::runs::{place, runtimes, wait_for};
+
+/// Ends a container when a test ends early.
+struct Rm<'a>(&'a Place, &'a str);
+
+impl Drop for Rm<'_> {
+    fn drop(&mut self) {
+        self.0.run_each(&["rm", "--container", "--force", self.1]);
+    }
+}
+
+/// What `ps` says of a container.
+fn ps(place: &Place, name: &str) -> Option<Value> {
+    let all: Value = serde_json::from_str(&place.out("ps --all --json")).unwrap();
+    all.as_array().unwrap().iter().find(|it| it["id"] == name).cloned()
+}
+
+fn start(place: &Place, options: &[&str], script: &str) {
+    let before = ["run", "--quiet", "--detach", "-u", "0"];
+    let after = ["a", "--", "sh", "-c", script];
+    let ran = place.run_each(&[&before, options, &after].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+}
+
+#[test]
+fn a_container_lives_on_and_is_asked_things() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let name = format!("life-{runtime}");
+        let _guard = Rm(&place, &name);
+        let script = "echo out; echo err >&2; echo made > /tmp/file; \
+                      trap 'echo bye; exit 9' TERM; while :; do sleep 0.02; done";
+        start(&place, &["--name", &name, "--runtime", runtime, "-e", "A=1"], script);
+        let found = ps(&place, &name).unwrap();
+        assert_eq!(found["status"], "running");
+        assert_eq!(found["name"], "a:latest");
+        assert!(place.out("ps").contains(&name));
+        wait_for("what it wrote", || place.out(&format!("logs {name}")) == "out\nerr\n");
+        // A second of that name is not started, and the first is not disturbed.
+        let ran = place.run_each(&["run", "-q", "-d", "--name", &name, "a", "--", "sleep", "9"]);
+        assert_eq!(ran.code, Some(125));
+        assert!(ran.err.contains("there is a container"), "{}", ran.err);
+
+        let exec = |arguments: &[&str]| place.run_each(&[&["exec"], arguments].concat());
+        let ran = exec(&[&name, "cat", "/tmp/file"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "made\n"), "{}", ran.err);
+        let ran = exec(&["-e", "B=2", "-w", "/tmp", &name, "sh", "-c", "echo $A$B; pwd; exit 7"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(7), "12\n/tmp\n"), "{}", ran.err);
+        let ran = exec(&["-u", "5:6", &name, "id", "-u"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "5\n"), "{}", ran.err);
+        assert_ne!(exec(&["-u", "nobody-there", &name, "id"]).code, Some(0));
+        assert_ne!(exec(&[&name, "no-such-program"]).code, Some(0));
+
+        let ran = place.run(&format!("rm {name}"));
+        assert!(ran.code == Some(2) && ran.err.contains("quire stop"), "{}", ran.err);
+        place.out(&format!("stop {name}"));
+        let found = ps(&place, &name).unwrap();
+        assert_eq!((&found["status"], &found["code"]), (&"exited".into(), &9.into()));
+        assert!(!place.out("ps").contains(&name));
+        assert_eq!(place.out(&format!("wait {name}")), "9\n");
+        assert_eq!(place.out(&format!("logs -n 1 {name}")), "bye\n");
+        assert_eq!(place.out(&format!("logs {name}")), "out\nerr\nbye\n");
+        let ran = exec(&[&name, "id"]);
+        assert!(ran.err.contains("does not run: it has exited"), "{}", ran.err);
+        place.out(&format!("rm {name}"));
+        assert_eq!(ps(&place, &name), None);
+    }
+    wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+#[test]
+fn what_ignores_a_stop_is_killed() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "deaf");
+    start(&place, &["--name", "deaf"], "trap '' TERM INT; echo up; while :; do sleep 0.02; done");
+    wait_for("it to listen", || place.out("logs deaf") == "up\n");
+    place.out("stop --time 0 deaf");
+    assert_eq!(place.out("wait deaf"), "137\n");
+    let ran = place.run("wait none");
+    assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
+    // Names of images and of containers are apart.
+    place.out("tag a deaf");
+    let ran = place.run("rm deaf");
+    assert!(ran.code == Some(2) && ran.err.contains("is both"), "{}", ran.err);
+    place.out("rm --container deaf");
+    place.out("rm deaf");
+    assert_eq!(ps(&place, "deaf"), None);
+    assert!(place.out("images").contains("a:latest"));
+}
+
+#[test]
+fn logs_are_followed_to_the_end() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "talks");
+    start(&place, &["--name", "talks"], "for i in 1 2 3 4; do echo $i; sleep 0.1; done; exit 4");
+    let mut follow = place.command(&["logs", "--follow", "talks"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(follow.stdout.take().unwrap()).lines();
+    let lines: Vec<String> = lines.map(Result::unwrap).collect();
+    assert_eq!(lines, ["1", "2", "3", "4"]);
+    assert_eq!(follow.wait().unwrap().code(), Some(0));
+    for (tail, expect) in [("0", ""), ("1", "4\n"), ("3", "2\n3\n4\n"), ("9", "1\n2\n3\n4\n")] {
+        assert_eq!(place.out(&format!("logs --tail {tail} talks")), expect, "{tail}");
+    }
+}
+
+#[test]
+fn what_does_not_start_says_why_and_leaves_nothing() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let cases = [
+            (&["no-such-program"][..], 127, "no-such-program"),
+            (&["/etc/short"], 126, "is not an executable file"),
+        ];
+        for (command, code, expect) in cases {
+            let arguments = ["run", "-q", "-d", "--runtime", runtime, "a", "--"];
+            let ran = place.run_each(&[&arguments, command].concat());
+            assert_eq!(ran.code, Some(code), "{runtime}: {}", ran.err);
+            assert!(ran.err.contains(expect), "{runtime}: {}", ran.err);
+        }
+        let volume =
+            ["run", "-q", "-d", "--runtime", runtime, "--volume", "/no/such:/x", "a", "true"];
+        let ran = place.run_each(&volume);
+        assert_eq!(ran.code, Some(125), "{runtime}: {}", ran.err);
+        assert!(ran.err.contains("could not start the container"), "{runtime}: {}", ran.err);
+        // The reason is the runtime's own.
+        assert!(ran.err.contains("such"), "{runtime}: {}", ran.err);
+    }
+    for name in ["../x", "", ".hidden", "a/b"] {
+        let ran = place.run_each(&["run", "-q", "-d", "--name", name, "a", "--", "true"]);
+        assert_eq!(ran.code, Some(125), "{name}");
+        assert!(ran.err.contains("is not the name of a container"), "{name}: {}", ran.err);
+    }
+    wait_for("nothing to be left", || crate::writable::is_clean(&place));
+    let all: Value = serde_json::from_str(&place.out("ps --all --json")).unwrap();
+    assert_eq!(all, serde_json::json!([]));
+}
+
+#[test]
+fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let name = format!("orphan-{runtime}");
+        let _guard = Rm(&place, &name);
+        start(&place, &["--name", &name, "--runtime", runtime], "while :; do sleep 0.05; done");
+        let state = place.path(&format!("store/containers/{name}/state.json"));
+        let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+        let pid = |key: &str| {
+            Pid::from_raw(i32::try_from(state[key].as_i64().unwrap()).unwrap()).unwrap()
+        };
+        kill_process(pid("monitor"), Signal::KILL).unwrap();
+        wait_for("its lock to be free", || ps(&place, &name).unwrap()["status"] == "lost");
+        place.out("gc");
+        wait_for("the container to end", || {
+            rustix::process::test_kill_process(pid("pid")).is_err()
+        });
+        let found = ps(&place, &name).unwrap();
+        assert!(found["finished"].is_i64() && found["code"].is_null(), "{found}");
+        let ran = place.run(&format!("wait {name}"));
+        assert!(ran.code == Some(2) && ran.err.contains("nobody knows"), "{}", ran.err);
+        place.out(&format!("rm {name}"));
+    }
+    wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+#[test]
+fn one_that_is_not_kept_is_gone_when_it_ends() {
+    let Some(place) = place() else { return };
+    start(&place, &["--name", "brief", "--rm"], "sleep 0.2; exit 3");
+    assert_eq!(ps(&place, "brief").unwrap()["status"], "running");
+    wait_for("its end", || ps(&place, "brief").is_none());
+    wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+#[test]
+fn volumes_and_limits_are_what_was_asked_for() {
+    let Some(place) = place() else { return };
+    fs::create_dir(place.path("host")).unwrap();
+    fs::write(place.path("host/file"), "host\n").unwrap();
+    let host = place.path("host").display().to_string();
+    for runtime in runtimes() {
+        let volumes = [format!("{host}:/rw"), format!("{host}:/ro:ro")];
+        let script = "cat /rw/file; echo new > /rw/new; echo no > /ro/no && exit 1; cat /ro/new";
+        let arguments = ["run", "-q", "-u", "0", "--runtime", runtime, "--volume", &volumes[0]];
+        let more = ["--volume", &volumes[1], "a", "--", "sh", "-c", script];
+        let ran = place.run_each(&[&arguments[..], &more].concat());
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "host\nnew\n"), "{}", ran.err);
+        assert_eq!(fs::read_to_string(place.path("host/new")).unwrap(), "new\n");
+        fs::remove_file(place.path("host/new")).unwrap();
+
+        // Six sleepers and a shell are more than five.
+        let forks = "for i in 1 2 3 4 5 6; do sleep 0.3 & done; wait; exit 0";
+        let run = |limit: &[&str]| {
+            let before = ["run", "-q", "--runtime", runtime];
+            place.run_each(&[&before, limit, &["a", "--", "sh", "-c", forks]].concat())
+        };
+        let (free, limited) = (run(&[]), run(&["--pids-limit", "5"]));
+        assert_eq!(free.code, Some(0), "{}", free.err);
+        assert!(limited.code != Some(0), "{runtime}: {}", limited.err);
+        assert!(limited.err.to_lowercase().contains("fork"), "{runtime}: {}", limited.err);
+
+        // A shell that doubles a string until it has 64 MB.
+        let grow =
+            "x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; exit 0";
+        let run = |limit: &[&str]| {
+            let before = ["run", "-q", "--runtime", runtime];
+            place.run_each(&[&before, limit, &["a", "--", "sh", "-c", grow]].concat())
+        };
+        let (free, limited) = (run(&[]), run(&["--memory", "32m"]));
+        assert_eq!(free.code, Some(0), "{}", free.err);
+        assert_eq!(limited.code, Some(137), "{runtime}: {}", limited.err);
+    }
+    for bad in ["/x", "x:/y", "/x:y"] {
+        let ran = place.run_each(&["run", "--volume", bad, "a", "--", "true"]);
+        assert!(ran.code == Some(125) && ran.err.contains("both absolute paths"), "{}", ran.err);
+    }
+}

@@ -1,0 +1,213 @@
+//! Containers that outlive the command that started them: watched by a process of their own, and asked things by others.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Stdio;
+
+use kernel::process::{Exit, Pid, Process, Setup, Signals};
+use serde_json::{Value, json};
+
+use crate::bundle::Terminal;
+use crate::monitor::{
+    LOG, PID, RunError, Start, ask, command, complaint, enter, prepare, runtime_of,
+};
+use crate::runtime::Runtime;
+use crate::state::State;
+use crate::user::User;
+
+/// What the container writes, to standard output and error, in its folder.
+pub const OUTPUT: &str = "log";
+
+/// How often what another process does is looked at.
+const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
+
+/// Starts a container, calls `started` when it runs, and waits for its end. This *process* keeps the mount namespace that
+/// it makes, and is what the kernel gives the container's orphans to.
+///
+/// The runtime is gone as soon as the container runs, so that this process is all that each container costs.
+///
+/// # Errors
+/// [`RunError`] when it did not start.
+pub fn watch(
+    start: &Start<'_>,
+    stop_signal: &str,
+    now: &dyn Fn() -> i64,
+    started: &mut dyn FnMut(),
+) -> Result<Exit, RunError> {
+    let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
+    let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
+    kernel::process::set_subreaper().map_err(runtime_failed)?;
+    let doubt = prepare(start)?;
+    let output = File::options().create(true).append(true).open(start.folder.join(OUTPUT));
+    let output = output.map_err(write_failed)?;
+    let mut run = command(start.runtime, start.folder);
+    let log = start.folder.join(LOG);
+    run.arg("--log").arg(&log).args(["--log-format", "json"]);
+    let pid_file = start.folder.join(PID);
+    run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
+    run.arg("--pid-file").arg(&pid_file).arg(start.id);
+    run.stdin(Stdio::null()).stdout(output.try_clone().map_err(write_failed)?).stderr(output);
+    let setup = Setup { signals: Some(start.signals), keep: &[start.lock], ..Setup::default() };
+    let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
+    let exit = runtime.process.wait().map_err(runtime_failed)?;
+    let pid = std::fs::read_to_string(&pid_file).ok();
+    let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
+    let (Exit::Code(0), Some(pid)) = (exit, pid) else {
+        let message = complaint(&log).unwrap_or_else(|| "it does not say why".to_owned());
+        let runtime = start.runtime.path.display().to_string();
+        return Err(doubt.unwrap_or(RunError::Refused { runtime, message }));
+    };
+    // It is our child by now, or a zombie of ours.
+    let container = Process::open(pid).map_err(runtime_failed)?;
+    let mut state = State {
+        monitor: std::process::id(),
+        pid: pid.as_raw_nonzero().get().unsigned_abs(),
+        started: now(),
+        stop_signal: stop_signal.to_owned(),
+        finished: None,
+        code: None,
+    };
+    state.save(start.folder).map_err(write_failed)?;
+    started();
+    let exit = container.supervise(start.signals, &mut |_| {}).map_err(runtime_failed)?;
+    state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;
+    Ok(exit)
+}
+
+/// Sends a signal, by number or name, to a container's first process.
+///
+/// # Errors
+/// A sentence.
+pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
+    match ask(folder, &["kill", id, signal]) {
+        Some(Ok(Exit::Code(0))) => Ok(()),
+        Some(Ok(_)) => Err(format!("the runtime did not send {signal} to {id}")),
+        Some(Err(error)) => Err(format!("cannot send {signal} to {id}: {error}")),
+        None => Err(format!("{id} has not started")),
+    }
+}
+
+/// Waits until a container has ended, or the time is over; answers whether it has. `is_alive` asks for its lock.
+#[must_use]
+pub fn wait(most: Option<std::time::Duration>, is_alive: &dyn Fn() -> bool) -> bool {
+    let since = std::time::Instant::now();
+    while is_alive() {
+        if most.is_some_and(|most| since.elapsed() >= most) {
+            return false;
+        }
+        std::thread::sleep(GLANCE);
+    }
+    true
+}
+
+/// One more program for a container that runs. What is `None` or empty is as for its first one.
+#[derive(Debug, Clone)]
+pub struct More {
+    /// The program and its arguments.
+    pub args: Vec<String>,
+    /// `NAME=VALUE`, over the container's.
+    pub env: Vec<String>,
+    /// Where it starts.
+    pub working_dir: Option<String>,
+    /// Who it runs as.
+    pub user: Option<User>,
+    /// Terminal or streams.
+    pub terminal: Terminal,
+}
+
+impl More {
+    /// As the runtime's `exec --process` takes it, made of what the container's bundle says of its first program.
+    fn process(self, bundle: &mut Value) -> Value {
+        let mut process = bundle["process"].take();
+        process["args"] = self.args.into();
+        process["terminal"] = (self.terminal == Terminal::New).into();
+        if let Some(directory) = self.working_dir {
+            process["cwd"] = directory.into();
+        }
+        if let Some(user) = self.user {
+            process["user"] =
+                json!({"uid": user.uid, "gid": user.gid, "additionalGids": user.groups});
+            process["capabilities"] = crate::bundle::capabilities(&user);
+        }
+        let mut env: Vec<Value> = process["env"].as_array().cloned().unwrap_or_default();
+        for variable in self.env {
+            let name = variable.split_once('=').map_or("", |(name, _)| name).to_owned() + "=";
+            env.retain(|it| !it.as_str().is_some_and(|it| it.starts_with(&name)));
+            env.push(variable.into());
+        }
+        process["env"] = env.into();
+        process
+    }
+}
+
+/// Runs one more program in a container, to its end. This *process* gets a mount namespace of its own.
+///
+/// # Errors
+/// [`RunError`] when the runtime cannot be called.
+pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source: std::io::Error| RunError::Write { path, source }
+    };
+    let bundle = folder.join("config.json");
+    let bytes = std::fs::read(&bundle).map_err(failed(&bundle))?;
+    let mut config = serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;
+    let file = folder.join(format!("exec-{}.json", std::process::id()));
+    std::fs::write(&file, more.process(&mut config).to_string()).map_err(failed(&file))?;
+    let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
+    let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
+    let mut exec = command(&runtime, folder);
+    exec.arg("exec").arg("--process").arg(&file).arg(id);
+    let run = || {
+        enter(&runtime, folder)?;
+        let setup = Setup { signals: Some(signals), ..Setup::default() };
+        kernel::process::spawn(exec, &setup)?.process.supervise(signals, &mut |_| {})
+    };
+    let exit = run();
+    // The next command would not mind it.
+    drop(std::fs::remove_file(&file));
+    exit.map_err(runtime_failed)
+}
+
+/// Notes that a container whose monitor is gone is over; the caller holds its lock.
+///
+/// # Errors
+/// The disk's.
+pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
+    crate::teardown::clear(folder, id);
+    match State::load(folder)? {
+        Some(mut state) if state.finished.is_none() => state.finish(None, now, folder),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_program_is_like_the_first_but_for_what_is_asked() {
+        let bundle = json!({"process": {
+            "args": ["first"], "env": ["A=1", "AB=2"], "cwd": "/w", "terminal": true,
+            "user": {"uid": 7, "gid": 8}, "noNewPrivileges": false,
+        }});
+        let more = |env: &[&str], user| More {
+            args: vec!["more".to_owned()],
+            env: env.iter().map(|&it| it.to_owned()).collect(),
+            working_dir: None,
+            user,
+            terminal: Terminal::None,
+        };
+        let process = more(&[], None).process(&mut bundle.clone());
+        assert_eq!(
+            process,
+            json!({"args": ["more"], "env": ["A=1", "AB=2"], "cwd": "/w", "terminal": false,
+                   "user": {"uid": 7, "gid": 8}, "noNewPrivileges": false})
+        );
+        let user = User { uid: 1, gid: 2, groups: vec![3], home: "/".to_owned() };
+        let process = more(&["A=3"], Some(user)).process(&mut bundle.clone());
+        assert_eq!(process["env"], json!(["AB=2", "A=3"]));
+        assert_eq!(process["user"], json!({"uid": 1, "gid": 2, "additionalGids": [3]}));
+        assert_eq!(process["capabilities"]["effective"], json!([]));
+    }
+}
