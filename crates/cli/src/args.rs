@@ -110,7 +110,7 @@ pub(crate) enum Verb {
     #[command(visible_alias = "unmount")]
     Umount(Umount),
     /// Run a command in a container whose root is an image
-    Run(Run),
+    Run(Box<Run>),
     /// List containers
     Ps(Ps),
     /// Print what a container wrote

@@ -51,6 +51,15 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         Contestant::new("quire mount, quire umount", ours),
         Contestant::new("Quire's mount.composefs, umount(8)", ours_as_c),
         Contestant::new("composefs (C) mount.composefs, umount(8)", c),
+        Contestant::new("two processes of Quire's that do nothing: quire --version twice", || {
+            Ok(["--version"; 2]
+                .map(|it| {
+                    let mut quire = Command::new(context.quire);
+                    quire.arg(it);
+                    quire
+                })
+                .into())
+        }),
         Contestant::new("two processes that do nothing: true, true", || {
             Ok(vec![Command::new("true"), Command::new("true")])
         }),

@@ -34,9 +34,12 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     }
     let mut contestants = Vec::new();
     for runtime in &runtimes {
-        contestants.push(Contestant::new(&format!("quire run, {}", runtime.name), || {
-            Ok(vec![quire_run(context, &store, &runtime.program)])
-        }));
+        for kind in KINDS {
+            contestants
+                .push(Contestant::new(&format!("quire run, {kind}, {}", runtime.name), || {
+                    Ok(vec![quire_run(context, &store, kind, &runtime.program)])
+                }));
+        }
         let mut number = 0;
         let alone = move || {
             number += 1;
@@ -72,7 +75,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     for (title, pace) in [("right after another one", Pace::OwnLeadIn), ("after a rest", RESTED)] {
         let rules = Rules { runs, sync: None, cold: false, pace, memory: Memory::AllProcesses };
         let outcomes = measure(&rules, &mut contestants)?;
-        let shares = runtimes.iter().filter_map(|runtime| share(&outcomes, runtime.name));
+        let pairs = runtimes.iter().flat_map(|it| KINDS.map(|kind| (kind, it.name)));
+        let shares = pairs.filter_map(|(kind, runtime)| share(&outcomes, kind, runtime));
         findings.extend(shares.map(|share| format!("{title}: {share}")));
         tables.push(Table { title: title.to_owned(), memory: rules.memory, runs, outcomes });
     }
@@ -82,7 +86,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         name: "run",
         about: String::from(
             "`run true` in Debian with PostgreSQL, warm. Every contestant makes the root, runs the program through a \
-             runtime, and has removed everything when its clock stops. A runtime alone gets the config.json that Quire \
+             runtime, and has removed everything when its clock stops; but with `self` a process of its own unmounts the file \
+             system and removes its file after that, whose time is not in the table. A runtime alone gets the config.json that Quire \
              wrote, with a plain folder for the root. Runtimes put the container into cgroups, for which the kernel \
              waits out an RCU grace period unless somebody has just done the same: so each contestant is timed right \
              after a run of its own, and after a rest of 100 ms.",
@@ -92,21 +97,26 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
+/// Where changes go.
+const KINDS: [&str; 2] = ["memory", "self"];
+
 /// Longer than the grace period of a busy machine.
 const RESTED: Pace = Pace::Rested(Duration::from_millis(100));
 
-fn share(outcomes: &[Outcome], runtime: &str) -> Option<String> {
+fn share(outcomes: &[Outcome], kind: &str, runtime: &str) -> Option<String> {
     let find = |name: String| outcomes.iter().find(|it| it.name.starts_with(&name));
     let (total, alone) =
-        (find(format!("quire run, {runtime}"))?, find(format!("{runtime} alone"))?);
+        (find(format!("quire run, {kind}, {runtime}"))?, find(format!("{runtime} alone"))?);
     let share = (total.median.as_secs_f64() - alone.median.as_secs_f64()) * 1e3;
-    Some(format!("Quire's share with {runtime}, the total minus {runtime} alone: {share:.1} ms"))
+    Some(format!(
+        "Quire's share with {kind} and {runtime}, the total minus {runtime} alone: {share:.1} ms"
+    ))
 }
 
-fn quire_run(context: &Context<'_>, store: &Path, runtime: &Path) -> Command {
+fn quire_run(context: &Context<'_>, store: &Path, kind: &str, runtime: &Path) -> Command {
     let mut quire = Command::new(context.quire);
     quire.arg("--store").arg(store).arg("run").arg("--runtime").arg(runtime);
-    quire.args(["image", "--", "true"]);
+    quire.args(["--writable", kind, "image", "--", "true"]);
     quire
 }
 
@@ -137,7 +147,7 @@ impl Runtime {
         );
         fs::write(&script, text)?;
         fs::set_permissions(&script, Permissions::from_mode(0o755))?;
-        quiet(&mut quire_run(context, store, &script))?;
+        quiet(&mut quire_run(context, store, "memory", &script))?;
         let text = fs::read(&config).context("quire did not call the runtime with --bundle")?;
         let mut value: Value = serde_json::from_slice(&text)?;
         value["root"] = json!({ "path": root, "readonly": true });
