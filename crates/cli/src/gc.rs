@@ -15,7 +15,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
         (context.open(OpenOptions::read())?.plan_gc(now())?, None)
     } else {
         let store = context.open(OpenOptions::write())?;
-        let cleared = crate::run::clear_dead(&store);
+        let (cleared, _) = crate::run::clear_dead(&store);
         let (plan, mut swept) = store.gc(now())?;
         swept.removed += cleared;
         (plan, Some(swept))

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use container::root::{Checked, Layers, Root, RootError, Writable, assemble};
+use container::superblock::Superblock;
 use image::erofs::read::Image;
 use kernel::mount::{Acl, Unmount};
 use store::{OpenImage, OpenOptions, Resolved};
@@ -25,18 +26,19 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let place = Place::make(context, &store, Some(&args.writable))?;
-    let root = root(context, &opened, &found, &args.trust, place.writable())?;
+    let root = root(context, &opened, &found, &args.trust, place.writable(), None)?;
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
 }
 
-/// The root of an image, attached nowhere, when `trust` allows it.
+/// The root of an image, attached nowhere, when `trust` allows it; `shared` is a mount of the image that is there already.
 pub(crate) fn root(
     context: &Context,
     image: &OpenImage,
     found: &Resolved,
     trust: &Trust,
     writable: Writable<'_>,
+    shared: Option<Superblock>,
 ) -> anyhow::Result<Root> {
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
     let checked = check(context, image, &name, trust)?;
@@ -51,7 +53,9 @@ pub(crate) fn root(
         objects: &[std::os::fd::AsFd::as_fd(&image.objects)],
         acl: if has_acl { Acl::Keep } else { Acl::Ignore },
     };
-    match assemble(&layers, checked, writable) {
+    // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
+    let shared = shared.filter(|_| trust.digest.is_none());
+    match assemble(&layers, shared, checked, writable) {
         Err(RootError::Mount { source, .. })
             if trust.verity == VerityPolicy::Auto && source.is_for_want_of_verity() =>
         {
@@ -62,7 +66,7 @@ pub(crate) fn root(
             if trust.digest.is_some() {
                 verify_image(image)?;
             }
-            Ok(assemble(&layers, Checked::AtImport, writable)?)
+            Ok(assemble(&layers, None, Checked::AtImport, writable)?)
         }
         root => Ok(root?),
     }

@@ -12,7 +12,9 @@ use container::config::ImageConfig;
 use container::monitor::{ROOT, RunError, Start};
 use container::root::Root;
 use container::runtime::Runtime;
+use container::superblock::Superblock;
 use container::{detached, filestore};
+use image::verity::ObjectId;
 use kernel::process::{Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
 use store::{ContainerDir, ContainerRecord, Liveness, OpenImage, OpenOptions, Resolved, Store};
@@ -60,6 +62,7 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
         let report = start_behind(|report| ready.watch(report))?;
         return started(&id, report);
     }
+    ready.offer();
     let remark = |text: &str| context.remark(text);
     let result = container::monitor::run(&ready.start(), &remark);
     if ready.has_lost() {
@@ -94,14 +97,17 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || is_asked_to_end(&asked));
-    let _cleared = clear_dead(&store);
+    let (_, alive) = clear_dead(&store);
     let found = crate::names::resolve(&store, &args.image)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let image = image_config(&store, &found)?;
     let wish = if args.read_only { Some(&Wish::None) } else { args.writable.as_ref() };
     let place = Place::make(context, &store, wish)?;
-    let root = crate::mount::root(context, &opened, &found, &args.trust, place.writable())?;
+    let mut alike = alive.iter().filter(|(_, image)| *image == found.image);
+    let shared =
+        alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
+    let root = crate::mount::root(context, &opened, &found, &args.trust, place.writable(), shared)?;
     let user = args.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let id = args.name.clone().map_or_else(new_id, Ok)?;
@@ -173,7 +179,7 @@ impl Ready {
         let (id, root, folder) = (self.id, self.root, self.folder.hide()?);
         let clear = move || {
             root.doomed.shut_down();
-            drop(root.mount);
+            drop((root.mount, root.image));
             container::teardown::clear(folder.path(), &id);
             if let Err(error) = folder.remove() {
                 tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
@@ -195,6 +201,7 @@ impl Ready {
         };
         // Nobody is to find a directory in use by us.
         let _moved = std::env::set_current_dir("/");
+        self.offer();
         let clock = || now().0;
         let result = detached::watch(&self.start(), &self.stop_signal, &clock, &mut || tell(&[0]));
         if self.has_lost() {
@@ -208,12 +215,19 @@ impl Ready {
         }
         if keep {
             self.root.doomed.shut_down();
-            drop(self.root.mount);
+            drop((self.root.mount, self.root.image));
             container::teardown::clear(&self.path, &self.id);
             // Its place on the disk is free from here; the log and the exit code stay.
             drop(std::fs::remove_file(self.path.join(filestore::NAME)));
         } else if let Err(error) = self.end() {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
+        }
+    }
+
+    /// Lets other containers of the image share what this process has mounted.
+    fn offer(&self) {
+        if let Err(error) = self.root.image.offer(&self.path) {
+            tracing::debug!(id = self.id, %error, "nobody shares this container's image");
         }
     }
 
@@ -275,18 +289,19 @@ fn notes() -> Option<PathBuf> {
 }
 
 /// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
-/// Answers how many containers are gone now.
-pub(crate) fn clear_dead(store: &Store) -> u64 {
-    let mut cleared = 0;
+/// Answers how many containers are gone now, and those that live, with their images.
+pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
+    let (mut cleared, mut alive) = (0, Vec::new());
     let containers = match store.containers() {
         Ok(containers) => containers,
         Err(error) => {
             tracing::warn!(%error, "cannot look for dead containers");
-            return cleared;
+            return (cleared, alive);
         }
     };
     for (id, record, liveness) in containers {
         if liveness == Liveness::Alive {
+            alive.push((id, record.image));
             continue;
         }
         match store.lock_container(&id) {
@@ -307,7 +322,7 @@ pub(crate) fn clear_dead(store: &Store) -> u64 {
             Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
         }
     }
-    cleared
+    (cleared, alive)
 }
 
 /// What the image's configuration says, or nothing for an image that never had one.

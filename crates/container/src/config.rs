@@ -90,6 +90,7 @@ mod tests {
                 working_dir: "/w".to_owned(),
                 entrypoint: vec!["e".to_owned()],
                 cmd: vec!["c".to_owned(), "d".to_owned()],
+                stop_signal: "SIGQUIT".to_owned(),
                 labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
             }),
         );

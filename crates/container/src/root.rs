@@ -7,13 +7,14 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Backing, Credentials, Detached, ErofsOptions, Io, MountError, OverlayOptions, Propagation,
-    Verity, XattrNamespace,
+    Acl, Credentials, Detached, ErofsOptions, Io, MountError, OverlayOptions, Propagation, Verity,
+    XattrNamespace,
 };
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::superblock::Superblock;
 use crate::upper::Layer;
 pub use crate::upper::{Doomed, UpperError, Writable};
 
@@ -44,8 +45,8 @@ pub enum Checked {
 pub struct Root {
     /// The mount.
     pub mount: Detached,
-    /// How the kernel reads the image.
-    pub backing: Backing,
+    /// The image's own mount below it, for others to share.
+    pub image: Superblock,
     /// What to do about the writable layer when nobody needs the root any more, before it is unmounted.
     pub doomed: Doomed,
 }
@@ -92,17 +93,19 @@ pub enum RootError {
     },
 }
 
-/// Stacks the image, its objects and the writable layer, all from descriptors. Whatever has to be attached somewhere
+/// Stacks the image, its objects and the writable layer, all from descriptors; `shared` is a mount of this very image that
+/// is there already. Whatever has to be attached somewhere
 /// meanwhile, since the kernel is older than 6.15, is attached where nobody else sees it.
 ///
 /// # Errors
 /// [`RootError`] with the step that failed; nothing is left mounted then.
 pub fn assemble(
     layers: &Layers<'_>,
+    shared: Option<Superblock>,
     checked: Checked,
     writable: Writable<'_>,
 ) -> Result<Root, RootError> {
-    assemble_in(layers, checked, writable, Workshop::AsNeeded)
+    assemble_in(layers, shared, checked, writable, Workshop::AsNeeded)
 }
 
 /// Where an overlay with a writable layer is stacked.
@@ -117,6 +120,7 @@ enum Workshop {
 
 fn assemble_in(
     layers: &Layers<'_>,
+    shared: Option<Superblock>,
     checked: Checked,
     writable: Writable<'_>,
     workshop: Workshop,
@@ -125,12 +129,18 @@ fn assemble_in(
     // Buffered: the image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk.
     // (Direct I/O, which keeps file data once and not twice, would read the disk anew for every container.)
     let options = ErofsOptions { devices: &[], io: Io::Buffered, acl: layers.acl };
-    let image = kernel::mount::erofs(layers.image, &options).map_err(failed)?;
+    let image = match shared {
+        Some(shared) => shared,
+        None => {
+            let image = kernel::mount::erofs(layers.image, &options).map_err(failed)?;
+            Superblock { mount: image.mount, backing: image.backing }
+        }
+    };
     let upper = crate::upper::prepare(writable, image.mount.as_fd())
         .map_err(|source| RootError::Upper { name: layers.name.to_owned(), source })?;
     let Some(upper) = upper else {
         let mount = stack(layers, checked, &image.mount, layers.objects, None).map_err(failed)?;
-        return Ok(Root { mount, backing: image.backing, doomed: Doomed::default() });
+        return Ok(Root { mount, image, doomed: Doomed::default() });
     };
     let here = match workshop {
         Workshop::AsNeeded => {
@@ -146,7 +156,7 @@ fn assemble_in(
         }
         Some(result) => result.map_err(failed)?,
     };
-    Ok(Root { mount, backing: image.backing, doomed: upper.into_doomed(writable) })
+    Ok(Root { mount, image, doomed: upper.into_doomed(writable) })
 }
 
 fn stack(
@@ -280,7 +290,8 @@ mod tests {
         let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let before = mounts();
         let writable = Writable::Memory { bytes: None };
-        let root = assemble_in(&layers, Checked::AtImport, writable, Workshop::Apart).unwrap();
+        let root =
+            assemble_in(&layers, None, Checked::AtImport, writable, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
         // Used where containers use it: attached in another namespace than the one it was made in.
         own_mounts(Propagation::Private).unwrap();

@@ -82,7 +82,7 @@ impl Fixture {
             objects: &[self.objects.as_fd()],
             acl: Acl::Ignore,
         };
-        assemble(&layers, checked, writable)
+        assemble(&layers, None, checked, writable)
     }
 
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.

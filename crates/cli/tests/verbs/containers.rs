@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::MetadataExt as _;
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -170,6 +171,50 @@ fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
         assert!(ran.code == Some(2) && ran.err.contains("nobody knows"), "{}", ran.err);
         place.out(&format!("rm {name}"));
     }
+    wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+/// The device number of the image that a container's monitor has mounted.
+fn superblock(place: &Place, name: &str) -> u64 {
+    let offer = place.path(&format!("store/containers/{name}/superblock"));
+    let offer = fs::read_to_string(offer).unwrap();
+    let words: Vec<_> = offer.split(' ').collect();
+    fs::metadata(format!("/proc/{}/fd/{}", words[0], words[2])).unwrap().dev()
+}
+
+#[test]
+fn containers_of_one_image_share_its_superblock() {
+    let Some(place) = place() else { return };
+    let version = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = version.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
+    if (numbers.next(), numbers.next()) < (Some(6), Some(15)) {
+        eprintln!("SKIPPED: detached mounts are shared from Linux 6.15 on");
+        return;
+    }
+    let sleep = "while :; do sleep 0.05; done";
+    let guards = ["one", "two", "three"].map(|name| Rm(&place, name));
+    start(&place, &["--name", "one"], sleep);
+    start(&place, &["--name", "two", "--writable", "memory"], sleep);
+    let device = superblock(&place, "one");
+    assert_eq!(superblock(&place, "two"), device);
+    // The first owner's death costs nobody anything.
+    place.out("rm --force one");
+    assert_eq!(place.run("exec two -- true").code, Some(0));
+    start(&place, &["--name", "three", "--read-only"], sleep);
+    assert_eq!(superblock(&place, "three"), device);
+    for name in ["two", "three"] {
+        let ran = place.run_each(&["exec", name, "cat", "/etc/short"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{}", ran.err);
+    }
+    // An offer that says nothing true is none.
+    for lie in ["", "1", "1 2 3 file", "x y z file", &format!("{} 1 0 file", std::process::id())] {
+        for name in ["two", "three"] {
+            fs::write(place.path(&format!("store/containers/{name}/superblock")), lie).unwrap();
+        }
+        let ran = place.run_each(&["run", "-q", "a", "--", "cat", "/etc/short"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{lie}: {}", ran.err);
+    }
+    drop(guards);
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
 
