@@ -92,8 +92,14 @@ pub(crate) enum Verb {
     /// Give an image back as an OCI layout, a docker archive or a tar
     Export(Export),
     /// Bring an image of the store to a registry
+    ///
+    /// What is pushed is the manifest that the store has. Of an index that is the one of the platform that was pulled: the
+    /// index, and what it has for other platforms, stays where it came from.
     #[cfg(feature = "registry")]
     Push(Push),
+    /// Show what a registry has beside an image: signatures, lists of packages, statements about its making
+    #[cfg(feature = "registry")]
+    Referrers(Referrers),
     /// Make an image file, without a store
     Build(Build),
     /// Mount an image on a directory
@@ -196,6 +202,22 @@ pub(crate) struct Push {
     /// How layers are packed; by default as-it-was
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<Compression>,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+/// Of what to show what is attached to it.
+#[cfg(feature = "registry")]
+#[derive(Debug, Args)]
+pub(crate) struct Referrers {
+    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
+    pub(crate) reference: String,
+    /// Only what is of this type, such as application/spdx+json
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    /// Of an index, what is attached to the image for this platform, as os/architecture[/variant], not to the index
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
 }

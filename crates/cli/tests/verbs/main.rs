@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
 
+#[cfg(feature = "registry")]
+mod attached;
 mod export;
 mod help;
 mod images;
@@ -9,6 +11,7 @@ mod mounts;
 #[cfg(feature = "registry")]
 mod registries;
 mod runs;
+mod waits;
 mod writable;
 
 use std::ffi::OsStr;

@@ -65,6 +65,32 @@ fn manifests() {
         let expect = format!("layer 1 is \"{media_type}\", which is not a tar of files");
         check(&with(&format!(r#""layers":[{layer}]"#)), &expect);
     }
+    let config = |kind: &str, rest: &str| {
+        let config = format!(r#"{{"mediaType":"{kind}","digest":"A","size":7}}"#);
+        format!(r#"{{"schemaVersion":2,"config":{config},"layers":[]{rest}}}"#)
+    };
+    let typed = r#","artifactType":"a/b""#;
+    for kind in [
+        "application/vnd.oci.image.config.v1+json",
+        "application/vnd.docker.container.image.v1+json",
+        "application/octet-stream",
+    ] {
+        check(&config(kind, ""), "image 7");
+        // Types of artifacts are for whoever lists them: this can be mounted.
+        check(&config(kind, typed), "image 7");
+    }
+    for (kind, rest, named) in [
+        (
+            "application/vnd.cncf.helm.config.v1+json",
+            "",
+            "application/vnd.cncf.helm.config.v1+json",
+        ),
+        ("application/vnd.oci.empty.v1+json", typed, "a/b"),
+        ("application/vnd.oci.empty.v1+json", "", "application/vnd.oci.empty.v1+json"),
+    ] {
+        let expect = format!("it is an artifact of type \"{named}\", not an image");
+        check(&config(kind, rest), &expect);
+    }
     let docker = "application/vnd.docker.distribution.manifest.v2+json";
     check(&with(&format!(r#""mediaType":"{docker}","layers":[]"#)), "image 7");
     let list = "application/vnd.docker.distribution.manifest.list.v2+json";

@@ -13,6 +13,7 @@ pub mod hosts;
 mod lists;
 mod manifests;
 mod ranges;
+mod referrers;
 mod retry;
 mod settings;
 mod transport;
@@ -28,8 +29,8 @@ use reqwest::{Method, Url};
 pub use blob::BlobReader;
 pub use credentials::{Credential, Keyring, Secret};
 pub use error::{Cause, RegistryError};
-pub use lists::Referrer;
 pub use manifests::{Fetched, Stored};
+pub use referrers::Referrer;
 pub use settings::{Proxies, Settings};
 
 use crate::Digest;

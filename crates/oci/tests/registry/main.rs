@@ -5,6 +5,8 @@
     reason = "tests fail by panicking, and say what they skip"
 )]
 
+mod again;
+mod attached;
 mod auth;
 mod blobs;
 mod daemon;
