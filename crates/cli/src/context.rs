@@ -170,6 +170,12 @@ fn hint(error: &anyhow::Error) -> Option<String> {
                 "there are no files to mount in it: the tool that made it, or `oras pull`, fetches it".to_owned(),
             );
         }
+        #[cfg(feature = "registry")]
+        if let Some(oci::registry::Cause::NoCredentials { host, .. }) =
+            cause.downcast_ref::<Box<oci::registry::Cause>>().map(AsRef::as_ref)
+        {
+            return Some(format!("`quire login {host}` saves a name and a password"));
+        }
         if let Some(error) = cause.downcast_ref() {
             return export_hint(error).map(str::to_owned);
         }

@@ -7,6 +7,8 @@ mod attached;
 mod export;
 mod help;
 mod images;
+#[cfg(feature = "registry")]
+mod logins;
 mod mounts;
 #[cfg(feature = "registry")]
 mod registries;

@@ -13,7 +13,12 @@ use daemon::{Daemon, PROGRAM};
 
 /// A registry, or a word about why there is none.
 pub(crate) fn start(place: &Place) -> Option<Daemon> {
-    let daemon = Daemon::start(place.folder.path(), "").unwrap();
+    start_with(place, "")
+}
+
+/// The same with settings in YAML.
+pub(crate) fn start_with(place: &Place, settings: &str) -> Option<Daemon> {
+    let daemon = Daemon::start(place.folder.path(), settings).unwrap();
     if daemon.is_none() {
         eprintln!("SKIPPED: {PROGRAM} is not installed");
     }

@@ -11,6 +11,7 @@ mod engine;
 mod error;
 pub mod hosts;
 mod lists;
+mod login;
 mod manifests;
 mod ranges;
 mod referrers;
@@ -27,8 +28,9 @@ use std::time::{Duration, Instant};
 use reqwest::{Method, Url};
 
 pub use blob::BlobReader;
-pub use credentials::{Credential, Keyring, Secret};
+pub use credentials::{Credential, Kept, Keyring, Removed, Secret};
 pub use error::{Cause, RegistryError};
+pub use login::{Checked, Login};
 pub use manifests::{Fetched, Stored};
 pub use referrers::Referrer;
 pub use settings::{Proxies, Settings};

@@ -13,6 +13,7 @@ mod daemon;
 mod fake;
 #[path = "../import/home.rs"]
 mod home;
+mod logins;
 mod manifests;
 mod pulls;
 mod real;
