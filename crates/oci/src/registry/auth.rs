@@ -218,9 +218,9 @@ impl Authenticator {
         let host = authority(&ask.url).unwrap_or_default();
         let server = Endpoint {
             base: format!("{}://{host}", ask.url.scheme()),
-            tls: match host == endpoint.host {
-                true => endpoint.tls.clone(),
-                false => super::hosts::Tls { ca: endpoint.tls.ca.clone(), ..Default::default() },
+            route: match host == endpoint.host {
+                true => endpoint.route.clone(),
+                false => endpoint.route.elsewhere(),
             },
             host,
             capabilities: Vec::new(),

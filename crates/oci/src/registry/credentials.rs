@@ -23,7 +23,7 @@ pub use save::{Kept, Removed};
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
 /// Text that nobody is to see.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Secret(String);
 
 impl Secret {

@@ -17,6 +17,7 @@ mod ranges;
 mod referrers;
 mod retry;
 mod settings;
+mod tls;
 mod transport;
 mod upload;
 

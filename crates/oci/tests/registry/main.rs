@@ -17,6 +17,7 @@ mod logins;
 mod manifests;
 mod pulls;
 mod real;
+mod routes;
 mod secure;
 mod uploads;
 
