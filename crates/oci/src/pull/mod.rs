@@ -5,6 +5,7 @@
 //! `docs/decisions/0005-pull.md`.
 
 mod blob;
+mod tables;
 
 use std::io::{self, Read as _};
 use std::sync::Mutex;
@@ -205,8 +206,11 @@ pub fn pull(
     };
     note()?;
     keep()?;
-    let layers = remote.image.layers.iter().zip(remote.settings.diff_ids());
-    let layers = layers.map(|(layer, diff_id)| LayerSource {
+    let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
+    let wanted = |layer: &Descriptor| options.layers == Layers::Keep && !is_kept(store, layer);
+    let import::Options { budget, threads, .. } = options.import;
+    let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get());
+    let layers = layers.into_iter().zip(tables).map(|((layer, diff_id), table)| LayerSource {
         name: layer.digest.to_string(),
         source: Mutex::new(Box::new(PulledBlob::new(
             registry,
@@ -214,13 +218,14 @@ pub fn pull(
             layer,
             diff_id,
             options.layers,
+            table,
         ))),
         media_type: layer.media_type.clone(),
         digest: Some(layer.digest),
         size: Some(layer.size),
         diff_id: Some(*diff_id),
         // What is here of its files does not bring back the bytes that are to be kept.
-        is_wanted: options.layers == Layers::Keep && !is_kept(store, layer),
+        is_wanted: wanted(layer),
     });
     let found = Found {
         layers: layers.collect(),
@@ -228,7 +233,8 @@ pub fn pull(
         config: Some(remote.config),
         name: None,
     };
-    let import = import::Options { durable: Durable::EachLayer, ..options.import };
+    let budget = budget.saturating_sub(memory);
+    let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
     let report = import::import_found(store, found, &import)?;
     if let Err(error) = store.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");

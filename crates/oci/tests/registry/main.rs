@@ -15,6 +15,7 @@ mod fake;
 mod home;
 mod logins;
 mod manifests;
+mod parts;
 mod pulls;
 mod real;
 mod routes;
