@@ -1,4 +1,8 @@
+#[path = "../../tests/import/chain.rs"]
+mod chain;
+
 use super::*;
+use chain::chain;
 
 const A: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -7,16 +11,6 @@ const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
 fn full(text: &str) -> String {
     let text = text.replace("LAYER", "application/vnd.oci.image.layer.v1.tar+gzip");
     text.replace("\"A\"", &format!("\"{A}\"")).replace("\"B\"", &format!("\"{B}\""))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 fn check(text: &str, expect: &str) {

@@ -490,12 +490,7 @@ fn downloads_that_break() {
         let second = made(&[1, 8, 3, 9], format);
         // The table first, then the parts. Whoever fails, the layer is read as a whole.
         for fails in 0..3 {
-            let memory = Memory {
-                blob: second.blob.clone(),
-                requests: AtomicU64::new(0),
-                bytes: Arc::default(),
-                fails: Some(fails),
-            };
+            let memory = Memory { fails: Some(fails), ..Memory::of(&second.blob) };
             let toc = fetch(&second.descriptor, &memory).unwrap();
             assert_eq!(toc.is_some(), fails > 0);
             let folder = store();
