@@ -107,12 +107,16 @@ fn a_registry_that_asks_nobody_checks_nothing() {
 }
 
 /// Runs a command on a terminal of its own, and answers its questions. What the terminal shows, and how it ended.
-fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)]) -> (String, bool) {
+pub(crate) fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)]) -> (String, bool) {
     let quire = command(place, line);
     let words = std::iter::once(quire.get_program()).chain(quire.get_args());
     let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
     let mut script = Command::new("script");
-    script.args(["-qec", &format!("{}; echo ended with $?; stty", words.join(" ")), "/dev/null"]);
+    script.args([
+        "-qec",
+        &format!("stty cols 80; {}; echo ended with $?; stty", words.join(" ")),
+        "/dev/null",
+    ]);
     for (name, value) in quire.get_envs() {
         match value {
             Some(value) => script.env(name, value),

@@ -11,6 +11,8 @@ mod images;
 mod logins;
 mod mounts;
 #[cfg(feature = "registry")]
+mod progress;
+#[cfg(feature = "registry")]
 mod registries;
 mod runs;
 mod waits;
