@@ -100,8 +100,23 @@ pub(crate) enum Verb {
     /// Give an image back as an OCI layout, a docker archive or a tar
     Export(Export),
     /// Bring an image of the store to a registry
+    ///
+    /// What is pushed is the manifest that the store has. Of an index that is the one of the platform that was pulled: the
+    /// index, and what it has for other platforms, stays where it came from.
     #[cfg(feature = "registry")]
     Push(Push),
+    /// Show what a registry has beside an image: signatures, lists of packages, statements about its making
+    #[cfg(feature = "registry")]
+    Referrers(Referrers),
+    /// Save a name and a password for a registry, when that knows them
+    ///
+    /// They go to the credential helper that a file of credentials names for the registry, or else into $REGISTRY_AUTH_FILE or
+    /// $XDG_RUNTIME_DIR/containers/auth.json, as those of podman and skopeo.
+    #[cfg(feature = "registry")]
+    Login(Login),
+    /// Remove the name and password for a registry
+    #[cfg(feature = "registry")]
+    Logout(Logout),
     /// Make an image file, without a store
     Build(Build),
     /// Mount an image on a directory
@@ -214,6 +229,48 @@ pub(crate) struct Push {
     /// How layers are packed; by default as-it-was
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<Compression>,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+/// To which registry to log in.
+#[cfg(feature = "registry")]
+#[derive(Debug, Args)]
+pub(crate) struct Login {
+    /// The registry: docker.io, ghcr.io, localhost:5000
+    pub(crate) host: String,
+    /// The user; asked for if it is not given
+    #[arg(short, long = "username", value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Read the password, or a token, from standard input instead of asking for it
+    #[arg(long, requires = "user")]
+    pub(crate) password_stdin: bool,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+/// From which registry to log out.
+#[cfg(feature = "registry")]
+#[derive(Debug, Args)]
+pub(crate) struct Logout {
+    /// The registry, as for `login`
+    pub(crate) host: String,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+/// Of what to show what is attached to it.
+#[cfg(feature = "registry")]
+#[derive(Debug, Args)]
+pub(crate) struct Referrers {
+    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
+    pub(crate) reference: String,
+    /// Only what is of this type, such as application/spdx+json
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    /// Of an index, what is attached to the image for this platform, as os/architecture[/variant], not to the index
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
 }

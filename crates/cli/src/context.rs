@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use kernel::mount::{MountError, Step};
 use oci::export::ExportError;
+use oci::manifest::ManifestError;
 use rustix::io::Errno;
 use store::{OpenOptions, Sealing, Store};
 
@@ -160,6 +161,20 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(store::StoreError::Absent(_)) = cause.downcast_ref() {
             return Some("`quire import` makes one; --store says where".to_owned());
+        }
+        let boxed = || cause.downcast_ref::<Box<ManifestError>>().map(AsRef::as_ref);
+        if let Some(ManifestError::Artifact { .. } | ManifestError::LayerType { .. }) =
+            cause.downcast_ref().or_else(boxed)
+        {
+            return Some(
+                "there are no files to mount in it: the tool that made it, or `oras pull`, fetches it".to_owned(),
+            );
+        }
+        #[cfg(feature = "registry")]
+        if let Some(oci::registry::Cause::NoCredentials { host, .. }) =
+            cause.downcast_ref::<Box<oci::registry::Cause>>().map(AsRef::as_ref)
+        {
+            return Some(format!("`quire login {host}` saves a name and a password"));
         }
         if let Some(error) = cause.downcast_ref() {
             return export_hint(error).map(str::to_owned);

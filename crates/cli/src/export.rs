@@ -5,6 +5,7 @@ use std::io::{IsTerminal as _, Write};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ use store::{OpenOptions, Resolved, Store};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::import::until_signal;
+use crate::import::{give_up_when, until_signal};
 use crate::progress::Progress;
 use crate::{describe, report};
 
@@ -29,11 +30,10 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     check(context, args, &target)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::names::resolve(&store, &args.name)?;
-    // `gc` keeps the image and its objects while it is open.
-    let _open = store.open_image(&found.image)?;
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let progress = Progress::new(context);
-    let cancel = AtomicBool::new(false);
+    let cancel = Arc::new(AtomicBool::new(false));
+    give_up_when(&store, &cancel);
     let scratch = std::env::temp_dir();
     let options = Options {
         threads,
@@ -42,7 +42,12 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
         cancel: &cancel,
     };
     let job = Job { context, args, store: &store, found: &found, options: &options };
-    let result = until_signal(&cancel, || job.write(&target))?;
+    let work = || -> anyhow::Result<Told> {
+        // `gc` keeps the image and its objects while it is open.
+        let _open = store.open_image(&found.image)?;
+        job.write(&target)
+    };
+    let result = until_signal(&cancel, work)?;
     progress.finish();
     let mut told = result?;
     if matches!(

@@ -31,6 +31,8 @@ struct Layer {
     read: u64,
     /// Of these, told so far.
     told: u64,
+    /// Need not be read.
+    skipped: u64,
     bar: Option<ProgressBar>,
 }
 
@@ -73,8 +75,13 @@ impl Progress {
         };
         match event {
             Event::Layers(sizes) => {
-                let layer =
-                    |bytes: &Option<u64>| Layer { bytes: *bytes, read: 0, told: 0, bar: None };
+                let layer = |bytes: &Option<u64>| Layer {
+                    bytes: *bytes,
+                    read: 0,
+                    told: 0,
+                    skipped: 0,
+                    bar: None,
+                };
                 *layers = sizes.iter().map(layer).collect();
                 self.event(&json!({"event": "layers", "bytes": sizes}));
                 let sum: Option<u64> = sizes.iter().copied().sum();
@@ -92,7 +99,7 @@ impl Progress {
                 line(format!("layer {} of {count}{size}", layer + 1));
                 self.event(&json!({"event": "started", "layer": layer + 1}));
                 if let How::Bars(all) = &self.how {
-                    it.bar = Some(all.add(bar(&format!("layer {}", layer + 1), it.bytes)));
+                    it.bar = Some(self.add(all, bar(&named(layer), it.bytes)));
                 }
             }
             Event::Read { layer, bytes } => {
@@ -100,17 +107,39 @@ impl Progress {
                 if let Some(bar) = &it.bar {
                     bar.inc(bytes);
                 }
-                self.advance(bytes);
+                self.with_total(|total| total.inc(bytes));
+                // The end of a layer is no news.
+                if bytes == 0 {
+                    return;
+                }
                 it.read += bytes;
                 if it.read - it.told >= STEP || Some(it.read) == it.bytes {
                     it.told = it.read;
                     self.event(&json!({"event": "read", "layer": layer + 1, "bytes": it.read}));
                 }
             }
+            Event::Skipped { layer, bytes } => {
+                let Some(it) = layers.get_mut(layer) else { return };
+                it.skipped = bytes;
+                let here = report::size(bytes);
+                line(format!("layer {} of {count}: {here} of it are here already", layer + 1));
+                self.event(&json!({"event": "skipped", "layer": layer + 1, "bytes": bytes}));
+                // Speed and time left are of what has to come.
+                if let Some(bar) = &it.bar {
+                    bar.dec_length(bytes);
+                    bar.set_message(format!(" + {here} here"));
+                }
+                self.with_total(|total| total.dec_length(bytes));
+            }
             Event::Reused { layer } => {
                 line(format!("layer {} of {count} is here already", layer + 1));
                 self.event(&json!({"event": "reused", "layer": layer + 1}));
-                self.advance(layers.get(layer).and_then(|it| it.bytes).unwrap_or(0));
+                let bytes = layers.get(layer).and_then(|it| it.bytes).unwrap_or(0);
+                self.with_total(|total| total.dec_length(bytes));
+                if let How::Bars(all) = &self.how {
+                    let bar = self.add(all, bar(&named(layer), None).with_style(style(SAID)));
+                    bar.finish_with_message("here already");
+                }
             }
             Event::Again { layer } => {
                 line(format!(
@@ -121,39 +150,64 @@ impl Progress {
                 let Some(it) = layers.get_mut(layer) else { return };
                 if let Some(bar) = &it.bar {
                     bar.set_position(0);
+                    bar.inc_length(it.skipped);
+                    bar.set_message("");
                 }
-                if let Ok(total) = self.total.lock()
-                    && let Some(total) = &*total
-                {
+                self.with_total(|total| {
                     total.dec(it.read);
-                }
-                (it.read, it.told) = (0, 0);
+                    total.inc_length(it.skipped);
+                });
+                (it.read, it.told, it.skipped) = (0, 0, 0);
             }
             Event::Done { layer } => {
                 self.event(&json!({"event": "done", "layer": layer + 1}));
                 if let Some(bar) = layers.get(layer).and_then(|it| it.bar.as_ref()) {
-                    bar.finish();
+                    match count > BARS_MAX {
+                        true => bar.finish_and_clear(),
+                        false => bar.finish(),
+                    }
                 }
             }
             Event::Walking => line("reading the files".to_owned()),
             Event::Writing => {
                 line("writing the image".to_owned());
+                self.say("writing the image");
                 self.event(&json!({"event": "writing"}));
             }
             Event::Committing => {
                 line("waiting for the disk".to_owned());
+                self.say("waiting for the disk");
                 self.event(&json!({"event": "committing"}));
             }
             _ => {}
         }
     }
 
-    /// So many bytes of all layers together.
-    fn advance(&self, bytes: u64) {
+    /// Changes what is shown of all layers together.
+    fn with_total(&self, change: impl FnOnce(&ProgressBar)) {
         if let Ok(total) = self.total.lock()
             && let Some(total) = &*total
         {
-            total.inc(bytes);
+            change(total);
+        }
+    }
+
+    /// What is done when all layers were read.
+    fn say(&self, text: &'static str) {
+        self.with_total(|total| {
+            total.set_style(style(SAID));
+            total.set_message(text);
+        });
+    }
+
+    /// Shows a layer's bar, above that of all layers.
+    fn add(&self, all: &MultiProgress, bar: ProgressBar) -> ProgressBar {
+        match self.total.lock() {
+            Ok(total) => match &*total {
+                Some(total) => all.insert_before(total, bar),
+                None => all.add(bar),
+            },
+            Err(_poisoned) => all.add(bar),
         }
     }
 
@@ -166,15 +220,26 @@ impl Progress {
     }
 }
 
+/// What a layer is called.
+fn named(layer: usize) -> String {
+    format!("layer {}", layer + 1)
+}
+
+/// With more layers than these, those that are done are shown no more: a terminal has 24 lines.
+const BARS_MAX: usize = 16;
+
+/// All columns but the bar have a width of their own, so that 80 columns are enough and nothing moves about.
+const KNOWN: &str = "{prefix:9} [{wide_bar}] {binary_bytes:>11} of {binary_total_bytes:11} {binary_bytes_per_sec:>13} \
+                     {eta:>4} left{msg}";
+const UNKNOWN: &str = "{prefix:9} {spinner} {binary_bytes:>11} {binary_bytes_per_sec:>13}";
+const SAID: &str = "{prefix:9} {msg}";
+
 fn bar(name: &str, bytes: Option<u64>) -> ProgressBar {
-    let template = match bytes {
-        Some(_) => {
-            "{prefix} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left"
-        }
-        None => "{prefix} {spinner} {binary_bytes} {binary_bytes_per_sec}",
-    };
+    let template = if bytes.is_some() { KNOWN } else { UNKNOWN };
+    ProgressBar::new(bytes.unwrap_or(0)).with_style(style(template)).with_prefix(name.to_owned())
+}
+
+fn style(template: &str) -> ProgressStyle {
     let style = ProgressStyle::with_template(template).expect("the template is a constant");
-    ProgressBar::new(bytes.unwrap_or(0))
-        .with_style(style.progress_chars("=> "))
-        .with_prefix(name.to_owned())
+    style.progress_chars("=> ")
 }

@@ -53,7 +53,6 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     let policies = crate::policy::policies(context)?;
     let cancel = Arc::new(AtomicBool::new(false));
     give_up_when(&store, &cancel);
-    let registry = Registry::new(&reference, &settings(&args.registry, &cancel))?;
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3");
     let progress = Progress::new(context).with_events(context.json);
@@ -82,8 +81,12 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
     };
-    let result =
-        until_signal(&cancel, || oci::pull::pull(&store, &registry, &reference, &options))?;
+    let work = || -> anyhow::Result<Pulled> {
+        // Its thread takes over which signals are blocked here.
+        let registry = Registry::new(&reference, &settings(&args.registry, &cancel))?;
+        Ok(oci::pull::pull(&store, &registry, &reference, &options)?)
+    };
+    let result = until_signal(&cancel, work)?;
     progress.finish();
     match result? {
         Pulled::Image(done) if context.json => {

@@ -17,7 +17,7 @@ use store::{OpenOptions, Store};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::import::until_signal;
+use crate::import::{give_up_when, until_signal};
 use crate::progress::Progress;
 use crate::pull::settings;
 use crate::report;
@@ -40,10 +40,8 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
              tar:FILE` make an image of one layer of it"
         )
     })?;
-    // `gc` keeps the image and its objects while it is open.
-    let _open = store.open_image(&found.image)?;
     let cancel = Arc::new(AtomicBool::new(false));
-    let registry = Registry::new(&target, &settings(&args.registry, &cancel))?;
+    give_up_when(&store, &cancel);
     let sources = sources(&store, &manifest, &target)?;
     let wish = Wish {
         manifest: &manifest,
@@ -76,7 +74,13 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
             ));
         }
     };
-    let work = || oci::push::push(&store, &registry, &wish, &options, &changed);
+    let work = || -> anyhow::Result<Pushed> {
+        // `gc` keeps the image and its objects while it is open.
+        let _open = store.open_image(&found.image)?;
+        // Its thread takes over which signals are blocked here.
+        let registry = Registry::new(&target, &settings(&args.registry, &cancel))?;
+        Ok(oci::push::push(&store, &registry, &wish, &options, &changed)?)
+    };
     let result = until_signal(&cancel, work)?;
     progress.finish();
     let done = result?;
@@ -101,7 +105,9 @@ fn sources(
     target: &Reference,
 ) -> anyhow::Result<Vec<String>> {
     let mut sources = Vec::new();
-    for (name, reference) in store.refs()? {
+    // One that is damaged is for `fsck` to tell of, and no reason to send what the registry may have.
+    let (refs, _bad) = store.readable_refs()?;
+    for (name, reference) in refs {
         let Ok(other) = name.as_str().parse::<Reference>() else { continue };
         let repository = other.repository();
         if reference.manifest == Some(*manifest)

@@ -81,6 +81,12 @@ pub enum ManifestError {
         /// The bound.
         max: usize,
     },
+    /// It says that it is something else than an image: a chart, a signature, a list of packages.
+    #[error("it is an artifact of type \"{}\", not an image", kind.escape_debug())]
+    Artifact {
+        /// Its `artifactType`, or else its config's media type.
+        kind: String,
+    },
     /// A layer that is no file system: an artifact, or one that is encrypted.
     #[error("layer {number} is \"{}\", which is not a tar of files", media_type.escape_debug())]
     LayerType {
@@ -259,20 +265,31 @@ pub struct Index {
 struct RawDocument {
     #[serde(default, deserialize_with = "or_default")]
     media_type: String,
+    #[serde(default, deserialize_with = "or_default")]
+    artifact_type: String,
     config: Option<Descriptor>,
     layers: Option<Vec<Descriptor>>,
     manifests: Option<Vec<Descriptor>>,
 }
 
+/// Source: OCI image-spec 1.1, `media-types.md`.
+pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The media types that indexes have.
-const INDEX_TYPES: [&str; 2] = [
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-];
+const INDEX_TYPES: [&str; 2] = [INDEX, "application/vnd.docker.distribution.manifest.list.v2+json"];
 /// The media types that manifests have.
 const MANIFEST_TYPES: [&str; 2] = [
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
+];
+
+/// The media types that configs of images have; the last is what old versions of Docker wrote, the first what others did.
+/// An `artifactType` beside one of these does not make an image anything else. Source: OCI image-spec 1.1, `manifest.md`,
+/// "Guidelines for Artifact Usage"; distribution's `manifest/schema2`.
+const CONFIG_TYPES: [&str; 4] = [
+    "",
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+    "application/octet-stream",
 ];
 
 impl Document {
@@ -297,7 +314,7 @@ impl Document {
         if schema_version != 2 {
             return Err(ManifestError::Schema(schema_version));
         }
-        let RawDocument { media_type, config, layers, manifests } =
+        let RawDocument { media_type, artifact_type, config, layers, manifests } =
             serde_json::from_slice(bytes).map_err(json)?;
         let claims = |types: [&str; 2]| media_type.is_empty() || types.contains(&&*media_type);
         let ambiguous =
@@ -323,6 +340,11 @@ impl Document {
                 let layers = layers.ok_or_else(|| missing("layers"))?;
                 let config = config.ok_or_else(|| missing("config"))?;
                 check_count("layers", layers.len(), LAYERS_MAX)?;
+                if !CONFIG_TYPES.contains(&&*config.media_type) {
+                    let named = !artifact_type.is_empty();
+                    let kind = if named { artifact_type } else { config.media_type };
+                    return Err(ManifestError::Artifact { kind });
+                }
                 for (number, layer) in (1..).zip(&layers) {
                     if !is_layer_type(&layer.media_type) {
                         let media_type = layer.media_type.clone();
@@ -473,12 +495,16 @@ pub(crate) fn check_size(kind: &'static str, size: u64, max: u64) -> Result<(), 
     if size > max { Err(ManifestError::TooLarge { kind, size, max }) } else { Ok(()) }
 }
 
-fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), ManifestError> {
+pub(crate) fn check_count(
+    what: &'static str,
+    count: usize,
+    max: usize,
+) -> Result<(), ManifestError> {
     if count > max { Err(ManifestError::TooMany { what, count, max }) } else { Ok(()) }
 }
 
 /// Docker writes `null` where it has nothing.
-fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
     T: Default + Deserialize<'de>,

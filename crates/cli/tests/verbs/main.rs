@@ -2,14 +2,21 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
 
+#[cfg(feature = "registry")]
+mod attached;
 mod containers;
 mod export;
 mod help;
 mod images;
+#[cfg(feature = "registry")]
+mod logins;
 mod mounts;
+#[cfg(feature = "registry")]
+mod progress;
 #[cfg(feature = "registry")]
 mod registries;
 mod runs;
+mod waits;
 mod writable;
 
 use std::ffi::OsStr;

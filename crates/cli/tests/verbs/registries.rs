@@ -12,8 +12,13 @@ use crate::{Place, write};
 use daemon::{Daemon, PROGRAM};
 
 /// A registry, or a word about why there is none.
-fn start(place: &Place) -> Option<Daemon> {
-    let daemon = Daemon::start(place.folder.path(), "").unwrap();
+pub(crate) fn start(place: &Place) -> Option<Daemon> {
+    start_with(place, "")
+}
+
+/// The same with settings in YAML.
+pub(crate) fn start_with(place: &Place, settings: &str) -> Option<Daemon> {
+    let daemon = Daemon::start(place.folder.path(), settings).unwrap();
     if daemon.is_none() {
         eprintln!("SKIPPED: {PROGRAM} is not installed");
     }
@@ -21,7 +26,7 @@ fn start(place: &Place) -> Option<Daemon> {
 }
 
 /// A place with the image `a:1`: a gzip layer of some 8 MB that do not compress, and `count` small files.
-fn place(count: usize) -> Place {
+pub(crate) fn place(count: usize) -> Place {
     let place = Place::new();
     let tree = place.tree("tree", "x");
     let mut state = 88_172_645_463_325_252_u64;
@@ -117,4 +122,18 @@ fn a_short_name_is_completed_as_docker_does() {
     assert_eq!(place.run("show team/thing").code, Some(2), "the tag is another");
     place.out("rm thing");
     assert_eq!(place.run("show docker.io/library/thing:latest").code, Some(2));
+}
+
+#[test]
+fn a_damaged_name_does_not_keep_others_from_being_pushed() {
+    let place = place(1);
+    let Some(daemon) = start(&place) else { return };
+    place.out("tag a:1 broken:1");
+    let refs = std::fs::read_dir(place.path("store/refs")).unwrap();
+    let mut refs = refs.map(|it| it.unwrap().path());
+    let broken = refs.find(|it| it.to_string_lossy().contains("broken")).unwrap();
+    std::fs::remove_file(&broken).unwrap();
+    write(&broken, b"not a record", 0o644);
+    assert_eq!(place.run("show broken:1").code, Some(2), "it is damaged");
+    place.out(&format!("push a:1 {}/app:1", daemon.host));
 }

@@ -1,10 +1,11 @@
 //! Where a blob has its table of contents.
 
 use std::fmt::Display;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 
 use flate2::read::MultiGzDecoder;
 
+use super::room::Room;
 use super::toc::{self, Format};
 use super::{ChunkedError, Ranges, Toc};
 use crate::Digest;
@@ -36,6 +37,9 @@ const LEGACY_FOOTER: usize = 47;
 /// What is fetched to see eStargz's footer: most often the table is in it.
 const GUESS: u64 = 128 << 10;
 
+/// How much longer than packed a table is, and more: JSON of names and digests is seldom packed to less than a sixth.
+const EXPANSION: usize = 8;
+
 /// The most bytes of a table, compressed and not: 200 to 300 an entry.
 const PACKED_MAX: u64 = 32 << 20;
 const UNPACKED_MAX: u64 = 64 << 20;
@@ -52,18 +56,28 @@ fn odd(why: impl Display) -> Failure {
     Failure::Odd(why.to_string())
 }
 
-pub(super) fn fetch(layer: &Descriptor, ranges: &dyn Ranges) -> Result<Option<Toc>, Failure> {
+/// Whether a layer says that it has a table.
+pub(super) fn is_announced(layer: &Descriptor) -> bool {
+    let names = ZSTD_DIGEST.iter().chain([&ESTARGZ_DIGEST]);
+    names.into_iter().any(|name| layer.annotations.contains_key(*name))
+}
+
+pub(super) fn fetch(
+    layer: &Descriptor,
+    ranges: &dyn Ranges,
+    room: &Room,
+) -> Result<Option<Toc>, Failure> {
     let annotation = |name: &str| layer.annotations.get(name).map(String::as_str);
     let digest = |text: &str| text.parse::<Digest>().map_err(odd);
     for (expected, position) in ZSTD_DIGEST.into_iter().zip(ZSTD_POSITION) {
         if let Some(expected) = annotation(expected)
             && let Some(position) = annotation(position)
         {
-            return zstd_chunked(layer.size, &digest(expected)?, position, ranges).map(Some);
+            return zstd_chunked(layer.size, &digest(expected)?, position, ranges, room).map(Some);
         }
     }
     match annotation(ESTARGZ_DIGEST) {
-        Some(expected) => estargz(layer.size, &digest(expected)?, ranges).map(Some),
+        Some(expected) => estargz(layer.size, &digest(expected)?, ranges, room).map(Some),
         None => Ok(None),
     }
 }
@@ -79,9 +93,15 @@ fn read(ranges: &dyn Ranges, start: u64, end: u64) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-fn compare(expected: &Digest, bytes: &[u8]) -> Result<(), Failure> {
+fn compare(expected: &Digest, mut bytes: impl Read) -> Result<(), Failure> {
     let mut hasher = expected.hasher();
-    hasher.update(bytes);
+    let mut buffer = [0; 16 << 10];
+    loop {
+        match bytes.read(&mut buffer).map_err(odd)? {
+            0 => break,
+            read => hasher.update(&buffer[..read]),
+        }
+    }
     let actual = hasher.finish();
     if actual == *expected {
         return Ok(());
@@ -95,20 +115,35 @@ fn zstd_chunked(
     expected: &Digest,
     position: &str,
     ranges: &dyn Ranges,
+    room: &Room,
 ) -> Result<Toc, Failure> {
     let (offset, length, unpacked) = zstd_position(position, size).map_err(odd)?;
-    let packed = read(ranges, offset, offset + length)?;
-    compare(expected, &packed)?;
-    let mut json = Vec::new();
-    let decoder = zstd::Decoder::with_buffer(&packed[..]).map_err(odd)?;
-    decoder.take(unpacked + 1).read_to_end(&mut json).map_err(odd)?;
-    if json.len() as u64 != unpacked {
+    let table = offset..offset + length;
+    // What follows is asked for with it where that is little: a footer, and what newer tools add.
+    let end = Some(size).filter(|size| size - table.end <= GUESS).unwrap_or(table.end);
+    let limit = memory(unpacked);
+    let claim = room.claim(memory(end - offset) + limit).ok_or_else(no_room)?;
+    let bytes = read(ranges, offset, end)?;
+    let packed = &bytes[..memory(length)];
+    compare(expected, packed)?;
+    let decoder = zstd::Decoder::with_buffer(packed).map_err(odd)?;
+    let mut json = decoder.take(unpacked + 1);
+    let format = Format::ZstdChunked;
+    let contents = toc::parse(&mut json, limit, format, offset - SKIPPABLE_HEADER).map_err(odd)?;
+    if json.limit() != 1 {
         return Err(odd("it has another length than the manifest says"));
     }
-    let format = Format::ZstdChunked;
-    let contents = toc::parse(&json, format, offset - SKIPPABLE_HEADER).map_err(odd)?;
-    // What follows the files are frames that decoders skip.
-    Ok(Toc { contents, format, size, tail: Vec::new() })
+    claim.settle(bytes.len() + contents.memory());
+    Ok(Toc { contents, format, size, at: offset, bytes })
+}
+
+fn no_room() -> Failure {
+    odd("there is no memory left for it: --memory gives more")
+}
+
+/// A number of bytes that is at most [`PACKED_MAX`] and [`UNPACKED_MAX`] together.
+fn memory(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// Offset and length of the table, and its length when it is unpacked.
@@ -130,13 +165,16 @@ fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), &'static str>
     Ok((*offset, *length, *unpacked))
 }
 
-fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges) -> Result<Toc, Failure> {
+fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges, room: &Room) -> Result<Toc, Failure> {
     let guess = size.saturating_sub(GUESS);
     let mut tail = read(ranges, guess, size)?;
     let (offset, footer) = estargz_footer(&tail).ok_or_else(|| odd("it has no footer"))?;
     if offset == 0 || offset >= size - footer as u64 {
         return Err(odd("it is not in the blob"));
     }
+    let packed = memory(size - offset);
+    let claim = room.claim(packed.saturating_add(memory(UNPACKED_MAX).min(packed * EXPANSION)));
+    let claim = claim.ok_or_else(no_room)?;
     match usize::try_from(offset.saturating_sub(guess)) {
         Ok(ahead) if offset >= guess => drop(tail.drain(..ahead)),
         _ => {
@@ -145,11 +183,14 @@ fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges) -> Result<Toc, Fai
             tail = whole;
         }
     }
-    let json = estargz_json(&tail[..tail.len() - footer]).map_err(odd)?;
-    compare(expected, &json)?;
+    let packed = &tail[..tail.len() - footer];
+    compare(expected, estargz_json(packed).map_err(odd)?)?;
     let format = Format::Estargz;
-    let contents = toc::parse(&json, format, offset).map_err(odd)?;
-    Ok(Toc { contents, format, size, tail })
+    let json = estargz_json(packed).map_err(odd)?;
+    let limit = claim.bytes() - tail.len();
+    let contents = toc::parse(json, limit, format, offset).map_err(odd)?;
+    claim.settle(tail.len() + contents.memory());
+    Ok(Toc { contents, format, size, at: offset, bytes: tail })
 }
 
 /// Where the table is, and how many bytes the footer has.
@@ -176,7 +217,7 @@ fn estargz_footer(tail: &[u8]) -> Option<(u64, usize)> {
 }
 
 /// The table in its tar.
-fn estargz_json(packed: &[u8]) -> Result<Vec<u8>, io::Error> {
+fn estargz_json(packed: &[u8]) -> Result<impl Read, io::Error> {
     let bad = |why: &'static str| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut tar = MultiGzDecoder::new(packed);
     let mut header = [0; 512];
@@ -187,12 +228,7 @@ fn estargz_json(packed: &[u8]) -> Result<Vec<u8>, io::Error> {
     let digits = header[124..136].split(|it| matches!(it, 0 | b' ')).next().unwrap_or_default();
     let size = std::str::from_utf8(digits).ok().and_then(|it| u64::from_str_radix(it, 8).ok());
     let size = size.filter(|it| *it <= UNPACKED_MAX).ok_or_else(|| bad("it is too long"))?;
-    let mut json = Vec::new();
-    tar.take(size).read_to_end(&mut json)?;
-    if json.len() as u64 != size {
-        return Err(bad("it is cut off"));
-    }
-    Ok(json)
+    Ok(tar.take(size))
 }
 
 pub(super) fn exercise(bytes: &[u8]) {
@@ -204,8 +240,11 @@ pub(super) fn exercise(bytes: &[u8]) {
     {
         assert!(offset + length <= 1 << 40);
     }
-    if let Ok(json) = estargz_json(bytes) {
-        toc::exercise(&json);
+    if let Ok(mut json) = estargz_json(bytes) {
+        let mut all = Vec::new();
+        if json.read_to_end(&mut all).is_ok() {
+            toc::exercise(&all);
+        }
     }
 }
 

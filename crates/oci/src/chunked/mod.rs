@@ -9,6 +9,7 @@ mod keep;
 mod locate;
 mod plan;
 mod read;
+mod room;
 mod toc;
 
 use std::io::Read;
@@ -20,7 +21,8 @@ use crate::Digest;
 use crate::manifest::Descriptor;
 
 pub use keep::KeepError;
-pub use plan::{Plan, Stats};
+pub use plan::{Plan, Stats, plans};
+pub use room::Room;
 
 use toc::Contents;
 
@@ -57,27 +59,55 @@ pub struct Toc {
     format: toc::Format,
     /// Bytes of the blob.
     size: u64,
-    /// The blob's end, from the end of its files on, where it is part of the tar.
-    tail: Vec<u8>,
+    /// Where in the blob these bytes are, which came with the table.
+    at: u64,
+    bytes: Vec<u8>,
 }
 
 impl Toc {
     /// Fetches a layer's table of contents. `None` when it has none, or one that is of no use: then the layer is pulled as
-    /// any other.
+    /// any other. What it takes in memory is taken of `room`, for as long as that is there.
     ///
     /// # Errors
     /// [`ChunkedError`] when the table is not the one that the manifest names.
-    pub fn fetch(layer: &Descriptor, ranges: &dyn Ranges) -> Result<Option<Self>, ChunkedError> {
-        if layer.size < BLOB_MIN {
+    pub fn fetch(
+        layer: &Descriptor,
+        ranges: &dyn Ranges,
+        room: &Room,
+    ) -> Result<Option<Self>, ChunkedError> {
+        if !Self::is_announced(layer) {
             return Ok(None);
         }
-        match locate::fetch(layer, ranges) {
+        match locate::fetch(layer, ranges, room) {
             Ok(toc) => Ok(toc),
             Err(locate::Failure::Digest(error)) => Err(error),
             Err(locate::Failure::Odd(why)) => {
                 tracing::debug!(blob = %layer.digest, %why, "its table of contents is not used");
                 Ok(None)
             }
+        }
+    }
+}
+
+impl Toc {
+    /// Whether a layer is long enough for a table to be of use, and says that it has one.
+    #[must_use]
+    pub fn is_announced(layer: &Descriptor) -> bool {
+        layer.size >= BLOB_MIN && locate::is_announced(layer)
+    }
+
+    /// What came with the table, and where in the blob it begins. Whether all of it is right, the blob's digest says.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, &[u8]) {
+        (self.at, &self.bytes)
+    }
+
+    /// The blob's end, from the end of its files on, where it is part of the tar. What zstd:chunked has there are frames
+    /// that decoders skip.
+    fn tail(&self) -> &[u8] {
+        match self.format {
+            toc::Format::Estargz => &self.bytes,
+            toc::Format::ZstdChunked => &[],
         }
     }
 }

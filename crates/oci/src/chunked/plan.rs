@@ -28,7 +28,7 @@ impl Default for Costs {
 /// Likewise, in parts of the blob: a tenth.
 const SKIPPED_PARTS: u64 = 10;
 
-/// The most bytes of tar headers that are in memory for one plan.
+/// The most bytes of tar headers that are in memory for all plans of one pull.
 const BYTES_MAX: usize = 32 << 20;
 
 /// What a plan does.
@@ -70,7 +70,8 @@ pub struct Plan<'a> {
     pub(super) toc: Arc<Toc>,
     pub(super) store: &'a Store,
     pub(super) steps: Vec<Step>,
-    pub(super) bytes: Vec<u8>,
+    /// Of all plans of one pull.
+    pub(super) bytes: Arc<Vec<u8>>,
     stats: Stats,
 }
 
@@ -81,20 +82,33 @@ impl std::fmt::Debug for Plan<'_> {
     }
 }
 
-impl Toc {
-    /// A plan, if it saves enough.
-    #[must_use]
-    pub fn plan<'a>(self: &Arc<Self>, store: &'a Store) -> Option<Plan<'a>> {
-        self.plan_for(store, Costs::default())
-    }
+/// A plan for each table, where one saves enough. What the store knows is read once for all of them; at most `room` bytes
+/// of tar headers are kept in memory.
+#[must_use]
+pub fn plans<'a>(store: &'a Store, tocs: &[Arc<Toc>], room: usize) -> Vec<Option<Plan<'a>>> {
+    plans_for(store, tocs, room, Costs::default())
+}
 
-    pub(super) fn plan_for<'a>(
+pub(super) fn plans_for<'a>(
+    store: &'a Store,
+    tocs: &[Arc<Toc>],
+    room: usize,
+    costs: Costs,
+) -> Vec<Option<Plan<'a>>> {
+    let (found, bytes) = find(tocs, store, room.min(BYTES_MAX));
+    let bytes = Arc::new(bytes);
+    tocs.iter().map(|toc| toc.plan(store, &found, &bytes, costs)).collect()
+}
+
+impl Toc {
+    fn plan<'a>(
         self: &Arc<Self>,
         store: &'a Store,
+        found: &Found,
+        bytes: &Arc<Vec<u8>>,
         costs: Costs,
     ) -> Option<Plan<'a>> {
         let spans = spans(&self.contents, self.format);
-        let (found, bytes) = self.find(store);
         let known = |span: &Span| {
             let chunk = match span.chunk {
                 None => None,
@@ -133,38 +147,49 @@ impl Toc {
         }
         let enough = costs.skipped.max(self.size / SKIPPED_PARTS);
         tracing::debug!(?stats, enough, "planned from a table of contents");
-        (stats.skip >= enough).then(|| Plan { toc: Arc::clone(self), store, steps, bytes, stats })
+        steps.shrink_to_fit();
+        (stats.skip >= enough).then(|| Plan {
+            toc: Arc::clone(self),
+            store,
+            steps,
+            bytes: Arc::clone(bytes),
+            stats,
+        })
     }
+}
 
-    /// Looks for all pieces of this layer.
-    fn find(&self, store: &Store) -> (Found, Vec<u8>) {
-        let contents = &self.contents;
-        let gaps = contents.files.iter().filter_map(|file| file.gap);
-        let mut keys: Vec<_> = contents.pieces.iter().filter_map(|piece| piece.key).collect();
-        keys.extend(gaps.chain([contents.first]));
-        keys.sort_unstable();
-        keys.dedup();
-        let mut places: Vec<Option<Place>> = vec![None; keys.len()];
-        let mut bytes = Vec::new();
-        let outcome = store.find_chunks(&keys, &mut |at, chunk| {
-            if places[at].is_some() {
-                return;
-            }
-            places[at] = match chunk {
-                Chunk::Object(part) => Some(Place::Object(part)),
-                Chunk::Bytes(more) if bytes.len() + more.len() <= BYTES_MAX => {
-                    let start = bytes.len();
-                    bytes.extend_from_slice(&more);
-                    Some(Place::Bytes(start..bytes.len()))
-                }
-                Chunk::Bytes(_) => None,
-            };
-        });
-        if let Err(error) = outcome {
-            tracing::debug!(%error, "cannot look for what is here of a layer");
-        }
-        (Found { keys, places }, bytes)
+/// Looks for all pieces of these layers.
+fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
+    let mut keys = Vec::new();
+    for contents in tocs.iter().map(|toc| &toc.contents) {
+        keys.extend(contents.pieces.iter().filter_map(|piece| piece.key));
+        keys.extend(contents.files.iter().filter_map(|file| file.gap).chain([contents.first]));
     }
+    keys.sort_unstable();
+    keys.dedup();
+    let mut places: Vec<Option<Place>> = vec![None; keys.len()];
+    let mut bytes = Vec::new();
+    if keys.is_empty() {
+        return (Found { keys, places }, bytes);
+    }
+    let outcome = store.find_chunks(&keys, &mut |at, chunk| {
+        if places[at].is_some() {
+            return;
+        }
+        places[at] = match chunk {
+            Chunk::Object(part) => Some(Place::Object(part)),
+            Chunk::Bytes(more) if bytes.len() + more.len() <= room => {
+                let start = bytes.len();
+                bytes.extend_from_slice(&more);
+                Some(Place::Bytes(start..bytes.len()))
+            }
+            Chunk::Bytes(_) => None,
+        };
+    });
+    if let Err(error) = outcome {
+        tracing::debug!(%error, "cannot look for what is here of a layer");
+    }
+    (Found { keys, places }, bytes)
 }
 
 impl Plan<'_> {
@@ -172,6 +197,18 @@ impl Plan<'_> {
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.stats
+    }
+
+    /// Bytes of memory, besides the tar headers that all plans have in common.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        size_of_val(&self.steps[..])
+    }
+
+    /// Bytes of tar headers, which all plans of one pull have in common.
+    #[must_use]
+    pub fn shared_memory(&self) -> usize {
+        self.bytes.len()
     }
 
     /// The tar, with what is not here from `ranges`. Nothing of it is known to be right until all of it has the layer's

@@ -95,7 +95,7 @@ impl<'p> Assembly<'p, '_> {
         };
         // The end of the blob is here already.
         let is_last = range.end == toc.contents.end;
-        let tail = Cursor::new(if is_last { &toc.tail[..] } else { &[] });
+        let tail = Cursor::new(if is_last { toc.tail() } else { &[] });
         let source = io::BufReader::with_capacity(DOWNLOAD, download.chain(tail));
         Ok(match toc.format {
             Format::Estargz => Box::new(MultiGzDecoder::new(source)),

@@ -5,6 +5,7 @@
 //! leads out of the blob, and that no more memory is used than the table itself takes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::{BufReader, Read};
 use std::ops::Range;
 
 use serde::Deserialize;
@@ -58,10 +59,27 @@ pub(super) struct Contents {
     pub(super) end: u64,
 }
 
-/// Reads a table whose files end at `end` of the blob.
-pub(super) fn parse(json: &[u8], format: Format, end: u64) -> Result<Contents, serde_json::Error> {
-    let mut builder = Builder::new(format, end);
-    let mut deserializer = serde_json::Deserializer::from_slice(json);
+impl Contents {
+    /// Bytes of memory.
+    pub(super) fn memory(&self) -> usize {
+        memory(&self.files, &self.pieces)
+    }
+}
+
+fn memory(files: &[File], pieces: &[Piece]) -> usize {
+    size_of_val(files) + size_of_val(pieces)
+}
+
+/// Reads a table whose files end at `end` of the blob, as far as it takes at most `room` bytes of memory. It is not in
+/// memory as it is itself.
+pub(super) fn parse(
+    json: impl Read,
+    room: usize,
+    format: Format,
+    end: u64,
+) -> Result<Contents, serde_json::Error> {
+    let mut builder = Builder::new(format, end, room);
+    let mut deserializer = serde_json::Deserializer::from_reader(BufReader::new(json));
     Table(&mut builder).deserialize(&mut deserializer)?;
     deserializer.end()?;
     builder.finish().map_err(de::Error::custom)
@@ -245,14 +263,17 @@ struct Builder {
     pieces: Vec<Piece>,
     open: Option<Open>,
     gap: GapHash,
+    /// The most bytes of files and pieces.
+    room: usize,
     /// eStargz has a name only where it is another one than the last for that id.
     users: HashMap<i64, String>,
     groups: HashMap<i64, String>,
 }
 
 impl Builder {
-    fn new(format: Format, end: u64) -> Self {
+    fn new(format: Format, end: u64, room: usize) -> Self {
         Self {
+            room,
             format,
             end,
             first: None,
@@ -354,6 +375,9 @@ impl Builder {
             }
             last.blob.end = end;
         }
+        if memory(&self.files, &self.pieces) > self.room {
+            return Err("it has more in it than its size lets expect");
+        }
         let pieces = open.first..self.pieces.len();
         self.files.push(File { size: open.size, pieces, gap: None });
         Ok(())
@@ -367,6 +391,8 @@ impl Builder {
             last.blob.end = self.end;
         }
         let first = self.first.ok_or("it has no files")?;
+        self.files.shrink_to_fit();
+        self.pieces.shrink_to_fit();
         Ok(Contents { first, files: self.files, pieces: self.pieces, end: self.end })
     }
 }
@@ -381,7 +407,7 @@ fn key(digest: &str) -> Option<ChunkKey> {
 pub(super) fn exercise(bytes: &[u8]) {
     const END: u64 = 1 << 40;
     for format in [Format::Estargz, Format::ZstdChunked] {
-        let Ok(contents) = parse(bytes, format, END) else { continue };
+        let Ok(contents) = parse(bytes, usize::MAX, format, END) else { continue };
         let mut at = 0;
         for piece in &contents.pieces {
             assert!(at <= piece.blob.start && piece.blob.start < piece.blob.end);

@@ -244,7 +244,7 @@ fn index(directory: &Path, plan: &Plan, tag: Option<&str>) -> Result<Value, Expo
             }
             json!({
                 "schemaVersion": 2,
-                "mediaType": "application/vnd.oci.image.index.v1+json",
+                "mediaType": crate::manifest::INDEX,
                 "manifests": [],
             })
         }

@@ -1,4 +1,8 @@
+#[path = "../../tests/import/chain.rs"]
+mod chain;
+
 use super::*;
+use chain::chain;
 
 const A: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -7,16 +11,6 @@ const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
 fn full(text: &str) -> String {
     let text = text.replace("LAYER", "application/vnd.oci.image.layer.v1.tar+gzip");
     text.replace("\"A\"", &format!("\"{A}\"")).replace("\"B\"", &format!("\"{B}\""))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 fn check(text: &str, expect: &str) {
@@ -64,6 +58,32 @@ fn manifests() {
         let layer = format!(r#"{{"mediaType":"{media_type}","digest":"B","size":9}}"#);
         let expect = format!("layer 1 is \"{media_type}\", which is not a tar of files");
         check(&with(&format!(r#""layers":[{layer}]"#)), &expect);
+    }
+    let config = |kind: &str, rest: &str| {
+        let config = format!(r#"{{"mediaType":"{kind}","digest":"A","size":7}}"#);
+        format!(r#"{{"schemaVersion":2,"config":{config},"layers":[]{rest}}}"#)
+    };
+    let typed = r#","artifactType":"a/b""#;
+    for kind in [
+        "application/vnd.oci.image.config.v1+json",
+        "application/vnd.docker.container.image.v1+json",
+        "application/octet-stream",
+    ] {
+        check(&config(kind, ""), "image 7");
+        // Types of artifacts are for whoever lists them: this can be mounted.
+        check(&config(kind, typed), "image 7");
+    }
+    for (kind, rest, named) in [
+        (
+            "application/vnd.cncf.helm.config.v1+json",
+            "",
+            "application/vnd.cncf.helm.config.v1+json",
+        ),
+        ("application/vnd.oci.empty.v1+json", typed, "a/b"),
+        ("application/vnd.oci.empty.v1+json", "", "application/vnd.oci.empty.v1+json"),
+    ] {
+        let expect = format!("it is an artifact of type \"{named}\", not an image");
+        check(&config(kind, rest), &expect);
     }
     let docker = "application/vnd.docker.distribution.manifest.v2+json";
     check(&with(&format!(r#""mediaType":"{docker}","layers":[]"#)), "image 7");

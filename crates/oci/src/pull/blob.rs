@@ -7,6 +7,7 @@ use std::sync::Arc;
 use store::{PartialBlob, Store};
 
 use super::Layers;
+use super::tables::Table;
 use crate::Digest;
 use crate::chunked::{Plan, Ranges, Tar, Toc};
 use crate::import::{BlobSource, LayerFailure};
@@ -16,15 +17,20 @@ use crate::registry::{Registry, RegistryError};
 /// Blobs of fewer bytes are not kept in part: to ask again costs less than a file.
 const PARTIAL_MIN: u64 = 1 << 20;
 
-/// Ranges of at most so many bytes are fetched into memory, by a request that ends where they end. For a longer one the
-/// connection is cut in the middle of an answer, and is of no use for the next.
+/// Ranges of at most so many bytes are fetched into memory.
 const RANGE_MAX: u64 = 4 << 20;
 
 /// Parts of a blob.
-struct Parts<'a> {
+pub(super) struct Parts<'a> {
     registry: &'a Registry,
     digest: Digest,
     size: u64,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn new(registry: &'a Registry, layer: &Descriptor) -> Self {
+        Self { registry, digest: layer.digest, size: layer.size }
+    }
 }
 
 impl Ranges for Parts<'_> {
@@ -32,7 +38,7 @@ impl Ranges for Parts<'_> {
         let length = range.end.saturating_sub(range.start);
         if length > RANGE_MAX {
             let from = self.registry.blob(&self.digest, Some(self.size), range.start);
-            return Box::new(from.take(length));
+            return Box::new(from.until(range.end));
         }
         match self.registry.range(&self.digest, range) {
             Ok(bytes) => Box::new(Cursor::new(bytes)),
@@ -53,11 +59,12 @@ impl Read for Failing {
 pub(super) struct PulledBlob<'a> {
     registry: &'a Registry,
     store: &'a Store,
-    layer: &'a Descriptor,
     diff_id: &'a Digest,
     digest: Digest,
     size: u64,
     parts: Parts<'a>,
+    /// Until it is asked for.
+    table: Table<'a>,
     /// What the layer says is in it.
     toc: Option<Arc<Toc>>,
     plan: Option<Plan<'a>>,
@@ -76,13 +83,14 @@ impl<'a> PulledBlob<'a> {
         layer: &'a Descriptor,
         diff_id: &'a Digest,
         layers: Layers,
+        table: Table<'a>,
     ) -> Self {
         Self {
             registry,
             store,
-            layer,
+            table,
             diff_id,
-            parts: Parts { registry, digest: layer.digest, size: layer.size },
+            parts: Parts::new(registry, layer),
             toc: None,
             plan: None,
             digest: layer.digest,
@@ -152,18 +160,22 @@ impl BlobSource for PulledBlob<'_> {
             }
         }
         let here = self.partial.as_ref().map_or(0, PartialBlob::length);
-        let rest = self.registry.blob(&self.digest, Some(self.size), here);
-        let rest = (here < self.size).then_some(rest);
+        let blob = |from, until: Option<u64>| {
+            let blob = self.registry.blob(&self.digest, Some(self.size), from);
+            match until {
+                Some(end) => blob.until(end),
+                None => blob,
+            }
+        };
+        // Where something was wrong, it may be what came with the table: of its bytes nobody has a digest.
+        let known = self.toc.as_ref().filter(|_| failure.is_none()).map(|toc| toc.bytes());
+        let rest = (here < self.size).then(|| rest(here, self.size, known, blob));
         Some(Box::new(Reader { partial: &mut self.partial, here, at: 0, rest }))
     }
 
     fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
-        // The table is of use for the layers to come, too, but so that the bytes can be kept all of them must come.
-        self.toc = Toc::fetch(self.layer, &self.parts)?.map(Arc::new);
-        if self.layers == Layers::Forget
-            && let Some(toc) = &self.toc
-        {
-            self.plan = toc.plan(self.store);
+        if let Some((toc, plan)) = std::mem::replace(&mut self.table, Ok(None))? {
+            (self.toc, self.plan) = (Some(toc), plan);
         }
         Ok(self.plan.as_ref().map(|plan| plan.open(&self.parts)))
     }
@@ -183,6 +195,32 @@ impl BlobSource for PulledBlob<'_> {
         if let Err(error) = outcome {
             tracing::warn!(blob = %self.digest, %error, "cannot keep or remove it: `quire gc` will");
         }
+    }
+}
+
+/// A blob from the byte `here` on, of which some bytes are `known`: where they begin, and which they are. `blob` gives the
+/// others, from one byte up to another, or to the end.
+fn rest<'b, R: Read + Send + 'b>(
+    here: u64,
+    size: u64,
+    known: Option<(u64, &'b [u8])>,
+    blob: impl Fn(u64, Option<u64>) -> R,
+) -> Box<dyn Read + Send + 'b> {
+    let known = known.filter(|(_, bytes)| !bytes.is_empty());
+    let Some((start, bytes)) = known else { return Box::new(blob(here, None)) };
+    let end = start + bytes.len() as u64;
+    if here >= end {
+        return Box::new(blob(here, None));
+    }
+    let skipped = usize::try_from(here.saturating_sub(start)).expect("it is within the bytes");
+    let known = Cursor::new(&bytes[skipped..]);
+    let before = (here < start).then(|| blob(here, Some(start)));
+    let after = (end < size).then(|| blob(end, None));
+    match (before, after) {
+        (None, None) => Box::new(known),
+        (Some(before), None) => Box::new(before.chain(known)),
+        (None, Some(after)) => Box::new(known.chain(after)),
+        (Some(before), Some(after)) => Box::new(before.chain(known).chain(after)),
     }
 }
 
@@ -225,5 +263,42 @@ impl<R: Read> Read for Reader<'_, '_, R> {
             }
         }
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// The blob is ten bytes, of which some are known: what is asked of the registry for the rest.
+    fn check(here: u64, known: Option<(u64, &[u8])>, expect: &[(u64, Option<u64>)]) {
+        const BLOB: &[u8] = b"0123456789";
+        let asked = RefCell::new(Vec::new());
+        let blob = |from: u64, until: Option<u64>| {
+            asked.borrow_mut().push((from, until));
+            let [from, end] = [from, until.unwrap_or(10)].map(|it| usize::try_from(it).unwrap());
+            &BLOB[from..end]
+        };
+        let mut bytes = Vec::new();
+        rest(here, 10, known, blob).read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, &BLOB[usize::try_from(here).unwrap()..], "{here} {known:?}");
+        assert_eq!(*asked.borrow(), expect, "{here} {known:?}");
+    }
+
+    #[test]
+    fn what_came_with_a_table_is_not_asked_for_again() {
+        check(0, None, &[(0, None)]);
+        check(4, None, &[(4, None)]);
+        check(0, Some((6, b"67")), &[(0, Some(6)), (8, None)]);
+        check(0, Some((6, b"6789")), &[(0, Some(6))]);
+        check(3, Some((6, b"6789")), &[(3, Some(6))]);
+        check(6, Some((6, b"67")), &[(8, None)]);
+        check(7, Some((6, b"67")), &[(8, None)]);
+        check(7, Some((6, b"6789")), &[]);
+        check(8, Some((6, b"67")), &[(8, None)]);
+        check(9, Some((6, b"67")), &[(9, None)]);
+        check(0, Some((10, b"")), &[(0, None)]);
     }
 }

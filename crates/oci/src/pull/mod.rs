@@ -5,6 +5,7 @@
 //! `docs/decisions/0005-pull.md`.
 
 mod blob;
+mod tables;
 
 use std::io::{self, Read as _};
 use std::sync::Mutex;
@@ -177,7 +178,7 @@ pub fn pull(
     reference: &Reference,
     options: &Options<'_>,
 ) -> Result<Pulled, PullError> {
-    let remote = find(registry, reference, options.import.platform)?;
+    let remote = find(store, registry, reference, options.import.platform)?;
     let manifest = remote.manifest.0;
     // Before all else: what is refused is not downloaded, and an image that is here may have new signatures.
     let repository = Repository::new(reference.registry(), reference.repository());
@@ -190,7 +191,7 @@ pub fn pull(
         tracing::info!(%reference, key = %key.display(), "signed");
     }
     let keep = || evidence.keep(store, &manifest).map_err(|it| PullError::Evidence(Box::new(it)));
-    if let Some(done) = here(store, options, &manifest) {
+    if let Some(done) = here(store, options, &manifest, &remote.image.layers) {
         keep()?;
         return Ok(done);
     }
@@ -205,8 +206,11 @@ pub fn pull(
     };
     note()?;
     keep()?;
-    let layers = remote.image.layers.iter().zip(remote.settings.diff_ids());
-    let layers = layers.map(|(layer, diff_id)| LayerSource {
+    let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
+    let wanted = |layer: &Descriptor| options.layers == Layers::Keep && !is_kept(store, layer);
+    let import::Options { budget, threads, .. } = options.import;
+    let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get());
+    let layers = layers.into_iter().zip(tables).map(|((layer, diff_id), table)| LayerSource {
         name: layer.digest.to_string(),
         source: Mutex::new(Box::new(PulledBlob::new(
             registry,
@@ -214,14 +218,14 @@ pub fn pull(
             layer,
             diff_id,
             options.layers,
+            table,
         ))),
         media_type: layer.media_type.clone(),
         digest: Some(layer.digest),
         size: Some(layer.size),
         diff_id: Some(*diff_id),
         // What is here of its files does not bring back the bytes that are to be kept.
-        is_wanted: options.layers == Layers::Keep
-            && !matches!(store.blob(&layer.digest), Ok(Some(_))),
+        is_wanted: wanted(layer),
     });
     let found = Found {
         layers: layers.collect(),
@@ -229,7 +233,8 @@ pub fn pull(
         config: Some(remote.config),
         name: None,
     };
-    let import = import::Options { durable: Durable::EachLayer, ..options.import };
+    let budget = budget.saturating_sub(memory);
+    let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
     let report = import::import_found(store, found, &import)?;
     if let Err(error) = store.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
@@ -238,14 +243,31 @@ pub fn pull(
 }
 
 /// Whether the store has all that was asked for.
-fn here(store: &Store, options: &Options<'_>, manifest: &Digest) -> Option<Pulled> {
-    if options.layers == Layers::Keep {
-        return None;
-    }
+fn here(
+    store: &Store,
+    options: &Options<'_>,
+    manifest: &Digest,
+    layers: &[Descriptor],
+) -> Option<Pulled> {
     let name = options.import.name?;
     let StoredReference { image, manifest: named, .. } = store.reference(name).ok()??;
-    let same = named == Some(*manifest) && store.open_image(&image).is_ok();
+    let has_layers = match options.layers {
+        Layers::Forget => true,
+        Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
+    };
+    let same = named == Some(*manifest) && has_layers && store.open_image(&image).is_ok();
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
+}
+
+/// Whether a layer is here as it came.
+fn is_kept(store: &Store, layer: &Descriptor) -> bool {
+    matches!(store.blob(&layer.digest), Ok(Some((_, size))) if size == layer.size)
+}
+
+/// A manifest or config that the store has from an earlier pull. One that is damaged is as good as none: it is fetched.
+fn stored(store: &Store, descriptor: &Descriptor) -> Option<Vec<u8>> {
+    let bytes = store.manifest(&descriptor.digest).ok().flatten()?;
+    (bytes.len() as u64 == descriptor.size).then_some(bytes)
 }
 
 /// The bytes of a config, checked.
@@ -276,6 +298,7 @@ fn read_config(
 }
 
 fn find(
+    store: &Store,
     registry: &Registry,
     reference: &Reference,
     platform: &Platform,
@@ -301,25 +324,35 @@ fn find(
         (Some(digest), _) => digest.to_string(),
         (None, tag) => tag.unwrap_or("latest").to_owned(),
     };
-    let mut fetched = registry.manifest(&which).map_err(failed)?;
+    let first = registry.manifest(&which).map_err(failed)?;
+    let mut fetched = (first.digest, first.bytes);
     let mut indexes = Vec::new();
     for _ in 0..=DEPTH_MAX {
-        match Document::parse(&fetched.bytes).map_err(wrong)? {
+        match Document::parse(&fetched.1).map_err(wrong)? {
             Document::Index(index) => {
                 let chosen = index.choose(platform).map_err(wrong)?;
-                let next = registry.manifest(&chosen.digest.to_string()).map_err(failed)?;
-                size(chosen, &next.bytes)?;
-                indexes.push(std::mem::replace(&mut fetched, next).bytes);
+                let next = match stored(store, chosen) {
+                    Some(bytes) => (chosen.digest, bytes),
+                    None => {
+                        let next = registry.manifest(&chosen.digest.to_string()).map_err(failed)?;
+                        size(chosen, &next.bytes)?;
+                        (next.digest, next.bytes)
+                    }
+                };
+                indexes.push(std::mem::replace(&mut fetched, next).1);
             }
             Document::Image(image) => {
                 let config = &image.config;
                 crate::manifest::check_size("config", config.size, CONFIG_MAX).map_err(wrong)?;
-                let bytes = read_config(registry, reference, config)?;
+                let bytes = match stored(store, config) {
+                    Some(bytes) => bytes,
+                    None => read_config(registry, reference, config)?,
+                };
                 let settings = Config::parse(&bytes).map_err(wrong)?;
                 settings.diff_ids_of(image.layers.len()).map_err(wrong)?;
                 return Ok(Remote {
                     indexes,
-                    manifest: (fetched.digest, fetched.bytes),
+                    manifest: fetched,
                     config: (config.digest, bytes),
                     image,
                     settings,

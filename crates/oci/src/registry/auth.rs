@@ -93,6 +93,12 @@ impl Authenticator {
         Ok(answer)
     }
 
+    /// Whether a server has wanted to know who we are.
+    pub(super) fn was_asked(&self, endpoint: &Endpoint) -> bool {
+        let challenges = self.challenges.lock().unwrap_or_else(PoisonError::into_inner);
+        challenges.contains_key(&endpoint.base)
+    }
+
     async fn refused(&self, transport: &Transport, endpoint: &Endpoint, answer: Answer) -> Cause {
         let headers = answer.response.headers().clone();
         let body = transport.body(answer.response, ERROR_MAX).await.unwrap_or_default();
@@ -212,9 +218,9 @@ impl Authenticator {
         let host = authority(&ask.url).unwrap_or_default();
         let server = Endpoint {
             base: format!("{}://{host}", ask.url.scheme()),
-            tls: match host == endpoint.host {
-                true => endpoint.tls.clone(),
-                false => super::hosts::Tls { ca: endpoint.tls.ca.clone(), ..Default::default() },
+            route: match host == endpoint.host {
+                true => endpoint.route.clone(),
+                false => endpoint.route.elsewhere(),
             },
             host,
             capabilities: Vec::new(),

@@ -32,6 +32,7 @@ pub struct BlobReader {
     digest: Digest,
     size: Option<u64>,
     from: u64,
+    until: Option<u64>,
     pieces: Option<mpsc::Receiver<Piece>>,
     piece: Bytes,
     is_done: bool,
@@ -59,6 +60,7 @@ impl Registry {
             digest: *digest,
             size,
             from,
+            until: None,
             pieces: None,
             piece: Bytes::new(),
             is_done: false,
@@ -67,6 +69,13 @@ impl Registry {
 }
 
 impl BlobReader {
+    /// Ends before the byte `end`, and asks for no more.
+    #[must_use]
+    pub fn until(mut self, end: u64) -> Self {
+        self.until = Some(end);
+        self
+    }
+
     fn start(&self) -> mpsc::Receiver<Piece> {
         let (sender, receiver) = mpsc::channel(PIECES);
         let core = Arc::clone(&self.core);
@@ -75,6 +84,7 @@ impl BlobReader {
             digest: self.digest,
             size: self.size,
             at: self.from,
+            until: self.until,
             sender: sender.clone(),
         };
         self.engine.spawn(async move {
@@ -132,6 +142,8 @@ struct Transfer {
     size: Option<u64>,
     /// What has come of the blob; the reader gets no byte twice.
     at: u64,
+    /// Where it ends for the reader, who may not want all of it.
+    until: Option<u64>,
     sender: mpsc::Sender<Piece>,
 }
 
@@ -139,7 +151,7 @@ impl Transfer {
     async fn run(&mut self) -> Result<(), RegistryError> {
         let what = format!("fetch blob {}", self.digest);
         let mut turns = self.core.turns(&what, Capability::Pull, Some(&self.digest));
-        while self.size != Some(self.at) {
+        while self.end() != Some(self.at) {
             let index = turns.next().await?;
             let before = self.at;
             match self.attempt(index).await {
@@ -155,13 +167,19 @@ impl Transfer {
         Ok(())
     }
 
+    /// Where it ends, as far as that is known.
+    fn end(&self) -> Option<u64> {
+        self.until.or(self.size)
+    }
+
     async fn attempt(&mut self, index: usize) -> Result<(), Cause> {
         let core = Arc::clone(&self.core);
         let mut ask = core
             .ask(index, Method::GET, &format!("blobs/{}", self.digest))?
             .header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        if self.at > 0 {
-            ask = ask.header(RANGE, ranges_header(&[(self.at, None)])?);
+        if self.at > 0 || self.until.is_some() {
+            let last = self.until.map(|end| end.saturating_sub(1));
+            ask = ask.header(RANGE, ranges_header(&[(self.at, last)])?);
         }
         let answer = core.call(index, &ask).await?;
         let status = answer.response.status().as_u16();
@@ -206,7 +224,13 @@ impl Transfer {
             let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.len());
             drop(chunk.split_to(skipped));
             skip -= skipped as u64;
+            if let Some(until) = self.until {
+                // A server without ranges sends all of it.
+                let left = until - self.at - piece.len() as u64;
+                chunk.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+            }
             let after = self.at + piece.len() as u64 + chunk.len() as u64;
+            let ended = ended.or((self.until == Some(after)).then_some(Ok(())));
             if let Some(max) = self.size.filter(|size| after > *size) {
                 return Err(Cause::TooLong { max });
             }
@@ -222,7 +246,7 @@ impl Transfer {
             }
             if let Some(result) = ended {
                 result?;
-                return match self.size {
+                return match self.end() {
                     Some(expected) if self.at < expected => {
                         Err(Cause::Short { actual: self.at, expected })
                     }

@@ -2,12 +2,14 @@
 //!
 //! Source: docker's `cli/config/configfile`, docker-credential-helpers' protocol, `containers-auth.json(5)`.
 
+mod helper;
+mod save;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,17 +17,13 @@ use serde::Deserialize;
 
 use crate::reference::{DOCKER_HUB, DOCKER_HUB_API};
 
+pub use save::{Kept, Removed};
+
 /// Docker Hub's name in files and helpers.
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
-/// What docker-credential-helpers say, on standard output, when they have nothing. Source: `credentials/error.go`.
-const HELPER_HAS_NOTHING: &str = "credentials not found in native keychain";
-/// The user of credentials that are an identity token. Source: docker's `cli/config/credentials/native_store.go`.
-const TOKEN_USER: &str = "<token>";
-/// More than any token has.
-const ANSWER_MAX: u64 = 1 << 20;
 
 /// Text that nobody is to see.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Secret(String);
 
 impl Secret {
@@ -144,6 +142,20 @@ pub enum CredentialError {
         /// How it ended.
         status: String,
     },
+    /// The file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no file to write to.
+    #[error("there is no place to save credentials: set REGISTRY_AUTH_FILE, or XDG_RUNTIME_DIR")]
+    NoFile,
+    /// It cannot be written down: a colon ends it.
+    #[error("a user cannot have a colon in its name")]
+    User,
     /// The program did not end in time.
     #[error("{} did not answer within {} s", path.display(), timeout.as_secs_f32())]
     HelperTimeout {
@@ -171,14 +183,6 @@ struct Entry {
     password: Option<Secret>,
     identitytoken: Option<Secret>,
     registrytoken: Option<Secret>,
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    #[serde(rename = "Username")]
-    user: String,
-    #[serde(rename = "Secret")]
-    secret: Secret,
 }
 
 impl Keyring {
@@ -210,18 +214,7 @@ impl Keyring {
         host: &str,
         repository: &str,
     ) -> Result<Option<Credential>, CredentialError> {
-        let text = match std::fs::read(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(CredentialError::Read { path: path.to_owned(), source }),
-        };
-        // An empty file is what a bind mount of nothing looks like.
-        if text.iter().all(u8::is_ascii_whitespace) {
-            return Ok(None);
-        }
-        let file: File = serde_json::from_slice(&text).map_err(|error| {
-            CredentialError::Malformed { path: path.to_owned(), line: error.line() }
-        })?;
+        let Some(file) = read::<File>(path)? else { return Ok(None) };
         let name = format!("{host}/{repository}");
         if let Some((key, helper)) = longest(&file.cred_helpers, &name) {
             let key = if canonical_key(key) == DOCKER_HUB { DOCKER_HUB_KEY } else { key.as_str() };
@@ -235,87 +228,31 @@ impl Keyring {
             }
         }
         match &file.creds_store {
-            Some(store) if !store.is_empty() => {
-                self.ask(store, if host == DOCKER_HUB { DOCKER_HUB_KEY } else { host }, path)
-            }
+            Some(store) if !store.is_empty() => self.ask(store, helper_key(host), path),
             _ => Ok(None),
         }
     }
+}
 
-    /// Asks `docker-credential-NAME get`, as Docker does: the server's name goes to its standard input.
-    fn ask(
-        &self,
-        name: &str,
-        server: &str,
-        file: &Path,
-    ) -> Result<Option<Credential>, CredentialError> {
-        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        let program = Some(format!("docker-credential-{name}"))
-            .filter(|_| name.bytes().all(is_word))
-            .and_then(|program| {
-                self.helpers.iter().map(|folder| folder.join(&program)).find(|path| path.is_file())
-            })
-            .ok_or_else(|| CredentialError::NoHelper {
-                name: name.to_owned(),
-                path: file.to_owned(),
-            })?;
-        let failed = |source| CredentialError::Helper { path: program.clone(), source };
-        let mut child = Command::new(&program)
-            .arg("get")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(failed)?;
-        if let Some(mut input) = child.stdin.take() {
-            // One that does not read its input answers all the same, or fails by its status.
-            let _ignored: io::Result<()> = input.write_all(server.as_bytes());
-        }
-        // A helper that leaves its output to a child of its own must not keep us: the thread is not joined.
-        let (sender, receiver) = std::sync::mpsc::channel();
-        if let Some(output) = child.stdout.take() {
-            std::thread::spawn(move || {
-                let mut answer = Vec::new();
-                let result = output.take(ANSWER_MAX).read_to_end(&mut answer).map(|_| answer);
-                // Nobody waits for it any more after a timeout.
-                let _ignored = sender.send(result);
-            });
-        }
-        let deadline = Instant::now() + self.helper_timeout;
-        let answer = receiver.recv_timeout(self.helper_timeout);
-        let status = loop {
-            match child.try_wait().map_err(failed)? {
-                Some(status) => break Some(status),
-                None if Instant::now() >= deadline => break None,
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        let (Some(status), Ok(answer)) = (status, answer) else {
-            child.kill().map_err(failed)?;
-            child.wait().map_err(failed)?;
-            let timeout = self.helper_timeout;
-            return Err(CredentialError::HelperTimeout { path: program, timeout });
-        };
-        let answer = answer.map_err(failed)?;
-        if !status.success() {
-            let text = String::from_utf8_lossy(&answer);
-            if text.trim() == HELPER_HAS_NOTHING {
-                return Ok(None);
-            }
-            return Err(CredentialError::HelperFailed {
-                path: program,
-                status: status.to_string(),
-            });
-        }
-        let Ok(Answer { user, secret }) = serde_json::from_slice(&answer) else {
-            let status = "its answer is malformed".to_owned();
-            return Err(CredentialError::HelperFailed { path: program, status });
-        };
-        Ok(Some(match user.as_str() {
-            TOKEN_USER => Credential::Identity(secret),
-            _ => Credential::Password { user, password: secret },
-        }))
+/// What a file has; `None` for one that is not there, or empty.
+fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, CredentialError> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(CredentialError::Read { path: path.to_owned(), source }),
+    };
+    // An empty file is what a bind mount of nothing looks like.
+    if text.iter().all(u8::is_ascii_whitespace) {
+        return Ok(None);
     }
+    let read = serde_json::from_slice(&text);
+    read.map(Some)
+        .map_err(|error| CredentialError::Malformed { path: path.to_owned(), line: error.line() })
+}
+
+/// What helpers call a registry.
+fn helper_key(host: &str) -> &str {
+    if host == DOCKER_HUB { DOCKER_HUB_KEY } else { host }
 }
 
 struct Unreadable;
@@ -347,7 +284,7 @@ impl Entry {
     }
 }
 
-fn canonical_host(host: &str) -> &str {
+pub(super) fn canonical_host(host: &str) -> &str {
     if matches!(host, "index.docker.io" | DOCKER_HUB_API) { DOCKER_HUB } else { host }
 }
 

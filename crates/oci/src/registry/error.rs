@@ -163,6 +163,9 @@ pub enum Cause {
     /// The connection ended, or never was.
     #[error("the connection broke ({0})")]
     Connection(String),
+    /// The proxy does not connect us.
+    #[error("the proxy does not connect us ({0})")]
+    Proxy(String),
     /// No connection in time.
     #[error("no connection within {} s", .0.as_secs_f32())]
     ConnectTimeout(Duration),
@@ -276,6 +279,7 @@ impl Cause {
             Self::RateLimited { after, .. } => Remedy::Later(*after),
             Self::Status { status, after, .. } if is_passing(*status) => Remedy::Later(*after),
             Self::Connection(_)
+            | Self::Proxy(_)
             | Self::ConnectTimeout(_)
             | Self::Stalled(_)
             | Self::Short { .. }
@@ -331,8 +335,14 @@ impl Cause {
             words.push(one.to_string());
             next = one.source();
         }
+        // Source: hyper-util, `client/legacy/connect/proxy`.
+        let is_proxy =
+            words.iter().any(|it| it.starts_with("tunnel error") || it.starts_with("SOCKS error"));
         let is_dns = words.iter().any(|text| text == "dns error");
         let last = escaped(&words.pop().unwrap_or_default());
+        if is_proxy {
+            return Self::Proxy(last);
+        }
         match (is_connect, is_timeout, is_dns) {
             (_, _, true) => Self::Dns(last),
             (true, true, _) => Self::ConnectTimeout(connect),

@@ -4,11 +4,15 @@
 //! its `*.crt` are CAs and its `*.cert` with `*.key` are client certificates, as Docker has it. Source: containerd's
 //! `docs/hosts.md`.
 //!
-//! One thing is different here: a mirror that does not list its capabilities gets no pushes.
+//! Two things are different here: a mirror that does not list its capabilities gets no pushes, and a setting that is not
+//! known is an error, since nobody can tell what it should have kept from happening.
+
+mod duration;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use reqwest::Url;
 use serde::Deserialize;
@@ -33,10 +37,30 @@ pub enum Capability {
 pub struct Tls {
     /// Files with CA certificates that count besides the system's.
     pub ca: Vec<PathBuf>,
-    /// A file with a certificate chain for us, and one with its key unless that is in the same file.
-    pub client: Option<(PathBuf, Option<PathBuf>)>,
+    /// Files with a certificate chain for us, and for each one with its key unless that is in the same file. A server gets
+    /// the first that is signed by a CA it names.
+    pub client: Vec<(PathBuf, Option<PathBuf>)>,
     /// The server's certificate is not looked at.
     pub skip_verify: bool,
+}
+
+/// How a connection is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Route {
+    /// How it is secured.
+    pub tls: Tls,
+    /// How long it may take to be made, where somebody has said so.
+    pub dial_timeout: Option<Duration>,
+    /// The proxy to use, whatever else is said about proxies. There may be a password in it.
+    pub proxy: Option<Secret>,
+}
+
+impl Route {
+    /// The way to where the host leads, that is not the host itself: it may have a certificate of the same CA, but is not
+    /// shown ours.
+    pub(super) fn elsewhere(&self) -> Self {
+        Self { tls: Tls { ca: self.tls.ca.clone(), ..Tls::default() }, ..self.clone() }
+    }
 }
 
 /// A host that answers for a registry.
@@ -48,8 +72,8 @@ pub struct Endpoint {
     pub host: String,
     /// What it may be asked for.
     pub capabilities: Vec<Capability>,
-    /// How the connection is secured.
-    pub tls: Tls,
+    /// How the connection is made.
+    pub route: Route,
     /// Sent with each request to it.
     pub headers: Vec<(String, Secret)>,
     /// The registry that it answers for, where that is another one: a mirror is told by `?ns=`.
@@ -86,6 +110,25 @@ pub enum HostsError {
         /// What it says.
         text: String,
     },
+    /// Something that is not a duration.
+    #[error(
+        "{} has the dial_timeout \"{}\": write it like 500ms or 1m30s", path.display(), text.escape_debug()
+    )]
+    Duration {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        text: String,
+    },
+    /// Something that is not the address of a proxy. It is not shown, since a password may be in it.
+    #[error(
+        "{} has a proxy that is none: write it like http://proxy.example.com:3128, or with https, socks5 or socks5h",
+        path.display()
+    )]
+    Proxy {
+        /// The file.
+        path: PathBuf,
+    },
     /// A word that is no capability.
     #[error(
         "{} has the capability \"{}\": only pull, resolve and push are known", path.display(), text.escape_debug()
@@ -98,19 +141,15 @@ pub enum HostsError {
     },
 }
 
-/// `hosts.toml`.
+/// What `hosts.toml` says of a host.
 #[derive(Debug, Default, Deserialize)]
-struct File {
+#[serde(deny_unknown_fields)]
+struct Host {
+    /// At the root alone.
     server: Option<String>,
-    #[serde(flatten)]
-    root: Host,
-    // In the order of the file, which is the order in which they are asked.
+    /// At the root alone. In the order of the file, which is the order in which they are asked.
     #[serde(default)]
     host: toml::Table,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Host {
     #[serde(default)]
     capabilities: Vec<String>,
     ca: Option<Texts>,
@@ -121,6 +160,8 @@ struct Host {
     override_path: bool,
     #[serde(default)]
     header: std::collections::BTreeMap<String, Texts>,
+    dial_timeout: Option<String>,
+    proxy: Option<Secret>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -186,7 +227,7 @@ fn own(registry: &str, tls: Tls, plain_http: bool) -> Endpoint {
         base: format!("{scheme}://{host}/v2"),
         host: host.to_owned(),
         capabilities: vec![Capability::Pull, Capability::Resolve, Capability::Push],
-        tls,
+        route: Route { tls, ..Route::default() },
         headers: Vec::new(),
         mirror_of: None,
     }
@@ -217,9 +258,18 @@ fn parse(
     plain_http: bool,
 ) -> Result<Vec<Endpoint>, HostsError> {
     let wrong = |source| HostsError::Toml { path: path.to_owned(), source: Box::new(source) };
-    let file: File = toml::from_str(text).map_err(wrong)?;
-    let mirrors = file.host.into_iter().map(|(address, table)| {
+    let mut root: Host = toml::from_str(text).map_err(wrong)?;
+    let mirrors = std::mem::take(&mut root.host).into_iter().map(|(address, table)| {
         let host: Host = table.try_into().map_err(wrong)?;
+        // containerd does not know mirrors of mirrors either.
+        if let Some(field) = [("server", host.server.is_some()), ("host", !host.host.is_empty())]
+            .into_iter()
+            .find_map(|(name, is_there)| is_there.then_some(name))
+        {
+            let within =
+                format!("[host.\"{address}\"] has \"{field}\", which only the file itself has");
+            return Err(wrong(serde::de::Error::custom(within)));
+        }
         endpoint(
             registry,
             Some(&address),
@@ -230,9 +280,9 @@ fn parse(
         )
     });
     let mut endpoints = mirrors.collect::<Result<Vec<_>, _>>()?;
-    let server = file.server.as_deref().filter(|server| !server.is_empty());
+    let server = root.server.take().filter(|server| !server.is_empty());
     let all = [Capability::Pull, Capability::Resolve, Capability::Push];
-    endpoints.push(endpoint(registry, server, file.root, &all, path, plain_http)?);
+    endpoints.push(endpoint(registry, server.as_deref(), root, &all, path, plain_http)?);
     Ok(endpoints)
 }
 
@@ -258,15 +308,14 @@ fn endpoint(
     let directory = path.parent().unwrap_or(path);
     let file = |name: String| directory.join(name);
     let client = match settings.client {
-        None => None,
-        // One certificate is enough: which of several a server wants cannot be known before it asks.
+        None => Vec::new(),
         Some(Client::Plain(files)) => {
-            files.into_vec().into_iter().next().map(|both| (file(both), None))
+            files.into_vec().into_iter().map(|both| (file(both), None)).collect()
         }
         Some(Client::Pairs(pairs)) => pairs
             .into_iter()
-            .next()
-            .map(|(chain, key)| (file(chain), Some(key).filter(|key| !key.is_empty()).map(file))),
+            .map(|(chain, key)| (file(chain), Some(key).filter(|key| !key.is_empty()).map(file)))
+            .collect(),
     };
     let ca =
         settings.ca.map_or_else(Vec::new, |files| files.into_vec().into_iter().map(file).collect());
@@ -275,8 +324,20 @@ fn endpoint(
         values.into_vec().into_iter().map(move |value| (name.clone(), Secret::new(value)))
     });
     let headers = headers.collect();
+    let dial_timeout = match settings.dial_timeout {
+        None => None,
+        Some(text) => match duration::parse(&text) {
+            Some(duration) => Some(duration).filter(|it| !it.is_zero()),
+            None => return Err(HostsError::Duration { path: path.to_owned(), text }),
+        },
+    };
+    if settings.proxy.as_ref().is_some_and(|proxy| !is_proxy(proxy)) {
+        return Err(HostsError::Proxy { path: path.to_owned() });
+    }
+    let route = |tls: Tls| Route { tls, dial_timeout, proxy: settings.proxy.clone() };
     let Some(address) = address else {
         let mut own = own(registry, tls, plain_http);
+        own.route = route(own.route.tls);
         own.headers = headers;
         own.capabilities = listed;
         return Ok(own);
@@ -302,7 +363,18 @@ fn endpoint(
     }
     let base = format!("{}://{host}{at}", url.scheme());
     let mirror_of = (host != api_host(registry)).then(|| registry.to_owned());
-    Ok(Endpoint { base, host, capabilities: listed, tls, headers, mirror_of })
+    Ok(Endpoint { base, host, capabilities: listed, route: route(tls), headers, mirror_of })
+}
+
+/// Whether somebody may be asked for connections at this address.
+fn is_proxy(address: &Secret) -> bool {
+    Url::parse(address.expose()).is_ok_and(|url| {
+        matches!(url.scheme(), "http" | "https" | "socks5" | "socks5h")
+            && url.host_str().is_some_and(|host| !host.is_empty())
+            && matches!(url.path(), "" | "/")
+            && url.query().is_none()
+            && url.fragment().is_none()
+    })
 }
 
 /// The host of an address, with its port where it is not the scheme's own.
@@ -323,9 +395,9 @@ fn docker_certificates(directory: &Path) -> Result<Tls, HostsError> {
     for file in files {
         match file.extension().and_then(std::ffi::OsStr::to_str) {
             Some("crt") => tls.ca.push(file),
-            Some("cert") if tls.client.is_none() => {
+            Some("cert") => {
                 let key = file.with_extension("key");
-                tls.client = Some((file, Some(key)));
+                tls.client.push((file, Some(key)));
             }
             _ => {}
         }
@@ -348,14 +420,21 @@ mod tests {
             if let Some(registry) = &endpoint.mirror_of {
                 line += &format!(" of {registry}");
             }
-            for ca in &endpoint.tls.ca {
+            let Route { tls, dial_timeout, proxy } = &endpoint.route;
+            for ca in &tls.ca {
                 line += &format!(" ca {}", ca.display());
             }
-            if let Some((chain, key)) = &endpoint.tls.client {
+            for (chain, key) in &tls.client {
                 line += &format!(" client {} {key:?}", chain.display());
             }
-            if endpoint.tls.skip_verify {
+            if tls.skip_verify {
                 line += " unverified";
+            }
+            if let Some(duration) = dial_timeout {
+                line += &format!(" in {duration:?}");
+            }
+            if let Some(proxy) = proxy {
+                line += &format!(" by {}", proxy.expose());
             }
             for (name, value) in &endpoint.headers {
                 line += &format!(" {name}={}", value.expose());
@@ -391,7 +470,19 @@ mod tests {
         check(
             "a.io",
             "ca = [\"/x/a.pem\", \"b.pem\"]\nclient = [[\"c.cert\", \"c.key\"], [\"d.cert\", \"\"]]",
-            "https://a.io/v2 prw ca /x/a.pem ca /d/b.pem client /d/c.cert Some(\"/d/c.key\")",
+            "https://a.io/v2 prw ca /x/a.pem ca /d/b.pem client /d/c.cert Some(\"/d/c.key\") client /d/d.cert None",
+        );
+        check(
+            "a.io",
+            "client = [\"c.pem\", \"/x/d.pem\"]",
+            "https://a.io/v2 prw client /d/c.pem None client /x/d.pem None",
+        );
+        check(
+            "a.io",
+            "dial_timeout = \"1s\"\nproxy = \"socks5h://u:p@x:1\"\n[host.\"https://m\"]\ndial_timeout = \"1m0.5s\"\n\
+             proxy = \"http://y:3128/\"\n[host.\"https://n\"]\ndial_timeout = \"0s\"",
+            "https://m/v2 pr of a.io in 60.5s by http://y:3128/; https://n/v2 pr of a.io; https://a.io/v2 prw in 1s by \
+             socks5h://u:p@x:1",
         );
         check("a.io", "client = \"c.pem\"", "https://a.io/v2 prw client /d/c.pem None");
         check("a.io", "client = [[\"c.pem\", \"\"]]", "https://a.io/v2 prw client /d/c.pem None");
@@ -418,6 +509,32 @@ mod tests {
         check("a.io", "[host.\"https://\"]", &url("https://"));
         check("a.io", "server = ", "cannot use /d/hosts.toml");
         check("a.io", "skip_verify = 1", "cannot use /d/hosts.toml");
+        for text in ["1", "-1s", "", "s", "1 s", "1d"] {
+            let expect = format!(
+                "/d/hosts.toml has the dial_timeout \"{text}\": write it like 500ms or 1m30s"
+            );
+            check("a.io", &format!("dial_timeout = \"{text}\""), &expect);
+        }
+        for text in ["proxy:3128", "ftp://p", "http://", "http://p/x", "http://p?x", "//u:secret@p"]
+        {
+            let text = format!("[host.\"https://m\"]\nproxy = \"{text}\"");
+            let expect = "/d/hosts.toml has a proxy that is none: write it like http://proxy.example.com:3128, or with \
+                          https, socks5 or socks5h";
+            check("a.io", &text, expect);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_an_error() {
+        let check = |text: &str, expect: &str| {
+            let error = parse("a.io", Path::new("/d/hosts.toml"), text, false).unwrap_err();
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.contains(expect), "{text}: {source}");
+        };
+        check("skip_verfy = true", "unknown field `skip_verfy`");
+        check("[host.\"https://m\"]\nca_file = \"x\"", "unknown field `ca_file`");
+        check("[host.\"https://m\"]\nserver = \"x\"", "[host.\"https://m\"] has \"server\"");
+        check("[host.\"https://m\".host.\"https://n\"]", "[host.\"https://m\"] has \"host\"");
     }
 
     #[test]
@@ -461,9 +578,9 @@ mod tests {
         assert_eq!(bases("b.io:5000"), ["https://underscored/v2", "https://b.io:5000/v2"]);
         assert_eq!(bases("z.io"), ["https://user/v2", "https://z.io/v2"]);
         let docker = endpoints("c.io", &directories, false).unwrap();
-        assert_eq!(docker[0].tls.ca, [system.join("c.io/ca.crt")]);
+        assert_eq!(docker[0].route.tls.ca, [system.join("c.io/ca.crt")]);
         let pair = (system.join("c.io/me.cert"), Some(system.join("c.io/me.key")));
-        assert_eq!(docker[0].tls.client, Some(pair));
+        assert_eq!(docker[0].route.tls.client, [pair]);
         assert_eq!(show(&endpoints("a.io", &[], true).unwrap()), "http://a.io/v2 prw");
     }
 }

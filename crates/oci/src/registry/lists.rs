@@ -1,36 +1,18 @@
-//! What a repository has: tags, and what refers to a manifest.
+//! Lists that come in pages, and the list of tags.
 
-use std::sync::Arc;
-
-use reqwest::header::{ACCEPT, HeaderMap, HeaderValue, LINK};
+use reqwest::header::{HeaderMap, LINK};
 use reqwest::{Method, Url};
 use serde::Deserialize;
 
 use super::hosts::Capability;
 use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
-use crate::Digest;
-use crate::manifest::{Descriptor, MANIFEST_MAX, MANIFESTS_MAX, ManifestError};
+use crate::manifest::{MANIFEST_MAX, ManifestError};
 
 /// The most tags that are listed.
 const TAGS_MAX: usize = 100_000;
 /// The most pages of a list. Registries have from 50 to 1000 entries on one.
-const PAGES_MAX: usize = 500;
-/// Source: OCI image-spec 1.1, `media-types.md`.
-const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-
-/// Something that has a manifest as its `subject`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Referrer {
-    /// Where and what it is.
-    #[serde(flatten)]
-    pub descriptor: Descriptor,
-    /// What it is for, such as a signature; may be empty.
-    #[serde(default)]
-    pub artifact_type: String,
-}
-
+pub(super) const PAGES_MAX: usize = 500;
 impl Registry {
     /// All tags, in the registry's order.
     ///
@@ -48,44 +30,12 @@ impl Registry {
             }
         })
     }
-
-    /// What refers to a manifest, of one type or of any. Registries that have no such list keep an index under a tag.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
-    pub fn referrers(
-        &self,
-        digest: &Digest,
-        artifact_type: Option<&str>,
-    ) -> Result<Vec<Referrer>, RegistryError> {
-        let what = format!("list what refers to {digest}");
-        let (subject, wanted) = (*digest, artifact_type.map(str::to_owned));
-        let mut found = self.run(&what.clone(), |core| async move {
-            let mut turns = core.turns(&what, Capability::Resolve, None);
-            loop {
-                let index = turns.next().await?;
-                match core.referrers(index, &subject, wanted.as_deref()).await {
-                    Ok(referrers) => return Ok(referrers),
-                    Err(cause) => turns.failed(cause),
-                }
-            }
-        })?;
-        // Registries need not filter, and some do it wrong.
-        found.retain(|one| artifact_type.is_none_or(|wanted| one.artifact_type == wanted));
-        Ok(found)
-    }
 }
 
 #[derive(Deserialize)]
 struct Tags {
     #[serde(default)]
     tags: Option<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-struct Referrers {
-    #[serde(default)]
-    manifests: Option<Vec<Referrer>>,
 }
 
 impl Core {
@@ -105,52 +55,8 @@ impl Core {
         Ok(all)
     }
 
-    async fn referrers(
-        self: &Arc<Self>,
-        index: usize,
-        subject: &Digest,
-        artifact_type: Option<&str>,
-    ) -> Result<Vec<Referrer>, Cause> {
-        let mut ask = self.ask(index, Method::GET, &format!("referrers/{subject}"))?;
-        if let Some(wanted) = artifact_type {
-            ask.url.query_pairs_mut().append_pair("artifactType", wanted);
-        }
-        let mut all = Vec::new();
-        let mut next = Some(ask.header(ACCEPT, HeaderValue::from_static(INDEX)));
-        for _ in 0..PAGES_MAX {
-            let Some(ask) = next.take() else { break };
-            let Some((page, following)) = self.page::<Referrers>(index, ask).await? else {
-                return self.referrers_by_tag(index, subject).await;
-            };
-            all.extend(page.manifests.unwrap_or_default());
-            if all.len() > MANIFESTS_MAX {
-                return Err(too_many("referrers", all.len(), MANIFESTS_MAX));
-            }
-            next = following;
-        }
-        Ok(all)
-    }
-
-    /// Source: OCI distribution-spec 1.1, "Referrers Tag Schema".
-    async fn referrers_by_tag(
-        &self,
-        index: usize,
-        subject: &Digest,
-    ) -> Result<Vec<Referrer>, Cause> {
-        let tag: String = subject.to_string().replace(':', "-").chars().take(128).collect();
-        let ask = self
-            .ask(index, Method::GET, &format!("manifests/{tag}"))?
-            .header(ACCEPT, HeaderValue::from_static(INDEX));
-        let page: Option<(Referrers, _)> = self.page(index, ask).await?;
-        let found = page.and_then(|(page, _)| page.manifests).unwrap_or_default();
-        if found.len() > MANIFESTS_MAX {
-            return Err(too_many("referrers", found.len(), MANIFESTS_MAX));
-        }
-        Ok(found)
-    }
-
     /// One page, and how to ask for the next. `None` where there is nothing of the kind.
-    async fn page<T: for<'a> Deserialize<'a>>(
+    pub(super) async fn page<T: for<'a> Deserialize<'a>>(
         &self,
         index: usize,
         ask: Ask,
@@ -176,7 +82,7 @@ fn unavailable() -> Cause {
     Cause::NotFound { words: String::new() }
 }
 
-fn too_many(what: &'static str, count: usize, max: usize) -> Cause {
+pub(super) fn too_many(what: &'static str, count: usize, max: usize) -> Cause {
     Cause::Document(ManifestError::TooMany { what, count, max })
 }
 

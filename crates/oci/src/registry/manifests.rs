@@ -33,8 +33,8 @@ pub struct Fetched {
 pub struct Stored {
     /// Of the bytes.
     pub digest: Digest,
-    /// The registry has seen the manifest's `subject`, and will list it as a referrer. Otherwise the client has to
-    /// write it into an index, as the distribution-spec says.
+    /// The registry has seen the manifest's `subject`, and will list it as a referrer. Where it has not, and there is one,
+    /// it was written into the index of referrers.
     pub knows_subject: bool,
 }
 
@@ -63,10 +63,11 @@ impl Registry {
         })
     }
 
-    /// Puts a manifest or index, by tag or digest. What it names must be there.
+    /// Puts a manifest or index, by tag or digest. What it names must be there, but for its `subject`: where it has one,
+    /// it is listed among what refers to that, by the registry or by us.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`]. The manifest may have been put, when it cannot be listed.
     pub fn put_manifest(
         &self,
         tag_or_digest: &str,
@@ -74,22 +75,27 @@ impl Registry {
         bytes: &[u8],
     ) -> Result<Stored, RegistryError> {
         let (name, media_type) = (tag_or_digest.to_owned(), media_type.to_owned());
-        let bytes = bytes::Bytes::copy_from_slice(bytes);
-        self.run(&format!("put manifest {name}"), |core| async move {
+        let kind = media_type.clone();
+        let body = bytes::Bytes::copy_from_slice(bytes);
+        let stored = self.run(&format!("put manifest {name}"), |core| async move {
             let mut turns = core.turns(&format!("put manifest {name}"), Capability::Push, None);
             loop {
                 let index = turns.next().await?;
-                match core.put_manifest(index, &name, &media_type, &bytes).await {
+                match core.put_manifest(index, &name, &media_type, &body).await {
                     Ok(stored) => return Ok(stored),
                     Err(cause) => turns.failed(cause),
                 }
             }
-        })
+        })?;
+        if !stored.knows_subject {
+            self.list_referrer(&stored.digest, &kind, bytes)?;
+        }
+        Ok(stored)
     }
 }
 
 impl Core {
-    async fn fetch_manifest(
+    pub(super) async fn fetch_manifest(
         self: &Arc<Self>,
         index: usize,
         name: &str,
@@ -114,7 +120,7 @@ impl Core {
         Ok(Fetched { digest, media_type: media_type.trim().to_owned(), bytes })
     }
 
-    async fn put_manifest(
+    pub(super) async fn put_manifest(
         &self,
         index: usize,
         name: &str,

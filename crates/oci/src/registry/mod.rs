@@ -11,10 +11,13 @@ mod engine;
 mod error;
 pub mod hosts;
 mod lists;
+mod login;
 mod manifests;
 mod ranges;
+mod referrers;
 mod retry;
 mod settings;
+mod tls;
 mod transport;
 mod upload;
 
@@ -26,10 +29,11 @@ use std::time::{Duration, Instant};
 use reqwest::{Method, Url};
 
 pub use blob::BlobReader;
-pub use credentials::{Credential, Keyring, Secret};
+pub use credentials::{Credential, Kept, Keyring, Removed, Secret};
 pub use error::{Cause, RegistryError};
-pub use lists::Referrer;
+pub use login::{Checked, Login};
 pub use manifests::{Fetched, Stored};
+pub use referrers::Referrer;
 pub use settings::{Proxies, Settings};
 
 use crate::Digest;

@@ -75,8 +75,15 @@ impl Settings {
         ];
         let containers = match path("REGISTRY_AUTH_FILE") {
             Some(file) => vec![Some(file)],
+            // Source: containers-auth.json(5), and for its default containers/image, `pkg/docker/config`.
             None => vec![
-                path("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json")),
+                Some(match path("XDG_RUNTIME_DIR") {
+                    Some(folder) => folder.join("containers/auth.json"),
+                    None => {
+                        let user = rustix::process::getuid().as_raw();
+                        format!("/run/containers/{user}/auth.json").into()
+                    }
+                }),
                 configuration.map(|folder| folder.join("containers/auth.json")),
             ],
         };
@@ -140,7 +147,8 @@ mod tests {
     #[test]
     fn environments() {
         let system = "/etc/quire/certs.d /etc/containerd/certs.d";
-        check(&[], &format!("{system} |  |  | - - -"));
+        let run = format!("/run/containers/{}/auth.json", rustix::process::getuid().as_raw());
+        check(&[], &format!("{system} | {run} |  | - - -"));
         check(
             &[("HOME", "/h"), ("PATH", "/a::b:/c"), ("XDG_RUNTIME_DIR", "/r")],
             &format!(
@@ -160,7 +168,7 @@ mod tests {
                 ("all_proxy", ""),
                 ("NO_PROXY", "a.io,10.0.0.0/8"),
             ],
-            &format!("{system} |  |  | http://lower:8080 socks5h://s:1080 - a.io,10.0.0.0/8"),
+            &format!("{system} | {run} |  | http://lower:8080 socks5h://s:1080 - a.io,10.0.0.0/8"),
         );
         let settings = Settings::from_environment(|name| {
             name.ends_with("_PROXY").then(|| "http://u:secret@p".into())

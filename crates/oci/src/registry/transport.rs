@@ -1,7 +1,6 @@
-//! Requests and answers: connections, TLS, proxies, redirects. Knows nothing of registries.
+//! Requests and answers: connections, proxies, redirects. Knows nothing of registries.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,16 +10,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Client, Method, NoProxy, Proxy, Response, Url};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::RootCertStore;
 
 use super::credentials::Secret;
 use super::error::Cause;
-use super::hosts::{Endpoint, Tls, authority};
-use super::{Proxies, Settings};
+use super::hosts::{Endpoint, Route, authority};
+use super::{Proxies, Settings, tls};
 
 /// The longest wait for a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
@@ -60,7 +55,7 @@ pub(super) struct Answer {
 }
 
 pub(super) struct Transport {
-    clients: Mutex<BTreeMap<Tls, Client>>,
+    clients: Mutex<BTreeMap<Route, Client>>,
     roots: OnceLock<RootCertStore>,
     proxies: Proxies,
     stall: Duration,
@@ -76,8 +71,8 @@ impl Transport {
         }
     }
 
-    fn connect_timeout(&self) -> Duration {
-        self.stall.min(CONNECT_MAX)
+    fn connect_timeout(&self, route: &Route) -> Duration {
+        route.dial_timeout.unwrap_or_else(|| self.stall.min(CONNECT_MAX))
     }
 
     /// Sends a request, and follows where it leads. Who we are is told to the endpoint alone.
@@ -92,9 +87,8 @@ impl Transport {
             Url::parse(&endpoint.base).map_err(|error| Cause::Protocol(error.to_string()))?;
         for _ in 0..=REDIRECTS_MAX {
             let is_own = url.origin() == base.origin();
-            // A storage behind the registry may have a certificate of the same CA.
-            let elsewhere = Tls { ca: endpoint.tls.ca.clone(), ..Tls::default() };
-            let client = self.client(if is_own { &endpoint.tls } else { &elsewhere })?;
+            let elsewhere = endpoint.route.elsewhere();
+            let route = if is_own { &endpoint.route } else { &elsewhere };
             let mut headers = ask.headers.clone();
             if is_own {
                 add_headers(&mut headers, endpoint)?;
@@ -102,7 +96,7 @@ impl Transport {
                     headers.insert(AUTHORIZATION, value.clone());
                 }
             }
-            let response = self.send_once(&client, ask, url.clone(), headers).await?;
+            let response = self.send_once(route, ask, url.clone(), headers).await?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Answer { response, is_own });
             }
@@ -117,14 +111,14 @@ impl Transport {
 
     async fn send_once(
         &self,
-        client: &Client,
+        route: &Route,
         ask: &Ask,
         url: Url,
         headers: HeaderMap,
     ) -> Result<Response, Cause> {
         let host = authority(&url).unwrap_or_default();
         let sent = Arc::new(AtomicU64::new(0));
-        let mut request = client.request(ask.method.clone(), url).headers(headers);
+        let mut request = self.client(route)?.request(ask.method.clone(), url).headers(headers);
         if let Some(body) = &ask.body {
             let body = Paced { rest: body.clone(), sent: Arc::clone(&sent) };
             request = request.body(reqwest::Body::wrap(body));
@@ -135,8 +129,8 @@ impl Transport {
         let mut before = 0;
         loop {
             if let Ok(result) = tokio::time::timeout(patience, &mut answer).await {
-                return result
-                    .map_err(|error| Cause::of_request(error, &host, self.connect_timeout()));
+                let patience = self.connect_timeout(route);
+                return result.map_err(|error| Cause::of_request(error, &host, patience));
             }
             let now = sent.load(Ordering::Relaxed);
             if now == before {
@@ -150,7 +144,8 @@ impl Transport {
     pub(super) async fn chunk(&self, response: &mut Response) -> Result<Option<Bytes>, Cause> {
         match tokio::time::timeout(self.stall, response.chunk()).await {
             Ok(Ok(chunk)) => Ok(chunk),
-            Ok(Err(error)) => Err(Cause::of_request(error, "", self.connect_timeout())),
+            // The connection is there: how long it may take to be made plays no part.
+            Ok(Err(error)) => Err(Cause::of_request(error, "", self.stall)),
             Err(_elapsed) => Err(Cause::Stalled(self.stall)),
         }
     }
@@ -168,10 +163,10 @@ impl Transport {
         Ok(bytes)
     }
 
-    /// Clients keep connections, so that there is one for all hosts with the same certificates.
-    fn client(&self, tls: &Tls) -> Result<Client, Cause> {
+    /// Clients keep connections, so that there is one for all hosts that are reached the same way.
+    fn client(&self, route: &Route) -> Result<Client, Cause> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = clients.get(tls) {
+        if let Some(client) = clients.get(route) {
             return Ok(client.clone());
         }
         let wrong = |error: reqwest::Error| {
@@ -179,72 +174,26 @@ impl Transport {
         };
         let mut builder = Client::builder()
             .user_agent(concat!("quire/", env!("CARGO_PKG_VERSION")))
-            .tls_backend_preconfigured(self.tls(tls)?)
+            .tls_backend_preconfigured(tls::configuration(&route.tls, &self.roots)?)
             .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(self.connect_timeout())
+            .connect_timeout(self.connect_timeout(route))
             .retry(reqwest::retry::never())
             .http1_only()
             .no_proxy();
-        for proxy in self.proxies.list()? {
+        let proxies = match &route.proxy {
+            Some(proxy) => {
+                let wrong = |_error| Cause::Setting("the proxy in hosts.toml".to_owned());
+                vec![Proxy::all(proxy.expose()).map_err(wrong)?]
+            }
+            None => self.proxies.list()?,
+        };
+        for proxy in proxies {
             builder = builder.proxy(proxy);
         }
         let client = builder.build().map_err(wrong)?;
-        clients.insert(tls.clone(), client.clone());
+        clients.insert(route.clone(), client.clone());
         Ok(client)
     }
-
-    fn tls(&self, tls: &Tls) -> Result<ClientConfig, Cause> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Cause::Tls(error.to_string()))?;
-        let builder = if tls.skip_verify {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone(provider)))
-        } else {
-            let mut roots = self.roots.get_or_init(system_roots).clone();
-            for path in &tls.ca {
-                for certificate in certificates(path)? {
-                    roots.add(certificate).map_err(|error| Cause::Certificate {
-                        path: path.clone(),
-                        reason: error.to_string(),
-                    })?;
-                }
-            }
-            builder.with_root_certificates(roots)
-        };
-        let Some((chain, key)) = &tls.client else {
-            return Ok(builder.with_no_client_auth());
-        };
-        let key = key.as_ref().unwrap_or(chain);
-        let wrong =
-            |path: &Path, reason: String| Cause::Certificate { path: path.to_owned(), reason };
-        let private =
-            PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error.to_string()))?;
-        builder
-            .with_client_auth_cert(certificates(chain)?, private)
-            .map_err(|error| wrong(chain, error.to_string()))
-    }
-}
-
-/// Those of the system. Some that cannot be read are no reason to go without the rest.
-fn system_roots() -> RootCertStore {
-    let mut roots = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    for error in &found.errors {
-        tracing::warn!(error = %error, "cannot read some of the system's certificates");
-    }
-    roots.add_parsable_certificates(found.certs);
-    roots
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Cause> {
-    let wrong = |reason: String| Cause::Certificate { path: path.to_owned(), reason };
-    let found = CertificateDer::pem_file_iter(path).map_err(|error| wrong(error.to_string()))?;
-    let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(error.to_string()))?;
-    if found.is_empty() {
-        return Err(wrong("there is no certificate in it".to_owned()));
-    }
-    Ok(found)
 }
 
 fn add_headers(headers: &mut HeaderMap, endpoint: &Endpoint) -> Result<(), Cause> {
@@ -326,46 +275,5 @@ impl http_body::Body for Paced {
 
     fn size_hint(&self) -> http_body::SizeHint {
         http_body::SizeHint::with_exact(self.rest.len() as u64)
-    }
-}
-
-/// `skip_verify`: takes any certificate, as long as the server has its key.
-#[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _certificate: &CertificateDer<'_>,
-        _chain: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

@@ -1,11 +1,14 @@
 //! A store to import into, and how tests import unless they are about something else.
 
-use std::error::Error;
+#[path = "chain.rs"]
+mod chain;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
+pub(crate) use chain::chain;
 use image::erofs::Versions;
 use quire_oci::import::{Durable, Limits, Options, Unsupported};
 use quire_oci::manifest::Platform;
@@ -52,15 +55,4 @@ impl Home {
             cancel: &NEVER,
         }
     }
-}
-
-/// An error with all of its causes, as people see them.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }

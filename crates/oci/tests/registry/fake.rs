@@ -295,7 +295,7 @@ pub(crate) fn proxy(manner: Manner, target: SocketAddr) -> (SocketAddr, Arc<Mute
     (address, asked)
 }
 
-/// RFC 1928, with a name for the address and without authentication.
+/// RFC 1928, without authentication.
 fn socks5(client: &mut TcpStream) -> String {
     let mut take = |count: usize| {
         let mut bytes = vec![0; count];
@@ -311,8 +311,15 @@ fn socks5(client: &mut TcpStream) -> String {
         bytes
     };
     let head = take(5);
-    assert_eq!(head[..4], [5, 1, 0, 3], "a connection to a name");
-    let name = String::from_utf8(take(head[4].into())).unwrap();
+    assert_eq!(head[..3], [5, 1, 0], "a connection");
+    let name = match head[3] {
+        3 => String::from_utf8(take(head[4].into())).unwrap(),
+        1 => {
+            let rest = take(3);
+            std::net::Ipv4Addr::new(head[4], rest[0], rest[1], rest[2]).to_string()
+        }
+        other => panic!("an address of kind {other}"),
+    };
     let port = take(2);
     client.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
     format!("{name}:{}", u16::from_be_bytes([port[0], port[1]]))

@@ -5,15 +5,20 @@
     reason = "tests fail by panicking, and say what they skip"
 )]
 
+mod again;
+mod attached;
 mod auth;
 mod blobs;
 mod daemon;
 mod fake;
 #[path = "../import/home.rs"]
 mod home;
+mod logins;
 mod manifests;
+mod parts;
 mod pulls;
 mod real;
+mod routes;
 mod secure;
 mod uploads;
 

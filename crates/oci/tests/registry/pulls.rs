@@ -22,17 +22,17 @@ use super::home::{Home, NEVER};
 use super::*;
 
 const NOW: Seconds = Seconds(1_700_000_000);
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// A layer: its tar and its blob.
-struct Layer {
+pub(super) struct Layer {
     tar: Vec<u8>,
-    blob: Vec<u8>,
+    pub(super) blob: Vec<u8>,
 }
 
 /// A tar by GNU tar of one file of noise, so that the blob is as long as the file, and some small ones.
-fn layer(name: &str, length: usize) -> Layer {
+pub(super) fn layer(name: &str, length: usize) -> Layer {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(name), noise(length)).unwrap();
     std::fs::write(folder.path().join("same"), "the same in all layers\n".repeat(9)).unwrap();
@@ -46,13 +46,13 @@ fn layer(name: &str, length: usize) -> Layer {
 }
 
 /// An image as a registry has it.
-struct Served {
-    manifest: Vec<u8>,
-    config: Vec<u8>,
-    layers: Vec<Layer>,
+pub(super) struct Served {
+    pub(super) manifest: Vec<u8>,
+    pub(super) config: Vec<u8>,
+    pub(super) layers: Vec<Layer>,
 }
 
-fn served(layers: Vec<Layer>) -> Served {
+pub(super) fn served(layers: Vec<Layer>) -> Served {
     let list = |of: &dyn Fn(&Layer) -> String| layers.iter().map(of).collect::<Vec<_>>().join(",");
     let diff_ids = list(&|it| format!("\"{}\"", digest(&it.tar)));
     let config = format!(
@@ -72,7 +72,7 @@ fn served(layers: Vec<Layer>) -> Served {
 
 impl Served {
     /// The truth.
-    fn answer(&self, request: &Request) -> Reply {
+    pub(super) fn answer(&self, request: &Request) -> Reply {
         if request.path.contains("/manifests/") {
             return reply(200).header("content-type", MANIFEST).body(&self.manifest);
         }
@@ -90,8 +90,17 @@ impl Served {
 }
 
 impl Home {
-    fn pull_as(&self, host: &str, layers: Layers) -> Result<Pulled, PullError> {
-        let reference: Reference = format!("{host}/app:1").parse().unwrap();
+    pub(super) fn pull_as(&self, host: &str, layers: Layers) -> Result<Pulled, PullError> {
+        self.pull_tag(host, "1", layers)
+    }
+
+    pub(super) fn pull_tag(
+        &self,
+        host: &str,
+        tag: &str,
+        layers: Layers,
+    ) -> Result<Pulled, PullError> {
+        let reference: Reference = format!("{host}/app:{tag}").parse().unwrap();
         let name = default_name(&reference).unwrap();
         let import = Options { name: Some(&name), ..self.import_options() };
         let policies = Policies::load(&[]).unwrap();
@@ -99,7 +108,7 @@ impl Home {
         pull(&self.store, &registry(host, &settings()), &reference, &options)
     }
 
-    fn pull(&self, host: &str) -> Result<Pulled, PullError> {
+    pub(super) fn pull(&self, host: &str) -> Result<Pulled, PullError> {
         self.pull_as(host, Layers::Forget)
     }
 
@@ -140,7 +149,7 @@ impl Home {
     }
 }
 
-fn image(pulled: Result<Pulled, PullError>) -> ObjectId {
+pub(super) fn image(pulled: Result<Pulled, PullError>) -> ObjectId {
     match pulled {
         Ok(Pulled::Image(report)) => report.image,
         Ok(Pulled::UpToDate { .. }) => panic!("nothing was pulled"),

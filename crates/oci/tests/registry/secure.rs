@@ -2,7 +2,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use quire_oci::registry::{Proxies, Secret};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -10,28 +10,31 @@ use super::fake::{Manner, Server, proxy, reply};
 use super::*;
 
 /// A CA of our own, and what it has signed.
-struct Authority {
+pub(super) struct Authority {
     folder: tempfile::TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut parameters = CertificateParams::new(Vec::new()).unwrap();
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let folder = tempfile::tempdir().unwrap();
+        // No two have the same name.
+        let name = folder.path().display().to_string();
+        parameters.distinguished_name.push(DnType::CommonName, name);
         let issuer =
             CertifiedIssuer::self_signed(parameters, KeyPair::generate().unwrap()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("ca.crt"), issuer.pem()).unwrap();
         Self { folder, issuer }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// Writes `NAME.cert` and `NAME.key`.
-    fn sign(&self, name: &str, host: &str) {
+    pub(super) fn sign(&self, name: &str, host: &str) {
         let key = KeyPair::generate().unwrap();
         let parameters = CertificateParams::new(vec![host.to_owned()]).unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
@@ -40,7 +43,7 @@ impl Authority {
     }
 
     /// A server for `host`, which wants to see certificates or not.
-    fn server(&self, host: &str, wants_certificate: bool) -> Server {
+    pub(super) fn server(&self, host: &str, wants_certificate: bool) -> Server {
         self.sign("server", host);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -65,7 +68,7 @@ impl Authority {
 }
 
 /// What comes of asking a server with such settings.
-fn fetch(host: &str, settings: &Settings) -> String {
+pub(super) fn fetch(host: &str, settings: &Settings) -> String {
     let reference: Reference = format!("{host}/app").parse().unwrap();
     let fetched = Registry::new(&reference, settings).and_then(|registry| registry.manifest("a"));
     fetched.map_or_else(|error| chain(&error).replace(host, "HOST"), |_| "good".to_owned())
@@ -187,7 +190,7 @@ fn tls_is_not_given_up_on_the_way() {
     assert_eq!(plain.seen().len(), 0);
 }
 
-fn secret(address: impl std::fmt::Display) -> Option<Secret> {
+pub(super) fn secret(address: impl std::fmt::Display) -> Option<Secret> {
     Some(Secret::new(address.to_string()))
 }
 

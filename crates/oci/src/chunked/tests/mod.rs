@@ -15,9 +15,9 @@ use image::tar::recipe;
 use serde_json::{Value, json};
 use store::{OpenOptions, Seconds, Store, walk};
 
-use super::plan::Costs;
+use super::plan::{Costs, plans_for};
 use super::toc::Format;
-use super::{ChunkedError, KeepError, Plan, Ranges, Tar, Toc};
+use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
 use crate::Digest;
 use crate::import::layers::{BlobSource, Found, LayerSource};
 use crate::import::{
@@ -36,6 +36,17 @@ struct Memory {
     bytes: Arc<AtomicU64>,
     /// Fails after so many requests.
     fails: Option<u64>,
+}
+
+impl Memory {
+    fn of(blob: &[u8]) -> Self {
+        Self { blob: blob.to_vec(), requests: 0.into(), bytes: Arc::default(), fails: None }
+    }
+}
+
+/// A layer's table, with all the memory that it wants.
+fn fetch(layer: &Descriptor, ranges: &dyn Ranges) -> Result<Option<Toc>, ChunkedError> {
+    Toc::fetch(layer, ranges, &Room::new(usize::MAX))
 }
 
 struct Counted<'a>(&'a [u8], Arc<AtomicU64>);
@@ -117,23 +128,13 @@ const SMALL: Costs = Costs { hole: 1, skipped: 1 };
 
 /// Pulls a layer, and sees to it that its very tar comes back from the store.
 fn pull(folder: &Folder, made: &Made, costs: Costs) -> Did {
-    let memory = Memory {
-        blob: made.blob.clone(),
-        requests: AtomicU64::new(0),
-        bytes: Arc::default(),
-        fails: None,
-    };
+    let memory = Memory::of(&made.blob);
     pull_from(folder, &memory, &made.descriptor, &made.diff_id(), costs)
 }
 
 /// As [`pull`], for a store that is damaged.
 fn pull_unchecked(folder: &Folder, made: &Made, costs: Costs) -> Did {
-    let memory = Memory {
-        blob: made.blob.clone(),
-        requests: AtomicU64::new(0),
-        bytes: Arc::default(),
-        fails: None,
-    };
+    let memory = Memory::of(&made.blob);
     import(folder, &memory, &made.descriptor, &made.diff_id(), costs)
 }
 
@@ -157,8 +158,9 @@ fn import(
     costs: Costs,
 ) -> Did {
     let store = &folder.store;
-    let toc = Toc::fetch(layer, memory).unwrap().map(Arc::new);
-    let plan = toc.as_ref().and_then(|toc| toc.plan_for(store, costs));
+    let toc = fetch(layer, memory).unwrap().map(Arc::new);
+    let tocs: Vec<_> = toc.iter().cloned().collect();
+    let plan = plans_for(store, &tocs, usize::MAX, costs).into_iter().flatten().next();
     let stats = plan.as_ref().map(Plan::stats);
     let whole = AtomicU64::new(0);
     memory.requests.store(0, Ordering::Relaxed);
@@ -288,9 +290,8 @@ fn check_reuse(here: &[u64], then: &[u64], downloaded: u64) {
 
 /// Bytes of the blob behind its files.
 fn end_of(made: &Made) -> u64 {
-    let memory =
-        Memory { blob: made.blob.clone(), requests: 0.into(), bytes: Arc::default(), fails: None };
-    let toc = Toc::fetch(&made.descriptor, &memory).unwrap().unwrap();
+    let memory = Memory::of(&made.blob);
+    let toc = fetch(&made.descriptor, &memory).unwrap().unwrap();
     made.descriptor.size - toc.contents.end
 }
 
@@ -489,13 +490,8 @@ fn downloads_that_break() {
         let second = made(&[1, 8, 3, 9], format);
         // The table first, then the parts. Whoever fails, the layer is read as a whole.
         for fails in 0..3 {
-            let memory = Memory {
-                blob: second.blob.clone(),
-                requests: AtomicU64::new(0),
-                bytes: Arc::default(),
-                fails: Some(fails),
-            };
-            let toc = Toc::fetch(&second.descriptor, &memory).unwrap();
+            let memory = Memory { fails: Some(fails), ..Memory::of(&second.blob) };
+            let toc = fetch(&second.descriptor, &memory).unwrap();
             assert_eq!(toc.is_some(), fails > 0);
             let folder = store();
             pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
@@ -519,18 +515,18 @@ fn another_table_than_the_manifest_names_is_refused() {
             }
         }
         let blob = made.blob.clone();
-        let memory = Memory { blob, requests: 0.into(), bytes: Arc::default(), fails: None };
-        let error = Toc::fetch(&descriptor, &memory).unwrap_err().to_string();
+        let memory = Memory::of(&blob);
+        let error = fetch(&descriptor, &memory).unwrap_err().to_string();
         assert!(error.contains("table of contents has the digest sha256:"), "{error}");
         // Without its digest in the manifest a table is not used.
         descriptor.annotations.clear();
-        assert!(Toc::fetch(&descriptor, &memory).unwrap().is_none());
+        assert!(fetch(&descriptor, &memory).unwrap().is_none());
         // And one that is damaged is the wrong one, or none.
         let mut blob = made.blob.clone();
         let middle = blob.len() - usize::try_from(end_of(&made)).unwrap() / 2;
         blob[middle] ^= 1;
-        let memory = Memory { blob, requests: 0.into(), bytes: Arc::default(), fails: None };
-        assert!(!matches!(Toc::fetch(&made.descriptor, &memory), Ok(Some(_))));
+        let memory = Memory::of(&blob);
+        assert!(!matches!(fetch(&made.descriptor, &memory), Ok(Some(_))));
     }
 }
 
@@ -558,4 +554,42 @@ fn nothing_is_imported_where_the_table_is_another_one() {
     let ImportError::Layer { source, .. } = error else { panic!("{error}") };
     assert!(matches!(*source, LayerFailure::Contents(_)), "{source}");
     assert!(folder.store.layers().unwrap().is_empty());
+}
+
+#[test]
+fn tables_have_so_much_memory_and_no_more() {
+    for format in BOTH {
+        let made = made(&[1, 2, 3, 4], format);
+        let memory = Memory::of(&made.blob);
+        let room = Room::new(1 << 20);
+        let one = Toc::fetch(&made.descriptor, &memory, &room).unwrap().unwrap();
+        let used = room.used();
+        assert!(used >= one.bytes.len() + one.contents.memory(), "{format:?} {used}");
+        // One more has no place, and its layer is pulled as any other.
+        let room = Room::new(used / 2);
+        assert!(Toc::fetch(&made.descriptor, &memory, &room).unwrap().is_none(), "{format:?}");
+        assert_eq!(room.used(), 0);
+    }
+}
+
+#[test]
+fn all_layers_are_looked_for_at_once() {
+    for format in BOTH {
+        let folder = store();
+        pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
+        let layers = [&[1, 9, 3, 4], &[5, 6, 7, 8], &[1, 2, 9, 9]].map(|it| made(it, format));
+        let tocs = layers
+            .iter()
+            .map(|it| Arc::new(fetch(&it.descriptor, &Memory::of(&it.blob)).unwrap().unwrap()));
+        let tocs: Vec<_> = tocs.collect();
+        let alone = |toc: &Arc<Toc>| {
+            let plans = plans_for(&folder.store, std::slice::from_ref(toc), usize::MAX, SMALL);
+            plans.into_iter().next().unwrap().map(|it| it.stats())
+        };
+        let together = plans_for(&folder.store, &tocs, usize::MAX, SMALL);
+        let together: Vec<_> = together.iter().map(|it| it.as_ref().map(Plan::stats)).collect();
+        assert_eq!(together, tocs.iter().map(alone).collect::<Vec<_>>(), "{format:?}");
+        assert!(together[0].is_some_and(|it| it.skip > 600_000), "{together:?}");
+        assert!(together[2].is_some_and(|it| it.skip > 600_000), "{together:?}");
+    }
 }

@@ -8,8 +8,6 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use serde_json::Value;
 
@@ -67,8 +65,7 @@ fn check_update(layouts: &[PathBuf; 2]) -> (Did, u64) {
     let folder = store();
     let mut all = layouts.iter().map(|layout| {
         let (blob, descriptor, diff_id) = only_layer(layout);
-        let memory =
-            Memory { blob, requests: AtomicU64::new(0), bytes: Arc::default(), fails: None };
+        let memory = Memory::of(&blob);
         let did = pull_from(&folder, &memory, &descriptor, &diff_id, Costs::default());
         println!("{did:?} of {}", descriptor.size);
         (did, descriptor.size)

@@ -1,0 +1,134 @@
+//! `login` and `logout`: who we are to registries.
+
+use std::io::Read as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context as _, bail};
+use oci::registry::{Checked, Kept, Login, Secret};
+use serde_json::json;
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::import::until_signal;
+use crate::prompt::Terminal;
+use crate::pull::settings;
+use crate::report;
+
+/// More than any password or token has, in bytes.
+const PASSWORD_MAX: u64 = 64 << 10;
+
+pub(crate) fn login(context: &Context, args: &args::Login) -> anyhow::Result<Answer> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let login = target(&args.host, &args.registry, &cancel)?;
+    let work = || -> anyhow::Result<_> {
+        let (user, password) = ask(args, &login, &cancel)?;
+        let checked = login.check(&user, &password)?;
+        Ok((checked, login.save(&user, &password)?))
+    };
+    let (checked, kept) = until_signal(&cancel, work)??;
+    let registry = login.registry();
+    if checked == Checked::Unasked {
+        context.remark(&format!(
+            "{registry} does not ask who anybody is: whether it knows the password was not checked"
+        ));
+    }
+    if context.json {
+        report::json(&json!({
+            "registry": registry,
+            "checked": checked == Checked::Known,
+            "kept": for_programs(&kept),
+        }))?;
+    } else {
+        context.remark(&format!("logged in to {registry}: the password is kept {}", place(&kept)));
+    }
+    Ok(Answer::Yes)
+}
+
+pub(crate) fn logout(context: &Context, args: &args::Logout) -> anyhow::Result<Answer> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let login = target(&args.host, &args.registry, &cancel)?;
+    let removed = login.erase()?;
+    let registry = login.registry();
+    let answer = if removed.from.is_empty() { Answer::No } else { Answer::Yes };
+    if let Some(file) = &removed.left {
+        let file = file.display();
+        context.remark(&format!("{file}, another tool's, has credentials for {registry} still"));
+    }
+    if context.json {
+        let from: Vec<_> = removed.from.iter().map(for_programs).collect();
+        let left = removed.left.as_ref().map(|it| it.display().to_string());
+        report::json(&json!({"registry": registry, "removed": from, "left": left}))?;
+    } else if answer == Answer::No {
+        report::error_line(&format!("quire: nobody is logged in to {registry}"));
+    } else {
+        context.remark(&format!("logged out of {registry}"));
+    }
+    Ok(answer)
+}
+
+fn target(
+    host: &str,
+    options: &args::RegistryOptions,
+    cancel: &Arc<AtomicBool>,
+) -> anyhow::Result<Login> {
+    Login::new(host, &settings(options, cancel)).with_context(|| {
+        format!(
+            "\"{}\" is no registry: write it like ghcr.io or localhost:5000",
+            host.escape_debug()
+        )
+    })
+}
+
+/// The name and the password, from wherever they come. Never from the command line: all users of a machine can see that.
+fn ask(args: &args::Login, login: &Login, cancel: &AtomicBool) -> anyhow::Result<(String, Secret)> {
+    if let (true, Some(user)) = (args.password_stdin, &args.user) {
+        let mut bytes = Vec::new();
+        let read = std::io::stdin().lock().take(PASSWORD_MAX + 1).read_to_end(&mut bytes);
+        read.context("cannot read standard input")?;
+        if bytes.len() as u64 > PASSWORD_MAX {
+            bail!("standard input goes on after {PASSWORD_MAX} bytes, which is no password");
+        }
+        let text = String::from_utf8(bytes).ok().context("the password is not UTF-8")?;
+        // `echo` and editors end it with a line feed that is no part of it.
+        let text = text.strip_suffix('\n').unwrap_or(&text);
+        let text = text.strip_suffix('\r').unwrap_or(text);
+        return Ok((user.clone(), Secret::new(filled("password", text.to_owned())?)));
+    }
+    let terminal = Terminal::open().context(
+        "there is no terminal to ask on: -u USER --password-stdin reads the password from standard input",
+    )?;
+    let registry = login.registry();
+    let user = match &args.user {
+        Some(user) => user.clone(),
+        None => filled("user", terminal.ask(&format!("user for {registry}: "), cancel)?)?,
+    };
+    let password = terminal.ask_hidden(&format!("password of {user}: "), cancel)?;
+    Ok((user, Secret::new(filled("password", password)?)))
+}
+
+fn filled(what: &str, text: String) -> anyhow::Result<String> {
+    if text.is_empty() {
+        bail!("an empty {what} is none");
+    }
+    Ok(text)
+}
+
+fn place(kept: &Kept) -> String {
+    match kept {
+        Kept::File(path) => format!("in {}", path.display()),
+        Kept::Helper { name, file } => {
+            format!("by docker-credential-{name}, as {} says", file.display())
+        }
+    }
+}
+
+fn for_programs(kept: &Kept) -> serde_json::Value {
+    match kept {
+        Kept::File(path) => json!({"file": path.display().to_string()}),
+        Kept::Helper { name, file } => {
+            json!({"helper": name, "file": file.display().to_string()})
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `referrers`: what a registry has beside an image.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::bail;
+use oci::manifest::{Document, Platform};
+use oci::reference::Reference;
+use oci::registry::{Referrer, Registry};
+use serde_json::{Value, json};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::import::until_signal;
+use crate::pull::settings;
+use crate::report;
+
+pub(crate) fn referrers(context: &Context, args: &args::Referrers) -> anyhow::Result<Answer> {
+    let reference: Reference = args.reference.parse()?;
+    let platform: Option<Platform> = args.platform.as_deref().map(str::parse).transpose()?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    let work = || -> anyhow::Result<_> {
+        // Its thread takes over which signals are blocked here.
+        let registry = Registry::new(&reference, &settings(&args.registry, &cancel))?;
+        let subject = subject(context, &registry, &reference, platform.as_ref())?;
+        Ok((subject, registry.referrers(&subject, args.kind.as_deref())?))
+    };
+    let (subject, found) = until_signal(&cancel, work)??;
+    if context.json {
+        let all: Vec<_> = found.iter().map(for_programs).collect();
+        report::json(&json!({"subject": subject.to_string(), "referrers": all}))?;
+        return Ok(Answer::Yes);
+    }
+    let rows: Vec<_> = found
+        .iter()
+        .map(|one| {
+            let of = &one.descriptor;
+            let notes =
+                of.annotations.iter().map(|(name, value)| plain(&format!("{name}={value}")));
+            vec![
+                of.digest.to_string(),
+                plain(&one.artifact_type),
+                report::size(of.size),
+                notes.collect::<Vec<_>>().join(" "),
+            ]
+        })
+        .collect();
+    let mut out = report::standard_output();
+    report::table(&mut out, &["DIGEST", "TYPE", "SIZE", "ANNOTATIONS"], &rows, &[2])?;
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+/// The digest that the reference stands for.
+fn subject(
+    context: &Context,
+    registry: &Registry,
+    reference: &Reference,
+    platform: Option<&Platform>,
+) -> anyhow::Result<oci::Digest> {
+    let which = match (reference.digest(), platform) {
+        (Some(digest), None) => return Ok(*digest),
+        (Some(digest), Some(_)) => digest.to_string(),
+        (None, _) => reference.tag().unwrap_or(oci::reference::LATEST).to_owned(),
+    };
+    let fetched = registry.manifest(&which)?;
+    match (Document::parse(&fetched.bytes), platform) {
+        (Ok(Document::Index(index)), Some(platform)) => Ok(index.choose(platform)?.digest),
+        (Ok(Document::Index(_)), None) => {
+            context.remark(&format!(
+                "{reference} is an index: --platform shows what is attached to one of its images"
+            ));
+            Ok(fetched.digest)
+        }
+        (_, Some(_)) => bail!("{reference} is no index: leave out --platform"),
+        // Something else than an image can have things attached to it, too.
+        (_, None) => Ok(fetched.digest),
+    }
+}
+
+fn for_programs(one: &Referrer) -> Value {
+    let of = &one.descriptor;
+    json!({
+        "digest": of.digest.to_string(),
+        "mediaType": of.media_type,
+        "artifactType": one.artifact_type,
+        "size": of.size,
+        "annotations": of.annotations,
+    })
+}
+
+/// Words of whoever may push to the registry, as a terminal may show them.
+fn plain(text: &str) -> String {
+    text.escape_debug().to_string()
+}

@@ -1,0 +1,116 @@
+//! Credential helpers. Source: docker-credential-helpers' `credentials/credentials.go`.
+
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use super::{Credential, CredentialError, Keyring, Secret};
+
+/// What helpers say, on standard output, when they have nothing. Source: `credentials/error.go`.
+const HAS_NOTHING: &str = "credentials not found in native keychain";
+/// The user of credentials that are an identity token. Source: docker's `cli/config/credentials/native_store.go`.
+const TOKEN_USER: &str = "<token>";
+/// More than any token has.
+const ANSWER_MAX: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(rename = "Username")]
+    user: String,
+    #[serde(rename = "Secret")]
+    secret: Secret,
+}
+
+impl Keyring {
+    /// Asks `docker-credential-NAME get`, as Docker does: the server's name goes to its standard input.
+    pub(super) fn ask(
+        &self,
+        name: &str,
+        server: &str,
+        file: &Path,
+    ) -> Result<Option<Credential>, CredentialError> {
+        let path = self.program(name, file)?;
+        let Some(answer) = self.run(&path, "get", server.as_bytes())? else { return Ok(None) };
+        let Ok(Answer { user, secret }) = serde_json::from_slice(&answer) else {
+            return Err(CredentialError::HelperFailed {
+                path,
+                status: "its answer is malformed".to_owned(),
+            });
+        };
+        Ok(Some(match user.as_str() {
+            TOKEN_USER => Credential::Identity(secret),
+            _ => Credential::Password { user, password: secret },
+        }))
+    }
+
+    /// The helper that `file` names.
+    pub(super) fn program(&self, name: &str, file: &Path) -> Result<PathBuf, CredentialError> {
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        Some(format!("docker-credential-{name}"))
+            .filter(|_| name.bytes().all(is_word))
+            .and_then(|program| {
+                self.helpers.iter().map(|folder| folder.join(&program)).find(|path| path.is_file())
+            })
+            .ok_or_else(|| CredentialError::NoHelper {
+                name: name.to_owned(),
+                path: file.to_owned(),
+            })
+    }
+
+    /// What a helper says, given `input`; `None` when it has nothing of the kind.
+    pub(super) fn run(
+        &self,
+        program: &Path,
+        verb: &str,
+        input: &[u8],
+    ) -> Result<Option<Vec<u8>>, CredentialError> {
+        let failed = |source| CredentialError::Helper { path: program.to_owned(), source };
+        let mut child = Command::new(program)
+            .arg(verb)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        if let Some(mut pipe) = child.stdin.take() {
+            // One that does not read its input answers all the same, or fails by its status.
+            let _ignored: io::Result<()> = pipe.write_all(input);
+        }
+        // A helper that leaves its output to a child of its own must not keep us: the thread is not joined.
+        let (sender, receiver) = std::sync::mpsc::channel();
+        if let Some(output) = child.stdout.take() {
+            std::thread::spawn(move || {
+                let mut answer = Vec::new();
+                let result = output.take(ANSWER_MAX).read_to_end(&mut answer).map(|_| answer);
+                // Nobody waits for it any more after a timeout.
+                let _ignored = sender.send(result);
+            });
+        }
+        let deadline = Instant::now() + self.helper_timeout;
+        let answer = receiver.recv_timeout(self.helper_timeout);
+        let status = loop {
+            match child.try_wait().map_err(failed)? {
+                Some(status) => break Some(status),
+                None if Instant::now() >= deadline => break None,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let (Some(status), Ok(answer)) = (status, answer) else {
+            child.kill().map_err(failed)?;
+            child.wait().map_err(failed)?;
+            let timeout = self.helper_timeout;
+            return Err(CredentialError::HelperTimeout { path: program.to_owned(), timeout });
+        };
+        let answer = answer.map_err(failed)?;
+        if status.success() {
+            return Ok(Some(answer));
+        }
+        if String::from_utf8_lossy(&answer).trim() == HAS_NOTHING {
+            return Ok(None);
+        }
+        Err(CredentialError::HelperFailed { path: program.to_owned(), status: status.to_string() })
+    }
+}

@@ -1,0 +1,196 @@
+//! Logging in and out: credentials are put where [`Keyring::find`] finds them, and taken away.
+
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use super::{
+    CredentialError, DOCKER_HUB_KEY, Keyring, Secret, canonical_host, canonical_key, helper_key,
+    longest, read,
+};
+use crate::reference::DOCKER_HUB;
+
+/// Where credentials were put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kept {
+    /// In a file, as anybody who can read it can.
+    File(PathBuf),
+    /// By a helper.
+    Helper {
+        /// The program `docker-credential-NAME`.
+        name: String,
+        /// The file that says so.
+        file: PathBuf,
+    },
+}
+
+/// What became of the credentials for a registry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removed {
+    /// Where they were taken away.
+    pub from: Vec<Kept>,
+    /// Another file, of another tool, that has some still.
+    pub left: Option<PathBuf>,
+}
+
+/// A helper that a file names for a registry, and what that is called there.
+struct Helper {
+    name: String,
+    server: String,
+    file: PathBuf,
+}
+
+impl Keyring {
+    /// Puts a name and password for all of the registry at `host` where they are found first: to the helper that a file
+    /// names for it, or else into the first file.
+    ///
+    /// # Errors
+    /// [`CredentialError`]; then the file is as it was.
+    pub fn save(&self, host: &str, user: &str, password: &Secret) -> Result<Kept, CredentialError> {
+        if user.contains(':') {
+            return Err(CredentialError::User);
+        }
+        let host = canonical_host(host);
+        let path = self.files.first().ok_or(CredentialError::NoFile)?;
+        if let Some(Helper { name, server, file }) = self.helper(host)? {
+            let input = json!({"ServerURL": server, "Username": user, "Secret": password.expose()});
+            let program = self.program(&name, &file)?;
+            self.run(&program, "store", input.to_string().as_bytes())?;
+            // Entries are looked at in the order of the files, and before a file's `credsStore`. An empty one is how Docker
+            // notes that the helper has the rest.
+            let last = self.files.iter().position(|it| *it == file).unwrap_or(0);
+            for earlier in &self.files[..=last] {
+                change(earlier, |auths| {
+                    retain(auths, |key, entry| canonical_key(key) != host || *entry == json!({}))
+                })?;
+            }
+            return Ok(Kept::Helper { name, file });
+        }
+        let auth = STANDARD.encode(format!("{user}:{}", password.expose()));
+        change(path, |auths| {
+            let is_ours = |key: &String| canonical_key(key) == host;
+            let key = auths.keys().find(|key| is_ours(key)).cloned();
+            let is_dockers = path.file_name().is_some_and(|name| name == "config.json");
+            let usual = if is_dockers && host == DOCKER_HUB { DOCKER_HUB_KEY } else { host };
+            let key = key.unwrap_or_else(|| usual.to_owned());
+            // One more by another name of the same host would be found as well.
+            auths.retain(|other, _| *other == key || !is_ours(other));
+            let mut entry = match auths.get(&key) {
+                Some(Value::Object(entry)) => entry.clone(),
+                _ => Map::new(),
+            };
+            for other in ["username", "password", "identitytoken", "registrytoken"] {
+                entry.shift_remove(other);
+            }
+            entry.insert("auth".to_owned(), auth.into());
+            auths.insert(key, Value::Object(entry));
+            true
+        })?;
+        Ok(Kept::File(path.clone()))
+    }
+
+    /// Takes away what there is for all of the registry at `host`: from the first file, and from the helper that a file
+    /// names for it.
+    ///
+    /// # Errors
+    /// [`CredentialError`].
+    pub fn erase(&self, host: &str) -> Result<Removed, CredentialError> {
+        let host = canonical_host(host);
+        let path = self.files.first().ok_or(CredentialError::NoFile)?;
+        let mut from = Vec::new();
+        if change(path, |auths| retain(auths, |key, _| canonical_key(key) != host))? {
+            from.push(Kept::File(path.clone()));
+        }
+        if let Some(Helper { name, server, file }) = self.helper(host)? {
+            // Some say nothing when there was nothing to erase.
+            if self.ask(&name, &server, &file)?.is_some() {
+                self.run(&self.program(&name, &file)?, "erase", server.as_bytes())?;
+                from.push(Kept::Helper { name, file });
+            }
+        }
+        let mut left = None;
+        for other in &self.files[1..] {
+            if read::<super::File>(other)?.is_some_and(|it| {
+                it.auths.iter().any(|(key, entry)| {
+                    canonical_key(key) == host && !matches!(entry.credential(), Ok(None))
+                })
+            }) {
+                left.get_or_insert_with(|| other.clone());
+            }
+        }
+        Ok(Removed { from, left })
+    }
+
+    /// The helper whose answer [`find`](Self::find) takes when there are no entries.
+    fn helper(&self, host: &str) -> Result<Option<Helper>, CredentialError> {
+        for path in &self.files {
+            let Some(file) = read::<super::File>(path)? else { continue };
+            let found = match (longest(&file.cred_helpers, host), file.creds_store) {
+                (Some((key, name)), _) => {
+                    let is_hub = canonical_key(key) == DOCKER_HUB;
+                    let server = if is_hub { DOCKER_HUB_KEY } else { key };
+                    Some((name.clone(), server.to_owned()))
+                }
+                (None, Some(name)) if !name.is_empty() => Some((name, helper_key(host).to_owned())),
+                _ => None,
+            };
+            if let Some((name, server)) = found {
+                return Ok(Some(Helper { name, server, file: path.clone() }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Takes away all but these entries; whether there were others.
+fn retain(auths: &mut Map<String, Value>, keep: impl Fn(&String, &Value) -> bool) -> bool {
+    let before = auths.len();
+    auths.retain(|key, entry| keep(key, entry));
+    auths.len() != before
+}
+
+/// Changes the entries of a file, which is replaced as a whole. What else is in it stays as it is. Answers as `change`
+/// does: whether anything is another way now.
+fn change(
+    path: &Path,
+    change: impl FnOnce(&mut Map<String, Value>) -> bool,
+) -> Result<bool, CredentialError> {
+    let malformed = || CredentialError::Malformed { path: path.to_owned(), line: 1 };
+    let mut file: Map<String, Value> = read(path)?.unwrap_or_default();
+    let auths = file.entry("auths").or_insert_with(|| Value::Object(Map::new()));
+    if !change(auths.as_object_mut().ok_or_else(malformed)?) {
+        return Ok(false);
+    }
+    let mut bytes = serde_json::to_vec_pretty(&file).expect("it was JSON before");
+    bytes.push(b'\n');
+    write(path, &bytes)
+        .map(|()| true)
+        .map_err(|source| CredentialError::Write { path: path.to_owned(), source })
+}
+
+/// Replaces a file by one that only its owner may read: a reader sees the old one or the new one.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // Where a link leads to, not the link, is what is replaced.
+    let path = match path.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+        other => other?,
+    };
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let mut draft = tempfile::Builder::new()
+        .prefix(".quire-auth-")
+        .permissions(Permissions::from_mode(0o600))
+        .tempfile_in(folder)?;
+    draft.write_all(bytes)?;
+    draft.as_file().sync_all()?;
+    draft.persist(&path).map_err(|error| error.error)?;
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests;

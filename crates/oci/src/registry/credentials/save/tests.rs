@@ -1,0 +1,205 @@
+use std::time::Duration;
+
+use super::super::Credential;
+use super::*;
+
+/// A folder with files of credentials, and a helper `test` that keeps what it is given in `kept`.
+struct Place {
+    folder: tempfile::TempDir,
+    keyring: Keyring,
+}
+
+impl Place {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for (name, text) in files {
+            // One without content is not there.
+            if !text.is_empty() {
+                std::fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+                std::fs::write(at(name), text).unwrap();
+            }
+        }
+        let script = format!(
+            "#!/bin/sh\ncd {}\ncase $1 in\nstore) cat > kept;;\nerase) cat > erased; rm kept;;\nget) cat kept 2>/dev/null \
+             || {{ echo 'credentials not found in native keychain'; exit 1; }};;\nesac\n",
+            folder.path().display()
+        );
+        let program = at("docker-credential-test");
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        let keyring = Keyring {
+            given: None,
+            files: files.iter().map(|(name, _)| at(name)).collect(),
+            helpers: vec![folder.path().to_owned()],
+            helper_timeout: Duration::from_secs(20),
+        };
+        Self { folder, keyring }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&std::fs::read(self.path(name)).unwrap()).unwrap()
+    }
+
+    fn save(&self, host: &str) -> String {
+        self.show(self.keyring.save(host, "me", &Secret::new("open:sesame".to_owned())))
+    }
+
+    fn show(&self, kept: Result<Kept, CredentialError>) -> String {
+        let text = match kept {
+            Ok(Kept::File(path)) => format!("in {}", path.display()),
+            Ok(Kept::Helper { name, file }) => format!("by {name} of {}", file.display()),
+            Err(error) => error.to_string(),
+        };
+        text.replace(&self.folder.path().display().to_string(), "D")
+    }
+
+    /// What a pull would find.
+    fn found(&self, host: &str) -> Option<(String, String)> {
+        match self.keyring.find(host, "x").unwrap() {
+            None => None,
+            Some(Credential::Password { user, password }) => {
+                Some((user, password.expose().to_owned()))
+            }
+            Some(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+fn me() -> Option<(String, String)> {
+    Some(("me".to_owned(), "open:sesame".to_owned()))
+}
+
+/// `printf me:open:sesame | base64`
+const AUTH: &str = "bWU6b3BlbjpzZXNhbWU=";
+
+#[test]
+fn a_file_is_made_that_only_its_owner_reads() {
+    let place = Place::new(&[("run/containers/auth.json", "")]);
+    assert_eq!(place.save("a.io:5000"), "in D/run/containers/auth.json");
+    assert_eq!(place.found("a.io:5000"), me());
+    assert_eq!(place.found("a.io"), None);
+    let mode = |name: &str| place.path(name).metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("run/containers/auth.json"), mode("run/containers")), (0o600, 0o700));
+    let expect = json!({"auths": {"a.io:5000": {"auth": AUTH}}});
+    assert_eq!(place.json("run/containers/auth.json"), expect);
+    let names = std::fs::read_dir(place.path("run/containers")).unwrap().count();
+    assert_eq!(names, 1, "no draft is left");
+}
+
+#[test]
+fn all_else_in_a_file_stays() {
+    let text = r#"{"z":{"a":[1,null]},"auths":{"b.io":{"auth":"eA==","y":1},"a.io":{"auth":"eA==","email":"e","identitytoken":"t"},"a.io/team":{"auth":"eQ=="},"https://a.io/v2/":{"auth":"eg=="}},"HttpHeaders":{"x":"y"}}"#;
+    let place = Place::new(&[("auth.json", text)]);
+    std::fs::set_permissions(place.path("auth.json"), Permissions::from_mode(0o644)).unwrap();
+    let old = std::fs::File::open(place.path("auth.json")).unwrap();
+    assert_eq!(place.save("a.io"), "in D/auth.json");
+    let expect = r#"{"z":{"a":[1,null]},"auths":{"b.io":{"auth":"eA==","y":1},"a.io":{"auth":"AUTH","email":"e"},"a.io/team":{"auth":"eQ=="}},"HttpHeaders":{"x":"y"}}"#;
+    let got = place.json("auth.json").to_string();
+    // Two keys name the host: whichever stays, there is one, and it is the new one.
+    assert_eq!(got, expect.replace("AUTH", AUTH));
+    assert_eq!(place.found("a.io"), me());
+    let mode = place.path("auth.json").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // Whoever has the old file open reads the old file.
+    assert_eq!(std::io::read_to_string(&old).unwrap(), text);
+
+    let removed = place.keyring.erase("a.io").unwrap();
+    assert_eq!(removed, Removed { from: vec![Kept::File(place.path("auth.json"))], left: None });
+    let expect = r#"{"z":{"a":[1,null]},"auths":{"b.io":{"auth":"eA==","y":1},"a.io/team":{"auth":"eQ=="}},"HttpHeaders":{"x":"y"}}"#;
+    assert_eq!(place.json("auth.json").to_string(), expect);
+    let removed = place.keyring.erase("a.io").unwrap();
+    assert_eq!(removed, Removed { from: Vec::new(), left: None });
+}
+
+#[test]
+fn docker_hub_is_found_by_whoever_wrote_it() {
+    for host in ["docker.io", "index.docker.io", "registry-1.docker.io"] {
+        for (name, key) in [("auth.json", "docker.io"), ("config.json", DOCKER_HUB_KEY)] {
+            let place = Place::new(&[(name, "")]);
+            place.save(host);
+            assert_eq!(place.json(name), json!({"auths": {key: {"auth": AUTH}}}), "{host}");
+            assert_eq!(place.found("registry-1.docker.io"), me());
+            assert_eq!(place.keyring.erase(host).unwrap().from.len(), 1);
+            assert_eq!(place.found("registry-1.docker.io"), None);
+        }
+    }
+}
+
+#[test]
+fn helpers_keep_what_is_theirs() {
+    let entry = r#""auths":{"a.io":{"auth":"eDp5"},"b.io":{}}"#;
+    let with = |rest: &str| format!("{{{entry},{rest}}}");
+    for (first, second, by) in [
+        (with(r#""credHelpers":{"a.io":"test"}"#), String::new(), "auth.json"),
+        (with(r#""credsStore":"test""#), String::new(), "auth.json"),
+        (with(r#""credsStore":"""#), with(r#""credHelpers":{"a.io":"test"}"#), "config.json"),
+        (
+            with(r#""x":1"#),
+            r#"{"auths":{"a.io":{}},"credsStore":"test"}"#.to_owned(),
+            "config.json",
+        ),
+    ] {
+        let place = Place::new(&[("auth.json", &first), ("config.json", &second)]);
+        assert_eq!(place.save("a.io"), format!("by test of D/{by}"));
+        let expect = json!({"ServerURL": "a.io", "Username": "me", "Secret": "open:sesame"});
+        assert_eq!(place.json("kept"), expect);
+        // The old entry would have been found before it.
+        assert_eq!(place.found("a.io"), me(), "{first} {second}");
+        let all = std::fs::read_to_string(place.path("auth.json")).unwrap();
+        assert!(!all.contains(AUTH), "{all}");
+        let removed = place.keyring.erase("a.io").unwrap();
+        let helper = Kept::Helper { name: "test".to_owned(), file: place.path(by) };
+        assert!(removed.from.contains(&helper), "{removed:?}");
+        assert_eq!(std::fs::read_to_string(place.path("erased")).unwrap(), "a.io");
+        assert_eq!(place.found("a.io"), None);
+        assert_eq!(place.keyring.erase("a.io").unwrap().from, []);
+    }
+    let place = Place::new(&[("auth.json", r#"{"credsStore":"test"}"#)]);
+    place.save("docker.io");
+    assert_eq!(place.json("kept")["ServerURL"], DOCKER_HUB_KEY);
+}
+
+#[test]
+fn what_other_tools_keep_is_told_of() {
+    let theirs = r#"{"auths":{"a.io":{"auth":"eDp5"}}}"#;
+    let place = Place::new(&[("auth.json", ""), ("config.json", theirs)]);
+    place.save("a.io");
+    let removed = place.keyring.erase("a.io").unwrap();
+    assert_eq!(removed.left, Some(place.path("config.json")));
+    assert_eq!(std::fs::read_to_string(place.path("config.json")).unwrap(), theirs);
+}
+
+#[test]
+fn what_cannot_be_saved_changes_nothing() {
+    for (text, expect) in [
+        ("{\n\"auths\": 7}", "D/auth.json is malformed at line 1"),
+        ("{\n\"auths\": ", "D/auth.json is malformed at line 2"),
+        (
+            r#"{"credsStore":"none"}"#,
+            "there is no program docker-credential-none, which D/auth.json names",
+        ),
+    ] {
+        let place = Place::new(&[("auth.json", text)]);
+        let got = place.save("a.io");
+        // Where both readings fail, either may say so.
+        assert!(got == expect || got == expect.replace("line 1", "line 2"), "{got}");
+        assert_eq!(std::fs::read_to_string(place.path("auth.json")).unwrap(), text);
+    }
+    let place = Place::new(&[("auth.json", "")]);
+    let error = place.keyring.save("a.io", "m:e", &Secret::new("x".to_owned())).unwrap_err();
+    assert_eq!(error.to_string(), "a user cannot have a colon in its name");
+    assert!(!place.path("auth.json").exists());
+    let nowhere = Keyring { files: Vec::new(), ..place.keyring };
+    assert!(matches!(nowhere.erase("a.io"), Err(CredentialError::NoFile)));
+    // A link leads to the file that is replaced.
+    let place = Place::new(&[("link.json", ""), ("auth.json", r#"{"x":1}"#)]);
+    std::os::unix::fs::symlink("auth.json", place.path("link.json")).unwrap();
+    place.save("a.io");
+    assert!(place.path("link.json").is_symlink());
+    assert_eq!(place.json("auth.json")["x"], 1);
+}

@@ -1,0 +1,111 @@
+//! A registry as a whole, for those who log in to it or out of it.
+
+use reqwest::{Method, Url};
+
+use super::credentials::canonical_host;
+use super::transport::Ask;
+use super::{Cause, Credential, Kept, Keyring, Registry, RegistryError, Removed, Secret, Settings};
+use crate::reference::Reference;
+
+/// A registry that somebody logs in to or out of.
+#[derive(Debug, Clone)]
+pub struct Login {
+    reference: Reference,
+    settings: Settings,
+}
+
+/// What came of asking a registry whether it knows somebody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checked {
+    /// It knows the name and the password.
+    Known,
+    /// It does not ask who anybody is.
+    Unasked,
+}
+
+impl Login {
+    /// The registry at `host`, with its port where there is one; `https://` before it and a slash after it do no harm.
+    /// `None` where that is the name of no registry.
+    #[must_use]
+    pub fn new(host: &str, settings: &Settings) -> Option<Self> {
+        let host = host.strip_prefix("https://").unwrap_or(host).trim_end_matches('/');
+        // Its repository plays no part.
+        let reference: Reference = format!("{host}/all").parse().ok()?;
+        let is_host = canonical_host(host) == canonical_host(reference.registry());
+        is_host.then(|| Self { reference, settings: settings.clone() })
+    }
+
+    /// The registry.
+    #[must_use]
+    pub fn registry(&self) -> &str {
+        self.reference.registry()
+    }
+
+    /// Asks the registry whether it knows the name and the password. Mirrors are not asked.
+    ///
+    /// # Errors
+    /// [`RegistryError`]: it does not, or does not answer.
+    pub fn check(&self, user: &str, password: &Secret) -> Result<Checked, RegistryError> {
+        let (user, password) = (user.to_owned(), password.clone());
+        let given = Some(Credential::Password { user, password });
+        let keyring = Keyring { given, ..self.settings.keyring.clone() };
+        let settings = Settings { keyring, ..self.settings.clone() };
+        let registry = Registry::new(&self.reference, &settings)?;
+        let what = format!("log in to {}", self.registry());
+        registry.run(&what.clone(), |core| async move {
+            let own = core.endpoints.len() - 1;
+            let mut turns = super::retry::Turns::new(&core, what, vec![own]);
+            loop {
+                let index = turns.next().await?;
+                let endpoint = &core.endpoints[index];
+                let asked = async {
+                    let url = Url::parse(&format!("{}/", endpoint.base))
+                        .map_err(|error| Cause::Protocol(error.to_string()))?;
+                    let ask = Ask::new(Method::GET, url);
+                    // Of whoever does not ask by itself nothing can be known.
+                    let answer = core.call_with(index, &ask, &[]).await?;
+                    match answer.response.status().as_u16() {
+                        200 => Ok(core.auth.was_asked(endpoint)),
+                        _ => Err(core.failure(index, answer).await),
+                    }
+                };
+                match asked.await {
+                    Ok(true) => return Ok(Checked::Known),
+                    Ok(false) => return Ok(Checked::Unasked),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })
+    }
+
+    /// Puts the name and the password where they will be found for this registry.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; then nothing is changed.
+    pub fn save(&self, user: &str, password: &Secret) -> Result<Kept, RegistryError> {
+        let saved = self.settings.keyring.save(&self.host()?, user, password);
+        saved.map_err(|error| self.failed("save the credentials", Cause::Credentials(error)))
+    }
+
+    /// Takes away what there is for this registry.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub fn erase(&self) -> Result<Removed, RegistryError> {
+        let erased = self.settings.keyring.erase(&self.host()?);
+        erased.map_err(|error| self.failed("remove the credentials", Cause::Credentials(error)))
+    }
+
+    /// What its credentials are looked for under: a file may say that the registry is elsewhere.
+    fn host(&self) -> Result<String, RegistryError> {
+        let Settings { hosts, plain_http, .. } = &self.settings;
+        let endpoints = super::hosts::endpoints(self.registry(), hosts, *plain_http);
+        let endpoints =
+            endpoints.map_err(|error| self.failed("use the registry", Cause::Hosts(error)))?;
+        Ok(endpoints.last().expect("the registry itself is the last").host.clone())
+    }
+
+    fn failed(&self, what: &str, cause: Cause) -> RegistryError {
+        RegistryError::new(what, self.registry(), 1, cause)
+    }
+}

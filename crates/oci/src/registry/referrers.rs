@@ -1,0 +1,313 @@
+//! What refers to a manifest: listed by the registry, or in an index that clients keep where it knows no such list.
+//!
+//! Source: OCI distribution-spec 1.1, "Listing Referrers", "Pushing Manifests with Subject", "Referrers Tag Schema".
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use reqwest::Method;
+use reqwest::header::{ACCEPT, HeaderValue};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::hosts::Capability;
+use super::lists::too_many;
+use super::{Cause, Core, Registry, RegistryError};
+use crate::Digest;
+use crate::manifest::{Descriptor, INDEX, MANIFEST_MAX, MANIFESTS_MAX, ManifestError};
+
+/// The most characters of a digest that are in the index's tag.
+const TAG_DIGEST_MAX: usize = 64;
+/// How often the index is written, when others write it at the same time.
+const WRITES_MAX: u32 = 5;
+
+/// Something that has a manifest as its `subject`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Referrer {
+    /// Where and what it is.
+    #[serde(flatten)]
+    pub descriptor: Descriptor,
+    /// What it is for, such as a signature; may be empty.
+    #[serde(default, deserialize_with = "crate::manifest::or_default")]
+    pub artifact_type: String,
+}
+
+impl Registry {
+    /// What refers to a manifest, of one type or of any. Registries that have no such list keep an index under a tag.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub fn referrers(
+        &self,
+        digest: &Digest,
+        artifact_type: Option<&str>,
+    ) -> Result<Vec<Referrer>, RegistryError> {
+        let what = format!("list what refers to {digest}");
+        let (subject, wanted) = (*digest, artifact_type.map(str::to_owned));
+        let mut found = self.run(&what.clone(), |core| async move {
+            let mut turns = core.turns(&what, Capability::Resolve, None);
+            loop {
+                let index = turns.next().await?;
+                match core.referrers(index, &subject, wanted.as_deref()).await {
+                    Ok(referrers) => return Ok(referrers),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })?;
+        // Registries need not filter; those that do say so by OCI-Filters-Applied, and some do it wrong.
+        found.retain(|one| artifact_type.is_none_or(|wanted| one.artifact_type == wanted));
+        Ok(found)
+    }
+
+    /// Writes a manifest that was put, and has a subject, into the index of what refers to that.
+    pub(super) fn list_referrer(
+        &self,
+        digest: &Digest,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<(), RegistryError> {
+        let Some((subject, entry)) = entry(digest, media_type, bytes) else { return Ok(()) };
+        let what = format!("list {digest} among what refers to {subject}");
+        self.run(&what.clone(), |core| async move {
+            let mut turns = core.turns(&what, Capability::Push, None);
+            loop {
+                let index = turns.next().await?;
+                match core.add_referrer(index, &subject, &entry).await {
+                    Ok(()) => return Ok(()),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Referrers {
+    #[serde(default)]
+    manifests: Option<Vec<Referrer>>,
+}
+
+impl Core {
+    async fn referrers(
+        self: &Arc<Self>,
+        index: usize,
+        subject: &Digest,
+        artifact_type: Option<&str>,
+    ) -> Result<Vec<Referrer>, Cause> {
+        let mut ask = self.ask(index, Method::GET, &format!("referrers/{subject}"))?;
+        if let Some(wanted) = artifact_type {
+            ask.url.query_pairs_mut().append_pair("artifactType", wanted);
+        }
+        let mut all = Vec::new();
+        let mut next = Some(ask.header(ACCEPT, HeaderValue::from_static(INDEX)));
+        for _ in 0..super::lists::PAGES_MAX {
+            let Some(ask) = next.take() else { break };
+            let Some((page, following)) = self.page::<Referrers>(index, ask).await? else {
+                return self.referrers_by_tag(index, subject).await;
+            };
+            all.extend(page.manifests.unwrap_or_default());
+            if all.len() > MANIFESTS_MAX {
+                return Err(too_many("referrers", all.len(), MANIFESTS_MAX));
+            }
+            next = following;
+        }
+        Ok(all)
+    }
+
+    async fn referrers_by_tag(
+        &self,
+        index: usize,
+        subject: &Digest,
+    ) -> Result<Vec<Referrer>, Cause> {
+        let ask = self
+            .ask(index, Method::GET, &format!("manifests/{}", tag(subject)))?
+            .header(ACCEPT, HeaderValue::from_static(INDEX));
+        let page: Option<(Referrers, _)> = self.page(index, ask).await?;
+        let found = page.and_then(|(page, _)| page.manifests).unwrap_or_default();
+        if found.len() > MANIFESTS_MAX {
+            return Err(too_many("referrers", found.len(), MANIFESTS_MAX));
+        }
+        Ok(found)
+    }
+
+    /// Reads the index, adds the entry and writes it, of one host alone: what a mirror has may be older. Another may write
+    /// it in between, so that it is read once more: registries have no way to write only what nobody else has changed.
+    async fn add_referrer(
+        self: &Arc<Self>,
+        index: usize,
+        subject: &Digest,
+        entry: &Map<String, Value>,
+    ) -> Result<(), Cause> {
+        let tag = tag(subject);
+        for turn in 0..WRITES_MAX {
+            tokio::time::sleep(self.settings.backoff * turn.saturating_sub(1)).await;
+            let old = match self.fetch_manifest(index, &tag, None).await {
+                Ok(fetched) => Some(fetched.bytes),
+                Err(Cause::NotFound { .. } | Cause::NameUnknown { .. }) => None,
+                Err(cause) => return Err(cause),
+            };
+            let Some(new) = with_entry(old.as_deref(), entry).map_err(Cause::Document)? else {
+                return Ok(());
+            };
+            self.put_manifest(index, &tag, INDEX, &new.into()).await?;
+        }
+        Err(Cause::Protocol("it forgets what was put, or too many write it at once".to_owned()))
+    }
+}
+
+/// The tag of the index. Of longer digests than SHA-256's only a part fits.
+fn tag(subject: &Digest) -> String {
+    let text = subject.to_string();
+    let (algorithm, hash) = text.split_once(':').expect("a digest has a colon");
+    format!("{algorithm}-{}", &hash[..hash.len().min(TAG_DIGEST_MAX)])
+}
+
+/// The subject of a manifest or index, if it has any, and the entry that it is listed by.
+fn entry(digest: &Digest, media_type: &str, bytes: &[u8]) -> Option<(Digest, Map<String, Value>)> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct About {
+        subject: Subject,
+        artifact_type: Option<String>,
+        config: Option<Config>,
+        annotations: Option<BTreeMap<String, String>>,
+    }
+    #[derive(Deserialize)]
+    struct Subject {
+        digest: String,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Config {
+        media_type: Option<String>,
+    }
+    let About { subject, artifact_type, config, annotations } =
+        serde_json::from_slice(bytes).ok()?;
+    // One of a hash that nobody knows has no list either.
+    let subject = subject.digest.parse().ok()?;
+    let of_config = || config.and_then(|config| config.media_type);
+    let artifact_type = artifact_type.filter(|it| !it.is_empty()).or_else(of_config);
+    let mut entry = Map::new();
+    entry.insert("mediaType".to_owned(), media_type.into());
+    entry.insert("digest".to_owned(), digest.to_string().into());
+    entry.insert("size".to_owned(), bytes.len().into());
+    if let Some(annotations) = annotations.filter(|it| !it.is_empty()) {
+        entry.insert("annotations".to_owned(), json!(annotations));
+    }
+    if let Some(artifact_type) = artifact_type {
+        entry.insert("artifactType".to_owned(), artifact_type.into());
+    }
+    Some((subject, entry))
+}
+
+/// An index with one more entry; `None` if it is in there already. All else in it stays as it is.
+fn with_entry(
+    old: Option<&[u8]>,
+    entry: &Map<String, Value>,
+) -> Result<Option<Vec<u8>>, ManifestError> {
+    let kind = "index";
+    let json = |source| ManifestError::Json { kind, source };
+    let mut index: Map<String, Value> = match old {
+        Some(bytes) => serde_json::from_slice(bytes).map_err(json)?,
+        None => Map::new(),
+    };
+    if old.is_some() && !index.get("manifests").is_some_and(Value::is_array) {
+        return Err(ManifestError::NotIndex);
+    }
+    if old.is_none() {
+        index.insert("schemaVersion".to_owned(), 2.into());
+        index.insert("mediaType".to_owned(), INDEX.into());
+        index.insert("manifests".to_owned(), Value::Array(Vec::new()));
+    }
+    let list = index.get_mut("manifests").and_then(Value::as_array_mut).expect("it is an array");
+    if list.iter().any(|one| one.get("digest") == entry.get("digest")) {
+        return Ok(None);
+    }
+    list.push(Value::Object(entry.clone()));
+    crate::manifest::check_count("referrers", list.len(), MANIFESTS_MAX)?;
+    let bytes = serde_json::to_vec(&index).map_err(json)?;
+    crate::manifest::check_size(kind, bytes.len() as u64, MANIFEST_MAX)?;
+    Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Source: the example in "Referrers Tag Schema".
+    #[test]
+    fn tags() {
+        let check = |digest: String, expect: String| {
+            assert_eq!(tag(&digest.parse().unwrap()), expect);
+        };
+        check(format!("sha256:{}", "a".repeat(64)), format!("sha256-{}", "a".repeat(64)));
+        check(format!("sha512:{}", "ab".repeat(64)), format!("sha512-{}", "ab".repeat(32)));
+    }
+
+    fn check_entry(manifest: &str, expect: &str) {
+        let digest = Digest::sha256(b"x");
+        let got = match entry(&digest, "m", manifest.as_bytes()) {
+            Some((subject, entry)) => {
+                assert_eq!(subject, Digest::sha256(b"s"));
+                let size = format!(",\"size\":{}", manifest.len());
+                let text = Value::Object(entry).to_string();
+                text.replace(&digest.to_string(), "D").replace(&size, "")
+            }
+            None => "none".to_owned(),
+        };
+        assert_eq!(got, expect, "{manifest}");
+    }
+
+    #[test]
+    fn entries() {
+        let subject = format!(r#""subject":{{"digest":"{}"}}"#, Digest::sha256(b"s"));
+        let check = |text: &str, expect: &str| check_entry(&format!("{{{subject}{text}}}"), expect);
+        check_entry("{}", "none");
+        check_entry("[", "none");
+        check_entry(r#"{"subject":null}"#, "none");
+        check_entry(r#"{"subject":{"digest":"sha3:12"}}"#, "none");
+        check("", r#"{"mediaType":"m","digest":"D"}"#);
+        check(
+            r#","artifactType":"t","config":{"mediaType":"c"}"#,
+            r#"{"mediaType":"m","digest":"D","artifactType":"t"}"#,
+        );
+        check(
+            r#","artifactType":"","config":{"mediaType":"c"},"annotations":{"a":"b"}"#,
+            r#"{"mediaType":"m","digest":"D","annotations":{"a":"b"},"artifactType":"c"}"#,
+        );
+    }
+
+    fn check_index(old: Option<&str>, expect: &str) {
+        let entry = json!({"digest": "new", "x": 1});
+        let got = match with_entry(old.map(str::as_bytes), entry.as_object().unwrap()) {
+            Ok(Some(bytes)) => String::from_utf8(bytes).unwrap(),
+            Ok(None) => "as it is".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(got, expect, "{old:?}");
+    }
+
+    #[test]
+    fn indexes() {
+        check_index(
+            None,
+            &format!(
+                r#"{{"schemaVersion":2,"mediaType":"{INDEX}","manifests":[{{"digest":"new","x":1}}]}}"#
+            ),
+        );
+        check_index(
+            Some(r#"{"manifests":[{"digest":"old","y":[2]}],"z":{}}"#),
+            r#"{"manifests":[{"digest":"old","y":[2]},{"digest":"new","x":1}],"z":{}}"#,
+        );
+        check_index(Some(r#"{"manifests":[{"digest":"new"}]}"#), "as it is");
+        check_index(Some(r#"{"layers":[]}"#), "it is a manifest, where an index should be");
+        check_index(Some("["), "the index is malformed");
+        let full = format!(r#"{{"manifests":[{}1]}}"#, "1,".repeat(MANIFESTS_MAX - 1));
+        check_index(Some(&full), "4097 referrers: at most 4096 are read");
+        let long = format!(r#"{{"manifests":["{}"]}}"#, "x".repeat(4 << 20));
+        let error = with_entry(Some(long.as_bytes()), json!({"digest": 1}).as_object().unwrap())
+            .unwrap_err();
+        assert!(matches!(error, ManifestError::TooLarge { .. }), "{error}");
+    }
+}

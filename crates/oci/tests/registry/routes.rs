@@ -1,0 +1,125 @@
+//! How connections are made, as `hosts.toml` and the environment have it.
+
+use std::net::TcpListener;
+use std::time::Instant;
+
+use quire_oci::registry::Proxies;
+
+use super::fake::{Manner, Server, proxy, reply};
+use super::secure::{Authority, fetch, secret};
+use super::*;
+
+#[test]
+fn a_server_gets_the_certificate_that_it_can_use() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let server = authority.server("127.0.0.1", true);
+    authority.sign("me", "me.test");
+    other.sign("me", "me.test");
+    let pair = |of: &Authority| format!("[{:?}, {:?}]", of.path("me.cert"), of.path("me.key"));
+    let ca = format!("ca = {:?}\n", authority.path("ca.crt"));
+    let with = |pairs: &[String]| {
+        let hosts = Hosts::new(&server.host(), &format!("{ca}client = [{}]", pairs.join(", ")));
+        fetch(&server.host(), &hosts.settings())
+    };
+    let (good, bad) = (pair(&authority), pair(&other));
+    assert_eq!(with(&[bad.clone(), good.clone()]), "good");
+    assert_eq!(with(&[good, bad.clone()]), "good");
+    assert_ne!(with(&[bad.clone(), bad]), "good");
+    assert!(server.seen().iter().all(|it| it.has_certificate));
+    assert_eq!(server.seen().len(), 2);
+    // A key of another certificate is found out before anybody is asked.
+    let mixed = format!("[{:?}, {:?}]", authority.path("me.cert"), other.path("me.key"));
+    let text = with(&[mixed]);
+    assert!(text.contains("cannot use the certificate file"), "{text}");
+}
+
+#[test]
+fn tls_goes_through_proxies_but_for_exceptions() {
+    let authority = Authority::new();
+    let server = authority.server("registry.test", false);
+    let ca = format!("ca = {:?}", authority.path("ca.crt"));
+    let hosts = Hosts::new("registry.test", &ca);
+    for (manner, scheme) in [(Manner::Connect, "http"), (Manner::Socks5, "socks5h")] {
+        let (address, asked) = proxy(manner, server.address);
+        let https = secret(format!("{scheme}://{address}"));
+        let proxies = Proxies { https, ..Proxies::default() };
+        let with = |except: &str| {
+            let proxies = Proxies { except: except.to_owned(), ..proxies.clone() };
+            fetch("registry.test", &Settings { proxies, retries: 0, ..hosts.settings() })
+        };
+        assert_eq!(with(""), "good");
+        assert_eq!(with("other.test,test.example"), "good");
+        for except in ["registry.test", ".test", "a.io, test", "*"] {
+            let text = with(except);
+            assert!(text.contains("the name of the host is not known"), "{except}: {text}");
+        }
+        assert_eq!(asked.lock().unwrap().len(), 2, "{scheme}");
+    }
+    // One for HTTP is none for HTTPS.
+    let (address, asked) = proxy(Manner::Connect, server.address);
+    let proxies = Proxies { http: secret(format!("http://{address}")), ..Proxies::default() };
+    let settings = Settings { proxies, retries: 0, ..hosts.settings() };
+    assert!(fetch("registry.test", &settings).contains("the name of the host is not known"));
+    assert!(asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn hosts_have_proxies_of_their_own() {
+    let authority = Authority::new();
+    let server = authority.server("localhost", false);
+    let port = server.address.port();
+    let (connect, connected) = proxy(Manner::Connect, server.address);
+    let (socks, socked) = proxy(Manner::Socks5, server.address);
+    let (environment, unused) = proxy(Manner::Connect, server.address);
+    let ca = format!("ca = {:?}\n", authority.path("ca.crt"));
+    let https = secret(format!("http://{environment}"));
+    // What the file says counts more than the environment, exceptions included: this machine is one.
+    let proxies = Proxies { https, except: "*".to_owned(), ..Proxies::default() };
+    let host = format!("localhost:{port}");
+    for address in
+        [format!("http://{connect}"), format!("socks5h://{socks}"), format!("socks5://{socks}")]
+    {
+        let hosts = Hosts::new(&host, &format!("{ca}proxy = \"{address}\""));
+        let settings = Settings { proxies: proxies.clone(), ..hosts.settings() };
+        assert_eq!(fetch(&host, &settings), "good", "{address}");
+    }
+    assert_eq!(*connected.lock().unwrap(), [format!("CONNECT {host}")]);
+    // socks5 asks with an address that was looked up here, socks5h with the name.
+    assert_eq!(*socked.lock().unwrap(), [host, format!("127.0.0.1:{port}")]);
+    assert!(unused.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_proxy_that_refuses_is_named() {
+    let refusing = Server::start(|_, _| reply(403).header("connection", "close"));
+    let proxies = Proxies {
+        https: secret(format!("http://u:secret@{}", refusing.host())),
+        ..Proxies::default()
+    };
+    let settings = Settings { proxies, retries: 0, ..settings() };
+    let text = fetch("registry.test", &settings);
+    assert!(text.contains("proxy") && !text.contains("secret"), "{text}");
+    assert_eq!(refusing.lines(), ["CONNECT registry.test:443"]);
+}
+
+#[test]
+fn nobody_waits_longer_for_a_connection_than_is_said() {
+    // A queue that is full takes no more connections: the kernel drops what comes.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _full: Vec<_> = (0..3)
+        .map(|_| std::net::TcpStream::connect_timeout(&address, Duration::from_millis(100)))
+        .collect();
+    let own = Server::start(|_, _| reply(200).body("{}"));
+    let text = format!("[host.\"http://{address}\"]\ndial_timeout = \"200ms\"");
+    let hosts = Hosts::new(&own.host(), &text);
+    let settings = Settings { stall: Duration::from_secs(20), ..hosts.settings() };
+    let since = Instant::now();
+    assert_eq!(fetch(&own.host(), &settings), "good");
+    let elapsed = since.elapsed();
+    assert!(
+        (Duration::from_millis(200)..Duration::from_secs(10)).contains(&elapsed),
+        "{elapsed:?}"
+    );
+}
