@@ -7,6 +7,7 @@
 
 mod auth;
 mod blobs;
+mod crane;
 mod daemon;
 mod fake;
 #[path = "../import/home.rs"]

@@ -21,18 +21,18 @@ use super::fake::{Reply, Request, Server, content, reply};
 use super::home::{Home, NEVER};
 use super::*;
 
-const NOW: Seconds = Seconds(1_700_000_000);
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(super) const NOW: Seconds = Seconds(1_700_000_000);
+pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// A layer: its tar and its blob.
-struct Layer {
-    tar: Vec<u8>,
-    blob: Vec<u8>,
+pub(super) struct Layer {
+    pub(super) tar: Vec<u8>,
+    pub(super) blob: Vec<u8>,
 }
 
 /// A tar by GNU tar of one file of noise, so that the blob is as long as the file, and some small ones.
-fn layer(name: &str, length: usize) -> Layer {
+pub(super) fn layer(name: &str, length: usize) -> Layer {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(name), noise(length)).unwrap();
     std::fs::write(folder.path().join("same"), "the same in all layers\n".repeat(9)).unwrap();
@@ -46,13 +46,13 @@ fn layer(name: &str, length: usize) -> Layer {
 }
 
 /// An image as a registry has it.
-struct Served {
-    manifest: Vec<u8>,
-    config: Vec<u8>,
-    layers: Vec<Layer>,
+pub(super) struct Served {
+    pub(super) manifest: Vec<u8>,
+    pub(super) config: Vec<u8>,
+    pub(super) layers: Vec<Layer>,
 }
 
-fn served(layers: Vec<Layer>) -> Served {
+pub(super) fn served(layers: Vec<Layer>) -> Served {
     let list = |of: &dyn Fn(&Layer) -> String| layers.iter().map(of).collect::<Vec<_>>().join(",");
     let diff_ids = list(&|it| format!("\"{}\"", digest(&it.tar)));
     let config = format!(
@@ -72,7 +72,7 @@ fn served(layers: Vec<Layer>) -> Served {
 
 impl Served {
     /// The truth.
-    fn answer(&self, request: &Request) -> Reply {
+    pub(super) fn answer(&self, request: &Request) -> Reply {
         if request.path.contains("/manifests/") {
             return reply(200).header("content-type", MANIFEST).body(&self.manifest);
         }
@@ -84,13 +84,23 @@ impl Served {
         }
     }
 
-    fn path(&self, layer: usize) -> String {
+    /// Has a registry take it, as `app:1`, without a store.
+    pub(super) fn put(&self, host: &str) {
+        let there = registry(host, &settings());
+        let blobs = self.layers.iter().map(|it| &it.blob).chain([&self.config]);
+        for blob in blobs {
+            there.upload_blob(&digest(blob), blob.len() as u64, &mut &blob[..]).unwrap();
+        }
+        there.put_manifest("1", MANIFEST, &self.manifest).unwrap();
+    }
+
+    pub(super) fn path(&self, layer: usize) -> String {
         format!("/v2/app/blobs/{}", digest(&self.layers[layer].blob))
     }
 }
 
 impl Home {
-    fn pull_as(&self, host: &str, layers: Layers) -> Result<Pulled, PullError> {
+    pub(super) fn pull_as(&self, host: &str, layers: Layers) -> Result<Pulled, PullError> {
         let reference: Reference = format!("{host}/app:1").parse().unwrap();
         let name = default_name(&reference).unwrap();
         let import = Options { name: Some(&name), ..self.import_options() };
@@ -99,12 +109,12 @@ impl Home {
         pull(&self.store, &registry(host, &settings()), &reference, &options)
     }
 
-    fn pull(&self, host: &str) -> Result<Pulled, PullError> {
+    pub(super) fn pull(&self, host: &str) -> Result<Pulled, PullError> {
         self.pull_as(host, Layers::Forget)
     }
 
     /// The image of the same layers by way of a layout, which no registry had a part in.
-    fn imported(&self, served: &Served) -> ObjectId {
+    pub(super) fn imported(&self, served: &Served) -> ObjectId {
         let layout = self.path("layout");
         let blobs = layout.join("blobs/sha256");
         std::fs::create_dir_all(&blobs).unwrap();
@@ -126,7 +136,7 @@ impl Home {
     }
 
     /// The files of `blobs/`, without digests.
-    fn blobs(&self) -> Vec<String> {
+    pub(super) fn blobs(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path("store/blobs")).unwrap();
         let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
         let kinds = names.map(|it| it.get(7 + 64..).unwrap().to_owned());
@@ -135,12 +145,12 @@ impl Home {
         kinds
     }
 
-    fn is_sound(&self) -> bool {
+    pub(super) fn is_sound(&self) -> bool {
         self.store.fsck_deep(FsckOptions { threads: 2 }).unwrap().is_sound()
     }
 }
 
-fn image(pulled: Result<Pulled, PullError>) -> ObjectId {
+pub(super) fn image(pulled: Result<Pulled, PullError>) -> ObjectId {
     match pulled {
         Ok(Pulled::Image(report)) => report.image,
         Ok(Pulled::UpToDate { .. }) => panic!("nothing was pulled"),
@@ -311,7 +321,7 @@ fn a_manifest_that_lies_is_refused() {
     }
 }
 
-fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String]) -> Pushed {
+pub(super) fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String]) -> Pushed {
     let name = default_name(&pulled.parse().unwrap()).unwrap();
     let manifest = home.store.reference(&name).unwrap().unwrap().manifest.unwrap();
     let target: Reference = target.parse().unwrap();
