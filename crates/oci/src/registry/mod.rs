@@ -197,16 +197,11 @@ impl Core {
     /// Why an answer is no success.
     async fn failure(&self, index: usize, answer: Answer) -> Cause {
         let status = answer.response.status().as_u16();
+        let elsewhere = answer.elsewhere();
         let headers = answer.response.headers().clone();
         let body = self.transport.body(answer.response, auth::ERROR_MAX).await.unwrap_or_default();
-        let host = &self.endpoints[index].host;
-        match Cause::of_status(status, &headers, &body, host) {
-            // What the registry led to does not know its signature any more: it makes a new one when asked again.
-            Cause::Denied { words } | Cause::NoCredentials { words, .. } if !answer.is_own => {
-                Cause::Connection(format!("status {status} where the registry leads to {words}"))
-            }
-            cause => cause,
-        }
+        let host = elsewhere.as_ref().unwrap_or(&self.endpoints[index].host);
+        Cause::of_status(status, &headers, &body, host).at(elsewhere.as_deref())
     }
 
     /// Ends when somebody wants all to end.

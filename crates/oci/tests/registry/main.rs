@@ -10,11 +10,13 @@ mod blobs;
 mod crane;
 mod daemon;
 mod fake;
+mod faults;
 #[path = "../import/home.rs"]
 mod home;
 mod manifests;
 mod pulls;
 mod real;
+mod rounds;
 mod secure;
 mod uploads;
 

@@ -14,7 +14,7 @@ use oci::export::{self, Compression, How};
 use oci::import::{Event, Options};
 use oci::policy::Policies;
 use oci::pull::{Layers, PullError, Pulled, default_name, pull};
-use oci::push::{Pushed, Sent, Wish, push};
+use oci::push::{PushError, Pushed, Sent, Wish, push};
 use store::{FsckOptions, Seconds};
 
 use super::fake::{Reply, Request, Server, content, reply};
@@ -231,6 +231,7 @@ fn a_layer_that_is_complete_is_not_fetched_twice() {
     });
     let home = Home::new();
     home.pull(&server.host()).unwrap_err();
+    server.settle();
     let first = digest(&served.layers[0].tar);
     assert!(home.store.layer(&first).unwrap().is_some(), "the first layer is durable by itself");
     home.store.gc(NOW).unwrap();
@@ -322,6 +323,16 @@ fn a_manifest_that_lies_is_refused() {
 }
 
 pub(super) fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String]) -> Pushed {
+    push_over(home, pulled, target, sources, &settings()).unwrap()
+}
+
+pub(super) fn push_over(
+    home: &Home,
+    pulled: &str,
+    target: &str,
+    sources: &[String],
+    settings: &Settings,
+) -> Result<Pushed, PushError> {
     let name = default_name(&pulled.parse().unwrap()).unwrap();
     let manifest = home.store.reference(&name).unwrap().unwrap().manifest.unwrap();
     let target: Reference = target.parse().unwrap();
@@ -333,8 +344,8 @@ pub(super) fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String
         progress: &|_: Event<'_>| {},
         cancel: &NEVER,
     };
-    let there = Registry::new(&target, &settings()).unwrap();
-    push(&home.store, &there, &wish, &options, &|_| {}).unwrap()
+    let there = Registry::new(&target, settings).unwrap();
+    push(&home.store, &there, &wish, &options, &|_| {})
 }
 
 #[test]
