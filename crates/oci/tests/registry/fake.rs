@@ -269,7 +269,7 @@ impl Job {
         match reply.fault {
             Fault::None => self.body(stream, body, reply.pace)?,
             Fault::Cut(after) | Fault::Reset(Some(after)) => {
-                self.body(stream, &body[..after], reply.pace)?
+                self.body(stream, &body[..after], reply.pace)?;
             }
             Fault::Reset(None) => {}
             Fault::Stall(after) => {
