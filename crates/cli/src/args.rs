@@ -498,6 +498,9 @@ pub(crate) struct Gc {
     /// Only say what would be freed
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
+    /// Also what interrupted pulls have fetched, which is kept for a week otherwise
+    #[arg(long)]
+    pub(crate) unfinished: bool,
 }
 
 #[derive(Debug, Args)]

@@ -31,7 +31,7 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 /// A place with the image `a:1` of layers that differ in length and in the number of their files. Gives their diff ids.
-fn place() -> (Place, Vec<String>) {
+pub(super) fn place() -> (Place, Vec<String>) {
     let (place, mut diff_ids) = (Place::new(), Vec::new());
     let tar = |folder: &str, to: &str| {
         let mut command = Command::new("tar");

@@ -7,6 +7,8 @@ mod daemon;
 mod fake;
 #[path = "kills.rs"]
 mod kills;
+#[path = "no_room.rs"]
+mod no_room;
 #[path = "../../../oci/tests/registry/rounds.rs"]
 mod rounds;
 
