@@ -1,274 +1,26 @@
 //! Pulls and pushes through a proxy that does to them whatever networks, registries and what stands before them do, by a plan
 //! that a number decides. Whatever happens: an image is the very one or there is none, and errors say what happened.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hasher as _};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use quire_oci as oci;
 
-use oci::pull::{Layers, PullError, Pulled, default_name, pull};
+use oci::pull::{Layers, PullError, Pulled};
 use oci::push::PushError;
 
 use super::daemon::Daemon;
-use super::fake::{Reply, Request, Server, forward, reply};
+use super::fake::Server;
 use super::home::Home;
-use super::pulls::{NOW, Served, image, layer, push_over, push_to, served};
+use super::proxy::Proxy;
+use super::pulls::{NOW, Served, image, layer, pull_name, push_over, push_to, served};
 use super::rounds::rounds;
 use super::*;
 
 /// Settings for bad weather: stalls are to cost little.
 fn impatient() -> Settings {
     Settings { stall: Duration::from_millis(400), ..settings() }
-}
-
-/// Numbers that depend on nothing but `seed`.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: impl std::hash::Hash) -> Self {
-        let mut hasher = DefaultHasher::new();
-        seed.hash(&mut hasher);
-        Self(hasher.finish() | 1)
-    }
-
-    /// From 0 to `bound`, without `bound` itself.
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 16) % bound.max(1) as u64).unwrap()
-    }
-}
-
-/// What may happen to a request.
-#[derive(Debug, Clone, Copy)]
-enum Trouble {
-    Delay,
-    Slow,
-    RateLimit,
-    Status(u16),
-    /// The same, but the registry has done what was asked.
-    LateStatus(u16),
-    /// The registry gets a part of the body.
-    Lost,
-    ResetBefore,
-    ResetAfter,
-    ResetWithin,
-    Truncated,
-    Stall,
-    /// More comes than there is.
-    Longer,
-    /// `Content-Length` says more than there is, or less.
-    Announced(bool),
-    Flipped,
-    WrongDigest,
-    Elsewhere,
-    ElsewhereRefuses,
-}
-
-const TROUBLES: [Trouble; 21] = [
-    Trouble::Delay,
-    Trouble::Slow,
-    Trouble::RateLimit,
-    Trouble::Status(500),
-    Trouble::Status(502),
-    Trouble::Status(503),
-    Trouble::Status(504),
-    Trouble::LateStatus(502),
-    Trouble::Lost,
-    Trouble::ResetBefore,
-    Trouble::ResetAfter,
-    Trouble::ResetWithin,
-    Trouble::Truncated,
-    Trouble::Stall,
-    Trouble::Longer,
-    Trouble::Announced(true),
-    Trouble::Announced(false),
-    Trouble::Flipped,
-    Trouble::WrongDigest,
-    Trouble::Elsewhere,
-    Trouble::ElsewhereRefuses,
-];
-
-/// What a proxy does, and what it has seen.
-struct Weather {
-    seed: u64,
-    /// Of a hundred requests, how many get into trouble.
-    chance: usize,
-    /// How long tokens live, if there are any. Clients are told nothing of it.
-    token_life: Option<Duration>,
-    upstream: String,
-    /// How often each was asked for.
-    count: Mutex<BTreeMap<String, u64>>,
-    tokens: Mutex<Vec<Instant>>,
-    /// Where blobs are led to.
-    elsewhere: String,
-    done: Mutex<Vec<String>>,
-}
-
-impl Weather {
-    fn answer(&self, request: &Request) -> Reply {
-        let host = request.header("host").unwrap_or_default();
-        if request.path.starts_with("/token?") {
-            return self.token(request);
-        }
-        let number = {
-            let mut count = self.count.lock().unwrap();
-            let number = count.entry(request.line()).or_default();
-            *number += 1;
-            *number
-        };
-        let mut dice = Dice::new((self.seed, &request.method, &request.path, number));
-        if !self.is_known(request) {
-            let challenge = format!("Bearer realm=\"http://{host}/token\",service=\"faults\"");
-            return reply(401).header("www-authenticate", &challenge);
-        }
-        if dice.below(100) >= self.chance {
-            return self.upstream(request);
-        }
-        let trouble = TROUBLES[dice.below(TROUBLES.len())];
-        self.done.lock().unwrap().push(format!("{trouble:?}: {}", request.line()));
-        self.trouble(trouble, request, &mut dice)
-    }
-
-    fn upstream(&self, request: &Request) -> Reply {
-        forward(&self.upstream, request, request.body.len()).unwrap()
-    }
-
-    fn trouble(&self, trouble: Trouble, request: &Request, dice: &mut Dice) -> Reply {
-        match trouble {
-            Trouble::RateLimit => {
-                return reply(429)
-                    .header("retry-after", if dice.below(4) == 0 { "1" } else { "0" });
-            }
-            Trouble::Status(status) => return reply(status).body("<html>sorry</html>"),
-            Trouble::ResetBefore => return reply(500).reset(None),
-            Trouble::Lost if !request.body.is_empty() => {
-                // What the registry says to that nobody hears.
-                drop(forward(&self.upstream, request, dice.below(request.body.len())));
-                return reply(500).reset(None);
-            }
-            Trouble::Elsewhere | Trouble::ElsewhereRefuses if is_blob(request) => {
-                let gone = if matches!(trouble, Trouble::Elsewhere) { "" } else { "&expired" };
-                let to = format!("http://{}/storage?{}{gone}", self.elsewhere, request.path);
-                return reply(307).header("location", &to);
-            }
-            _ => {}
-        }
-        let mut reply = self.upstream(request);
-        let length = reply.body.len();
-        match trouble {
-            Trouble::Delay => {
-                return reply.delay(Duration::from_millis(20 + dice.below(150) as u64));
-            }
-            Trouble::Slow => return reply.pace(Duration::from_millis(2)),
-            Trouble::LateStatus(status) => return super::fake::reply(status),
-            Trouble::ResetAfter => return reply.reset(None),
-            Trouble::ResetWithin => return reply.reset(Some(dice.below(length))),
-            Trouble::Truncated => return reply.cut(dice.below(length)),
-            Trouble::Stall => return reply.stall(dice.below(length)),
-            Trouble::Longer => {
-                reply.body.extend(noise(1 + dice.below(70_000)));
-                if dice.below(2) == 0 {
-                    return reply.header("connection", "close");
-                }
-            }
-            Trouble::Announced(is_more) if request.method != "HEAD" => {
-                let lie = match is_more {
-                    true => length + 1 + dice.below(9999),
-                    false => dice.below(length),
-                };
-                return reply.header("content-length", &lie.to_string()).cut(length);
-            }
-            Trouble::Flipped if length > 0 => {
-                let at = dice.below(length);
-                reply.body[at] ^= 1 << dice.below(8);
-            }
-            Trouble::WrongDigest => {
-                reply.headers.retain(|(name, _)| name != "docker-content-digest");
-                return reply.header("docker-content-digest", &digest(b"another").to_string());
-            }
-            _ => {}
-        }
-        reply
-    }
-
-    /// A token is the number of its making.
-    fn token(&self, request: &Request) -> Reply {
-        self.check_nobody(request);
-        let mut tokens = self.tokens.lock().unwrap();
-        tokens.push(Instant::now());
-        let mut dice = Dice::new((self.seed, "token", tokens.len()));
-        if dice.below(100) < self.chance / 2 {
-            self.done.lock().unwrap().push("no token".to_owned());
-            return reply([500, 503, 429][dice.below(3)]);
-        }
-        reply(200).body(format!("{{\"token\":\"t{}\"}}", tokens.len() - 1))
-    }
-
-    fn is_known(&self, request: &Request) -> bool {
-        let Some(life) = self.token_life else { return true };
-        let token = request.header("authorization").and_then(|it| it.strip_prefix("Bearer t"));
-        let number = token.and_then(|it| it.parse::<usize>().ok());
-        let tokens = self.tokens.lock().unwrap();
-        number.and_then(|it| tokens.get(it)).is_some_and(|since| since.elapsed() < life)
-    }
-
-    /// What is for the registry alone goes nowhere else.
-    fn check_nobody(&self, request: &Request) {
-        if request.header("authorization").is_some() {
-            self.done.lock().unwrap().push(format!("LEAKED: {}", request.line()));
-        }
-    }
-}
-
-fn is_blob(request: &Request) -> bool {
-    request.method == "GET" && request.path.contains("/blobs/sha256:")
-}
-
-/// A registry behind bad weather.
-struct Proxy {
-    server: Server,
-    weather: Arc<Weather>,
-}
-
-impl Proxy {
-    fn start(upstream: &str, seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let chance = [4, 15, 40, 80][dice.below(4)];
-        let token_life =
-            (dice.below(2) == 0).then(|| Duration::from_millis(100 + dice.below(300) as u64));
-        let weather: Arc<std::sync::OnceLock<Arc<Weather>>> = Arc::default();
-        let storage = Arc::clone(&weather);
-        let elsewhere = Server::start(move |request, _| {
-            let weather = storage.get().unwrap();
-            weather.check_nobody(request);
-            let path = request.path.strip_prefix("/storage?").unwrap_or_default();
-            match path.strip_suffix("&expired") {
-                Some(_) => reply(403).body("<Error><Code>AccessDenied</Code></Error>"),
-                None => weather.upstream(&Request { path: path.to_owned(), ..request.clone() }),
-            }
-        });
-        let made = Arc::new(Weather {
-            seed,
-            chance,
-            token_life,
-            upstream: upstream.to_owned(),
-            count: Mutex::default(),
-            tokens: Mutex::default(),
-            elsewhere: elsewhere.host(),
-            done: Mutex::default(),
-        });
-        assert!(weather.set(Arc::clone(&made)).is_ok());
-        let weather = Arc::clone(&made);
-        Self { server: Server::start(move |request, _| made.answer(request)), weather }
-    }
-
-    fn done(&self) -> Vec<String> {
-        self.weather.done.lock().unwrap().clone()
-    }
 }
 
 /// What errors may say of what happened. One that has nothing of these leaves people in the dark.
@@ -310,12 +62,7 @@ fn pull_through(
     layers: Layers,
     settings: &Settings,
 ) -> Result<Pulled, PullError> {
-    let reference: Reference = format!("{host}/app:1").parse().unwrap();
-    let name = default_name(&reference).unwrap();
-    let import = oci::import::Options { name: Some(&name), ..home.import_options() };
-    let policies = oci::policy::Policies::load(&[]).unwrap();
-    let options = oci::pull::Options { import, layers, policies: &policies };
-    pull(&home.store, &Registry::new(&reference, settings).unwrap(), &reference, &options)
+    pull_name(home, &format!("{host}/app:1"), layers, settings)
 }
 
 /// Whatever names there are stand for the whole image, and all that is there is sound.
@@ -353,8 +100,7 @@ fn pulls(upstream: &Daemon, seed: u64, expected: &ObjectId) -> usize {
         // Whoever tidies up meanwhile takes nothing away that the next pull goes on with.
         home.store.gc(NOW).unwrap();
     }
-    let done = proxy.done();
-    assert!(!done.iter().any(|it| it.starts_with("LEAKED")), "{done:?}");
+    proxy.check();
     let calm = pull_through(&home, &upstream.host, layers, &settings());
     assert_eq!(image(calm), *expected);
     check_store(&home, expected);
@@ -406,8 +152,7 @@ fn pushes(upstream: &Daemon, seed: u64, home: &Home, pulled: &str, what: &Served
             Err(other) => panic!("{}", chain(&other)),
         }
     }
-    let done = proxy.done();
-    assert!(!done.iter().any(|it| it.starts_with("LEAKED")), "{done:?}");
+    proxy.check();
     push_to(home, pulled, &format!("{}/{repository}:1", upstream.host), &[]);
     assert!(is_there());
     successes
@@ -447,6 +192,100 @@ fn pulls_in_bad_weather_from_crane() {
     SMALL.put(&daemon.host);
     let expected = Home::new().imported(&SMALL);
     weather(1000, 4, |seed| pulls(&daemon, seed, &expected));
+}
+
+/// What a mirror does wrong the registry itself makes good, whatever it is.
+#[test]
+fn pulls_past_a_bad_mirror() {
+    let Some(daemon) = real::start("") else { return };
+    SMALL.put(&daemon.host);
+    let expected = Home::new().imported(&SMALL);
+    weather(4000, 6, |seed| {
+        let mirror = Proxy::start(&daemon.host, seed);
+        let text = format!(
+            "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
+            daemon.host,
+            mirror.server.host()
+        );
+        let hosts = Hosts::new(&daemon.host, &text);
+        let settings = Settings { hosts: hosts.settings().hosts, ..impatient() };
+        let home = Home::new();
+        let pulled = pull_through(&home, &daemon.host, Layers::Forget, &settings);
+        assert_eq!(image(pulled), expected);
+        check_store(&home, &expected);
+        assert!(mirror.server.seen().len() > 1);
+        mirror.check();
+        1
+    });
+}
+
+/// The second version of an image whose layer has a table of contents, where the first one is: what is asked for are ranges,
+/// and nobody can compare those with anything before the layer is whole.
+#[test]
+fn pulls_of_a_part_in_bad_weather() {
+    let (Some(daemon), Some(crane)) = (real::start(""), crane::crane()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| {
+        let output = std::process::Command::new(&crane).args(words).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    for version in [1, 2] {
+        let tree = folder.path().join(format!("tree-{version}"));
+        std::fs::create_dir(&tree).unwrap();
+        for number in 0..40 {
+            // Every eighth is another one in the second version.
+            let is_new = version == 2 && number % 8 == 0;
+            let bytes = &noise(200_000 + number)[number + usize::from(is_new)..];
+            std::fs::write(tree.join(format!("file-{number:02}")), bytes).unwrap();
+        }
+        let tar = folder.path().join(format!("{version}.tar"));
+        let mut command = std::process::Command::new("tar");
+        command.args(["--format=posix", "--sort=name", "-cf"]).arg(&tar).arg("-C").arg(&tree);
+        assert!(command.arg(".").status().unwrap().success());
+        let name = |kind: &str| format!("{}/{kind}:{version}", daemon.host);
+        run(&["append", "-f", tar.to_str().unwrap(), "-t", &name("plain")]);
+        run(&["optimize", &name("plain"), &name("app")]);
+    }
+    let layout = folder.path().join("layout");
+    let (old, new) = (format!("{}/app:1", daemon.host), format!("{}/app:2", daemon.host));
+    run(&["pull", "--format=oci", &new, layout.to_str().unwrap()]);
+    let source = format!("oci:{}", layout.display());
+    let source = oci::source::Source::parse(source.as_ref()).unwrap();
+    let home = Home::new();
+    let expected = oci::import::import(&home.store, &source, &home.import_options()).unwrap().image;
+    let parts = std::cell::Cell::new(0);
+    weather(5000, 6, |seed| {
+        let proxy = Proxy::start(&daemon.host, seed);
+        let home = Home::new();
+        let first = image(pull_name(&home, &old, Layers::Forget, &settings()));
+        let mut successes = 0;
+        let through = format!("{}/app:2", proxy.server.host());
+        for _ in 0..3 {
+            let pulled = pull_name(&home, &through, Layers::Forget, &impatient());
+            for (_, reference) in home.store.refs().unwrap() {
+                assert!([first, expected].contains(&reference.image));
+            }
+            assert!(home.is_sound());
+            match pulled {
+                Ok(pulled) => {
+                    assert_eq!(image(Ok(pulled)), expected);
+                    successes += 1;
+                    break;
+                }
+                Err(error) => {
+                    println!("{seed}: {}", chain(&error));
+                    check_error(&chain(&error), &proxy.server.host());
+                    assert_eq!(home.store.refs().unwrap().len(), 1);
+                }
+            }
+        }
+        proxy.check();
+        assert_eq!(image(pull_name(&home, &new, Layers::Forget, &settings())), expected);
+        let ranges = proxy.server.seen().iter().filter(|it| it.header("range").is_some()).count();
+        parts.set(parts.get() + ranges);
+        successes
+    });
+    assert!(parts.get() > 0);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod faults;
 #[path = "../import/home.rs"]
 mod home;
 mod manifests;
+mod proxy;
 mod pulls;
 mod real;
 #[expect(clippy::disallowed_methods, reason = "whoever runs tests says how long they may take")]

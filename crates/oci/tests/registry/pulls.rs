@@ -99,14 +99,23 @@ impl Served {
     }
 }
 
+pub(super) fn pull_name(
+    home: &Home,
+    name: &str,
+    layers: Layers,
+    settings: &Settings,
+) -> Result<Pulled, PullError> {
+    let reference: Reference = name.parse().unwrap();
+    let name = default_name(&reference).unwrap();
+    let import = Options { name: Some(&name), ..home.import_options() };
+    let policies = Policies::load(&[]).unwrap();
+    let options = oci::pull::Options { import, layers, policies: &policies };
+    pull(&home.store, &Registry::new(&reference, settings).unwrap(), &reference, &options)
+}
+
 impl Home {
     pub(super) fn pull_as(&self, host: &str, layers: Layers) -> Result<Pulled, PullError> {
-        let reference: Reference = format!("{host}/app:1").parse().unwrap();
-        let name = default_name(&reference).unwrap();
-        let import = Options { name: Some(&name), ..self.import_options() };
-        let policies = Policies::load(&[]).unwrap();
-        let options = oci::pull::Options { import, layers, policies: &policies };
-        pull(&self.store, &registry(host, &settings()), &reference, &options)
+        pull_name(self, &format!("{host}/app:1"), layers, &settings())
     }
 
     pub(super) fn pull(&self, host: &str) -> Result<Pulled, PullError> {
