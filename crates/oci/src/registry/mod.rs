@@ -139,7 +139,9 @@ impl Core {
         order.sort_by_key(|index| {
             let lied = distrusted.is_some_and(|hosts| hosts.contains(index));
             let is_unwell = unwell.get(index).is_some_and(|since| since.elapsed() < UNWELL);
-            (lied, is_unwell)
+            // Where several gave parts of what was wrong, nobody knows who it was, and the registry itself is first.
+            let is_mirror = lied && index + 1 < self.endpoints.len();
+            (lied, is_unwell, is_mirror)
         });
         // Uploads go to one host: half of an image is of no use at another.
         if capability == Capability::Push {

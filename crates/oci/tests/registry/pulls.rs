@@ -281,6 +281,28 @@ fn flipped_bits_are_never_published() {
 }
 
 #[test]
+fn a_mirror_that_spoils_a_part_is_found_out() {
+    let served = Arc::new(served(vec![layer("a", 2 << 20)]));
+    let (truth, same) = (Arc::clone(&served), Arc::clone(&served));
+    let server = Server::start(move |request, _| truth.answer(request));
+    // Wrong bytes, and then the registry has to go on: both gave something of a blob that is not right.
+    let mirror = Server::start(move |request, _| {
+        if !request.path.contains(&same.path(0)) {
+            return same.answer(request);
+        }
+        let mut blob = same.layers[0].blob.clone();
+        blob[1000] ^= 1;
+        content(request, &blob).cut(blob.len() / 2)
+    });
+    let hosts = Hosts::new(&server.host(), &format!("[host.\"http://{}\"]", mirror.host()));
+    let home = Home::new();
+    let name = format!("{}/app:1", server.host());
+    let pulled = pull_name(&home, &name, Layers::Forget, &hosts.settings());
+    assert!(!mirror.seen().is_empty());
+    assert_eq!(image(pulled), home.imported(&served));
+}
+
+#[test]
 fn what_a_crash_made_of_a_part_is_found_out() {
     let served = Arc::new(served(vec![layer("a", 10_000), layer("b", 2 << 20)]));
     let truth = Arc::clone(&served);
