@@ -2,6 +2,7 @@
 //! that a number decides. Whatever happens: an image is the very one or there is none, and errors say what happened.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
@@ -11,9 +12,9 @@ use oci::pull::{Layers, PullError, Pulled};
 use oci::push::PushError;
 
 use super::daemon::Daemon;
-use super::fake::Server;
+use super::fake::{Server, forward};
 use super::home::Home;
-use super::proxy::Proxy;
+use super::proxy::{Proxy, is_blob};
 use super::pulls::{NOW, Served, image, layer, pull_name, push_over, push_to, served};
 use super::rounds::rounds;
 use super::*;
@@ -219,16 +220,16 @@ fn pulls_past_a_bad_mirror() {
     });
 }
 
-/// The second version of an image whose layer has a table of contents, where the first one is: what is asked for are ranges,
-/// and nobody can compare those with anything before the layer is whole.
-#[test]
-fn pulls_of_a_part_in_bad_weather() {
-    let (Some(daemon), Some(crane)) = (real::start(""), crane::crane()) else { return };
+/// Two versions of an image whose layer has a table of contents, as `app:1` and `app:2`, and the image of the second one by
+/// way of a layout.
+fn estargz(daemon: &Daemon) -> Option<ObjectId> {
+    let crane = crane::crane()?;
     let folder = tempfile::tempdir().unwrap();
     let run = |words: &[&str]| {
-        let output = std::process::Command::new(&crane).args(words).output().unwrap();
+        let output = Command::new(&crane).args(words).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
+    let name = |kind: &str, version| format!("{}/{kind}:{version}", daemon.host);
     for version in [1, 2] {
         let tree = folder.path().join(format!("tree-{version}"));
         std::fs::create_dir(&tree).unwrap();
@@ -239,20 +240,26 @@ fn pulls_of_a_part_in_bad_weather() {
             std::fs::write(tree.join(format!("file-{number:02}")), bytes).unwrap();
         }
         let tar = folder.path().join(format!("{version}.tar"));
-        let mut command = std::process::Command::new("tar");
+        let mut command = Command::new("tar");
         command.args(["--format=posix", "--sort=name", "-cf"]).arg(&tar).arg("-C").arg(&tree);
         assert!(command.arg(".").status().unwrap().success());
-        let name = |kind: &str| format!("{}/{kind}:{version}", daemon.host);
-        run(&["append", "-f", tar.to_str().unwrap(), "-t", &name("plain")]);
-        run(&["optimize", &name("plain"), &name("app")]);
+        run(&["append", "-f", tar.to_str().unwrap(), "-t", &name("plain", version)]);
+        run(&["optimize", &name("plain", version), &name("app", version)]);
     }
     let layout = folder.path().join("layout");
-    let (old, new) = (format!("{}/app:1", daemon.host), format!("{}/app:2", daemon.host));
-    run(&["pull", "--format=oci", &new, layout.to_str().unwrap()]);
+    run(&["pull", "--format=oci", &name("app", 2), layout.to_str().unwrap()]);
     let source = format!("oci:{}", layout.display());
     let source = oci::source::Source::parse(source.as_ref()).unwrap();
     let home = Home::new();
-    let expected = oci::import::import(&home.store, &source, &home.import_options()).unwrap().image;
+    Some(oci::import::import(&home.store, &source, &home.import_options()).unwrap().image)
+}
+
+/// Of ranges nobody can compare anything before the layer is whole.
+#[test]
+fn pulls_of_a_part_in_bad_weather() {
+    let Some(daemon) = real::start("") else { return };
+    let Some(expected) = estargz(&daemon) else { return };
+    let (old, new) = (format!("{}/app:1", daemon.host), format!("{}/app:2", daemon.host));
     let parts = std::cell::Cell::new(0);
     weather(5000, 6, |seed| {
         let proxy = Proxy::start(&daemon.host, seed);
@@ -286,6 +293,29 @@ fn pulls_of_a_part_in_bad_weather() {
         successes
     });
     assert!(parts.get() > 0);
+}
+
+#[test]
+fn parts_that_a_mirror_spoils() {
+    let Some(daemon) = real::start("") else { return };
+    let Some(expected) = estargz(&daemon) else { return };
+    let upstream = daemon.host.clone();
+    let mirror = Server::start(move |request, _| {
+        let mut answer = forward(&upstream, request, 0).unwrap();
+        if let (true, Some(byte)) = (is_blob(request), answer.body.get_mut(300)) {
+            *byte ^= 1;
+        }
+        answer
+    });
+    let hosts = Hosts::new(&daemon.host, &format!("[host.\"http://{}\"]", mirror.host()));
+    let home = Home::new();
+    for version in [1, 2] {
+        let name = format!("{}/app:{version}", daemon.host);
+        let pulled = image(pull_name(&home, &name, Layers::Forget, &hosts.settings()));
+        assert!(version == 1 || pulled == expected);
+    }
+    assert!(mirror.seen().iter().any(|it| it.header("range").is_some()));
+    assert!(home.is_sound());
 }
 
 #[test]

@@ -213,7 +213,7 @@ impl Weather {
     }
 }
 
-fn is_blob(request: &Request) -> bool {
+pub(crate) fn is_blob(request: &Request) -> bool {
     request.method == "GET" && request.path.contains("/blobs/sha256:")
 }
 
