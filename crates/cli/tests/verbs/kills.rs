@@ -176,15 +176,15 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
             resumed += usize::from(request.header("range").is_some());
         }
         check_sound(&to, round);
-        if is_done {
+        // It may have been killed when all was done but its end.
+        if is_done || to.run("images").out.contains("app") {
             assert_eq!(image(&to, &target), image(&from, "a:1"), "round {round}");
             to.out("gc");
             check_sound(&to, round);
-            assert_eq!(std::fs::read_dir(to.path("store/work")).map_or(0, Iterator::count), 0);
+            assert_eq!(std::fs::read_dir(to.path("store/tmp")).unwrap().count(), 0);
             to = Place::new();
             finished += 1;
         } else {
-            assert!(!to.run("images").out.contains("app"), "round {round}: nothing has a name");
             let kept = complete(&to);
             to.run("gc");
             assert_eq!(
