@@ -30,14 +30,14 @@ struct Tally {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut tally = Tally::default();
-    every_change(args, &mut tally)?;
+    every_change(args, Rounds::Few, &mut tally)?;
     tally.close()
 }
 
 /// All of it, before a release; hours.
 pub(crate) fn check_all() -> Result<()> {
     let mut tally = Tally::default();
-    every_change(&Args { tiers: Vec::new() }, &mut tally)?;
+    every_change(&Args { tiers: Vec::new() }, Rounds::Many, &mut tally)?;
     let nightly = |words: &str| {
         let mut command = Command::new("cargo");
         command.arg("+nightly").args(words.split(' ')).current_dir(repository());
@@ -83,7 +83,16 @@ fn installed(command: &mut Command, name: &str) -> Result<()> {
     }
 }
 
-fn every_change(args: &Args, tally: &mut Tally) -> Result<()> {
+/// How long tests by chance go on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Rounds {
+    /// As each test says, unless the environment does.
+    Few,
+    /// Ten times as long.
+    Many,
+}
+
+fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     let cache = Cache::open()?;
     let cargo = |words: &str| {
         let mut command = Command::new(env!("CARGO"));
@@ -119,7 +128,11 @@ fn every_change(args: &Args, tally: &mut Tally) -> Result<()> {
     if tier("tests") {
         let mut tests = cargo("test --workspace --no-fail-fast -- --show-output");
         // Where tests find the images and sid's tools that the tier above made.
-        tally.tests(tests.env("QUIRE_CACHE", cache.dir()))?;
+        tests.env("QUIRE_CACHE", cache.dir());
+        if rounds == Rounds::Many {
+            tests.env("QUIRE_TEST_ROUNDS", "10");
+        }
+        tally.tests(&mut tests)?;
     }
     if tier("diff-walk") {
         tally.command("diff-walk", || {

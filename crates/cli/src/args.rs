@@ -396,9 +396,13 @@ pub(crate) struct Mount {
     pub(crate) directory: PathBuf,
     #[command(flatten)]
     pub(crate) trust: Trust,
-    /// Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file without a name, gone at
-    /// unmount) or dir=PATH[,durable]
-    #[arg(long, value_name = "KIND", default_value = "none")]
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "none",
+        help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file without a \
+                name, gone at unmount) or dir=PATH[,durable]"
+    )]
     pub(crate) writable: Wish,
 }
 
@@ -523,6 +527,9 @@ pub(crate) struct Gc {
     /// Only say what would be freed
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
+    /// Also what interrupted pulls have fetched, which is kept for a week otherwise
+    #[arg(long)]
+    pub(crate) unfinished: bool,
 }
 
 #[derive(Debug, Args)]

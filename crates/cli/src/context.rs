@@ -107,8 +107,42 @@ impl Context {
     /// The error, its causes, and the next step where there is a usual one.
     pub(crate) fn complain(&self, error: &anyhow::Error) {
         report::error_line(&format!("quire: {error:#}"));
-        if let Some(hint) = hint(error).or_else(|| self.permission_hint(error)) {
+        let hint = hint(error).or_else(|| self.room_hint(error));
+        if let Some(hint) = hint.or_else(|| self.permission_hint(error)) {
             report::error_line(&format!("  {hint}"));
+        }
+    }
+
+    /// What to do when a file system takes nothing more: which one, and what may help.
+    fn room_hint(&self, error: &anyhow::Error) -> Option<String> {
+        let refusal = refusal(error)?;
+        let disk = error.chain().find_map(|cause| cause.downcast_ref::<store::DiskError>());
+        let path = disk.map_or_else(|| self.store_directory(), |it| Ok(it.path.clone())).ok()?;
+        // The file may be gone, or never have been.
+        let place = path.ancestors().find(|it| it.is_dir())?.canonicalize().ok()?;
+        let device = |path: &Path| std::fs::metadata(path).map(|it| it.dev()).ok();
+        let of = device(&place);
+        let top = place.ancestors().take_while(|it| device(it) == of).last()?.display();
+        match refusal {
+            Errno::ROFS => Some(format!(
+                "the file system at {top} is read-only: mount it for writing, or use --store DIR for a store elsewhere"
+            )),
+            Errno::DQUOT => Some(format!(
+                "the quota at {top} is used up: `quire gc` frees what nothing uses, `quire gc --unfinished` also what \
+                 interrupted pulls have fetched"
+            )),
+            _ => {
+                let free = rustix::fs::statvfs(&place).ok()?;
+                let bytes = report::size(free.f_bavail.saturating_mul(free.f_frsize));
+                let inodes = match free.f_files {
+                    0 => String::new(),
+                    _ => format!(" and {} inodes", free.f_favail),
+                };
+                Some(format!(
+                    "the file system at {top} is full (now {bytes}{inodes} are free): `quire gc` frees what nothing uses, \
+                     `quire gc --unfinished` also what interrupted pulls have fetched"
+                ))
+            }
         }
     }
 
@@ -128,6 +162,15 @@ impl Context {
             format!("{store} is another user's: use sudo, or --store DIR for a store of your own")
         })
     }
+}
+
+/// How a file system says that it takes nothing more, if that is the cause.
+fn refusal(error: &anyhow::Error) -> Option<Errno> {
+    error.chain().find_map(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>().and_then(Errno::from_io_error);
+        let errno = io.or_else(|| cause.downcast_ref::<Errno>().copied());
+        errno.filter(|it| matches!(*it, Errno::NOSPC | Errno::DQUOT | Errno::ROFS))
+    })
 }
 
 /// Whether a cause is that the user has no right.

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use serde_json::{Value, json};
-use store::{BlobFile, Garbage, GcPlan, Kept, OpenOptions};
+use store::{BlobFile, Garbage, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds};
 
 use crate::Answer;
 use crate::args;
@@ -11,12 +11,15 @@ use crate::context::{Context, now};
 use crate::report;
 
 pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
+    // At a time when nothing is kept any more. A pull that runs is an import like any other: it loses nothing it has found.
+    let later = if args.unfinished { PIN_SECONDS + 1 } else { 0 };
+    let when = Seconds(now().0.saturating_add(later));
     let (plan, swept) = if args.dry_run {
-        (context.open(OpenOptions::read())?.plan_gc(now())?, None)
+        (context.open(OpenOptions::read())?.plan_gc(when)?, None)
     } else {
         let store = context.open(OpenOptions::write())?;
         let (cleared, _) = crate::run::clear_dead(&store);
-        let (plan, mut swept) = store.gc(now())?;
+        let (plan, mut swept) = store.gc(when)?;
         swept.removed += cleared;
         (plan, Some(swept))
     };

@@ -39,11 +39,14 @@ pub(crate) struct Run {
     /// Network
     #[arg(long, value_enum, default_value_t = NetworkKind::None)]
     pub(crate) network: NetworkKind,
-    /// Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the container),
-    /// dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none.
-    /// All but those that are durable sync nothing. By default self of 10 GiB, of which only what is written takes space,
-    /// for root; memory for others
-    #[arg(long, value_name = "KIND")]
+    #[arg(
+        long,
+        value_name = "KIND",
+        help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the \
+                container), dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none. All but \
+                those that are durable sync nothing. By default self of 10 GiB, of which only what is written takes \
+                space, for root; memory for others"
+    )]
     pub(crate) writable: Option<Wish>,
     /// Nothing can be written: `--writable none`
     #[arg(long, conflicts_with = "writable")]

@@ -2,9 +2,17 @@
 
 #[path = "../../../oci/tests/registry/daemon.rs"]
 mod daemon;
+#[expect(dead_code, reason = "tests of the client alone need more of it")]
+#[path = "../../../oci/tests/registry/fake.rs"]
+mod fake;
+#[path = "kills.rs"]
+mod kills;
+#[path = "no_room.rs"]
+mod no_room;
+#[path = "../../../oci/tests/registry/rounds.rs"]
+mod rounds;
 
 use std::process::Command;
-use std::time::Instant;
 
 use serde_json::Value;
 
@@ -82,33 +90,6 @@ fn an_image_goes_to_a_registry_and_comes_back() {
     let nothing = to.run(&format!("pull {}/team/nothing:1", daemon.host));
     assert_eq!(nothing.code, Some(2));
     assert!(nothing.err.contains("team/nothing"), "{}", nothing.err);
-}
-
-#[test]
-fn what_is_killed_leaves_a_sound_store() {
-    let from = place(400);
-    let Some(daemon) = start(&from) else { return };
-    let target = format!("{}/app:1", daemon.host);
-    from.out(&format!("push a:1 {target}"));
-    let to = Place::new();
-    to.run("images");
-    let whole = Instant::now();
-    Place::new().out(&format!("pull {target}"));
-    let whole = whole.elapsed();
-    for round in 1..=12 {
-        let mut child = to.command(&["--quiet", "pull", &target]).spawn().unwrap();
-        std::thread::sleep(whole * round / 13);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let sound = to.run("fsck --deep");
-        // The first rounds may be over before there is a store.
-        let absent = sound.err.contains("there is no store");
-        assert!(absent || sound.code == Some(0), "round {round}: {}{}", sound.out, sound.err);
-    }
-    to.out(&format!("pull {target}"));
-    assert_eq!(image(&to, &target), image(&from, "a:1"));
-    to.out("gc");
-    assert!(to.out("fsck --deep").starts_with("sound"));
 }
 
 #[test]

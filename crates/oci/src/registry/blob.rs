@@ -200,6 +200,7 @@ impl Transfer {
         {
             return Err(Cause::Length { actual, expected });
         }
+        let elsewhere = answer.elsewhere();
         let mut response = answer.response;
         let mut piece = BytesMut::new();
         let mut since = Instant::now();
@@ -219,7 +220,7 @@ impl Transfer {
             let (ended, mut chunk) = match next {
                 Ok(Some(chunk)) => (None, chunk),
                 Ok(None) => (Some(Ok(())), Bytes::new()),
-                Err(cause) => (Some(Err(cause)), Bytes::new()),
+                Err(cause) => (Some(Err(cause.at(elsewhere.as_deref()))), Bytes::new()),
             };
             let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.len());
             drop(chunk.split_to(skipped));

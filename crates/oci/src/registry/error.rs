@@ -227,6 +227,14 @@ pub enum Cause {
     /// It leads from a secure connection to one that is not.
     #[error("it redirects to {0} without TLS")]
     Downgrade(String),
+    /// It leads to another host, which does not give it.
+    #[error("it leads to {host}")]
+    Elsewhere {
+        /// The other host.
+        host: String,
+        /// What is wrong there.
+        source: Box<Self>,
+    },
     /// No access token.
     #[error("cannot get an access token from {host}")]
     Token {
@@ -285,7 +293,13 @@ impl Cause {
             | Self::Short { .. }
             // A registry that is being restarted.
             | Self::ConnectionRefused => Remedy::Later(None),
-            Self::Token { source, .. } => source.remedy(),
+            // That host does not know the signature any more: the registry makes a new one when asked again.
+            Self::Elsewhere { source, .. }
+                if matches!(**source, Self::Denied { .. } | Self::NoCredentials { .. }) =>
+            {
+                Remedy::Later(None)
+            }
+            Self::Elsewhere { source, .. } | Self::Token { source, .. } => source.remedy(),
             _ => Remedy::Elsewhere,
         }
     }
@@ -311,6 +325,14 @@ impl Cause {
                 | Self::Dns(_)
                 | Self::UnknownCa { .. }
         )
+    }
+
+    /// Names the host that the one that was asked has led to, if it did.
+    pub(super) fn at(self, elsewhere: Option<&str>) -> Self {
+        match elsewhere {
+            None => self,
+            Some(host) => Self::Elsewhere { host: host.to_owned(), source: Box::new(self) },
+        }
     }
 
     /// Why a request failed before there was an answer, or in mid-answer.

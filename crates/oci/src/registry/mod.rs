@@ -143,7 +143,9 @@ impl Core {
         order.sort_by_key(|index| {
             let lied = distrusted.is_some_and(|hosts| hosts.contains(index));
             let is_unwell = unwell.get(index).is_some_and(|since| since.elapsed() < UNWELL);
-            (lied, is_unwell)
+            // Where several gave parts of what was wrong, nobody knows who it was, and the registry itself is first.
+            let is_mirror = lied && index + 1 < self.endpoints.len();
+            (lied, is_unwell, is_mirror)
         });
         // Uploads go to one host: half of an image is of no use at another.
         if capability == Capability::Push {
@@ -201,16 +203,11 @@ impl Core {
     /// Why an answer is no success.
     async fn failure(&self, index: usize, answer: Answer) -> Cause {
         let status = answer.response.status().as_u16();
+        let elsewhere = answer.elsewhere();
         let headers = answer.response.headers().clone();
         let body = self.transport.body(answer.response, auth::ERROR_MAX).await.unwrap_or_default();
-        let host = &self.endpoints[index].host;
-        match Cause::of_status(status, &headers, &body, host) {
-            // What the registry led to does not know its signature any more: it makes a new one when asked again.
-            Cause::Denied { words } | Cause::NoCredentials { words, .. } if !answer.is_own => {
-                Cause::Connection(format!("status {status} where the registry leads to {words}"))
-            }
-            cause => cause,
-        }
+        let host = elsewhere.as_ref().unwrap_or(&self.endpoints[index].host);
+        Cause::of_status(status, &headers, &body, host).at(elsewhere.as_deref())
     }
 
     /// Ends when somebody wants all to end.

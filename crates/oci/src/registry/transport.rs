@@ -54,6 +54,13 @@ pub(super) struct Answer {
     pub(super) is_own: bool,
 }
 
+impl Answer {
+    /// The host that it is from, if that is another one. Without the path, which may have a signature in it.
+    pub(super) fn elsewhere(&self) -> Option<String> {
+        (!self.is_own).then(|| authority(self.response.url()).unwrap_or_default())
+    }
+}
+
 pub(super) struct Transport {
     clients: Mutex<BTreeMap<Route, Client>>,
     roots: OnceLock<RootCertStore>,
@@ -96,7 +103,9 @@ impl Transport {
                     headers.insert(AUTHORIZATION, value.clone());
                 }
             }
-            let response = self.send_once(route, ask, url.clone(), headers).await?;
+            let response = self.send_once(route, ask, url.clone(), headers).await;
+            let elsewhere = (!is_own).then(|| authority(&url).unwrap_or_default());
+            let response = response.map_err(|cause| cause.at(elsewhere.as_deref()))?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Answer { response, is_own });
             }

@@ -353,7 +353,8 @@ impl Core {
         let scopes = [format!("repository:{}:pull,push", self.repository)];
         let answer = self.call_with(session.index, &ask, &scopes).await?;
         let status = answer.response.status().as_u16();
-        if status == 404 {
+        // Those of the second kind are registries that cannot be asked.
+        if matches!(status, 404 | 400 | 405 | 501) {
             return Err(Cause::UploadLost(0));
         }
         if !answer.response.status().is_success() {

@@ -1,13 +1,14 @@
-//! Debian's docker-registry on a free port of loopback, until it is dropped. Tests of other crates and the bench of pulls
-//! take this file in, too.
+//! Registries on free ports of loopback, until they are dropped: Debian's docker-registry, and any other that is a program.
+//! Tests of other crates and the bench of pulls take this file in, too.
 
 use std::io::{Error, ErrorKind, Result};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The program, as Debian's package of that name has it.
+/// The program of the first, as Debian's package of that name has it.
 pub(crate) const PROGRAM: &str = "docker-registry";
 
 /// How long it may take to answer, on a machine that is busy.
@@ -26,29 +27,41 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts one in a folder below `parent`, with `settings` in YAML besides those that it needs. `None` where it is not
     /// installed.
-    pub(crate) fn start(parent: &std::path::Path, settings: &str) -> Result<Option<Self>> {
+    pub(crate) fn start(parent: &Path, settings: &str) -> Result<Option<Self>> {
+        Self::serve(parent, |folder, host| {
+            let file = folder.join("registry.yml");
+            let data = folder.join("data");
+            let text = format!(
+                "version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\nstorage: {{filesystem: \
+                 {{rootdirectory: {}}}, delete: {{enabled: true}}}}\nhttp: {{addr: \"{host}\"}}\n{settings}",
+                data.display()
+            );
+            std::fs::write(&file, text)?;
+            let mut command = Command::new(PROGRAM);
+            command.arg("serve").arg(&file);
+            Ok(command)
+        })
+    }
+
+    /// Starts the registry that `command` says, given a folder of its own and the address where it has to listen. `None`
+    /// where there is no such program.
+    pub(crate) fn serve(
+        parent: &Path,
+        command: impl FnOnce(&Path, &SocketAddr) -> Result<Command>,
+    ) -> Result<Option<Self>> {
         let folder = tempfile::tempdir_in(parent)?;
         // Free for now; nothing else here takes ports of this range by number.
-        let host = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
-        let file = folder.path().join("registry.yml");
-        let data = folder.path().join("data");
-        let text = format!(
-            "version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\nstorage: {{filesystem: {{rootdirectory: \
-             {}}}, delete: {{enabled: true}}}}\nhttp: {{addr: \"{host}\"}}\n{settings}",
-            data.display()
-        );
-        std::fs::write(&file, text)?;
-        let mut command = Command::new(PROGRAM);
-        command.arg("serve").arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = match command.spawn() {
+        let host = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let mut command = command(folder.path(), &host)?;
+        let child = match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             child => child?,
         };
-        let daemon = Self { child, host, _folder: folder };
+        let daemon = Self { child, host: host.to_string(), _folder: folder };
         let since = Instant::now();
         while TcpStream::connect(&daemon.host).is_err() {
             if since.elapsed() > PATIENCE {
-                return Err(Error::new(ErrorKind::TimedOut, "docker-registry does not answer"));
+                return Err(Error::new(ErrorKind::TimedOut, "the registry does not answer"));
             }
             sleep(Duration::from_millis(20));
         }

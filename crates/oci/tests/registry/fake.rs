@@ -1,8 +1,9 @@
-//! A server of HTTP/1.1 that does what a test tells it: the truth, lies, or nothing.
+//! A server of HTTP/1.1 that does what a test tells it: the truth, lies, or nothing. Tests of other crates take this file
+//! in, too.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -34,6 +35,8 @@ impl Request {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     None,
+    /// The connection is reset: before any answer, or after so many bytes.
+    Reset(Option<usize>),
     /// The connection ends after so many bytes.
     Cut(usize),
     /// Nothing more comes after so many bytes.
@@ -44,12 +47,17 @@ enum Fault {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
-    status: u16,
-    headers: Vec<(String, String)>,
-    body: Vec<u8>,
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
     fault: Fault,
     delay: Duration,
+    /// Between two pieces of the body, each of [`PIECE`] bytes.
+    pace: Duration,
 }
+
+/// Bytes of a body that are sent at once.
+const PIECE: usize = 16 << 10;
 
 pub(crate) fn reply(status: u16) -> Reply {
     Reply {
@@ -58,6 +66,7 @@ pub(crate) fn reply(status: u16) -> Reply {
         body: Vec::new(),
         fault: Fault::None,
         delay: Duration::ZERO,
+        pace: Duration::ZERO,
     }
 }
 
@@ -93,6 +102,12 @@ impl Reply {
         self
     }
 
+    /// After so many bytes, or before any answer.
+    pub(crate) fn reset(mut self, after: Option<usize>) -> Self {
+        self.fault = Fault::Reset(after);
+        self
+    }
+
     pub(crate) fn stall(mut self, after: usize) -> Self {
         self.fault = Fault::Stall(after);
         self
@@ -100,6 +115,11 @@ impl Reply {
 
     pub(crate) fn endless(mut self) -> Self {
         self.fault = Fault::Endless;
+        self
+    }
+
+    pub(crate) fn pace(mut self, pace: Duration) -> Self {
+        self.pace = pace;
         self
     }
 
@@ -117,42 +137,61 @@ pub(crate) struct Server {
     seen: Arc<Mutex<Vec<Request>>>,
     /// Bytes of bodies that were sent.
     pub(crate) sent: Arc<AtomicU64>,
+    /// Connections.
+    open: Arc<AtomicUsize>,
 }
 
 impl Server {
     /// `answer` is given each request and its number.
     pub(crate) fn start(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Self {
-        Self::start_with(None, answer)
+        Self::start_as(answer, |job, stream| {
+            let end = stream.try_clone().unwrap();
+            if job.serve(stream, |_| false) == Ending::Reset {
+                // What is closed with no time to linger is reset.
+                let now = Some(Duration::ZERO);
+                rustix::net::sockopt::set_socket_linger(&end, now).unwrap();
+            }
+        })
     }
 
-    pub(crate) fn start_with(
-        tls: Option<Arc<rustls::ServerConfig>>,
+    /// `speak` turns connections into streams.
+    pub(crate) fn start_as(
         answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
+        speak: impl Fn(&Job, TcpStream) + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sent = Arc::new(AtomicU64::new(0));
+        let open = Arc::new(AtomicUsize::new(0));
         let job = Arc::new(Job {
             answer: Box::new(answer),
             seen: Arc::clone(&seen),
             sent: Arc::clone(&sent),
             count: AtomicUsize::new(0),
         });
+        let (speak, count) = (Arc::new(speak), Arc::clone(&open));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (job, tls) = (Arc::clone(&job), tls.clone());
-                std::thread::spawn(move || match tls {
-                    None => job.serve(stream.unwrap(), |_| false),
-                    Some(config) => {
-                        let connection = rustls::ServerConnection::new(config).unwrap();
-                        let stream = rustls::StreamOwned::new(connection, stream.unwrap());
-                        job.serve(stream, |stream| stream.conn.peer_certificates().is_some());
-                    }
+                count.fetch_add(1, Ordering::SeqCst);
+                let (job, speak, count) =
+                    (Arc::clone(&job), Arc::clone(&speak), Arc::clone(&count));
+                std::thread::spawn(move || {
+                    speak(&job, stream.unwrap());
+                    count.fetch_sub(1, Ordering::SeqCst);
                 });
             }
         });
-        Self { address, seen, sent }
+        Self { address, seen, sent, open }
+    }
+
+    /// Waits until everything was seen that clients asked who have gone.
+    pub(crate) fn settle(&self) {
+        // Connections are accepted in their order, so that those before this one are counted when it is answered.
+        let mut last = TcpStream::connect(self.address).unwrap();
+        last.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(last.read(&mut [0]).unwrap(), 0);
+        wait_for("nobody is connected", || self.open.load(Ordering::SeqCst) == 0);
     }
 
     /// `127.0.0.1:PORT`
@@ -169,7 +208,14 @@ impl Server {
     }
 }
 
-struct Job {
+/// How a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Ending {
+    Close,
+    Reset,
+}
+
+pub(crate) struct Job {
     answer: Box<Handler>,
     seen: Arc<Mutex<Vec<Request>>>,
     sent: Arc<AtomicU64>,
@@ -177,7 +223,11 @@ struct Job {
 }
 
 impl Job {
-    fn serve<S: Read + Write>(&self, stream: S, has_certificate: impl Fn(&S) -> bool) {
+    pub(crate) fn serve<S: Read + Write>(
+        &self,
+        stream: S,
+        has_certificate: impl Fn(&S) -> bool,
+    ) -> Ending {
         let mut stream = BufReader::new(stream);
         while let Some(mut request) = read_request(&mut stream) {
             request.has_certificate = has_certificate(stream.get_ref());
@@ -186,11 +236,15 @@ impl Job {
             let reply = (self.answer)(&request, number);
             std::thread::sleep(reply.delay);
             // A client that has gone is no failure of the server.
-            if self.write(stream.get_mut(), &request, &reply).is_err() || reply.fault != Fault::None
-            {
-                return;
+            let written = self.write(stream.get_mut(), &request, &reply);
+            if matches!(reply.fault, Fault::Reset(_)) {
+                return Ending::Reset;
+            }
+            if written.is_err() || reply.fault != Fault::None {
+                break;
             }
         }
+        Ending::Close
     }
 
     fn write<S: Write>(
@@ -199,6 +253,9 @@ impl Job {
         request: &Request,
         reply: &Reply,
     ) -> std::io::Result<()> {
+        if reply.fault == Fault::Reset(None) {
+            return Ok(());
+        }
         let mut head = format!("HTTP/1.1 {} X\r\n", reply.status);
         let has = |name: &str| reply.headers.iter().any(|(other, _)| other == name);
         if !has("content-length") && !has("connection") && reply.fault != Fault::Endless {
@@ -210,14 +267,17 @@ impl Job {
         stream.write_all(format!("{head}\r\n").as_bytes())?;
         let body: &[u8] = if request.method == "HEAD" { &[] } else { &reply.body };
         match reply.fault {
-            Fault::None => self.body(stream, body)?,
-            Fault::Cut(after) => self.body(stream, &body[..after])?,
+            Fault::None => self.body(stream, body, reply.pace)?,
+            Fault::Cut(after) | Fault::Reset(Some(after)) => {
+                self.body(stream, &body[..after], reply.pace)?;
+            }
+            Fault::Reset(None) => {}
             Fault::Stall(after) => {
-                self.body(stream, &body[..after])?;
+                self.body(stream, &body[..after], reply.pace)?;
                 std::thread::sleep(Duration::from_secs(20));
             }
             Fault::Endless => loop {
-                self.body(stream, body)?;
+                self.body(stream, body, reply.pace)?;
             },
         }
         if has("connection") {
@@ -226,8 +286,9 @@ impl Job {
         stream.flush()
     }
 
-    fn body<S: Write>(&self, stream: &mut S, body: &[u8]) -> std::io::Result<()> {
-        for piece in body.chunks(16 << 10) {
+    fn body<S: Write>(&self, stream: &mut S, body: &[u8], pace: Duration) -> std::io::Result<()> {
+        for piece in body.chunks(PIECE) {
+            std::thread::sleep(pace);
             stream.write_all(piece)?;
             self.sent.fetch_add(piece.len() as u64, Ordering::SeqCst);
         }
@@ -257,6 +318,41 @@ fn read_request<S: Read>(stream: &mut BufReader<S>) -> Option<Request> {
     stream.read_exact(&mut body).ok()?;
     request.body = body;
     Some(request)
+}
+
+/// What the server `host` says to a request; of its body it gets the first bytes, as many as `arrives` says.
+pub(crate) fn forward(host: &str, request: &Request, arrives: usize) -> std::io::Result<Reply> {
+    // With HTTP/1.0 the answer is over when the connection is.
+    let mut head = format!("{} {} HTTP/1.0\r\n", request.method, request.path);
+    for (name, value) in &request.headers {
+        if name != "connection" {
+            head += &format!("{name}: {value}\r\n");
+        }
+    }
+    let mut stream = TcpStream::connect(host)?;
+    stream.write_all(format!("{head}\r\n").as_bytes())?;
+    stream.write_all(&request.body[..arrives])?;
+    if arrives < request.body.len() {
+        stream.shutdown(Shutdown::Write)?;
+    }
+    let mut stream = BufReader::new(stream);
+    let malformed = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    let status = line.split(' ').nth(1).and_then(|it| it.parse().ok()).ok_or_else(malformed)?;
+    let mut answer = reply(status);
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        let name = name.to_lowercase();
+        // How long a body is says whoever sends it, unless there is none.
+        if name != "connection" && (name != "content-length" || request.method == "HEAD") {
+            answer = answer.header(&name, value);
+        }
+    }
+    stream.read_to_end(&mut answer.body)?;
+    Ok(answer)
 }
 
 /// How a proxy is asked.

@@ -9,15 +9,20 @@ mod again;
 mod attached;
 mod auth;
 mod blobs;
+mod crane;
 mod daemon;
 mod fake;
+mod faults;
 #[path = "../import/home.rs"]
 mod home;
 mod logins;
 mod manifests;
 mod parts;
+mod proxy;
 mod pulls;
 mod real;
+#[expect(clippy::disallowed_methods, reason = "whoever runs tests says how long they may take")]
+mod rounds;
 mod routes;
 mod secure;
 mod uploads;

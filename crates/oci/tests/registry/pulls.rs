@@ -14,20 +14,20 @@ use oci::export::{self, Compression, How};
 use oci::import::{Event, Options};
 use oci::policy::Policies;
 use oci::pull::{Layers, PullError, Pulled, default_name, pull};
-use oci::push::{Pushed, Sent, Wish, push};
+use oci::push::{PushError, Pushed, Sent, Wish, push};
 use store::{FsckOptions, Seconds};
 
 use super::fake::{Reply, Request, Server, content, reply};
 use super::home::{Home, NEVER};
 use super::*;
 
-const NOW: Seconds = Seconds(1_700_000_000);
+pub(super) const NOW: Seconds = Seconds(1_700_000_000);
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// A layer: its tar and its blob.
 pub(super) struct Layer {
-    tar: Vec<u8>,
+    pub(super) tar: Vec<u8>,
     pub(super) blob: Vec<u8>,
 }
 
@@ -84,9 +84,33 @@ impl Served {
         }
     }
 
-    fn path(&self, layer: usize) -> String {
+    /// Has a registry take it, as `app:1`, without a store.
+    pub(super) fn put(&self, host: &str) {
+        let there = registry(host, &settings());
+        let blobs = self.layers.iter().map(|it| &it.blob).chain([&self.config]);
+        for blob in blobs {
+            there.upload_blob(&digest(blob), blob.len() as u64, &mut &blob[..]).unwrap();
+        }
+        there.put_manifest("1", MANIFEST, &self.manifest).unwrap();
+    }
+
+    pub(super) fn path(&self, layer: usize) -> String {
         format!("/v2/app/blobs/{}", digest(&self.layers[layer].blob))
     }
+}
+
+pub(super) fn pull_name(
+    home: &Home,
+    name: &str,
+    layers: Layers,
+    settings: &Settings,
+) -> Result<Pulled, PullError> {
+    let reference: Reference = name.parse().unwrap();
+    let name = default_name(&reference).unwrap();
+    let import = Options { name: Some(&name), ..home.import_options() };
+    let policies = Policies::load(&[]).unwrap();
+    let options = oci::pull::Options { import, layers, policies: &policies };
+    pull(&home.store, &Registry::new(&reference, settings).unwrap(), &reference, &options)
 }
 
 impl Home {
@@ -100,12 +124,7 @@ impl Home {
         tag: &str,
         layers: Layers,
     ) -> Result<Pulled, PullError> {
-        let reference: Reference = format!("{host}/app:{tag}").parse().unwrap();
-        let name = default_name(&reference).unwrap();
-        let import = Options { name: Some(&name), ..self.import_options() };
-        let policies = Policies::load(&[]).unwrap();
-        let options = oci::pull::Options { import, layers, policies: &policies };
-        pull(&self.store, &registry(host, &settings()), &reference, &options)
+        pull_name(self, &format!("{host}/app:{tag}"), layers, &settings())
     }
 
     pub(super) fn pull(&self, host: &str) -> Result<Pulled, PullError> {
@@ -113,7 +132,7 @@ impl Home {
     }
 
     /// The image of the same layers by way of a layout, which no registry had a part in.
-    fn imported(&self, served: &Served) -> ObjectId {
+    pub(super) fn imported(&self, served: &Served) -> ObjectId {
         let layout = self.path("layout");
         let blobs = layout.join("blobs/sha256");
         std::fs::create_dir_all(&blobs).unwrap();
@@ -135,7 +154,7 @@ impl Home {
     }
 
     /// The files of `blobs/`, without digests.
-    fn blobs(&self) -> Vec<String> {
+    pub(super) fn blobs(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path("store/blobs")).unwrap();
         let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
         let kinds = names.map(|it| it.get(7 + 64..).unwrap().to_owned());
@@ -144,7 +163,7 @@ impl Home {
         kinds
     }
 
-    fn is_sound(&self) -> bool {
+    pub(super) fn is_sound(&self) -> bool {
         self.store.fsck_deep(FsckOptions { threads: 2 }).unwrap().is_sound()
     }
 }
@@ -230,6 +249,7 @@ fn a_layer_that_is_complete_is_not_fetched_twice() {
     });
     let home = Home::new();
     home.pull(&server.host()).unwrap_err();
+    server.settle();
     let first = digest(&served.layers[0].tar);
     assert!(home.store.layer(&first).unwrap().is_some(), "the first layer is durable by itself");
     home.store.gc(NOW).unwrap();
@@ -267,6 +287,28 @@ fn flipped_bits_are_never_published() {
     assert!(home.is_sound());
     // Wrong once, and right when asked again.
     assert_eq!(image(home.pull(&liar(&served, 1).host())), home.imported(&served));
+}
+
+#[test]
+fn a_mirror_that_spoils_a_part_is_found_out() {
+    let served = Arc::new(served(vec![layer("a", 2 << 20)]));
+    let (truth, same) = (Arc::clone(&served), Arc::clone(&served));
+    let server = Server::start(move |request, _| truth.answer(request));
+    // Wrong bytes, and then the registry has to go on: both gave something of a blob that is not right.
+    let mirror = Server::start(move |request, _| {
+        if !request.path.contains(&same.path(0)) {
+            return same.answer(request);
+        }
+        let mut blob = same.layers[0].blob.clone();
+        blob[1000] ^= 1;
+        content(request, &blob).cut(blob.len() / 2)
+    });
+    let hosts = Hosts::new(&server.host(), &format!("[host.\"http://{}\"]", mirror.host()));
+    let home = Home::new();
+    let name = format!("{}/app:1", server.host());
+    let pulled = pull_name(&home, &name, Layers::Forget, &hosts.settings());
+    assert!(!mirror.seen().is_empty());
+    assert_eq!(image(pulled), home.imported(&served));
 }
 
 #[test]
@@ -320,7 +362,17 @@ fn a_manifest_that_lies_is_refused() {
     }
 }
 
-fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String]) -> Pushed {
+pub(super) fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String]) -> Pushed {
+    push_over(home, pulled, target, sources, &settings()).unwrap()
+}
+
+pub(super) fn push_over(
+    home: &Home,
+    pulled: &str,
+    target: &str,
+    sources: &[String],
+    settings: &Settings,
+) -> Result<Pushed, PushError> {
     let name = default_name(&pulled.parse().unwrap()).unwrap();
     let manifest = home.store.reference(&name).unwrap().unwrap().manifest.unwrap();
     let target: Reference = target.parse().unwrap();
@@ -332,8 +384,8 @@ fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String]) -> Pushe
         progress: &|_: Event<'_>| {},
         cancel: &NEVER,
     };
-    let there = Registry::new(&target, &settings()).unwrap();
-    push(&home.store, &there, &wish, &options, &|_| {}).unwrap()
+    let there = Registry::new(&target, settings).unwrap();
+    push(&home.store, &there, &wish, &options, &|_| {})
 }
 
 #[test]

@@ -6,7 +6,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::fake::{Manner, Server, proxy, reply};
+use super::fake::{Manner, Reply, Request, Server, proxy, reply};
 use super::*;
 
 /// A CA of our own, and what it has signed.
@@ -63,8 +63,21 @@ impl Authority {
             builder.with_no_client_auth()
         };
         let config = builder.with_single_cert(chain, key).unwrap();
-        Server::start_with(Some(Arc::new(config)), |_, _| reply(200).body("{}"))
+        serve(config, |_, _| reply(200).body("{}"))
     }
+}
+
+/// A server that speaks TLS.
+fn serve(
+    config: rustls::ServerConfig,
+    answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
+) -> Server {
+    let config = Arc::new(config);
+    Server::start_as(answer, move |job, stream| {
+        let connection = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+        let stream = rustls::StreamOwned::new(connection, stream);
+        job.serve(stream, |stream| stream.conn.peer_certificates().is_some());
+    })
 }
 
 /// What comes of asking a server with such settings.
@@ -178,7 +191,7 @@ fn tls_is_not_given_up_on_the_way() {
             )
             .unwrap();
         let target = format!("http://{}/x", plain.host());
-        let server = Server::start_with(Some(Arc::new(config)), move |_, _| match leads {
+        let server = serve(config, move |_, _| match leads {
             "location" => reply(307).header(leads, &target),
             _ => reply(401).header(leads, &format!("Bearer realm=\"{target}\"")),
         });

@@ -1,5 +1,7 @@
 //! Layers made by Podman and crane.
 
+#[path = "../../../tests/registry/crane.rs"]
+mod crane;
 #[path = "../../../tests/registry/daemon.rs"]
 mod daemon;
 
@@ -121,24 +123,10 @@ fn zstd_chunked_by_podman() {
     assert!(did.fetched < size / 20 && did.skipped > size * 9 / 10, "{did:?}");
 }
 
-/// `crane`: on `PATH`, or where `cargo xtask inputs crane` has built it.
-#[expect(clippy::disallowed_methods, reason = "tests are told by the environment where tools are")]
-fn crane() -> Option<PathBuf> {
-    let search = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&search).map(|folder| folder.join("crane"));
-    let cache = std::env::var_os("QUIRE_CACHE").map(PathBuf::from);
-    let built = cache.iter().map(|folder| folder.join("crane/bin/crane"));
-    let found = on_path.chain(built).find(|it| it.is_file());
-    if found.is_none() {
-        println!("SKIPPED: crane is not there, or QUIRE_CACHE is not set");
-    }
-    found
-}
-
 #[test]
 fn estargz_by_crane() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = crane() else { return };
+    let Some(program) = crane::crane() else { return };
     let crane = || Command::new(&program);
     let Some(registry) = Daemon::start(folder.path(), "").unwrap() else {
         println!("SKIPPED: {PROGRAM} is not installed");

@@ -1,0 +1,171 @@
+//! Pulls into stores that take nothing more.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::statvfs;
+
+use super::{daemon::Daemon, image, kills, start};
+use crate::{Place, Ran, is_root};
+
+/// A disk of 48 MB with ext4, mounted as long as this lives, in a place whose store is on it and has the image `old:1`.
+struct Small {
+    place: Place,
+    disk: PathBuf,
+}
+
+impl Small {
+    fn new() -> Option<Self> {
+        let place = Place::new();
+        let (file, disk) = (place.path("disk.ext4"), place.path("disk"));
+        File::create(&file).unwrap().set_len(48 << 20).unwrap();
+        let mut make = Command::new("mkfs.ext4");
+        let made = make.args(["-q", "-F", "-m", "0", "-N", "4000"]).arg(&file).status();
+        assert!(made.is_ok_and(|it| it.success()), "mkfs.ext4 is part of e2fsprogs");
+        fs::create_dir(&disk).unwrap();
+        let mut mount = Command::new("mount");
+        let mounted = mount.args(["-o", "loop"]).arg(&file).arg(&disk).output().unwrap();
+        if !mounted.status.success() {
+            eprintln!("SKIPPED: no loop device: {}", String::from_utf8_lossy(&mounted.stderr));
+            return None;
+        }
+        let this = Self { place, disk };
+        fs::create_dir(this.disk.join("store")).unwrap();
+        symlink(this.disk.join("store"), this.place.path("store")).unwrap();
+        this.place.tree("tree", "x");
+        this.place.out("import dir:tree old:1");
+        Some(this)
+    }
+
+    /// Leaves so many bytes, and takes all else.
+    fn leave_bytes(&self, bytes: u64) {
+        let free = statvfs(&self.disk).unwrap();
+        let length = (free.f_bavail * free.f_frsize).checked_sub(bytes).unwrap();
+        let file = File::create(self.disk.join("filler")).unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, length).unwrap();
+    }
+
+    /// The same with inodes.
+    fn leave_inodes(&self, inodes: u64) {
+        let filler = self.disk.join("fillers");
+        fs::create_dir(&filler).unwrap();
+        for number in inodes..statvfs(&self.disk).unwrap().f_favail {
+            File::create(filler.join(number.to_string())).unwrap();
+        }
+    }
+
+    fn files(&self) -> BTreeSet<PathBuf> {
+        let mut files = BTreeSet::new();
+        list(&self.place.path("store"), &mut files);
+        files
+    }
+
+    /// A pull fails, says that with these words, and leaves the store as it was.
+    fn check(&self, pull: impl FnOnce(&Place) -> Ran, words: &[&str]) {
+        let (before, names) = (self.files(), self.place.out("images"));
+        let ran = pull(&self.place);
+        assert_eq!(ran.code, Some(2), "{}", ran.err);
+        for word in words {
+            assert!(ran.err.contains(word), "{word}: {}", ran.err);
+        }
+        assert_eq!(self.place.out("images"), names);
+        assert_eq!(self.place.out("cat old:1:/etc/short"), "short\n");
+        let sound = self.place.run("fsck --deep");
+        assert_eq!(sound.code, Some(0), "{}{}", sound.out, sound.err);
+        if ran.err.contains("gc --unfinished") {
+            self.place.out("gc --unfinished");
+        }
+        assert_eq!(self.files(), before);
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // A failing test is to fail for its own reason.
+        let _unmounted = Command::new("umount").arg(&self.disk).status();
+    }
+}
+
+/// All files at and below `path`.
+fn list(path: &Path, files: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(path).unwrap().map(Result::unwrap) {
+        match entry.file_type().unwrap().is_dir() {
+            true => list(&entry.path(), files),
+            false => drop(files.insert(entry.path())),
+        }
+    }
+}
+
+/// A registry with the image `app:1`, and where that is from.
+fn registry() -> Option<(Place, Daemon, String)> {
+    if !is_root() {
+        return None;
+    }
+    let (from, _) = kills::place();
+    let daemon = start(&from)?;
+    let target = format!("{}/app:1", daemon.host);
+    from.out(&format!("push a:1 {target}"));
+    Some((from, daemon, target))
+}
+
+#[test]
+fn a_full_disk() {
+    let Some((from, _daemon, target)) = registry() else { return };
+    let Some(small) = Small::new() else { return };
+    let full = format!("the file system at {} is full", small.disk.display());
+    for free in [40 << 10, 1 << 20, 9 << 20] {
+        small.leave_bytes(free);
+        let words = ["No space left on device", &full, "`quire gc` frees"];
+        small.check(|place| place.run(&format!("pull {target}")), &words);
+        fs::remove_file(small.disk.join("filler")).unwrap();
+    }
+    small.place.out(&format!("pull {target}"));
+    assert_eq!(image(&small.place, &target), image(&from, "a:1"));
+}
+
+#[test]
+fn a_full_table_of_inodes() {
+    let Some((from, _daemon, target)) = registry() else { return };
+    let Some(small) = Small::new() else { return };
+    let full = format!("the file system at {} is full (now ", small.disk.display());
+    for free in [3, 300] {
+        small.leave_inodes(free);
+        let words = ["No space left on device", &full, " inodes are free"];
+        small.check(|place| place.run(&format!("pull {target}")), &words);
+        fs::remove_dir_all(small.disk.join("fillers")).unwrap();
+    }
+    small.place.out(&format!("pull {target}"));
+    assert_eq!(image(&small.place, &target), image(&from, "a:1"));
+}
+
+#[test]
+fn a_store_that_cannot_be_written() {
+    let Some((_from, _daemon, target)) = registry() else { return };
+    let Some(small) = Small::new() else { return };
+    // Somebody else, who may read all of it.
+    let place = &small.place;
+    fs::set_permissions(place.folder.path(), Permissions::from_mode(0o755)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();
+    let as_nobody = |place: &Place| {
+        let mut command = Command::new(place.path("quire"));
+        command.arg("--store").arg(place.path("store")).args(["pull", &target]);
+        command.env_clear().env("HOME", place.folder.path()).current_dir("/");
+        Ran::of(&command.uid(65_534).gid(65_534).output().unwrap())
+    };
+    small.check(as_nobody, &["Permission denied", "is another user's: use sudo, or --store DIR"]);
+
+    let remount = |how: &str| {
+        let mut mount = Command::new("mount");
+        assert!(mount.args(["-o", how]).arg(&small.disk).status().unwrap().success());
+    };
+    remount("remount,ro");
+    let read_only = format!("the file system at {} is read-only", small.disk.display());
+    let words = ["Read-only file system", &read_only, "--store DIR"];
+    small.check(|place| place.run(&format!("pull {target}")), &words);
+    remount("remount,rw");
+    small.place.out(&format!("pull {target}"));
+}
