@@ -11,7 +11,7 @@ use crate::cache::{Cache, remove};
 use crate::process::{find, is_root, quiet};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 27] = [
+const PACKAGES: [(&str, &str); 28] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -34,6 +34,7 @@ const PACKAGES: [(&str, &str); 27] = [
     ("tar", "tar"),
     ("bsdtar", "libarchive-tools"),
     ("python3", "python3"),
+    ("pip3", "python3-pip"),
     ("openssl", "openssl"),
     ("docker-registry", "docker-registry"),
     ("strace", "strace"),

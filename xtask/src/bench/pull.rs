@@ -99,6 +99,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              takes.",
         ),
         tables: vec![table],
+        sizes: Vec::new(),
         findings,
     })
 }

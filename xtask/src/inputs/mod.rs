@@ -2,10 +2,11 @@
 
 mod apt;
 mod layer;
-mod layout;
+pub(crate) mod layout;
 mod makers;
 mod rootfs;
 pub(crate) mod sid;
+pub(crate) mod versions;
 
 use std::io;
 use std::path::PathBuf;
@@ -36,6 +37,8 @@ enum Input {
     Sid,
     /// Images of one content by many makers: builders, and programs that write tars
     Makers,
+    /// Twenty versions of an application, for the bench of versions: 2 GB
+    Versions,
     /// Debian sid as above with podman 5
     SidPodman,
     /// `crane`, for tests of eStargz layers: needs Go
@@ -53,6 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Input::DebianPostgres => debian_postgres(&cache, args.refresh)?,
             Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
             Input::Makers => makers::make(&cache, args.refresh)?,
+            Input::Versions => versions::make(&cache, args.refresh)?.dir().to_owned(),
             Input::Crane => tools::crane(&cache)?,
             Input::Cfsctl => tools::cfsctl(&cache)?,
             Input::SidPodman => sid::make_podman(&cache, args.refresh)?,

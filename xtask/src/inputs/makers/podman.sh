@@ -1,6 +1,6 @@
-# podman build, of all of the minimal system; then its gzip layers, and zstd:chunked ones with another table of contents.
+# podman build, of the minimal system without locales; then its gzip layers, and zstd:chunked ones with another table of contents.
 mkdir "$WORK/context"
-tar -C "$BASE" -cf "$WORK/context/base.tar" .
+tar -C "$BASE" --exclude=./usr/share/locale --exclude=./usr/share/zoneinfo -cf "$WORK/context/base.tar" .
 cp -a "$CONTENT/srv/odd" "$WORK/context/odd"
 rm "$WORK/context/odd/fifo" "$WORK/context/odd/device"
 cat > "$WORK/context/Containerfile" <<'FILE'
