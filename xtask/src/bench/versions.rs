@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use super::Context;
 use super::import::{podman, race, remove_podman};
@@ -17,12 +17,13 @@ use crate::daemon::{Daemon, PROGRAM};
 use crate::inputs::layout;
 use crate::inputs::versions::{self, COUNT, Cut, Versions};
 use crate::process::{need, quiet};
+use crate::tools;
 
 /// A way to bring an image here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     Quire,
-    /// From layers in zstd:chunked, of which only the parts that are new have to come.
+    /// From eStargz layers, of which only the parts that are new have to come.
     QuireChunked,
     Umoci,
     Podman,
@@ -37,7 +38,7 @@ impl Way {
     fn name(self) -> Result<String> {
         Ok(match self {
             Quire => String::from("quire pull, gzip"),
-            QuireChunked => String::from("quire pull, zstd:chunked"),
+            QuireChunked => String::from("quire pull, eStargz"),
             Umoci => format!(
                 "skopeo copy ({}), umoci unpack ({})",
                 super::version("skopeo", "--version")?,
@@ -56,7 +57,13 @@ impl Way {
         }
     }
 
-    fn pull(self, context: &Context<'_>, host: &str, cut: Cut, version: usize) -> Result<Vec<Command>> {
+    fn pull(
+        self,
+        context: &Context<'_>,
+        host: &str,
+        cut: Cut,
+        version: usize,
+    ) -> Result<Vec<Command>> {
         let image = format!("{host}/{}", tag(self == QuireChunked, cut, version));
         let place = |name: &str| context.work.join(name);
         Ok(match self {
@@ -129,7 +136,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let versions = versions::make(context.cache, false)?;
     let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
     let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
-    [need("skopeo")?, need("umoci")?, need("podman")?].iter().for_each(drop);
+    for tool in ["skopeo", "umoci", "podman"] {
+        need(tool)?;
+    }
     for cut in CUTS {
         publish(context, &versions, &registry.host, cut)?;
     }
@@ -146,11 +155,26 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
                 }));
             }
             let title = format!("{}, version {version}", title(cut));
-            let (table, ratios) =
-                race(context, contestants, &title, &[], &["skopeo", "podman", "quire pull, zstd"])?;
+            let (table, ratios) = race(
+                context,
+                contestants,
+                &title,
+                &[],
+                &["skopeo", "podman", "quire pull, eStargz"],
+            )?;
             findings.extend(ratios.into_iter().map(|it| format!("{title}: {it}")));
             tables.push(table);
         }
+    }
+    for cut in CUTS {
+        let [one, both] = [1, 2].map(|last| unique(&versions, cut, last));
+        let new: Vec<_> = both?.iter().zip(one?).map(|(both, one)| both - one).collect();
+        findings.push(format!(
+            "{}: version 2 has {} bytes in files that version 1 lacks, {} in whole blocks",
+            title(cut),
+            new[0],
+            new[1]
+        ));
     }
     let sizes = vec![second(context, &registry.host)?, all(context, &registry.host, &versions)?];
     Ok(Report {
@@ -168,9 +192,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Brings all versions to the registry by gzip, and the first two by zstd:chunked.
+/// Brings all versions to the registry by gzip, and the first two as eStargz.
 fn publish(context: &Context<'_>, versions: &Versions, host: &str, cut: Cut) -> Result<()> {
-    let draft = context.work.join("draft");
+    let (draft, crane) = (context.work.join("draft"), tools::crane(context.cache)?);
     for version in 1..=COUNT {
         let mut config = layout::Config::new();
         config.command(&["python3", "-m", "gunicorn"]).folder("/opt/app");
@@ -182,14 +206,16 @@ fn publish(context: &Context<'_>, versions: &Versions, host: &str, cut: Cut) -> 
         quiet(push.arg(format!("docker://{target}")))?;
         remove(&draft)?;
         if version <= 2 {
-            run(Podman.pull(context, host, cut, version)?)?;
-            let mut push = podman(context, context.work)?;
-            push.args(["push", "--quiet", "--tls-verify=false", "--compression-format=zstd:chunked"]);
-            push.arg(target).arg(format!("{host}/{}", tag(true, cut, version)));
-            quiet(&mut push)?;
+            let chunked = format!("{host}/{}", tag(true, cut, version));
+            quiet(Command::new(&crane).args(["optimize", &target, &chunked]))?;
+            if !quiet(Command::new(&crane).args(["manifest", &chunked]))?
+                .contains("stargz/toc.digest")
+            {
+                bail!("crane made no eStargz layers");
+            }
         }
     }
-    remove_podman(context)
+    Ok(())
 }
 
 /// What the second version takes from the registry and from the disk.
@@ -223,7 +249,7 @@ fn second(context: &Context<'_>, host: &str) -> Result<Sizes> {
 fn all(context: &Context<'_>, host: &str, versions: &Versions) -> Result<Sizes> {
     let mut rows = BTreeMap::new();
     for cut in CUTS {
-        let mut row = unique(versions, cut)?;
+        let mut row = unique(versions, cut, COUNT)?;
         for way in [Quire, Podman] {
             way.clear(context)?;
             for version in 1..=COUNT {
@@ -242,13 +268,19 @@ fn all(context: &Context<'_>, host: &str, versions: &Versions) -> Result<Sizes> 
     Ok(Sizes {
         title: format!("The disk after {COUNT} versions"),
         columns: vec![
-            "unique bytes", "in blocks", "quire", "of that objects", "images", "layers", "podman",
+            "unique bytes",
+            "in blocks",
+            "quire",
+            "of that objects",
+            "images",
+            "layers",
+            "podman",
         ],
         rows: rows.into_iter().collect(),
     })
 }
 
-/// The sum of the lengths of all different contents of files in all layers, and of the blocks of 4096 bytes that they
+/// The sum of the lengths of all different contents of files in all layers of the versions up to one, and of the blocks of 4096 bytes that they
 /// fill: counted by Python.
 const UNIQUE: &str = "
 import hashlib, sys, tarfile
@@ -262,9 +294,9 @@ for name in sys.argv[1:]:
 print(sum(sizes.values()), sum((it + 4095) // 4096 * 4096 for it in sizes.values()))
 ";
 
-fn unique(versions: &Versions, cut: Cut) -> Result<Vec<u64>> {
+fn unique(versions: &Versions, cut: Cut, last: usize) -> Result<Vec<u64>> {
     let mut files = Vec::new();
-    for version in 1..=COUNT {
+    for version in 1..=last {
         files.extend(versions.layers(cut, version)?.into_iter().map(|it| it.file));
     }
     files.sort_unstable();

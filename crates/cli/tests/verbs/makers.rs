@@ -168,8 +168,7 @@ fn check(image: &Made, first: &str, second: &str) {
     };
     assert_eq!(files(&again), files(&image.dir), "{name}");
     for file in files(&again) {
-        let same =
-            fs::read(image.dir.join(&file)).unwrap() == fs::read(again.join(&file)).unwrap();
+        let same = fs::read(image.dir.join(&file)).unwrap() == fs::read(again.join(&file)).unwrap();
         assert!(same, "{name}: {} differs", file.display());
     }
 }

@@ -1,7 +1,7 @@
 //! Images by the makers there are: one content, many writers of tars.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
