@@ -1,4 +1,4 @@
-# podman build, of the minimal system without locales; then its gzip layers, and zstd:chunked ones with another table of contents.
+# podman build, of the minimal system without locales: its gzip layers, and zstd:chunked ones.
 mkdir "$WORK/context"
 tar -C "$BASE" --exclude=./usr/share/locale --exclude=./usr/share/zoneinfo -cf "$WORK/context/base.tar" .
 cp -a "$CONTENT/srv/odd" "$WORK/context/odd"
