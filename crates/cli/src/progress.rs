@@ -141,13 +141,6 @@ impl Progress {
                     bar.finish_with_message("here already");
                 }
             }
-            Event::Skipped { layer, bytes } => {
-                self.event(&json!({"event": "skipped", "layer": layer + 1, "bytes": bytes}));
-                if let Some(bar) = layers.get(layer).and_then(|it| it.bar.as_ref()) {
-                    bar.inc(bytes);
-                }
-                self.advance(bytes);
-            }
             Event::Again { layer } => {
                 line(format!(
                     "layer {} of {count} was not what it should be: once more",
