@@ -11,21 +11,30 @@ use crate::cache::{Cache, remove};
 use crate::process::{find, is_root, quiet};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 19] = [
+const PACKAGES: [(&str, &str); 28] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
     ("umoci", "umoci"),
     ("skopeo", "skopeo"),
+    ("buildah", "buildah"),
+    ("dockerd", "docker.io"),
+    ("docker", "docker.io"),
+    ("git", "git"),
+    ("pigz", "pigz"),
+    ("pax", "pax"),
+    ("cpio", "cpio"),
     ("mkfs.erofs", "erofs-utils"),
     ("debootstrap", "debootstrap"),
     ("setfattr", "attr"),
     ("setfacl", "acl"),
     ("zstd", "zstd"),
+    ("gzip", "gzip"),
     ("mkfs.ext4", "e2fsprogs"),
     ("tar", "tar"),
     ("bsdtar", "libarchive-tools"),
     ("python3", "python3"),
+    ("pip3", "python3-pip"),
     ("openssl", "openssl"),
     ("docker-registry", "docker-registry"),
     ("strace", "strace"),

@@ -90,6 +90,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              the page cache. A `syncfs` of the file system is on everybody's clock.",
         ),
         tables: vec![table],
+        sizes: Vec::new(),
         findings,
     })
 }

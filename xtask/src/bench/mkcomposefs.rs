@@ -35,6 +35,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             "`mkcomposefs --from-file DUMP IMAGE`: 64,246 entries of a developer's root filesystem, warm cache, no sync.",
         ),
         tables,
+        sizes: Vec::new(),
         findings,
     })
 }

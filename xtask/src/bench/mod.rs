@@ -5,9 +5,11 @@ mod import;
 mod measure;
 mod mkcomposefs;
 mod mount;
+mod proxy;
 mod pull;
 mod report;
 mod run;
+mod versions;
 mod walk;
 
 use std::fs;
@@ -47,6 +49,8 @@ enum Name {
     Import,
     /// An image from a registry on loopback into a store
     Pull,
+    /// Consecutive versions of an application from a registry on loopback
+    Versions,
     /// Mount and unmount, whole processes
     Mount,
     /// A container that runs `true`
@@ -83,10 +87,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Err(error).context("cannot start unshare");
     }
     let cache = Cache::open()?;
-    let benches: [(Name, Bench); 6] = [
+    let benches: [(Name, Bench); 7] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
+        (Name::Versions, versions::bench),
         (Name::Mount, mount::bench),
         (Name::Run, run::bench),
         (Name::Walk, walk::bench),

@@ -82,6 +82,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             outcomes,
         }],
         findings,
+        sizes: Vec::new(),
     })
 }
 

@@ -1,8 +1,5 @@
 //! An image from a registry on loopback into an empty store, ready to be mounted.
 
-#[path = "../../../crates/oci/tests/registry/daemon.rs"]
-mod daemon;
-
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -16,9 +13,9 @@ use super::measure::Contestant;
 use super::report::Report;
 use crate::Skipped;
 use crate::cache::remove;
+use crate::daemon::{Daemon, PROGRAM};
 use crate::inputs;
 use crate::process::{find, need, quiet};
-use daemon::{Daemon, PROGRAM};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let layout = inputs::debian_postgres(context.cache, false)?;
@@ -102,6 +99,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              takes.",
         ),
         tables: vec![table],
+        sizes: Vec::new(),
         findings,
     })
 }

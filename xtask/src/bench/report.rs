@@ -20,6 +20,15 @@ pub(super) struct Table {
     pub(super) outcomes: Vec<Outcome>,
 }
 
+/// A table of sizes, which are not measured often since they are the same each time.
+#[derive(Debug)]
+pub(super) struct Sizes {
+    pub(super) title: String,
+    pub(super) columns: Vec<&'static str>,
+    /// Bytes, as many as there are columns.
+    pub(super) rows: Vec<(String, Vec<u64>)>,
+}
+
 /// A whole bench.
 #[derive(Debug)]
 pub(super) struct Report {
@@ -27,6 +36,7 @@ pub(super) struct Report {
     /// What was done to what, how, and what is counted; Markdown.
     pub(super) about: String,
     pub(super) tables: Vec<Table>,
+    pub(super) sizes: Vec<Sizes>,
     /// What follows from the numbers, one line each.
     pub(super) findings: Vec<String>,
 }
@@ -44,6 +54,7 @@ impl Report {
             "date": date.trim(),
             "machine": machine.text(),
             "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
+            "sizes": self.sizes.iter().map(Sizes::json).collect::<Vec<_>>(),
         });
         let json = serde_json::to_string_pretty(&json)?;
         fs::write(dir.join(format!("{}.json", self.name)), json + "\n")?;
@@ -58,6 +69,9 @@ impl Report {
         );
         for table in &self.tables {
             text += &table.markdown();
+        }
+        for sizes in &self.sizes {
+            text += &sizes.markdown();
         }
         if !self.findings.is_empty() {
             text += "\n";
@@ -98,6 +112,24 @@ impl Table {
             })
         });
         json!({ "title": self.title, "runs": self.runs, "outcomes": outcomes.collect::<Vec<_>>() })
+    }
+}
+
+impl Sizes {
+    fn markdown(&self) -> String {
+        let columns = self.columns.join(" | ");
+        let mut text = format!("\n## {}\n\n| MB | {columns} |\n|---|", self.title);
+        text += &"---|".repeat(self.columns.len());
+        for (name, bytes) in &self.rows {
+            let bytes = bytes.iter().map(|it| format!("{:.1}", megabytes(*it)));
+            text += &format!("\n| {name} | {} |", bytes.collect::<Vec<_>>().join(" | "));
+        }
+        text + "\n"
+    }
+
+    fn json(&self) -> Value {
+        let rows = self.rows.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes }));
+        json!({ "title": self.title, "columns": self.columns, "rows": rows.collect::<Vec<_>>() })
     }
 }
 

@@ -93,6 +93,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              after a run of its own, and after a rest of 100 ms.",
         ),
         tables,
+        sizes: Vec::new(),
         findings,
     })
 }

@@ -96,6 +96,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         ),
         findings: findings.collect(),
         tables,
+        sizes: Vec::new(),
     })
 }
 

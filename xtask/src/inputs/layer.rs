@@ -12,6 +12,8 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::layout;
+
 /// How much of a modification time the tar has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mtime {
@@ -24,10 +26,12 @@ pub(crate) enum Mtime {
 /// A layer's file with what a manifest says about it.
 pub(crate) struct Layer {
     pub(crate) file: PathBuf,
-    /// Lower-case hex sha256 of the gzip file.
+    /// Lower-case hex sha256 of the file.
     pub(crate) digest: String,
     /// Lower-case hex sha256 of the tar within.
     pub(crate) diff_id: String,
+    /// What the manifest calls it: one of `layout`'s.
+    pub(crate) media: &'static str,
 }
 
 const FILE: &str = "layer.tar.gz";
@@ -39,7 +43,8 @@ impl Layer {
         let facts: Value = serde_json::from_slice(&fs::read(dir.join(FACTS))?)?;
         let text =
             |key: &str| facts[key].as_str().map(String::from).context("layer.json is damaged");
-        Ok(Self { file: dir.join(FILE), digest: text("digest")?, diff_id: text("diff_id")? })
+        let (digest, diff_id) = (text("digest")?, text("diff_id")?);
+        Ok(Self { file: dir.join(FILE), digest, diff_id, media: layout::GZIP })
     }
 }
 

@@ -10,6 +10,11 @@ use sha2::{Digest as _, Sha256};
 use super::layer::{Layer, hex};
 use crate::cache::remove;
 
+/// Media types of layers. Source: OCI image-spec 1.1, `layer.md`.
+pub(crate) const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+pub(crate) const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+pub(crate) const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+
 /// The part of an image's config that says how to run it.
 pub(crate) struct Config(Value);
 
@@ -77,8 +82,7 @@ pub(crate) fn write(dir: &Path, config: &Config, layers: &[Layer]) -> Result<()>
         let target = blobs.join(&layer.digest);
         fs::copy(&layer.file, &target)?;
         let size = target.metadata()?.len();
-        let media = "application/vnd.oci.image.layer.v1.tar+gzip";
-        descriptors.push(descriptor(media, &layer.digest, size));
+        descriptors.push(descriptor(layer.media, &layer.digest, size));
         if layer.file.starts_with(dir) {
             remove(&layer.file)?;
             remove(&layer.file.with_file_name("layer.json"))?;

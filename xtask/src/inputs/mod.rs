@@ -2,9 +2,11 @@
 
 mod apt;
 mod layer;
-mod layout;
+pub(crate) mod layout;
+mod makers;
 mod rootfs;
 pub(crate) mod sid;
+pub(crate) mod versions;
 
 use std::io;
 use std::path::PathBuf;
@@ -18,7 +20,7 @@ use crate::{Skipped, tools};
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Which inputs; the first three and crane when none is named
+    /// Which inputs; those that tests need when none is named
     names: Vec<Input>,
     /// Make them anew though the cache has them
     #[arg(long)]
@@ -33,6 +35,10 @@ enum Input {
     DebianPostgres,
     /// A Debian sid root with the C composefs tools and erofs-utils, and wrapper scripts to run them from outside
     Sid,
+    /// Images of one content by many makers: builders, and programs that write tars
+    Makers,
+    /// Twenty versions of an application, for the bench of versions: 2 GB
+    Versions,
     /// Debian sid as above with podman 5
     SidPodman,
     /// `crane`, for tests of eStargz layers: needs Go
@@ -43,12 +49,14 @@ enum Input {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
-    let all = [Input::DebianSmall, Input::DebianPostgres, Input::Sid, Input::Crane];
+    let all = [Input::DebianSmall, Input::DebianPostgres, Input::Sid, Input::Crane, Input::Makers];
     for input in if args.names.is_empty() { &all[..] } else { &args.names } {
         let path = match input {
             Input::DebianSmall => debian_small(&cache, args.refresh)?,
             Input::DebianPostgres => debian_postgres(&cache, args.refresh)?,
             Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
+            Input::Makers => makers::make(&cache, args.refresh)?,
+            Input::Versions => versions::make(&cache, args.refresh)?.dir().to_owned(),
             Input::Crane => tools::crane(&cache)?,
             Input::Cfsctl => tools::cfsctl(&cache)?,
             Input::SidPodman => sid::make_podman(&cache, args.refresh)?,

@@ -10,6 +10,8 @@ mod help;
 mod images;
 #[cfg(feature = "registry")]
 mod logins;
+#[cfg(feature = "registry")]
+mod makers;
 mod mounts;
 #[cfg(feature = "registry")]
 mod progress;
