@@ -1,6 +1,7 @@
 //! Benches: fixed inputs, rivals in the same run, and results that say what they were measured on.
 
 mod cgroup;
+mod density;
 mod import;
 mod measure;
 mod mkcomposefs;
@@ -55,6 +56,8 @@ enum Name {
     Mount,
     /// A container that runs `true`
     Run,
+    /// Many containers: one after the other, eight at a time, and many alive at once
+    Density,
     /// `ls -lR`, cold and warm
     Walk,
 }
@@ -87,13 +90,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Err(error).context("cannot start unshare");
     }
     let cache = Cache::open()?;
-    let benches: [(Name, Bench); 7] = [
+    let benches: [(Name, Bench); 8] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
         (Name::Versions, versions::bench),
         (Name::Mount, mount::bench),
         (Name::Run, run::bench),
+        (Name::Density, density::bench),
         (Name::Walk, walk::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));

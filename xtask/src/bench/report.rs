@@ -20,12 +20,42 @@ pub(super) struct Table {
     pub(super) outcomes: Vec<Outcome>,
 }
 
-/// A table of sizes, which are not measured often since they are the same each time.
+/// What the numbers of a table are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Bytes, shown as MB.
+    Megabytes,
+    /// Bytes, shown as kB.
+    Kilobytes,
+    /// Nanoseconds, shown as ms.
+    Milliseconds,
+}
+
+impl Unit {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Megabytes => "MB",
+            Self::Kilobytes => "kB",
+            Self::Milliseconds => "ms",
+        }
+    }
+
+    fn show(self, value: u64) -> String {
+        match self {
+            Self::Megabytes => format!("{:.1}", megabytes(value)),
+            Self::Kilobytes => format!("{:.1}", megabytes(value.saturating_mul(1000))),
+            Self::Milliseconds => milliseconds(Duration::from_nanos(value)),
+        }
+    }
+}
+
+/// A table of other numbers: sizes, which are the same each time, or percentiles.
 #[derive(Debug)]
 pub(super) struct Sizes {
     pub(super) title: String,
+    pub(super) unit: Unit,
     pub(super) columns: Vec<&'static str>,
-    /// Bytes, as many as there are columns.
+    /// As many as there are columns.
     pub(super) rows: Vec<(String, Vec<u64>)>,
 }
 
@@ -118,17 +148,22 @@ impl Table {
 impl Sizes {
     fn markdown(&self) -> String {
         let columns = self.columns.join(" | ");
-        let mut text = format!("\n## {}\n\n| MB | {columns} |\n|---|", self.title);
+        let mut text =
+            format!("\n## {}\n\n| {} | {columns} |\n|---|", self.title, self.unit.name());
         text += &"---|".repeat(self.columns.len());
-        for (name, bytes) in &self.rows {
-            let bytes = bytes.iter().map(|it| format!("{:.1}", megabytes(*it)));
-            text += &format!("\n| {name} | {} |", bytes.collect::<Vec<_>>().join(" | "));
+        for (name, values) in &self.rows {
+            let values = values.iter().map(|it| self.unit.show(*it));
+            text += &format!("\n| {name} | {} |", values.collect::<Vec<_>>().join(" | "));
         }
         text + "\n"
     }
 
     fn json(&self) -> Value {
-        let rows = self.rows.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes }));
+        let values = match self.unit {
+            Unit::Megabytes | Unit::Kilobytes => "bytes",
+            Unit::Milliseconds => "nanoseconds",
+        };
+        let rows = self.rows.iter().map(|(name, row)| json!({ "name": name, values: row }));
         json!({ "title": self.title, "columns": self.columns, "rows": rows.collect::<Vec<_>>() })
     }
 }

@@ -114,22 +114,27 @@ fn share(outcomes: &[Outcome], kind: &str, runtime: &str) -> Option<String> {
     ))
 }
 
-fn quire_run(context: &Context<'_>, store: &Path, kind: &str, runtime: &Path) -> Command {
+pub(super) fn quire_run(
+    context: &Context<'_>,
+    store: &Path,
+    kind: &str,
+    runtime: &Path,
+) -> Command {
     let mut quire = Command::new(context.quire);
     quire.arg("--store").arg(store).arg("run").arg("--runtime").arg(runtime);
     quire.args(["--writable", kind, "image", "--", "true"]);
     quire
 }
 
-struct Runtime {
+pub(super) struct Runtime {
     name: &'static str,
-    program: PathBuf,
+    pub(super) program: PathBuf,
     /// Has Quire's config.json with another root.
-    bundle: PathBuf,
+    pub(super) bundle: PathBuf,
 }
 
 impl Runtime {
-    fn new(
+    pub(super) fn new(
         context: &Context<'_>,
         name: &'static str,
         program: PathBuf,
@@ -161,7 +166,7 @@ impl Runtime {
 const UNIFIED: &str = "/sys/fs/cgroup/unified";
 
 /// crun refuses such hosts; this is the bench's own mount namespace.
-fn hide_cgroup2() -> Result<()> {
+pub(super) fn hide_cgroup2() -> Result<()> {
     if Path::new(UNIFIED).join("cgroup.procs").exists() {
         unmount(UNIFIED, UnmountFlags::DETACH)?;
     }
@@ -169,7 +174,7 @@ fn hide_cgroup2() -> Result<()> {
 }
 
 /// The other contestants get the host as it is.
-fn show_cgroup2() -> Result<()> {
+pub(super) fn show_cgroup2() -> Result<()> {
     if Path::new(UNIFIED).exists() {
         mount("none", UNIFIED, "cgroup2", MountFlags::empty(), None)?;
     }

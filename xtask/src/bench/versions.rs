@@ -10,7 +10,7 @@ use super::Context;
 use super::import::{podman, race, remove_podman};
 use super::measure::Contestant;
 use super::proxy::Proxy;
-use super::report::{Report, Sizes};
+use super::report::{Report, Sizes, Unit};
 use crate::Skipped;
 use crate::cache::remove;
 use crate::daemon::{Daemon, PROGRAM};
@@ -240,6 +240,7 @@ fn second(context: &Context<'_>, host: &str) -> Result<Sizes> {
     }
     Ok(Sizes {
         title: String::from("What two versions take"),
+        unit: Unit::Megabytes,
         columns: vec!["1: fetched", "1: disk", "2: fetched", "2: disk"],
         rows,
     })
@@ -267,6 +268,7 @@ fn all(context: &Context<'_>, host: &str, versions: &Versions) -> Result<Sizes> 
     }
     Ok(Sizes {
         title: format!("The disk after {COUNT} versions"),
+        unit: Unit::Megabytes,
         columns: vec![
             "unique bytes",
             "in blocks",
