@@ -10,7 +10,7 @@ use clap::{
 
 mod containers;
 
-pub(crate) use containers::{Exec, Logs, NetworkKind, Ps, Run, Stop, Wait};
+pub(crate) use containers::{Bundle, Exec, Logs, NetworkKind, Ps, Run, Stop, Wait, Wanted};
 
 use crate::writable::Wish;
 
@@ -126,6 +126,8 @@ pub(crate) enum Verb {
     Umount(Umount),
     /// Run a command in a container whose root is an image
     Run(Box<Run>),
+    /// Make an OCI bundle for other tools: a configuration, and the root mounted beside it
+    Bundle(Box<Bundle>),
     /// List containers
     Ps(Ps),
     /// Print what a container wrote

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
+use container::bundle::Access;
 use container::filestore;
 use container::root::Writable;
 use kernel::mount::Durability;
@@ -129,6 +130,14 @@ impl Place {
                 Self::Directory(opened.into(), *durability)
             }
         })
+    }
+
+    /// Whether anything can be written.
+    pub(crate) const fn access(&self) -> Access {
+        match self {
+            Self::None => Access::ReadOnly,
+            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) => Access::Writable,
+        }
     }
 
     /// As roots take it.

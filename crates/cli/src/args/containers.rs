@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 
 use super::{Trust, When};
 use crate::writable::{Wish, bytes};
@@ -17,8 +18,9 @@ pub(crate) enum NetworkKind {
     Host,
 }
 
+/// How a container is to be. What is not said is as the image says.
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct Wanted {
     #[command(flatten)]
     pub(crate) trust: Trust,
     /// Set a variable, or with NAME alone pass on the caller's
@@ -51,6 +53,21 @@ pub(crate) struct Run {
     /// Nothing can be written: `--writable none`
     #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,
+    /// Show a directory or file of the host in the container: both paths absolute
+    #[arg(long, value_name = "HOST:CONTAINER[:ro]")]
+    pub(crate) volume: Vec<String>,
+    /// The most memory that it may use, such as 512m
+    #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) memory: Option<NonZeroU64>,
+    /// The most processes and threads that it may have
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) pids_limit: Option<NonZeroU32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
     /// The OCI runtime, by name or path; by default crun, runc or runsc, the first that is there
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,
@@ -63,20 +80,28 @@ pub(crate) struct Run {
     /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Show a directory or file of the host in the container: both paths absolute
-    #[arg(long, value_name = "HOST:CONTAINER[:ro]")]
-    pub(crate) volume: Vec<String>,
-    /// The most memory that it may use, such as 512m
-    #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
-    pub(crate) memory: Option<NonZeroU64>,
-    /// The most processes and threads that it may have
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) pids_limit: Option<NonZeroU32>,
     /// A terminal for the command: by default when standard input and output are one
     #[arg(short, long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) tty: When,
     /// A name of an image, an image id or its beginning
     pub(crate) image: String,
+    /// The command; by default the image's
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bundle {
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
+    /// A terminal in the configuration
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// A name of an image, an image id or its beginning
+    pub(crate) image: String,
+    /// A directory that is empty, or not there yet: it gets config.json, and the root mounted on rootfs
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub(crate) directory: PathBuf,
     /// The command; by default the image's
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
