@@ -115,6 +115,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     store::check_id(&id)?;
     let access = place.access();
     let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
+    wishes.cgroup = Some(container::teardown::cgroup(&id));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&image, &wishes, &user)?;
     let config = runtime_config(&process, &user, &wishes, &image, ROOT);
@@ -381,6 +382,7 @@ pub(crate) fn wishes(
         host_files: Vec::new(),
         access,
         volumes: wanted.volume.iter().map(|it| it.parse()).collect::<Result<_, _>>()?,
+        cgroup: None,
         memory: wanted.memory,
         pids: wanted.pids_limit,
     })

@@ -103,6 +103,8 @@ pub struct Wishes {
     pub access: Access,
     /// What of the host it sees besides.
     pub volumes: Vec<Volume>,
+    /// Where its cgroups are, from the root of each hierarchy; none leaves it to the runtime.
+    pub cgroup: Option<String>,
     /// The most memory, in bytes.
     pub memory: Option<NonZeroU64>,
     /// The most processes and threads.
@@ -301,7 +303,7 @@ pub fn runtime_config(
     let annotations = image.labels.iter().filter(|(name, _)| name.starts_with(HARMLESS_LABELS));
     let annotations: BTreeMap<_, _> = annotations.collect();
     let namespaces: Vec<Value> = namespaces.into_iter().map(|it| json!({"type": it})).collect();
-    json!({
+    let mut config = json!({
         "ociVersion": "1.0.2",
         "process": {
             "terminal": wishes.terminal == Terminal::New,
@@ -322,7 +324,11 @@ pub fn runtime_config(
             "maskedPaths": MASKED,
             "readonlyPaths": READ_ONLY,
         },
-    })
+    });
+    if let Some(path) = &wishes.cgroup {
+        config["linux"]["cgroupsPath"] = path.as_str().into();
+    }
+    config
 }
 
 /// Only root starts with them; others can get them from files that have them.
@@ -347,6 +353,7 @@ mod tests {
             host_files: Vec::new(),
             access: Access::Writable,
             volumes: Vec::new(),
+            cgroup: None,
             memory: None,
             pids: None,
         }

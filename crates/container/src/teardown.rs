@@ -1,6 +1,6 @@
 //! What is left of a container whose processes are gone, or should be.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kernel::mount::Unmount;
 
@@ -13,8 +13,37 @@ pub fn clear(folder: &Path, id: &str) {
     if folder.join(STATE).join(id).exists() {
         delete(folder, id);
     }
+    remove_cgroups(id);
     // In another namespace than the container's own this finds nothing mounted.
     if let Err(error) = kernel::mount::unmount(&folder.join(ROOT), Unmount::Lazy) {
         tracing::debug!(id, %error, "no root to unmount");
+    }
+}
+
+/// Where cgroups are. Source: cgroups(7).
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Where the cgroups of a container are, from the root of each hierarchy: at a place that nobody else uses.
+#[must_use]
+pub fn cgroup(id: &str) -> String {
+    format!("/quire-{id}")
+}
+
+/// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
+/// empty ones can be removed.
+fn remove_cgroups(id: &str) {
+    let path = cgroup(id);
+    let hierarchies = std::fs::read_dir(CGROUPS).into_iter().flatten().flatten();
+    // Links stand for several controllers of one hierarchy.
+    let hierarchies = hierarchies.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
+    let roots = hierarchies.map(|it| it.path()).chain([PathBuf::from(CGROUPS)]);
+    for root in roots {
+        let cgroup = root.join(path.trim_start_matches('/'));
+        match std::fs::remove_dir(&cgroup) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::debug!(id, %error, cgroup = %cgroup.display(), "a cgroup stays");
+            }
+            _ => {}
+        }
     }
 }

@@ -131,6 +131,7 @@ impl Fixture {
             host_files: Vec::new(),
             access,
             volumes: Vec::new(),
+            cgroup: None,
             memory: None,
             pids: None,
         };

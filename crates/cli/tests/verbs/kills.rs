@@ -9,8 +9,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::daemon::Daemon;
 use super::fake::{Request, Server, forward};
-use super::rounds::rounds;
 use super::{image, start};
+use crate::rounds::rounds;
 use crate::{Place, write};
 
 /// Noise, the same for the same number.

@@ -5,6 +5,7 @@
 #[cfg(feature = "registry")]
 mod attached;
 mod containers;
+mod deaths;
 mod export;
 mod help;
 mod images;
@@ -17,6 +18,8 @@ mod mounts;
 mod progress;
 #[cfg(feature = "registry")]
 mod registries;
+#[path = "../../../oci/tests/registry/rounds.rs"]
+mod rounds;
 mod runs;
 mod waits;
 mod writable;

@@ -9,8 +9,6 @@ mod fake;
 mod kills;
 #[path = "no_room.rs"]
 mod no_room;
-#[path = "../../../oci/tests/registry/rounds.rs"]
-mod rounds;
 
 use std::process::Command;
 

@@ -31,7 +31,7 @@ pub(crate) fn runtimes() -> impl Iterator<Item = &'static str> {
     ["crun", "runc"].into_iter().filter(|name| program(name).is_some())
 }
 
-fn mounts() -> String {
+pub(crate) fn mounts() -> String {
     std::fs::read_to_string("/proc/self/mountinfo").unwrap()
 }
 
@@ -258,9 +258,10 @@ fn a_container_on_the_hosts_network_can_not_touch_its_cgroups() {
     assert!(!ran.out.contains("/sys/fs/cgroup"), "{}", ran.out);
 }
 
-/// Folders of cgroups with this name.
-fn cgroups(name: &str) -> Vec<String> {
-    let all = Command::new("find").args(["/sys/fs/cgroup", "-name", name]).output().unwrap();
+/// The cgroups of a container.
+pub(crate) fn cgroups(id: &str) -> Vec<String> {
+    let name = format!("quire-{id}");
+    let all = Command::new("find").args(["/sys/fs/cgroup", "-name", &name]).output().unwrap();
     String::from_utf8(all.stdout).unwrap().lines().map(ToOwned::to_owned).collect()
 }
 
@@ -268,7 +269,7 @@ fn cgroups(name: &str) -> Vec<String> {
 fn a_container_has_a_view_of_cgroups_that_goes_with_it() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
-        // Its host name is its id, which the runtime names the cgroup by.
+        // Its host name is its id.
         let script =
             "trap '' TERM INT; cat /proc/sys/kernel/hostname; while :; do sleep 0.05; done";
         let mut child = place
@@ -318,7 +319,7 @@ fn is_over(pid: &Pid) -> bool {
 }
 
 /// Processes whose command line has this text, ours and those of other tests left out.
-fn processes_with(text: &str) -> Vec<Pid> {
+pub(crate) fn processes_with(text: &str) -> Vec<Pid> {
     let all = std::fs::read_dir("/proc").unwrap();
     let pids = all.filter_map(|it| it.unwrap().file_name().to_str()?.parse::<i32>().ok());
     let own = rustix::process::getpid();

@@ -1,0 +1,79 @@
+//! Containers whose keepers are killed at any moment of start and teardown. Needs root.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+
+use crate::rounds::rounds;
+use crate::runs::{cgroups, mounts, place, processes_with, runtimes, wait_for};
+use crate::writable::is_clean;
+
+/// Who is killed.
+const VICTIMS: [&str; 3] = ["quire", "everything of quire's and the runtime's", "everything"];
+
+/// Longer than a start and an end take.
+const MOMENTS: u64 = 60_000;
+
+#[test]
+fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
+    let Some(place) = place() else { return };
+    let before = mounts();
+    let runtimes: Vec<_> = runtimes().collect();
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut random = move |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    for round in 0..rounds(20) {
+        let pick = |random: &mut dyn FnMut(u64) -> u64, of: &[&'static str]| {
+            of[usize::try_from(random(of.len() as u64)).unwrap()]
+        };
+        let victim = pick(&mut random, &VICTIMS);
+        let kind = pick(&mut random, &["memory", "self", "none"]);
+        let runtime = pick(&mut random, &runtimes);
+        let moment = Duration::from_micros(random(MOMENTS));
+        let is_detached = random(2) == 0;
+        let name = format!("death-{}-{round}", std::process::id());
+        let told =
+            format!("{name}: {victim}, {kind}, {runtime}, {moment:?}, detached {is_detached}");
+        let mut arguments =
+            vec!["run", "-q", "--name", &name, "--writable", kind, "--runtime", runtime];
+        arguments.extend(is_detached.then_some("-d"));
+        // The name is among the arguments of the program, so that it is found.
+        let script = format!(": {name}; sleep 0.02");
+        arguments.extend(["a", "--", "sh", "-c", &script]);
+        let mut command = place.command(&arguments);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        std::thread::sleep(moment);
+        let folder = place.folder.path().to_str().unwrap();
+        match victim {
+            "quire" => child.kill().unwrap(),
+            victim => {
+                let mut pids = processes_with(folder);
+                if victim == "everything" {
+                    pids.extend(processes_with(&name));
+                }
+                for pid in pids {
+                    // It may have ended by itself, or with another.
+                    let _gone = kill_process(pid, Signal::KILL);
+                }
+            }
+        }
+        child.wait().unwrap();
+        // Whatever still runs may do so to its end; what is left then goes with the next command.
+        wait_for(&format!("an end of what runs ({told})"), || processes_with(&name).is_empty());
+        place.run(&format!("rm --container --force {name}"));
+        wait_for(&format!("nothing to be left ({told})"), || {
+            let gc = place.run("gc");
+            assert_eq!(gc.code, Some(0), "{told}: {}", gc.err);
+            is_clean(&place) && cgroups(&name).is_empty()
+        });
+        assert_eq!(mounts(), before, "{told}");
+    }
+    place.out("fsck");
+    place.out("verify a");
+}
