@@ -1,8 +1,8 @@
 //! The `composefs` crate behind the command line of `mkcomposefs`: a second, independent writer.
 //!
 //! `[--min-version=N] [--max-version=N] --from-file DUMP IMAGE`. The crate cannot say every image that C can: payloads other
-//! than the digest's path, hardlinks whose target sorts behind them and more (`cargo xtask oracle composefs-crate` generates
-//! what both can say).
+//! than the digest's path, hardlinks whose target sorts behind them and more. What both can say is what `cargo xtask oracle
+//! mkcomposefs --composefs-crate` generates.
 
 use std::fs;
 

@@ -67,6 +67,13 @@ pub(crate) fn check_all() -> Result<()> {
         }
         process::shown(cargo.current_dir(repository()))
     });
+    tally.command("oracle, the composefs crate", || {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--release"]).current_dir(repository().join("oracle"));
+        // A workspace of its own, where it is looked for.
+        process::shown(build.env_remove("CARGO_TARGET_DIR"))?;
+        oracle::with_composefs_crate()
+    });
     tally.command("fuzz", || fuzz::run(&fuzz::Args::for_seconds(300)));
     tally.command("bench", || {
         // A process of its own, since it moves into a mount namespace.

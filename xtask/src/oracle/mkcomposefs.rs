@@ -81,6 +81,11 @@ impl Args {
             keep: None,
         }
     }
+
+    /// As many cases against the `composefs` crate.
+    pub(super) fn composefs_crate() -> Self {
+        Self { composefs_crate: true, count: 1000, ..Self::short() }
+    }
 }
 
 /// What a program said last, on one line of bearable length.

@@ -42,6 +42,11 @@ pub(crate) fn short() -> Result<()> {
     mkcomposefs::run(&mkcomposefs::Args::short())
 }
 
+/// Against the writer that others have in Rust, on what it can say.
+pub(crate) fn with_composefs_crate() -> Result<()> {
+    mkcomposefs::run(&mkcomposefs::Args::composefs_crate())
+}
+
 /// The writer of the `composefs` crate, if the oracle workspace is built: `PROGRAM DUMP IMAGE`.
 pub(crate) fn composefs_crate() -> Option<PathBuf> {
     let built = repository().join("oracle/target/release/composefs-crate-oracle");
