@@ -28,6 +28,9 @@ handles them. The third that quire gets kills the container. On a terminal of th
 others and not sent to quire: there, `kill` this quire from another terminal, three times, or use --tty never.";
 
 /// The command line with what is the same for all verbs.
+/// Where help shows the options that all verbs have.
+const EVERY: &str = "Options of every verb";
+
 pub(crate) fn command() -> Command {
     Cli::command().after_help(CODES).mut_subcommands(|verb| {
         let name = verb.get_name().to_owned();
@@ -56,27 +59,27 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// Options of every verb.
+// Options of every verb.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// The store: by default /var/lib/quire for root, else $XDG_DATA_HOME/quire
-    #[arg(long, global = true, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
     /// A policy besides the administrator's, in the place of $XDG_CONFIG_HOME/quire/policy.toml
-    #[arg(long, global = true, env = "QUIRE_POLICY", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_POLICY", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) policy: Option<PathBuf>,
     /// How new files of the store are protected: `immutable` sets the immutable flag where there is no fs-verity.
     /// A store that is made with it keeps it; `quire unseal` takes it off again
-    #[arg(long, global = true, env = "QUIRE_SEAL", value_name = "HOW")]
+    #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_SEAL", value_name = "HOW")]
     pub(crate) seal: Option<Seal>,
     /// Print JSON for programs
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) json: bool,
     /// Say more about what is done: -v for each request, -vv for each object
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = EVERY, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// No progress, no remarks
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 }
 
@@ -90,7 +93,11 @@ pub(crate) enum Seal {
 }
 
 /// What to do.
+//
+// The options of a verb are made when it is called: those of all take as long as the rest of the start. A comment of theirs
+// (`///` on the struct) would become the verb's help then.
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 pub(crate) enum Verb {
     /// Bring an image into the store
     Import(Import),
@@ -176,7 +183,7 @@ pub(crate) enum Verb {
     Man(Man),
 }
 
-/// What an image comes from.
+// What an image comes from.
 #[derive(Debug, Args)]
 pub(crate) struct Import {
     // Not a doc comment: to rustdoc the brackets would be a link.
@@ -196,7 +203,7 @@ pub(crate) struct Import {
     pub(crate) memory: u64,
 }
 
-/// What to pull, and from where.
+// What to pull, and from where.
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
@@ -220,7 +227,7 @@ pub(crate) struct Pull {
     pub(crate) registry: RegistryOptions,
 }
 
-/// What to push, and where to.
+// What to push, and where to.
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct Push {
@@ -235,7 +242,7 @@ pub(crate) struct Push {
     pub(crate) registry: RegistryOptions,
 }
 
-/// To which registry to log in.
+// To which registry to log in.
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct Login {
@@ -251,7 +258,7 @@ pub(crate) struct Login {
     pub(crate) registry: RegistryOptions,
 }
 
-/// From which registry to log out.
+// From which registry to log out.
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct Logout {
@@ -261,7 +268,7 @@ pub(crate) struct Logout {
     pub(crate) registry: RegistryOptions,
 }
 
-/// Of what to show what is attached to it.
+// Of what to show what is attached to it.
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct Referrers {
@@ -277,7 +284,7 @@ pub(crate) struct Referrers {
     pub(crate) registry: RegistryOptions,
 }
 
-/// How to talk to a registry.
+// How to talk to a registry.
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct RegistryOptions {
@@ -292,7 +299,7 @@ pub(crate) struct RegistryOptions {
     pub(crate) plain_http: bool,
 }
 
-/// How a source becomes a tree.
+// How a source becomes a tree.
 #[derive(Debug, Args)]
 pub(crate) struct TreeOptions {
     /// Where the objects are that a dump refers to
@@ -308,7 +315,7 @@ pub(crate) struct TreeOptions {
     pub(crate) whole_seconds: bool,
 }
 
-/// Which extended attributes are kept, of directories and tars.
+// Which extended attributes are kept, of directories and tars.
 #[derive(Debug, Args)]
 pub(crate) struct XattrOptions {
     /// Drop all extended attributes; ACLs and file capabilities are such, too
@@ -332,7 +339,7 @@ pub(crate) enum Compression {
     None,
 }
 
-/// What becomes of an image.
+// What becomes of an image.
 #[derive(Debug, Args)]
 pub(crate) struct Export {
     /// A name, an image id or its beginning
@@ -378,7 +385,7 @@ pub(crate) enum VerityPolicy {
     Off,
 }
 
-/// Which image may be mounted, and who checks it.
+// Which image may be mounted, and who checks it.
 #[derive(Debug, Args)]
 pub(crate) struct Trust {
     /// Who checks what is read

@@ -18,7 +18,7 @@ pub(crate) enum NetworkKind {
     Host,
 }
 
-/// How a container is to be. What is not said is as the image says.
+// How a container is to be. What is not said is as the image says.
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
     #[command(flatten)]
