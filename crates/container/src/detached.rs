@@ -19,7 +19,7 @@ use crate::user::User;
 pub const OUTPUT: &str = "log";
 
 /// How often what another process does is looked at.
-const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
+pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// Starts a container, calls `started` when it runs, and waits for its end. This *process* keeps the mount namespace that
 /// it makes, and is what the kernel gives the container's orphans to.
@@ -53,12 +53,15 @@ pub fn watch(
     let pid = std::fs::read_to_string(&pid_file).ok();
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
-        let message = complaint(&log).unwrap_or_else(|| "it does not say why".to_owned());
+        // What is wrong with its options it says before it has a log.
+        let message = complaint(&log).or_else(|| complaint(&start.folder.join(OUTPUT)));
+        let message = message.unwrap_or_else(|| "it does not say why".to_owned());
         let runtime = start.runtime.path.display().to_string();
         return Err(doubt.unwrap_or(RunError::Refused { runtime, message }));
     };
-    // It is our child by now, or a zombie of ours.
     let container = Process::open(pid).map_err(runtime_failed)?;
+    // crun starts it from a child, which may outlive crun for a moment and is left to us, too.
+    container.adopt().map_err(runtime_failed)?;
     let mut state = State {
         monitor: std::process::id(),
         pid: pid.as_raw_nonzero().get().unsigned_abs(),

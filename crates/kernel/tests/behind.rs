@@ -5,11 +5,12 @@
 // As the other crates call it.
 extern crate quire_kernel as kernel;
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kernel::process::{Done, finish_behind};
+use kernel::process::{Done, Exit, Pid, Process, finish_behind, set_subreaper};
 
 /// How long the work takes.
 const WORK: Duration = Duration::from_millis(500);
@@ -26,6 +27,7 @@ fn main() {
         _ => {
             nobody_waits();
             with_threads_it_is_done_here();
+            who_is_left_to_us_is_waited_for();
             println!("behind: ok");
         }
     }
@@ -69,4 +71,22 @@ fn with_threads_it_is_done_here() {
     let (_, took) = start("threads", &file);
     assert!(took >= WORK, "{took:?}");
     assert!(file.exists());
+}
+
+/// As crun does it: what is started is the child of a child that outlives the program.
+fn who_is_left_to_us_is_waited_for() {
+    set_subreaper().unwrap();
+    // The child ends when nobody but us waits for anything.
+    let script = "(sh -c 'sleep 0.2; exit 7' & echo $!; exec sleep 0.5 >/dev/null) &";
+    let mut program =
+        Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(program.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(program.wait().unwrap().success());
+    let started = Process::open(Pid::from_raw(line.trim().parse().unwrap()).unwrap()).unwrap();
+    assert!(started.wait().is_err(), "it is somebody else's child");
+    started.adopt().unwrap();
+    assert_eq!(started.wait().unwrap(), Exit::Code(7));
+    let nobody_is_left = rustix::process::wait(rustix::process::WaitOptions::NOHANG);
+    assert!(matches!(nobody_is_left, Err(rustix::io::Errno::CHILD)), "{nobody_is_left:?}");
 }

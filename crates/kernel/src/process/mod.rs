@@ -1,6 +1,7 @@
 //! Processes: started with their surroundings in order, named by descriptors that cannot come to
 //! mean another process, waited for, and sent what we are sent.
 
+mod adopt;
 mod behind;
 mod namespaces;
 mod signals;
@@ -120,7 +121,7 @@ impl Process {
     }
 
     /// Waits until it ends. It must be a child of this process, or have become one
-    /// ([`set_subreaper`]).
+    /// ([`Process::adopt`]).
     ///
     /// # Errors
     /// `ECHILD` when it is not, or has been waited for.
@@ -138,6 +139,35 @@ impl Process {
                 }
                 Ok(None) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
+            }
+        }
+    }
+
+    /// Waits until it is a child of this process, whose own parent ends now ([`set_subreaper`]). All other children that
+    /// have ended by then are waited for: this process should have none that somebody else waits for.
+    ///
+    /// # Errors
+    /// `ECHILD` when there is nobody left who could leave it to us.
+    pub fn adopt(&self) -> Result<(), ProcessError> {
+        let failed = |errno| Self::failed("become the parent of", self.pid, errno);
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        loop {
+            let patience = match rustix::process::waitid(WaitId::PidFd(self.fd.as_fd()), peek) {
+                Ok(_) => adopt::Patience::None,
+                Err(Errno::CHILD) => adopt::Patience::Endless,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(failed(errno)),
+            };
+            // Only looked at: it may be this very process, which is left to `wait`.
+            match adopt::ended_child(patience).map_err(failed)? {
+                Some(ended) if ended != self.pid => {
+                    match rustix::process::waitid(WaitId::Pid(ended), WaitIdOptions::EXITED) {
+                        Ok(_) | Err(Errno::INTR) => {}
+                        Err(errno) => return Err(failed(errno)),
+                    }
+                }
+                _ if patience == adopt::Patience::Endless => {}
+                _ => return Ok(()),
             }
         }
     }
