@@ -10,6 +10,9 @@ use kernel::process::{Pid, Process};
 /// A line: process, its start, the number of its descriptor, `file` or `loop`.
 const OFFER: &str = "superblock";
 
+/// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
+const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
+
 /// A mount of an image, attached nowhere.
 #[derive(Debug)]
 pub struct Superblock {
@@ -53,8 +56,12 @@ impl Superblock {
         };
         let process = Process::open(pid).ok()?;
         let taken: OwnedFd = process.descriptor(number).ok()?;
-        // Asked last: it was the same process all the time, then, and has not closed it: it offers what it holds to its end.
+        // Asked last: it was the same process all the time, then.
         if start_of(pid).as_deref() != Some(start) {
+            return None;
+        }
+        // It may be ending, and have something else by that number already.
+        if rustix::fs::fstatfs(&taken).ok()?.f_type != EROFS_SUPER_MAGIC {
             return None;
         }
         let mount = Detached::from_fd(taken).clone_detached().ok()?;
