@@ -30,7 +30,9 @@ struct Found {
 
 impl Found {
     fn is_running(&self) -> bool {
-        self.liveness == Liveness::Alive
+        // Of one that has ended somebody is taking the rest down.
+        let is_over = self.state.as_ref().is_some_and(|it| it.finished.is_some());
+        self.liveness == Liveness::Alive && !is_over
     }
 
     /// `running`, `exited`, or `lost`: it has ended, and nobody knows how.
@@ -215,18 +217,23 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
         args.containers.iter().map(|name| find(&store, name)).collect::<Result<_, _>>()?;
     // All are asked before any is waited for.
     let running: Vec<_> = found.into_iter().filter(Found::is_running).collect();
+    let patience = Duration::from_secs(args.time.into());
+    let since = std::time::Instant::now();
     for it in &running {
         let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
         let signal = args.signal.as_deref().or(own).unwrap_or("TERM");
-        // It may have ended since.
-        if let Err(message) = detached::signal(&it.folder, &it.id, signal)
-            && is_alive(&store, &it.id)
-        {
-            bail!(message);
+        while let Err(message) = detached::signal(&it.folder, &it.id, signal) {
+            // It may have ended since.
+            if !is_alive(&store, &it.id) {
+                break;
+            }
+            // Or it has not started yet.
+            if State::load(&it.folder)?.is_some() || since.elapsed() >= patience {
+                bail!(message);
+            }
+            std::thread::sleep(GLANCE);
         }
     }
-    let patience = Duration::from_secs(args.time.into());
-    let since = std::time::Instant::now();
     for it in &running {
         let rest = patience.saturating_sub(since.elapsed());
         if !detached::wait(Some(rest), &|| is_alive(&store, &it.id)) {
@@ -237,19 +244,26 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
 }
 
 fn is_alive(store: &Store, id: &str) -> bool {
-    !matches!(store.lock_container(id), Ok(Some(_)) | Err(ContainerError::Absent(_)))
+    store.is_container_alive(id).unwrap_or(true)
 }
 
 /// How long the kernel may take to end what is killed.
 const DEATH: Duration = Duration::from_secs(20);
 
 fn kill(store: &Store, found: &Found) -> anyhow::Result<()> {
-    let told = detached::signal(&found.folder, &found.id, "KILL");
-    if !detached::wait(Some(DEATH), &|| is_alive(store, &found.id)) {
-        told.map_err(anyhow::Error::msg)?;
-        bail!("container {} does not end, although it was killed", found.id);
+    let since = std::time::Instant::now();
+    loop {
+        // One that has not started yet cannot be told at once.
+        let told = detached::signal(&found.folder, &found.id, "KILL");
+        let pause = if told.is_ok() { DEATH } else { GLANCE };
+        if detached::wait(Some(pause), &|| is_alive(store, &found.id)) {
+            return Ok(());
+        }
+        if since.elapsed() >= DEATH {
+            told.map_err(anyhow::Error::msg)?;
+            bail!("container {} does not end, although it was killed", found.id);
+        }
     }
-    Ok(())
 }
 
 pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answer> {
@@ -291,12 +305,18 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<(
         }
         kill(store, &found)?;
     }
-    let folder = match store.lock_container(name) {
-        // Somebody else was faster.
-        Err(ContainerError::Absent(_)) => return Ok(()),
-        folder => folder?,
+    // Its monitor may be taking the rest down, and others look at whether it lives.
+    let since = std::time::Instant::now();
+    let folder = loop {
+        match store.lock_container(name) {
+            Ok(Some(folder)) => break folder,
+            // Somebody else was faster.
+            Err(ContainerError::Absent(_)) => return Ok(()),
+            Ok(None) if since.elapsed() < DEATH => std::thread::sleep(detached::GLANCE),
+            Ok(None) => bail!("container {name} is in use"),
+            Err(error) => return Err(error.into()),
+        }
     };
-    let folder = folder.with_context(|| format!("container {name} is in use"))?;
     detached::bury(folder.path(), name, now().0)?;
     Ok(folder.remove()?)
 }

@@ -1,5 +1,6 @@
 //! `run`: a command in a container whose root is an image.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -102,21 +103,19 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let image = image_config(&store, &found)?;
-    let wish = if args.read_only { Some(&Wish::None) } else { args.writable.as_ref() };
-    let place = Place::make(context, &store, wish)?;
+    let place = Place::make(context, &store, wish(&args.wanted))?;
     let mut alike = alive.iter().filter(|(_, image)| *image == found.image);
     let shared =
         alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
-    let root = crate::mount::root(context, &opened, &found, &args.trust, place.writable(), shared)?;
-    let user = args.user.as_deref().unwrap_or(&image.user);
+    let root =
+        crate::mount::root(context, &opened, &found, &args.wanted.trust, place.writable(), shared)?;
+    let user = args.wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let id = args.name.clone().map_or_else(new_id, Ok)?;
     store::check_id(&id)?;
-    let access = match place {
-        Place::None => Access::ReadOnly,
-        _ => Access::Writable,
-    };
-    let mut wishes = wishes(args, terminal, &id, access)?;
+    let access = place.access();
+    let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
+    wishes.cgroup = Some(container::teardown::cgroup(&id));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&image, &wishes, &user)?;
     let config = runtime_config(&process, &user, &wishes, &image, ROOT);
@@ -333,7 +332,7 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
 }
 
 /// What the image's configuration says, or nothing for an image that never had one.
-fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
+pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
     let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
     let load = |digest: &store::Digest| {
         store.manifest(digest)?.with_context(|| format!("the store lacks {digest}: import again"))
@@ -356,41 +355,49 @@ pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
     }
 }
 
-fn wishes(
-    args: &args::Run,
+/// What the command line says of a container that is called `id`.
+pub(crate) fn wishes(
+    wanted: &args::Wanted,
+    command: &[OsString],
     terminal: Terminal,
     id: &str,
     access: Access,
 ) -> anyhow::Result<Wishes> {
-    let command = args.command.iter().map(|argument| {
+    let command = command.iter().map(|argument| {
         let text = argument.to_str().map(ToOwned::to_owned);
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
     });
-    let hostname = args.hostname.clone().unwrap_or_else(|| id.to_owned());
+    let hostname = wanted.hostname.clone().unwrap_or_else(|| id.to_owned());
     // Source: Linux `__NEW_UTS_LEN`.
     if hostname.is_empty() || hostname.len() > 64 {
         bail!("\"{hostname}\" is no host name: it has 1 to 64 bytes");
     }
     Ok(Wishes {
         command: command.collect::<anyhow::Result<_>>()?,
-        entrypoint: args.entrypoint.as_ref().map(|it| match it.as_str() {
+        entrypoint: wanted.entrypoint.as_ref().map(|it| match it.as_str() {
             "" => Vec::new(),
             program => vec![program.to_owned()],
         }),
-        env: environment(&args.env)?,
-        working_dir: args.workdir.clone(),
+        env: environment(&wanted.env)?,
+        working_dir: wanted.workdir.clone(),
         hostname,
         terminal,
-        network: match args.network {
+        network: match wanted.network {
             NetworkKind::None => Network::None,
             NetworkKind::Host => Network::Host,
         },
         host_files: Vec::new(),
         access,
-        volumes: args.volume.iter().map(|it| it.parse()).collect::<Result<_, _>>()?,
-        memory: args.memory,
-        pids: args.pids_limit,
+        volumes: wanted.volume.iter().map(|it| it.parse()).collect::<Result<_, _>>()?,
+        cgroup: None,
+        memory: wanted.memory,
+        pids: wanted.pids_limit,
     })
+}
+
+/// What is asked for about the writable layer; none for the default.
+pub(crate) fn wish(wanted: &args::Wanted) -> Option<&Wish> {
+    if wanted.read_only { Some(&Wish::None) } else { wanted.writable.as_ref() }
 }
 
 /// Variables as they are given, or by their names alone as the caller has them.

@@ -49,7 +49,7 @@ pub enum Liveness {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
-    /// Not 1 to 64 of `a-z A-Z 0-9 - _ .`, or it begins with a dot.
+    /// Not 1 to 64 of `a-z A-Z 0-9 - _ .`, or it begins with a dot or a hyphen.
     #[error("\"{}\" is not the name of a container", .0.escape_debug())]
     Id(String),
     /// There is one of that name.
@@ -145,13 +145,14 @@ impl ContainerDir {
     }
 }
 
-/// Whether a container can be called so: 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting with a dot.
+/// Whether a container can be called so: 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting with a dot, nor with a
+/// hyphen: to a runtime that is an option.
 ///
 /// # Errors
 /// [`ContainerError::Id`] if not.
 pub fn check_id(id: &str) -> Result<(), ContainerError> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if (1..=64).contains(&id.len()) && id.bytes().all(good) && !id.starts_with('.') {
+    if (1..=64).contains(&id.len()) && id.bytes().all(good) && !id.starts_with(['.', '-']) {
         return Ok(());
     }
     Err(ContainerError::Id(id.to_owned()))
@@ -228,7 +229,19 @@ impl Store {
         Ok(ContainerDir { parent, tmp, directory, name: id.clone(), id, record })
     }
 
-    /// Opens and locks the folder of a dead container; `None` when it is alive.
+    /// Whether somebody has a container's folder locked; not if it is not there.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when that cannot be asked.
+    pub fn is_container_alive(&self, id: &str) -> Result<bool, ContainerError> {
+        check_id(id)?;
+        match self.containers.open_if_there(id)? {
+            Some(directory) => Ok(directory.is_locked()?),
+            None => Ok(false),
+        }
+    }
+
+    /// Opens and locks the folder of a dead container; `None` when it is alive, or somebody looks at this very moment.
     ///
     /// # Errors
     /// [`ContainerError`] when there is none.
@@ -270,13 +283,19 @@ impl Store {
             if listed.kind != rustix::fs::FileType::Directory {
                 continue;
             }
-            let liveness = match owner(&self.containers, id)? {
-                Owner::Alive => Liveness::Alive,
-                Owner::Dead(_) => Liveness::Dead,
-                Owner::Gone => continue,
-            };
             let Some(directory) = self.containers.open_if_there(id)? else { continue };
+            let liveness = match directory.is_locked()? {
+                true => Liveness::Alive,
+                false if directory.is_linked()? => Liveness::Dead,
+                // Removed since.
+                false => continue,
+            };
             let record = read_record(&directory)?;
+            let is_empty = matches!(record, Err(RecordError::Unwritten));
+            if is_empty && self.containers.open_if_there(id)?.is_none() {
+                // Somebody hid it, and removes it just now.
+                continue;
+            }
             seen.push(Seen { id: id.to_owned(), liveness, record });
         }
         Ok(seen)

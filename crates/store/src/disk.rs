@@ -393,6 +393,16 @@ impl Directory {
         }
     }
 
+    /// Whether somebody has it locked. Whoever looks does not seem to be somebody to others who look; only
+    /// [`try_lock`](Self::try_lock) fails as long as this descriptor is open.
+    pub(crate) fn is_locked(&self) -> Result<bool, DiskError> {
+        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(errno) => Err(self.failed("lock", "", errno)),
+        }
+    }
+
     /// Whether the directory still has a name: nobody removed it between opening and locking it.
     pub(crate) fn is_linked(&self) -> Result<bool, DiskError> {
         let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("stat", "", errno))?;
