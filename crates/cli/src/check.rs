@@ -32,7 +32,13 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
     let report = if args.deep { store.fsck_deep(options())? } else { store.fsck(options())? };
     let answer = tell(context, &report)?;
     if args.repair && !report.is_sound() {
-        let removed = store.remove_damaged(&report)?;
+        let mut removed = store.remove_damaged(&report)?;
+        for (damage, _) in &report.damage {
+            if let Damage::Container(id, _) = damage {
+                crate::containers::remove(&store, id, true)?;
+                removed += 1;
+            }
+        }
         context.remark(&format!(
             "{removed} damaged files removed: import the images that they hurt again"
         ));

@@ -21,7 +21,8 @@ use crate::report;
 /// A container, as it was a moment ago.
 struct Found {
     id: String,
-    record: ContainerRecord,
+    /// None if it is damaged.
+    record: Option<ContainerRecord>,
     liveness: Liveness,
     folder: PathBuf,
     /// None before it has started, and of those that are not detached.
@@ -35,8 +36,11 @@ impl Found {
         self.liveness == Liveness::Alive && !is_over
     }
 
-    /// `running`, `exited`, or `lost`: it has ended, and nobody knows how.
+    /// `running`, `exited`, `lost` (it has ended, and nobody knows how), or `damaged`.
     fn status(&self) -> &'static str {
+        if self.record.is_none() {
+            return "damaged";
+        }
         match (&self.state, self.liveness) {
             (Some(State { finished: Some(_), code: Some(_), .. }), _) => "exited",
             (_, Liveness::Alive) => "running",
@@ -58,7 +62,9 @@ impl Found {
 }
 
 fn all(store: &Store) -> anyhow::Result<Vec<Found>> {
-    let found = store.containers()?.into_iter().map(|(id, record, liveness)| {
+    let sound = store.containers()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
+    let damaged = store.damaged_containers()?.into_iter().map(|(id, it, _)| (id, None, it));
+    let found = sound.chain(damaged).map(|(id, record, liveness)| {
         let folder = store.path().join("containers").join(&id);
         let state = State::load(&folder)
             .with_context(|| format!("cannot read the state of container {id}"))?;
@@ -67,37 +73,40 @@ fn all(store: &Store) -> anyhow::Result<Vec<Found>> {
     found.collect()
 }
 
-/// One by its name, or by the beginning of an id that only one has.
-fn find(store: &Store, name: &str) -> anyhow::Result<Found> {
+/// One by its name, or by the beginning of an id that only one has; none if there is none.
+fn look(store: &Store, name: &str) -> anyhow::Result<Option<Found>> {
     let mut all = all(store)?;
     if let Some(at) = all.iter().position(|it| it.id == name) {
-        return Ok(all.swap_remove(at));
+        return Ok(Some(all.swap_remove(at)));
     }
-    let mut alike = all.into_iter().filter(|it| !name.is_empty() && it.id.starts_with(name));
-    match (alike.next(), alike.next()) {
-        (Some(found), None) => Ok(found),
-        (Some(one), Some(other)) => {
-            bail!("\"{name}\" may be container {} or {}: say more of it", one.id, other.id)
-        }
-        (None, _) => {
-            bail!("there is no container \"{name}\": `quire ps --all` lists what there is")
-        }
+    // Names are said whole, as with Docker.
+    let is_id = |id: &str| id.len() == 12 && id.bytes().all(|it| it.is_ascii_hexdigit());
+    all.retain(|it| !name.is_empty() && is_id(&it.id) && it.id.starts_with(name));
+    if let [one, other, ..] = &all[..] {
+        bail!("\"{name}\" may be container {} or {}: say more of it", one.id, other.id);
     }
+    Ok(all.pop())
+}
+
+fn find(store: &Store, name: &str) -> anyhow::Result<Found> {
+    look(store, name)?.with_context(|| {
+        format!("there is no container \"{name}\": `quire ps --all` lists what there is")
+    })
 }
 
 pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let mut found = all(&store)?;
     found.retain(|it| args.all || it.is_running());
-    found.sort_by_key(|it| it.record.created);
+    found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));
     if context.json {
         let rows = found.iter().map(|it| {
             json!({
                 "id": it.id,
-                "image": it.record.image.to_string(),
-                "name": it.record.name,
+                "image": it.record.as_ref().map(|it| it.image.to_string()),
+                "name": it.record.as_ref().and_then(|it| it.name.clone()),
                 "command": it.command(),
-                "created": it.record.created,
+                "created": it.record.as_ref().map(|it| it.created),
                 "status": it.status(),
                 "pid": it.state.as_ref().filter(|_| it.is_running()).map(|state| state.pid),
                 "started": it.state.as_ref().map(|state| state.started),
@@ -115,9 +124,11 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
                 Some(code) => format!("exited ({code})"),
                 None => it.status().to_owned(),
             };
-            let image =
-                it.record.name.clone().unwrap_or_else(|| crate::du::short(&it.record.image));
-            let created = report::time(it.record.created.0);
+            let unknown = || ("?".to_owned(), "?".to_owned());
+            let (image, created) = it.record.as_ref().map_or_else(unknown, |it| {
+                let name = it.name.clone().unwrap_or_else(|| crate::du::short(&it.image));
+                (name, report::time(it.created.0))
+            });
             vec![it.id.clone(), image, status, created, it.command().join(" ")]
         })
         .collect();
@@ -192,7 +203,7 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     let store = context.open(OpenOptions::read())?;
     let found = find(&store, &args.container)?;
     if !found.is_running() {
-        bail!("container {} does not run: it has {}", found.id, found.status());
+        bail!("container {} does not run: it is {}", found.id, found.status());
     }
     let user = args.user.as_deref().map(|user| {
         let pid = found.state.as_ref().map_or(0, |it| it.pid);
@@ -212,9 +223,18 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
 }
 
 pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answer> {
+    if let Some(signal) = &args.signal {
+        check_signal(signal)?;
+    }
     let store = context.open(OpenOptions::read())?;
     let found: Vec<_> =
         args.containers.iter().map(|name| find(&store, name)).collect::<Result<_, _>>()?;
+    for it in found.iter().filter(|it| it.liveness == Liveness::Dead) {
+        // Its monitor was killed, and it may go on.
+        if let Some(folder) = store.lock_container(&it.id)? {
+            detached::bury(folder.path(), &it.id, now().0)?;
+        }
+    }
     // All are asked before any is waited for.
     let running: Vec<_> = found.into_iter().filter(Found::is_running).collect();
     let patience = Duration::from_secs(args.time.into());
@@ -241,6 +261,22 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
         }
     }
     Ok(Answer::Yes)
+}
+
+/// Whether runtimes know a signal: some say nothing of one that they do not. Source: signal(7).
+fn check_signal(signal: &str) -> anyhow::Result<()> {
+    const NAMES: [&str; 31] = [
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+        "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+        "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+    ];
+    let name = signal.to_ascii_uppercase();
+    let is_name = NAMES.contains(&name.strip_prefix("SIG").unwrap_or(&name));
+    let is_number = signal.parse::<u8>().is_ok_and(|it| (1..=64).contains(&it));
+    if is_name || is_number {
+        return Ok(());
+    }
+    bail!("\"{signal}\" is no signal: a name such as TERM, or a number from 1 to 64")
 }
 
 fn is_alive(store: &Store, id: &str) -> bool {
@@ -290,13 +326,14 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
 
 /// Whether there is a container of this very name.
 pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
-    Ok(store.containers()?.iter().any(|(id, ..)| id == name))
+    Ok(all(store)?.iter().any(|it| it.id == name))
 }
 
 pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<()> {
-    let found = match find(store, name) {
-        Err(_) if force => return Ok(()),
-        found => found?,
+    let found = match look(store, name)? {
+        None if force => return Ok(()),
+        None => find(store, name)?,
+        Some(found) => found,
     };
     let name = &found.id;
     if found.is_running() {

@@ -305,6 +305,14 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
             return (cleared, alive);
         }
     };
+    match store.damaged_containers() {
+        Ok(damaged) => {
+            for (_, _, error) in damaged {
+                tracing::warn!("{error}");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "cannot look for damaged containers"),
+    }
     for (id, record, liveness) in containers {
         if liveness == Liveness::Alive {
             alive.push((id, record.image));

@@ -459,7 +459,8 @@ mod tests {
         for (text, expect) in cases {
             assert_eq!(text.parse(), expect, "{text}");
         }
-        for text in ["", "/a", "a:/b", "/a:b", "/a:ro", "/a:/", "/a:/:ro"] {
+        for text in ["", "/a", "a:/b", "/a:b", "/a:ro", "/a:/", "/a:/:ro", "/a:/b:z", "/a:/b:ro:rw"]
+        {
             assert_eq!(text.parse::<Volume>(), Err(BundleError::Volume(text.to_owned())), "{text}");
         }
     }

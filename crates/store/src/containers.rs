@@ -50,7 +50,7 @@ pub enum Liveness {
 #[non_exhaustive]
 pub enum ContainerError {
     /// Not 1 to 64 of `a-z A-Z 0-9 - _ .`, or it begins with a dot or a hyphen.
-    #[error("\"{}\" is not the name of a container", .0.escape_debug())]
+    #[error("\"{}\" is not the name of a container: 1 to 64 letters, digits, - _ and ., a letter or digit first", .0.escape_debug())]
     Id(String),
     /// There is one of that name.
     #[error("there is a container {0} already")]
@@ -67,7 +67,9 @@ pub enum ContainerError {
         image: ObjectId,
     },
     /// Its record cannot be read.
-    #[error("the record of container {id} is damaged")]
+    #[error(
+        "the record of container {id} is damaged: `quire rm --container --force {id}` removes it"
+    )]
     Damaged {
         /// The container.
         id: String,
@@ -259,21 +261,36 @@ impl Store {
         }
     }
 
-    /// All containers in byte order of their ids.
+    /// All containers whose record can be read, in byte order of their ids; the others are
+    /// [`Store::damaged_containers`].
     ///
     /// # Errors
-    /// [`ContainerError`] when the record of one cannot be read.
+    /// The disk's.
     pub fn containers(&self) -> Result<Vec<(String, ContainerRecord, Liveness)>, ContainerError> {
-        let mut containers = Vec::new();
+        let seen = self.see_containers()?.into_iter();
+        Ok(seen.filter_map(|it| Some((it.id, it.record.ok()?, it.liveness))).collect())
+    }
+
+    /// Containers whose record is damaged, and how: nobody can tell what they are of, and whether they were to be kept.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn damaged_containers(
+        &self,
+    ) -> Result<Vec<(String, Liveness, ContainerError)>, ContainerError> {
+        let mut damaged = Vec::new();
         for Seen { id, liveness, record } in self.see_containers()? {
             match record {
-                Ok(record) => containers.push((id, record, liveness)),
+                Ok(_) => {}
                 // Begun and never written, and nobody is writing it.
                 Err(RecordError::Unwritten) if liveness == Liveness::Dead => {}
-                Err(source) => return Err(ContainerError::Damaged { id, source }),
+                Err(source) => {
+                    let error = ContainerError::Damaged { id: id.clone(), source };
+                    damaged.push((id, liveness, error));
+                }
             }
         }
-        Ok(containers)
+        Ok(damaged)
     }
 
     pub(crate) fn see_containers(&self) -> Result<Vec<Seen>, DiskError> {

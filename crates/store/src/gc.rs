@@ -63,7 +63,8 @@ pub enum GcError {
     },
     /// A container's record cannot be read, so that what it needs is not known.
     #[error(
-        "the record of container {id} is damaged, so that what it needs is not known: nothing was removed"
+        "the record of container {id} is damaged, so that what it needs is not known: nothing was removed. `quire rm \
+         --container --force {id}` removes the container"
     )]
     Container {
         /// Which one.
@@ -322,7 +323,8 @@ impl Store {
 
     pub(crate) fn running_imports(&self) -> Result<Vec<String>, DiskError> {
         let mut running = Vec::new();
-        for name in work::names(&self.tmp)? {
+        let works = work::names(&self.tmp)?.into_iter().filter(|name| !work::is_hidden(name));
+        for name in works {
             if matches!(work::owner(&self.tmp, &name)?, Owner::Alive) {
                 running.push(name);
             }

@@ -9,6 +9,9 @@ use crate::disk::{Directory, DiskError};
 /// What these directories are called: `work-PID-NUMBER`.
 pub(crate) const PREFIX: &str = "work-";
 
+/// What follows in the names of those that only have to go: nobody works in them.
+const HIDDEN: &str = "gone-";
+
 /// Numbers are not used twice in a process: a trash that waits for one import would wait for another.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -109,6 +112,11 @@ pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
     Ok(names)
 }
 
+/// Whether a name is of a directory that only has to go.
+pub(crate) fn is_hidden(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with(HIDDEN))
+}
+
 /// Whether this can be the name of such a directory.
 pub(crate) fn is_name(name: &str) -> bool {
     name.starts_with(PREFIX) && name.bytes().all(|it| it.is_ascii_graphic() && it != b'/')
@@ -124,7 +132,8 @@ pub(crate) fn hide(
 ) -> Result<(Directory, String), DiskError> {
     let process = std::process::id();
     loop {
-        let hidden = format!("{PREFIX}{process}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let hidden = format!("{PREFIX}{HIDDEN}{process}-{number}");
         match parent.rename_new(name, tmp, &hidden)? {
             crate::disk::Renamed::Taken => {}
             // The same open file, so that the lock stays.

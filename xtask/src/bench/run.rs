@@ -157,6 +157,10 @@ impl Runtime {
         let text = fs::read(&config).context("quire did not call the runtime with --bundle")?;
         let mut value: Value = serde_json::from_slice(&text)?;
         value["root"] = json!({ "path": root, "readonly": true });
+        // Each run gets cgroups of its own, as by default.
+        if let Some(linux) = value["linux"].as_object_mut() {
+            linux.remove("cgroupsPath");
+        }
         fs::write(&config, value.to_string())?;
         Ok(Self { name, program, bundle })
     }

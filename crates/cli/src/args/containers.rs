@@ -74,8 +74,8 @@ pub(crate) struct Run {
     /// Start it and return; `ps` shows it, `logs` what it wrote, `rm` removes it
     #[arg(short, long)]
     pub(crate) detach: bool,
-    /// With --detach: remove it as soon as it has ended
-    #[arg(long, requires = "detach")]
+    /// With --detach: remove it as soon as it has ended (without, that is always so)
+    #[arg(long)]
     pub(crate) rm: bool,
     /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
     #[arg(long, value_name = "NAME")]

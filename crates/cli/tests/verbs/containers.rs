@@ -72,7 +72,7 @@ fn a_container_lives_on_and_is_asked_things() {
         assert_eq!(place.out(&format!("logs -n 1 {name}")), "bye\n");
         assert_eq!(place.out(&format!("logs {name}")), "out\nerr\nbye\n");
         let ran = exec(&[&name, "id"]);
-        assert!(ran.err.contains("does not run: it has exited"), "{}", ran.err);
+        assert!(ran.err.contains("does not run: it is exited"), "{}", ran.err);
         place.out(&format!("rm {name}"));
         assert_eq!(ps(&place, &name), None);
     }
@@ -249,6 +249,72 @@ fn a_bundle_is_run_by_a_runtime_alone() {
     let ran = place.run_each(&["bundle", "none", &place.path("no").display().to_string()]);
     assert!(ran.code == Some(2) && !place.path("no").exists(), "{}", ran.err);
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+#[test]
+fn a_damaged_record_is_told_and_can_be_removed() {
+    let Some(place) = place() else { return };
+    let _guards = ["bad", "good"].map(|name| Rm(&place, name));
+    start(&place, &["--name", "bad"], "while :; do sleep 0.05; done");
+    start(&place, &["--name", "good"], "exit 0");
+    let state = place.path("store/containers/bad/state.json");
+    let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+    let record = place.path("store/containers/bad/container.json");
+    let mut bytes = fs::read(&record).unwrap();
+    bytes[10] ^= 1;
+    fs::remove_file(&record).unwrap();
+    fs::write(&record, &bytes).unwrap();
+    // The others are as they were, and this one is there.
+    assert_eq!(ps(&place, "bad").unwrap()["status"], "damaged");
+    place.out("wait good");
+    place.out("rm good");
+    let ran = place.run("gc");
+    assert!(
+        ran.code == Some(2) && ran.err.contains("quire rm --container --force bad"),
+        "{}",
+        ran.err
+    );
+    assert_eq!(place.run("run -q a -- true").code, Some(0));
+    let ran = place.run("fsck --repair");
+    assert!(ran.code == Some(1) && ran.err.contains("1 damaged files removed"), "{}", ran.err);
+    assert_eq!(ps(&place, "bad"), None);
+    start(&place, &["--name", "bad"], "exit 0");
+    place.out("wait bad");
+    fs::remove_file(&record).unwrap();
+    fs::write(&record, &bytes).unwrap();
+    place.out("rm --container --force bad");
+    assert_eq!(ps(&place, "bad"), None);
+    let pid = i32::try_from(state["pid"].as_i64().unwrap()).unwrap();
+    let pid = Pid::from_raw(pid).unwrap();
+    wait_for("its program to end", || rustix::process::test_kill_process(pid).is_err());
+    place.out("gc");
+    wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+#[test]
+fn what_is_asked_of_a_container_has_to_make_sense() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "c");
+    start(&place, &["--name", "c"], "while :; do sleep 0.05; done");
+    for signal in ["FOO", "0", "65", "-9", ""] {
+        let ran = place.run_each(&["stop", &format!("--signal={signal}"), "c"]);
+        assert!(ran.code == Some(2) && ran.err.contains("is no signal"), "{signal}: {}", ran.err);
+    }
+    assert_eq!(ps(&place, "c").unwrap()["status"], "running");
+    place.out("stop --signal sigkill c");
+    assert_eq!(place.out("wait c"), "137\n");
+    // Of a monitor that was killed, the container is ended by whoever asks.
+    place.out("rm c");
+    start(&place, &["--name", "c"], "while :; do sleep 0.05; done");
+    let state = fs::read(place.path("store/containers/c/state.json")).unwrap();
+    let state: Value = serde_json::from_slice(&state).unwrap();
+    let pid =
+        |key: &str| Pid::from_raw(i32::try_from(state[key].as_i64().unwrap()).unwrap()).unwrap();
+    kill_process(pid("monitor"), Signal::KILL).unwrap();
+    wait_for("its lock to be free", || ps(&place, "c").unwrap()["status"] == "lost");
+    place.out("stop c");
+    wait_for("its end", || rustix::process::test_kill_process(pid("pid")).is_err());
+    place.out("rm --force none");
 }
 
 #[test]
