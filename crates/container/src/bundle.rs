@@ -136,7 +136,8 @@ impl std::str::FromStr for Volume {
             Some((source, destination))
                 if source.starts_with('/')
                     && destination.starts_with('/')
-                    && destination != "/" =>
+                    && destination != "/"
+                    && !destination.contains(':') =>
             {
                 let (source, destination) = (source.to_owned(), destination.to_owned());
                 Ok(Self { source, destination, access })
