@@ -123,9 +123,14 @@ pub enum PullError {
     /// Where the image came from, and who signed it, cannot be kept.
     #[error("cannot keep where the image came from")]
     Evidence(#[source] Box<EvidenceError>),
-    /// The import.
-    #[error(transparent)]
-    Import(#[from] ImportError),
+    /// What came is not imported.
+    #[error("cannot pull {reference}")]
+    Import {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Why not.
+        source: ImportError,
+    },
 }
 
 /// What a pull did.
@@ -204,7 +209,9 @@ pub fn pull(
         }
         transaction.commit().map(drop).map_err(ImportError::Transaction)
     };
-    note()?;
+    let not_imported =
+        |source| PullError::Import { reference: Box::new(reference.clone()), source };
+    note().map_err(not_imported)?;
     keep()?;
     let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
     let wanted = |layer: &Descriptor| options.layers == Layers::Keep && !is_kept(store, layer);
@@ -235,7 +242,7 @@ pub fn pull(
     };
     let budget = budget.saturating_sub(memory);
     let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
-    let report = import::import_found(store, found, &import)?;
+    let report = import::import_found(store, found, &import).map_err(not_imported)?;
     if let Err(error) = store.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
     }
