@@ -112,9 +112,10 @@ pub(crate) fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)])
     let words = std::iter::once(quire.get_program()).chain(quire.get_args());
     let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
     let mut script = Command::new("script");
+    // Ctrl-C goes to the shell as well, which some shells do not outlive without a trap.
     script.args([
         "-qec",
-        &format!("stty cols 80; {}; echo ended with $?; stty", words.join(" ")),
+        &format!("trap : INT; stty cols 80; {}; echo ended with $?; stty", words.join(" ")),
         "/dev/null",
     ]);
     for (name, value) in quire.get_envs() {
