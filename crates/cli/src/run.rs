@@ -10,9 +10,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
 use container::config::ImageConfig;
-use container::monitor::{ROOT, RunError, Start};
-use container::root::Root;
+use container::monitor::{RunError, Start};
+use container::root::{Root, Shape};
 use container::runtime::Runtime;
+use container::stage::Stage;
 use container::superblock::Superblock;
 use container::{detached, filestore};
 use image::verity::ObjectId;
@@ -24,6 +25,7 @@ use crate::Answer;
 use crate::args::{self, NetworkKind, When};
 use crate::context::{Context, now};
 use crate::report;
+use crate::volumes::{Files, volumes};
 use crate::writable::{Place, Wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
@@ -80,7 +82,9 @@ struct Ready {
     folder: ContainerDir,
     path: PathBuf,
     root: Root,
+    stage: Stage,
     process: Process,
+    owner: Option<(u32, u32)>,
     config: Value,
     terminal: Terminal,
     runtime: Runtime,
@@ -104,21 +108,31 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let opened = store.open_image(&found.image)?;
     let image = image_config(&store, &found)?;
     let place = Place::make(context, &store, wish(&args.wanted))?;
+    let access = place.access();
+    let files = Files::make(&store, &args.wanted)?;
+    let space = crate::mount::space(args.wanted.df, access)?;
+    let id = args.name.clone().map_or_else(new_id, Ok)?;
+    store::check_id(&id)?;
+    let claim = args.wanted.ids.claim(&store, &|| is_asked_to_end(&signals))?;
+    let map = claim.as_ref().map(|it| &it.map);
     let mut alike = alive.iter().filter(|(_, image)| *image == found.image);
     let shared =
         alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
+    let shape = Shape { writable: place.writable(), map, space };
     let root =
-        crate::mount::root(context, &opened, &found, &args.wanted.trust, place.writable(), shared)?;
+        crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     let user = args.wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
-    let id = args.name.clone().map_or_else(new_id, Ok)?;
-    store::check_id(&id)?;
-    let access = place.access();
+    map.map_or(Ok(()), |map| map.check(&user))?;
+    let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
+    let mut stage = Stage::new(&store.path().join("containers").join(&id), map);
     let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
+    wishes.volumes = volumes(&args.wanted, &files, map, &mut stage)?;
+    wishes.map = map.cloned();
     wishes.cgroup = Some(container::teardown::cgroup(&id));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&image, &wishes, &user)?;
-    let config = runtime_config(&process, &user, &wishes, &image, ROOT);
+    let config = runtime_config(&process, &user, &wishes, &image, &stage.root());
     let record = ContainerRecord {
         image: found.image,
         name: found.name.as_ref().map(ToString::to_string),
@@ -128,8 +142,13 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let folder = store.create_container(&id, &record)?;
     let path = folder.path().to_owned();
     if let Place::Filestore(file, _) = &place {
-        filestore::name(file.as_fd(), folder.fd())
+        filestore::name(file.as_fd(), folder.fd(), filestore::NAME)
             .with_context(|| format!("cannot keep the filestore in {}", path.display()))?;
+    }
+    files.name(&folder)?;
+    if let Some(claim) = claim {
+        let noted = claim.map.note(&path);
+        noted.with_context(|| format!("cannot note the ids of {id} in {}", path.display()))?;
     }
     let (keep, stop_signal) = (record.keep, image.stop_signal);
     let _image = opened;
@@ -138,7 +157,9 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         folder,
         path,
         root,
+        stage,
         process,
+        owner,
         config,
         terminal,
         runtime,
@@ -159,7 +180,9 @@ impl Ready {
             folder: &self.path,
             lock: self.folder.fd(),
             root: &self.root.mount,
+            stage: &self.stage,
             process: &self.process,
+            owner: self.owner,
             config: &self.config,
             terminal: self.terminal,
             runtime: &self.runtime,
@@ -173,11 +196,13 @@ impl Ready {
 
     /// Takes everything down, behind the user's back if it takes long.
     fn end(self) -> anyhow::Result<()> {
-        let takes_long = self.root.doomed.takes_long();
+        let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
         // For everybody else it is gone now.
-        let (id, root, folder) = (self.id, self.root, self.folder.hide()?);
+        let (id, root, stage) = (self.id, self.root, self.stage);
+        let folder = self.folder.hide()?;
         let clear = move || {
             root.doomed.shut_down();
+            stage.shut_down();
             drop((root.mount, root.image));
             container::teardown::clear(folder.path(), &id);
             if let Err(error) = folder.remove() {
@@ -217,9 +242,10 @@ impl Ready {
         if keep {
             self.root.doomed.shut_down();
             drop((self.root.mount, self.root.image));
-            container::teardown::clear(&self.path, &self.id);
             // Its place on the disk is free from here; the log and the exit code stay.
-            drop(std::fs::remove_file(self.path.join(filestore::NAME)));
+            Files::remove(&self.path, &self.stage);
+            self.stage.shut_down();
+            container::teardown::clear(&self.path, &self.id);
         } else if let Err(error) = self.end() {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
         }
@@ -396,7 +422,8 @@ pub(crate) fn wishes(
         },
         host_files: Vec::new(),
         access,
-        volumes: wanted.volume.iter().map(|it| it.parse()).collect::<Result<_, _>>()?,
+        volumes: Vec::new(),
+        map: None,
         cgroup: None,
         memory: wanted.memory,
         pids: wanted.pids_limit,

@@ -40,6 +40,10 @@ pub fn watch(
     let doubt = prepare(start)?;
     let output = File::options().create(true).append(true).open(start.folder.join(OUTPUT));
     let output = output.map_err(write_failed)?;
+    if let Some((user, group)) = start.owner {
+        // Else a program could not open its own `/dev/stdout`.
+        std::os::unix::fs::fchown(&output, Some(user), Some(group)).map_err(write_failed)?;
+    }
     let mut run = command(start.runtime, start.folder);
     let log = start.folder.join(LOG);
     run.arg("--log").arg(&log).args(["--log-format", "json"]);
