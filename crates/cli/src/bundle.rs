@@ -87,9 +87,8 @@ fn closed_above(directory: &Path) -> Option<PathBuf> {
     let path = std::fs::canonicalize(directory).ok()?;
     let mut above: Vec<_> = path.ancestors().collect();
     above.reverse();
-    let is_open = |path: &Path| {
-        std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o001 != 0)
-    };
+    let is_open =
+        |path: &Path| std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o001 != 0);
     above.into_iter().find(|path| !is_open(path)).map(Path::to_owned)
 }
 

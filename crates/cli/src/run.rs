@@ -62,8 +62,9 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     let ready = prepare(context, args, signals)?;
     if args.detach {
         let id = ready.id.clone();
-        let report = start_behind(|report| ready.watch(report))?;
-        return started(&id, report);
+        let signals = Arc::clone(&ready.signals);
+        let (report, monitor) = start_behind(|report| ready.watch(report))?;
+        return started(&id, report, &monitor, &signals);
     }
     ready.offer();
     let remark = |text: &str| context.remark(text);
@@ -96,6 +97,11 @@ struct Ready {
 }
 
 fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow::Result<Ready> {
+    if args.detach && args.tty == When::Always {
+        bail!(
+            "--tty always: a container of --detach outlives the terminal; `quire exec --tty always` gives one later"
+        );
+    }
     let terminal = if args.detach { Terminal::None } else { terminal(args.tty)? };
     let search = std::env::var_os("PATH").unwrap_or_default();
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes().as_deref())?;
@@ -119,8 +125,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let shared =
         alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
     let shape = Shape { writable: place.writable(), map, space };
-    let root =
-        crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
+    let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     let user = args.wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
@@ -285,30 +290,60 @@ impl std::fmt::Display for NotStarted {
 
 impl std::error::Error for NotStarted {}
 
-fn started(id: &str, report: OwnedFd) -> anyhow::Result<Answer> {
+/// Waits until the monitor says how the start went. A signal that ends programs ends the start, unless that was faster.
+fn started(
+    id: &str,
+    report: OwnedFd,
+    monitor: &kernel::process::Process,
+    signals: &Signals,
+) -> anyhow::Result<Answer> {
     let mut said = Vec::new();
-    File::from(report).read_to_end(&mut said).context("cannot hear the monitor")?;
-    match said.split_first() {
-        Some((0, _)) => {
+    let mut report = File::from(report);
+    let mut asked = None;
+    loop {
+        signals.wait_or(report.as_fd())?;
+        if let Some(signal) = ending(signals) {
+            asked = Some(signal);
+            // It may be gone, or have just told us that the container runs.
+            let _heard = monitor.signal(Signal::TERM);
+        } else {
+            let mut bytes = [0; 4096];
+            match report.read(&mut bytes).context("cannot hear the monitor")? {
+                0 => break,
+                length => said.extend_from_slice(&bytes[..length]),
+            }
+        }
+    }
+    match (said.split_first(), asked) {
+        (Some((0, _)), _) => {
             report::line(id)?;
             Ok(Answer::Yes)
         }
-        Some((code, message)) => {
+        (_, Some(signal)) => {
+            let code = 128 + signal.as_raw();
+            Ok(Answer::Program(u8::try_from(code).unwrap_or(FAILED)))
+        }
+        (Some((code, message)), None) => {
             let message = String::from_utf8_lossy(message).into_owned();
             Err(NotStarted { code: *code, message }.into())
         }
-        None => bail!("the monitor of {id} ended before the container started"),
+        (None, None) => bail!("the monitor of {id} ended before the container started"),
     }
 }
 
 /// Whether a signal has arrived that ends programs. Others are lost on a container that is not there yet.
-fn is_asked_to_end(signals: &Signals) -> bool {
+pub(crate) fn is_asked_to_end(signals: &Signals) -> bool {
+    ending(signals).is_some()
+}
+
+fn ending(signals: &Signals) -> Option<Signal> {
     while let Ok(Some(received)) = signals.next() {
-        if matches!(received.signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
-            return true;
+        let signal = received.signal;
+        if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
+            return Some(signal);
         }
     }
-    false
+    None
 }
 
 /// Where it is noted which runtimes have worked: gone with the next start of the machine.

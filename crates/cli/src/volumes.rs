@@ -91,7 +91,10 @@ impl FromStr for Mounted {
             "dir" | "bind" => {
                 refuse(no_size, "size: the host's file system has one")?;
                 refuse(no_mode, "mode: it is as it is on the host")?;
-                refuse(durability.is_none(), "durable: it is as durable as the host's file system")?;
+                refuse(
+                    durability.is_none(),
+                    "durable: it is as durable as the host's file system",
+                )?;
                 match source {
                     Some(source) if source.starts_with('/') => Kind::Host(source.to_owned()),
                     Some(source) => return Err(format!("src=\"{source}\" is no absolute path")),
@@ -226,8 +229,14 @@ mod tests {
         let size = NonZeroU64::new(1 << 20);
         let memory = |bytes, mode| Kind::Memory { bytes, mode };
         check("type=memory,dst=/a", Ok((memory(None, 0o1777), "/a", rw)));
-        check("dst=/a/,type=tmpfs,tmpfs-size=1m,tmpfs-mode=0700", Ok((memory(size, 0o700), "/a", rw)));
-        check("type=memory,dst=/dev/shm,ro,size=1048576", Ok((memory(size, 0o1777), "/dev/shm", ro)));
+        check(
+            "dst=/a/,type=tmpfs,tmpfs-size=1m,tmpfs-mode=0700",
+            Ok((memory(size, 0o700), "/a", rw)),
+        );
+        check(
+            "type=memory,dst=/dev/shm,ro,size=1048576",
+            Ok((memory(size, 0o1777), "/dev/shm", ro)),
+        );
         let store = |mode, durability| Kind::Filestore { bytes: size, mode, durability };
         check("type=self,dst=/a,size=1m", Ok((store(0o755, Durability::Volatile), "/a", rw)));
         check(

@@ -113,6 +113,9 @@ pub enum RunError {
         #[source]
         source: ProcessError,
     },
+    /// Somebody did not want it any more.
+    #[error("interrupted while container {0} was started")]
+    Interrupted(String),
     /// The runtime could not start the container.
     #[error("{runtime} could not start the container: {message}")]
     Refused {

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 
 use crate::superblock::Superblock;
 use crate::upper::Layer;
-use crate::userns::IdMap;
 pub use crate::upper::{Doomed, UpperError, Writable};
+use crate::userns::IdMap;
 
 /// What is mounted: descriptors that the store has checked.
 #[derive(Debug, Clone, Copy)]
@@ -105,8 +105,8 @@ pub enum RootError {
     },
     /// The root directory, of which the writable layer has one of its own, would be nobody's.
     #[error(
-        "the root directory of {name} belongs to user {user} and group {group}, and the map of ids has not both: nothing \
-         could be written (add them to the map, or use --read-only)"
+        "the root directory of {name} belongs to user {user} and group {group}, and the map of ids has not both: add them, \
+         or use neither a writable layer nor --df"
     )]
     Nobody {
         /// The image.
@@ -181,8 +181,7 @@ fn assemble_in(
         check_owner(layers, &image, map)?;
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
-    let upper =
-        crate::upper::prepare(writable, lower.as_fd(), shape.map).map_err(upper_failed)?;
+    let upper = crate::upper::prepare(writable, lower.as_fd(), shape.map).map_err(upper_failed)?;
     let Some(upper) = upper else {
         let top = match shape.space {
             Space::AsIs => None,
@@ -247,10 +246,8 @@ fn writes_root(shape: &Shape<'_>) -> bool {
 }
 
 fn check_owner(layers: &Layers<'_>, image: &Superblock, map: &IdMap) -> Result<(), RootError> {
-    let stat = rustix::fs::fstat(&image.mount).map_err(|errno| RootError::Upper {
-        name: layers.name.to_owned(),
-        source: errno.into(),
-    })?;
+    let stat = rustix::fs::fstat(&image.mount)
+        .map_err(|errno| RootError::Upper { name: layers.name.to_owned(), source: errno.into() })?;
     match map.user(stat.st_uid).zip(map.group(stat.st_gid)) {
         Some(_) => Ok(()),
         None => Err(RootError::Nobody {
@@ -398,8 +395,7 @@ mod tests {
             map: Some(&map),
             space: Space::AsIs,
         };
-        let root = 
-            assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
+        let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
         // Used where containers use it: attached in another namespace than the one it was made in.
         own_mounts(Propagation::Private).unwrap();

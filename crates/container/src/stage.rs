@@ -106,7 +106,11 @@ impl Stage {
         };
         if self.open {
             let open = Path::new(OPEN);
-            make_open(open).map_err(write_failed(open))?;
+            // runc executes further programs from where the root would be, in a namespace where it is not.
+            let root = open.join(ROOT);
+            make_open(open)
+                .and_then(|()| std::fs::create_dir_all(&root))
+                .map_err(write_failed(&root))?;
             // It has nothing but names.
             let (bytes, inodes) = (NonZeroU64::new(1 << 20), NonZeroU64::new(1 << 10));
             let options = TmpfsOptions { name: "quire-userns", bytes, inodes, mode: 0o711 };

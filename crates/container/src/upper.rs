@@ -168,8 +168,7 @@ const SHOWN: NonZeroU64 = NonZeroU64::new(1 << 20).expect("not zero");
 
 /// An empty file system whose root directory is as the image's.
 pub(crate) fn empty(image: BorrowedFd<'_>) -> Result<Detached, UpperError> {
-    let options =
-        TmpfsOptions { name: "quire-df", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
+    let options = TmpfsOptions { name: "quire-df", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
     let mount = kernel::mount::tmpfs(&options)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())?;
@@ -275,9 +274,9 @@ fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), Upper
             };
             match (noted == wanted, noted.trim().split_once('\n')) {
                 (true, _) => Ok(()),
-                (false, Some((users, groups))) => Err(UpperError::OtherMap(format!(
-                    "with --uidmap {users} --gidmap {groups}"
-                ))),
+                (false, Some((users, groups))) => {
+                    Err(UpperError::OtherMap(format!("with --uidmap {users} --gidmap {groups}")))
+                }
                 (false, None) => Err(UpperError::OtherMap("without --userns".to_owned())),
             }
         }

@@ -208,9 +208,7 @@ impl IdMap {
     /// Says so in a bundle. Source: OCI runtime-spec 1.0.2, `config-linux.md`, "User namespace mappings".
     pub(crate) fn write(&self, config: &mut Value) {
         let ranges = |ranges: &[IdRange]| -> Value {
-            let range = |it: &IdRange| {
-                json!({"containerID": it.inside, "hostID": it.outside, "size": it.count})
-            };
+            let range = |it: &IdRange| json!({"containerID": it.inside, "hostID": it.outside, "size": it.count});
             ranges.iter().map(range).collect()
         };
         config["linux"]["uidMappings"] = ranges(&self.users);
@@ -395,10 +393,7 @@ mod tests {
             home: "/".to_owned(),
         };
         assert_eq!(map.check(&user(10, 99, &[5])), Ok(()));
-        assert_eq!(
-            map.check(&user(1, 0, &[])),
-            Err(MapError::User { kind: "user", id: 1 })
-        );
+        assert_eq!(map.check(&user(1, 0, &[])), Err(MapError::User { kind: "user", id: 1 }));
         let group = |id| Err(MapError::User { kind: "group", id });
         assert_eq!(map.check(&user(0, 100, &[])), group(100));
         assert_eq!(map.check(&user(0, 0, &[5, 300])), group(300));
@@ -408,9 +403,8 @@ mod tests {
 
     #[test]
     fn a_range_is_free_when_nobody_has_it() {
-        let map = |users: &str, groups: &str| -> IdMap {
-            format!("{users}\n{groups}").parse().unwrap()
-        };
+        let map =
+            |users: &str, groups: &str| -> IdMap { format!("{users}\n{groups}").parse().unwrap() };
         let size = |size| NonZeroU32::new(size).unwrap();
         let check = |users: &str, groups: &str, wanted, taken: &[IdMap], expect: &str| {
             let files = Files { users, groups };
