@@ -280,14 +280,14 @@ fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), Upper
                 (false, None) => Err(UpperError::OtherMap("without --userns".to_owned())),
             }
         }
-        Err(Errno::NOENT) => Ok(match map {
-            Some(_) => write(directory, MAP, wanted.as_bytes())?,
+        Err(Errno::NOENT) => match map {
+            Some(_) => Ok(write(directory, MAP, wanted.as_bytes())?),
             // Of an upper layer that somebody has removed.
             None => match rustix::fs::unlinkat(directory, MAP, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(errno.into()),
+                Ok(()) | Err(Errno::NOENT) => Ok(()),
+                Err(errno) => Err(errno.into()),
             },
-        }),
+        },
         Err(errno) => Err(errno.into()),
     }
 }

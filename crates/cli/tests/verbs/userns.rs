@@ -138,7 +138,7 @@ fn rights_of_an_image_hold_for_the_users_of_the_container() {
     let _guard = Unmount(point.clone());
     place.out("mount -q --userns 0:500000:65536 --writable memory owners point");
     for _ in 0..2 {
-        let mut value = vec![0; 64];
+        let mut value = [0; 64];
         let name = "system.posix_acl_access";
         let length = rustix::fs::getxattr(point.join("listed"), name, &mut value[..]).unwrap();
         assert_eq!(value[..length], acl(501_000));
