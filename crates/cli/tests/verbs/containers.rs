@@ -455,8 +455,8 @@ fn what_a_detached_container_cannot_have_is_said() {
     let ran = place.run("rm --container nobody");
     assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
     // Whoever names it twice, or at the same time as somebody else, is not told about images.
-    start(&place, &["--name", "c"], "exit 0");
-    place.out("wait c");
-    let ran = place.run("rm c c");
-    assert!(ran.code == Some(0) && ran.err.contains("c is gone already"), "{}", ran.err);
+    start(&place, &["--name", "twice"], "exit 0");
+    place.out("wait twice");
+    let ran = place.run("rm twice twice");
+    assert!(ran.code == Some(0) && ran.err.contains("twice is gone already"), "{}", ran.err);
 }

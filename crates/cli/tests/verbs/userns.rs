@@ -161,13 +161,13 @@ fn range(place: &Place, name: &str) -> (u64, u64) {
 #[test]
 fn auto_gives_every_container_ids_of_its_own() {
     let Some(place) = place() else { return };
-    let names = ["one", "two", "three", "four"];
+    let names = ["ns-one", "ns-two", "ns-three", "ns-four"];
     let _guards = names.map(|name| Rm(&place, name));
     let script = "echo up >> /dev/stdout; while :; do sleep 0.05; done";
     // All at once; one has fewer.
     std::thread::scope(|scope| {
         for name in names {
-            let who = if name == "two" { "auto,size=1000" } else { "auto" };
+            let who = if name == "ns-two" { "auto,size=1000" } else { "auto" };
             let place = &place;
             scope.spawn(move || start(place, &["--name", name, "--userns", who], script));
         }
@@ -191,15 +191,15 @@ fn auto_gives_every_container_ids_of_its_own() {
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "5\n"), "{}", ran.err);
     }
     // Whose container is dead, however it died, is free.
-    let state = fs::read(place.path("store/containers/one/state.json")).unwrap();
+    let state = fs::read(place.path("store/containers/ns-one/state.json")).unwrap();
     let state: Value = serde_json::from_slice(&state).unwrap();
     let pid = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    wait_for("its lock to be free", || ps(&place, "one").unwrap()["status"] == "lost");
+    wait_for("its lock to be free", || ps(&place, "ns-one").unwrap()["status"] == "lost");
     let was = ranges.map(|(first, _)| first);
-    place.out("stop --time 0 two");
-    let dead = [range(&place, "one").0, range(&place, "two").0];
-    for name in ["one", "two"] {
+    place.out("stop --time 0 ns-two");
+    let dead = [range(&place, "ns-one").0, range(&place, "ns-two").0];
+    for name in ["ns-one", "ns-two"] {
         place.out(&format!("rm --force {name}"));
         start(&place, &["--name", name, "--userns", "auto,size=9"], script);
         let (first, _) = range(&place, name);
@@ -211,15 +211,15 @@ fn auto_gives_every_container_ids_of_its_own() {
 #[test]
 fn mapped_containers_share_the_superblock_with_others() {
     let Some(place) = place() else { return };
-    let _guards = ["plain", "mapped"].map(|name| Rm(&place, name));
+    let _guards = ["ns-plain", "ns-mapped"].map(|name| Rm(&place, name));
     let script = "while :; do sleep 0.05; done";
-    start(&place, &["--name", "mapped", "--userns", "auto"], script);
+    start(&place, &["--name", "ns-mapped", "--userns", "auto"], script);
     if crate::containers::is_before_shared_mounts() {
         return;
     }
-    start(&place, &["--name", "plain"], script);
-    assert_eq!(superblock(&place, "plain"), superblock(&place, "mapped"));
-    let ran = place.run_each(&["exec", "plain", "ls", "-ldn", "/etc/short"]);
+    start(&place, &["--name", "ns-plain"], script);
+    assert_eq!(superblock(&place, "ns-plain"), superblock(&place, "ns-mapped"));
+    let ran = place.run_each(&["exec", "ns-plain", "ls", "-ldn", "/etc/short"]);
     assert!(ran.code != Some(0) || ran.out.contains(" 0 0 "), "{}", ran.out);
 }
 
@@ -309,4 +309,51 @@ fn a_map_that_cannot_be_is_refused_by_name() {
     }
     assert_eq!(place.run("run -q --userns host a -- true").code, Some(0));
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+#[test]
+fn a_bundle_says_its_map_and_has_a_root_of_its_owners() {
+    let Some(place) = with_owners() else { return };
+    let bundle = place.path("b").display().to_string();
+    let _guard = Unmount(place.path("b/rootfs"));
+    let maps = ["--uidmap", "0:500000:10,10:700000:2000", "--gidmap", "0:600000:65536"];
+    let mount = ["--mount", "type=memory,dst=/m,size=1m"];
+    let ran =
+        place.run_each(&[&["bundle"], &maps[..], &mount, &["owners", &bundle, "true"]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    // The test's folder is one that only its owner can enter.
+    assert!(ran.err.contains("cannot pass through"), "{}", ran.err);
+    let config: Value =
+        serde_json::from_slice(&fs::read(place.path("b/config.json")).unwrap()).unwrap();
+    let users = serde_json::json!([{"containerID": 0, "hostID": 500_000, "size": 10},
+                                   {"containerID": 10, "hostID": 700_000, "size": 2000}]);
+    assert_eq!(config["linux"]["uidMappings"], users);
+    assert_eq!(config["linux"]["gidMappings"][0]["hostID"], 600_000);
+    let namespaces = config["linux"]["namespaces"].as_array().unwrap();
+    assert!(namespaces.contains(&serde_json::json!({"type": "user"})));
+    let mounts = config["mounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|it| it["destination"] == "/m" && it["type"] == "tmpfs"));
+    for (name, ids) in [("mine", (500_000, 600_000)), ("theirs", (700_990, 601_001))] {
+        let found = fs::metadata(place.path("b/rootfs").join(name)).unwrap();
+        assert_eq!((found.uid(), found.gid()), ids, "{name}");
+    }
+    place.out(&format!("umount {bundle}/rootfs"));
+}
+
+#[test]
+fn a_limit_of_namespaces_is_no_full_disk() {
+    let Some(place) = place() else { return };
+    if crate::program("unshare").is_none() {
+        eprintln!("SKIPPED: unshare is not installed");
+        return;
+    }
+    // The limit is one of the user namespace that it is set in.
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_quire")).arg("--store").arg(place.path("store")).arg("doctor");
+    let ran = crate::Ran::of(&command.output().unwrap());
+    let row = ran.out.lines().find(|it| it.contains("user-namespaces"));
+    let row = row.unwrap_or_else(|| panic!("{} {}", ran.out, ran.err));
+    assert!(row.contains("there may be no more of them"), "{row}");
 }

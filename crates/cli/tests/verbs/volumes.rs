@@ -70,18 +70,18 @@ fn every_kind_is_mounted_with_its_limit_and_mode() {
 #[test]
 fn a_file_system_of_a_detached_container_goes_when_it_ends() {
     let Some(place) = with_programs() else { return };
-    let _guard = Rm(&place, "c");
-    let file = place.path("store/containers/c/filestore-0");
+    let _guard = Rm(&place, "stored");
+    let file = place.path("store/containers/stored/filestore-0");
     let mount = "type=self,dst=/s,size=32m";
     let script = "dd if=/dev/zero of=/s/big bs=1M count=8 2>/dev/null; echo done; while :; do sleep 0.05; done";
-    start(&place, &["--name", "c", "--writable", "memory", "--mount", mount], script);
-    wait_for("its file", || place.out("logs c") == "done\n");
+    start(&place, &["--name", "stored", "--writable", "memory", "--mount", mount], script);
+    wait_for("its file", || place.out("logs stored") == "done\n");
     let found = fs::metadata(&file).unwrap();
     assert_eq!((found.len(), found.mode() & 0o777), (32 << 20, 0o600));
-    place.out("stop --time 0 c");
-    assert_eq!(ps(&place, "c").unwrap()["status"], "exited");
+    place.out("stop --time 0 stored");
+    assert_eq!(ps(&place, "stored").unwrap()["status"], "exited");
     wait_for("its end", || !file.exists());
-    place.out("rm c");
+    place.out("rm stored");
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
 
