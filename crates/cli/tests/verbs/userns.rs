@@ -1,7 +1,7 @@
 //! `--userns`: a container's users are others on the host. Needs root.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
 use rustix::fs::XattrFlags;
@@ -49,6 +49,8 @@ fn with_owners() -> Option<Place> {
     let capability = CAN_CHOWN.map(u32::to_le_bytes).concat();
     set(&tree.join("bin/capable"), "security.capability", &capability);
     place.out(&format!("import -q dir:{} owners", tree.display()));
+    // On the way to the store only root gets through.
+    fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
     Some(place)
 }
 
@@ -231,7 +233,7 @@ fn everything_else_works_in_a_user_namespace() {
     write(&place.path("host/closed"), b"closed\n", 0o600);
     let volume = format!("{}:/v", place.path("host").display());
     for runtime in runtimes() {
-        // The folder above is one that only root can enter.
+        // On the way to it as well.
         let options = ["--userns", "auto", "--volume", &volume];
         let out = run_in(&place, runtime, &options, "cat /v/*; echo > /v/new; exit 0");
         assert_eq!(out, "open\n", "{runtime}");
@@ -321,7 +323,6 @@ fn a_bundle_says_its_map_and_has_a_root_of_its_owners() {
     let ran =
         place.run_each(&[&["bundle"], &maps[..], &mount, &["owners", &bundle, "true"]].concat());
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    // The test's folder is one that only its owner can enter.
     assert!(ran.err.contains("cannot pass through"), "{}", ran.err);
     let config: Value =
         serde_json::from_slice(&fs::read(place.path("b/config.json")).unwrap()).unwrap();
