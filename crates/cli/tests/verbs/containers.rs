@@ -34,6 +34,31 @@ fn start(place: &Place, options: &[&str], script: &str) {
 }
 
 #[test]
+fn a_directory_has_one_writer() {
+    let Some(place) = place() else { return };
+    for name in ["kept", "point"] {
+        fs::create_dir(place.path(name)).unwrap();
+    }
+    let written = || fs::read_to_string(place.path("kept/upper/tmp/file")).unwrap_or_default();
+    for (name, lines) in [("first", "mine\n"), ("second", "mine\nmine\n")] {
+        let _guard = Rm(&place, name);
+        start(
+            &place,
+            &["--name", name, "--writable", "dir=kept"],
+            "echo mine >> /tmp/file; sleep 60",
+        );
+        for line in ["run -q --writable dir=kept a -- true", "mount -q --writable dir=kept a point"]
+        {
+            let ran = place.run(line);
+            let said = "\"kept\" is in use by another container";
+            assert!(ran.code != Some(0) && ran.err.contains(said), "{line}: {}", ran.err);
+        }
+        wait_for("what it writes", || written() == lines);
+        place.out(&format!("rm --force {name}"));
+    }
+}
+
+#[test]
 fn a_container_lives_on_and_is_asked_things() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
