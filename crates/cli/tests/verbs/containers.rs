@@ -345,8 +345,22 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
 #[test]
 fn one_that_is_not_kept_is_gone_when_it_ends() {
     let Some(place) = place() else { return };
-    start(&place, &["--name", "brief", "--rm"], "sleep 0.2; exit 3");
+    fs::create_dir(place.path("gate")).unwrap();
+    let gate = format!("{}:/gate", place.path("gate").display());
+    let script = "while ! [ -e /gate/open ]; do sleep 0.02; done; exit 3";
+    start(&place, &["--name", "brief", "--rm", "--volume", &gate], script);
     assert_eq!(ps(&place, "brief").unwrap()["status"], "running");
+    // Who waits for it is told how it ended, though it is gone then.
+    let mut waiting = place.command(&["wait", "brief"]);
+    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let code = fs::canonicalize(place.path("store/containers/brief/code")).unwrap();
+    wait_for("the wait", || {
+        let open = fs::read_dir(format!("/proc/{}/fd", waiting.id())).unwrap();
+        open.flatten().any(|it| fs::read_link(it.path()).is_ok_and(|it| it == code))
+    });
+    fs::write(place.path("gate/open"), "").unwrap();
+    let ran = crate::Ran::of(&waiting.wait_with_output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "3\n"), "{}", ran.err);
     wait_for("its end", || ps(&place, "brief").is_none());
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
