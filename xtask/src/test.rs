@@ -24,6 +24,8 @@ pub(crate) struct Args {
 struct Tally {
     passed: u64,
     failed: Vec<String>,
+    /// They failed among the others and passed alone.
+    unstable: Vec<String>,
     /// Reasons, each with the test that gave it.
     skipped: BTreeSet<(String, String)>,
 }
@@ -134,12 +136,15 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     }
     if tier("tests") {
         let mut tests = cargo("test --workspace --no-fail-fast -- --show-output");
-        // Where tests find the images and sid's tools that the tier above made.
-        tests.env("QUIRE_CACHE", cache.dir());
-        if rounds == Rounds::Many {
-            tests.env("QUIRE_TEST_ROUNDS", "10");
+        let mut again = cargo("test --workspace --no-fail-fast --tests -- --show-output");
+        for cargo in [&mut tests, &mut again] {
+            // Where tests find the images and sid's tools that the tier above made.
+            cargo.env("QUIRE_CACHE", cache.dir());
+            if rounds == Rounds::Many {
+                cargo.env("QUIRE_TEST_ROUNDS", "10");
+            }
         }
-        tally.tests(&mut tests)?;
+        tally.tests(&mut tests, &mut again)?;
     }
     if tier("diff-walk") {
         tally.command("diff-walk", || {
@@ -178,44 +183,32 @@ impl Tally {
     }
 
     /// Runs `cargo test`, shows what went wrong and what was skipped, and adds its own summaries up.
-    fn tests(&mut self, cargo: &mut Command) -> Result<()> {
+    fn tests(&mut self, cargo: &mut Command, again: &mut Command) -> Result<()> {
         let start = Instant::now();
         println!("== tests");
         let log = target_dir()?.join("test.log");
-        let mut log_file = File::create(&log)?;
-        cargo.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = cargo.spawn().context("cannot start cargo test")?;
-        let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
-        // cargo's own lines, and what tests say past libtest.
-        let uncaptured = thread::spawn(move || {
-            let mut skipped = BTreeSet::new();
-            for line in stderr.split(b'\n').map_while(Result::ok) {
-                let line = String::from_utf8_lossy(&line);
-                eprintln!("{line}");
-                if let Some(reason) = line.strip_prefix("SKIPPED: ") {
-                    skipped.insert((String::new(), reason.to_owned()));
-                }
-            }
-            skipped
-        });
-        let mut summary = Summary::default();
-        for line in BufReader::new(child.stdout.take().expect("stdout is piped")).split(b'\n') {
-            let line = line?;
-            log_file.write_all(&[&line[..], b"\n"].concat())?;
-            if let Some(shown) = summary.line(&String::from_utf8_lossy(&line)) {
-                println!("{shown}");
-            }
-        }
-        let status = child.wait()?;
-        let uncaptured = uncaptured.join().expect("reading lines does not panic");
+        let ran = listen(cargo, &mut File::create(&log)?)?;
         // A skipped test tells cargo that it passed.
-        let skipped = u64::try_from(summary.skipped_tests.len() + uncaptured.len())?;
-        self.passed += summary.passed.saturating_sub(skipped);
-        self.failed.extend(summary.failed.iter().cloned());
-        self.skipped.extend(summary.skipped.into_iter().chain(uncaptured));
-        if !status.success() && summary.failed.is_empty() {
-            self.failed.push(format!("cargo test ({status})"));
+        let skipped = u64::try_from(ran.summary.skipped_tests.len() + ran.uncaptured.len())?;
+        self.passed += ran.summary.passed.saturating_sub(skipped);
+        self.skipped.extend(ran.summary.skipped.into_iter().chain(ran.uncaptured));
+        let mut failed = ran.summary.failed;
+        if !ran.success && failed.is_empty() {
+            self.failed.push(format!("cargo test ({})", ran.status));
         }
+        // A test that waits for other processes may be starved by its neighbours: it may show that alone, once, and is
+        // named then. Many that fail do not fail by chance.
+        if (1..=STARVED_MAX).contains(&failed.len()) {
+            println!("== again, alone");
+            again.args(["--test-threads=1", "--exact"]).args(&failed);
+            let again = listen(again, &mut File::options().append(true).open(&log)?)?;
+            let count = u64::try_from(failed.len())?;
+            if again.success && again.summary.passed >= count {
+                self.passed += count;
+                self.unstable.append(&mut failed);
+            }
+        }
+        self.failed.append(&mut failed);
         println!(
             "== tests: {:.1} s, all output in {}",
             start.elapsed().as_secs_f64(),
@@ -233,13 +226,62 @@ impl Tally {
                 self.failed.push(format!("{test} (skipped in CI: {reason})"));
             }
         }
+        for name in &self.unstable {
+            println!("UNSTABLE: {name}: failed among the others, passed alone");
+        }
         for name in &self.failed {
             println!("FAILED: {name}");
         }
         let (passed, failed, skipped) = (self.passed, self.failed.len(), self.skipped.len());
-        println!("{passed} passed, {failed} failed, {skipped} skipped");
+        let unstable = match self.unstable.len() {
+            0 => String::new(),
+            count => format!(" ({count} of them unstable)"),
+        };
+        println!("{passed} passed{unstable}, {failed} failed, {skipped} skipped");
         if failed > 0 { bail!(Failed(String::from("some tests failed"))) } else { Ok(()) }
     }
+}
+
+/// More failed tests than this are not run again.
+const STARVED_MAX: usize = 3;
+
+/// What `cargo test` said.
+struct Ran {
+    summary: Summary,
+    /// Reasons that tests gave past libtest.
+    uncaptured: BTreeSet<(String, String)>,
+    success: bool,
+    status: std::process::ExitStatus,
+}
+
+/// Runs `cargo test` and shows what is worth it; all that it writes goes to `log`.
+fn listen(cargo: &mut Command, log: &mut File) -> Result<Ran> {
+    cargo.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = cargo.spawn().context("cannot start cargo test")?;
+    let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
+    // cargo's own lines, and what tests say past libtest.
+    let uncaptured = thread::spawn(move || {
+        let mut skipped = BTreeSet::new();
+        for line in stderr.split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line);
+            eprintln!("{line}");
+            if let Some(reason) = line.strip_prefix("SKIPPED: ") {
+                skipped.insert((String::new(), reason.to_owned()));
+            }
+        }
+        skipped
+    });
+    let mut summary = Summary::default();
+    for line in BufReader::new(child.stdout.take().expect("stdout is piped")).split(b'\n') {
+        let line = line?;
+        log.write_all(&[&line[..], b"\n"].concat())?;
+        if let Some(shown) = summary.line(&String::from_utf8_lossy(&line)) {
+            println!("{shown}");
+        }
+    }
+    let status = child.wait()?;
+    let uncaptured = uncaptured.join().expect("reading lines does not panic");
+    Ok(Ran { summary, uncaptured, success: status.success(), status })
 }
 
 /// What libtest prints, read line by line.

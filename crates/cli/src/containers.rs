@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use container::detached::{self, More};
-use container::state::State;
+use container::state::{Code, State};
 use kernel::process::Signals;
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
@@ -319,9 +319,11 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
     let store = context.open(OpenOptions::read())?;
     for name in &args.containers {
         let found = find(&store, name)?;
+        // It may be one that is removed as soon as it has ended.
+        let kept = Code::open(&found.folder)?;
         let _ended = detached::wait(None, &|| is_alive(&store, &found.id));
-        let state = State::load(&found.folder)?;
-        let code = state.and_then(|it| it.code);
+        let code = State::load(&found.folder)?.and_then(|it| it.code);
+        let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
             format!(
                 "nobody knows how container {} ended: it was removed, or its monitor killed",

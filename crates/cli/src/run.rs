@@ -72,8 +72,10 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     if ready.has_lost() {
         context.remark(LOST);
     }
-    ready.end()?;
+    let ended = ready.end();
+    // What went wrong with the program comes before what goes wrong after it.
     let code = result?.shell_code();
+    ended?;
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
@@ -92,8 +94,9 @@ struct Ready {
     signals: Arc<Signals>,
     stop_signal: String,
     keep: bool,
-    /// Held as long as the container lives.
+    /// Held as long as the container lives, as the next is.
     _image: OpenImage,
+    _directory: Option<OwnedFd>,
 }
 
 fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow::Result<Ready> {
@@ -172,6 +175,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         stop_signal,
         keep,
         _image,
+        _directory: place.into_locked(),
     })
 }
 

@@ -11,6 +11,8 @@ use container::bundle::Access;
 use container::filestore;
 use container::root::Writable;
 use kernel::mount::Durability;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use store::Store;
 
 use crate::context::Context;
@@ -93,6 +95,7 @@ pub(crate) enum Place {
     None,
     Memory(Option<NonZeroU64>),
     Filestore(OwnedFd, Durability),
+    /// Locked as long as it is open.
     Directory(OwnedFd, Durability),
 }
 
@@ -127,6 +130,17 @@ impl Place {
                 if !opened.metadata()?.is_dir() {
                     bail!("--writable: \"{}\" is no directory", path.display());
                 }
+                // Two overlays that write to one directory spoil it, and the kernel only warns of that. What `quire mount`
+                // has mounted holds no lock, since no process stays with it.
+                if rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive)
+                    == Err(Errno::WOULDBLOCK)
+                {
+                    bail!(
+                        "--writable: \"{}\" is in use by another container: stop that (`quire ps`), or take another \
+                         directory",
+                        path.display()
+                    );
+                }
                 Self::Directory(opened.into(), *durability)
             }
         })
@@ -137,6 +151,14 @@ impl Place {
         match self {
             Self::None => Access::ReadOnly,
             Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) => Access::Writable,
+        }
+    }
+
+    /// What others may not use as long as it is open.
+    pub(crate) fn into_locked(self) -> Option<OwnedFd> {
+        match self {
+            Self::Directory(directory, _) => Some(directory),
+            Self::None | Self::Memory(_) | Self::Filestore(..) => None,
         }
     }
 

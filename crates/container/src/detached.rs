@@ -85,7 +85,7 @@ pub fn watch(
         finished: None,
         code: None,
     };
-    state.save(start.folder).map_err(write_failed)?;
+    state.begin(start.folder).map_err(write_failed)?;
     started();
     let exit = container.supervise(start.signals, &mut |_| {}).map_err(runtime_failed)?;
     state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;

@@ -49,7 +49,7 @@ pub enum UpperError {
     /// It was used without syncing, and the host has crashed or was started anew since.
     #[error(
         "what is in it was written without syncing, and the host was started anew since then: parts may be missing. \
-         Remove its \"upper\" and \"work\" directories to begin with an empty one, or \"work/work/incompat\" to use it as it is"
+         Remove its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \"work\" to use it as it is"
     )]
     Crashed,
     /// The owners of what is in it are those of another map of ids.
@@ -223,7 +223,7 @@ pub(crate) fn volume(
 
 /// The kernel's mark on a layer that was written without syncing: a directory in a directory. Source: Linux
 /// Documentation/filesystems/overlayfs.rst.
-const INCOMPATIBLE: &str = "work/work/incompat";
+const INCOMPATIBLE: [&str; 3] = ["work", "work", "incompat"];
 const VOLATILE: &str = "volatile";
 /// What the kernel makes in the mark, so that older kernels cannot remove it.
 const DIRTY: &str = "volatile/dirty";
@@ -307,7 +307,7 @@ fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // What is marked elsewhere, through a link, is not ours.
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    match rustix::fs::openat2(directory, INCOMPATIBLE, flags, Mode::empty(), resolve) {
+    match rustix::fs::openat2(directory, INCOMPATIBLE.join("/"), flags, Mode::empty(), resolve) {
         Ok(found) => match rustix::fs::statat(&found, VOLATILE, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(Some(found)),
             Err(Errno::NOENT) => Ok(None),

@@ -34,6 +34,31 @@ pub(crate) fn start(place: &Place, options: &[&str], script: &str) {
 }
 
 #[test]
+fn a_directory_has_one_writer() {
+    let Some(place) = place() else { return };
+    for name in ["kept", "point"] {
+        fs::create_dir(place.path(name)).unwrap();
+    }
+    let written = || fs::read_to_string(place.path("kept/upper/tmp/file")).unwrap_or_default();
+    for (name, lines) in [("first", "mine\n"), ("second", "mine\nmine\n")] {
+        let _guard = Rm(&place, name);
+        start(
+            &place,
+            &["--name", name, "--writable", "dir=kept"],
+            "echo mine >> /tmp/file; sleep 60",
+        );
+        for line in ["run -q --writable dir=kept a -- true", "mount -q --writable dir=kept a point"]
+        {
+            let ran = place.run(line);
+            let said = "\"kept\" is in use by another container";
+            assert!(ran.code != Some(0) && ran.err.contains(said), "{line}: {}", ran.err);
+        }
+        wait_for("what it writes", || written() == lines);
+        place.out(&format!("rm --force {name}"));
+    }
+}
+
+#[test]
 fn a_container_lives_on_and_is_asked_things() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
@@ -328,8 +353,22 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
 #[test]
 fn one_that_is_not_kept_is_gone_when_it_ends() {
     let Some(place) = place() else { return };
-    start(&place, &["--name", "brief", "--rm"], "sleep 0.2; exit 3");
+    fs::create_dir(place.path("gate")).unwrap();
+    let gate = format!("{}:/gate", place.path("gate").display());
+    let script = "while ! [ -e /gate/open ]; do sleep 0.02; done; exit 3";
+    start(&place, &["--name", "brief", "--rm", "--volume", &gate], script);
     assert_eq!(ps(&place, "brief").unwrap()["status"], "running");
+    // Who waits for it is told how it ended, though it is gone then.
+    let mut waiting = place.command(&["wait", "brief"]);
+    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let code = fs::canonicalize(place.path("store/containers/brief/code")).unwrap();
+    wait_for("the wait", || {
+        let open = fs::read_dir(format!("/proc/{}/fd", waiting.id())).unwrap();
+        open.flatten().any(|it| fs::read_link(it.path()).is_ok_and(|it| it == code))
+    });
+    fs::write(place.path("gate/open"), "").unwrap();
+    let ran = crate::Ran::of(&waiting.wait_with_output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "3\n"), "{}", ran.err);
     wait_for("its end", || ps(&place, "brief").is_none());
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
