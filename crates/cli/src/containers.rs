@@ -19,7 +19,7 @@ use crate::context::{Context, now};
 use crate::report;
 
 /// A container, as it was a moment ago.
-struct Found {
+pub(crate) struct Found {
     id: String,
     /// None if it is damaged.
     record: Option<ContainerRecord>,
@@ -88,7 +88,7 @@ fn look(store: &Store, name: &str) -> anyhow::Result<Option<Found>> {
     Ok(all.pop())
 }
 
-fn find(store: &Store, name: &str) -> anyhow::Result<Found> {
+pub(crate) fn find(store: &Store, name: &str) -> anyhow::Result<Found> {
     look(store, name)?.with_context(|| {
         format!("there is no container \"{name}\": `quire ps --all` lists what there is")
     })
@@ -201,16 +201,8 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     let signals = Signals::block(&crate::run::FORWARDED)?;
     let terminal = crate::run::terminal(args.tty)?;
     let store = context.open(OpenOptions::read())?;
-    let found = find(&store, &args.container)?;
-    if !found.is_running() {
-        bail!("container {} does not run: it is {}", found.id, found.status());
-    }
-    let user = args.user.as_deref().map(|user| {
-        let pid = found.state.as_ref().map_or(0, |it| it.pid);
-        let root = File::open(format!("/proc/{pid}/root"))
-            .with_context(|| format!("cannot look into container {}", found.id))?;
-        anyhow::Ok(container::user::find(root.as_fd(), user)?)
-    });
+    let (found, root) = running(&store, &args.container, &signals)?;
+    let user = args.user.as_deref().map(|user| container::user::find(root.as_fd(), user));
     let more = More {
         args: args.command.clone(),
         env: crate::run::environment(&args.env)?,
@@ -220,6 +212,27 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     };
     let exit = detached::exec(&found.folder, &found.id, more, &signals)?;
     Ok(Answer::Program(u8::try_from(exit.shell_code()).unwrap_or(u8::MAX)))
+}
+
+/// A container that runs, and its root; of one that is being started, when it does.
+fn running(store: &Store, name: &str, signals: &Signals) -> anyhow::Result<(Found, File)> {
+    let since = std::time::Instant::now();
+    loop {
+        let found = find(store, name)?;
+        if !found.is_running() {
+            bail!("container {} does not run: it is {}", found.id, found.status());
+        }
+        if let Some(root) = detached::root(&found.folder) {
+            return Ok((found, root));
+        }
+        if crate::run::is_asked_to_end(signals) {
+            bail!("interrupted while container {} was started", found.id);
+        }
+        if since.elapsed() >= DEATH {
+            bail!("container {} is not started yet", found.id);
+        }
+        std::thread::sleep(detached::GLANCE);
+    }
 }
 
 pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answer> {
@@ -331,12 +344,9 @@ pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
     Ok(all(store)?.iter().any(|it| it.id == name))
 }
 
-pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<()> {
-    let found = match look(store, name)? {
-        None if force => return Ok(()),
-        None => find(store, name)?,
-        Some(found) => found,
-    };
+/// Removes a container; not if it is not there, or no longer.
+pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<bool> {
+    let Some(found) = look(store, name)? else { return Ok(false) };
     let name = &found.id;
     if found.is_running() {
         if !force {
@@ -350,12 +360,13 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<(
         match store.lock_container(name) {
             Ok(Some(folder)) => break folder,
             // Somebody else was faster.
-            Err(ContainerError::Absent(_)) => return Ok(()),
+            Err(ContainerError::Absent(_)) => return Ok(false),
             Ok(None) if since.elapsed() < DEATH => std::thread::sleep(detached::GLANCE),
             Ok(None) => bail!("container {name} is in use"),
             Err(error) => return Err(error.into()),
         }
     };
     detached::bury(folder.path(), name, now().0)?;
-    Ok(folder.remove()?)
+    folder.remove()?;
+    Ok(true)
 }
