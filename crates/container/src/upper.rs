@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
+use kernel::loopdev::Access;
 use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
@@ -85,47 +86,58 @@ impl Layer {
 
     /// What to do about it when the root is done with.
     pub(crate) fn into_doomed(self, writable: Writable<'_>) -> Doomed {
-        let durability = self.durability;
-        match writable {
-            Writable::Filestore { .. } if durability == Durability::Volatile => {
-                Doomed(Some(Fate::ShutDown(self.upper)))
-            }
-            Writable::Filestore { .. } => Doomed(Some(Fate::Unmount)),
-            Writable::Memory { .. } => Doomed(Some(Fate::Free(self.upper))),
-            Writable::None | Writable::Directory { .. } => Doomed(None),
-        }
+        let fate = match writable {
+            Writable::Filestore { .. } if self.durability == Durability::Volatile => Fate::ShutDown,
+            Writable::Filestore { .. } => Fate::Unmount,
+            Writable::Memory { .. } => Fate::Free,
+            Writable::None | Writable::Directory { .. } => Fate::Stay,
+        };
+        Doomed { fate, upper: Some(self.upper) }
     }
 }
 
 /// A writable layer that goes with its root.
 #[derive(Debug, Default)]
-pub struct Doomed(Option<Fate>);
+pub struct Doomed {
+    fate: Fate,
+    /// As long as it is open, the layer's file system stays.
+    upper: Option<OwnedFd>,
+}
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Fate {
+    /// It is somebody else's, or there is none.
+    #[default]
+    Stay,
     /// Nobody will see what is not on disk yet.
-    ShutDown(OwnedFd),
+    ShutDown,
     /// As it should be.
     Unmount,
     /// It is in memory.
-    Free(OwnedFd),
+    Free,
 }
 
 /// A layer in memory with more than so many bytes, or files, takes longer to free than a process to start.
 const FREED_AT_ONCE: (u64, u64) = (64 << 20, 1000);
 
 impl Doomed {
+    /// The directory that has what was changed; none for a read-only root.
+    #[must_use]
+    pub fn upper(&self) -> Option<BorrowedFd<'_>> {
+        self.upper.as_ref().map(|it| it.as_fd())
+    }
+
     /// Whether to unmount the root takes so long that nobody should have to wait for it.
     #[must_use]
     pub fn takes_long(&self) -> bool {
-        match &self.0 {
-            Some(Fate::ShutDown(_) | Fate::Unmount) => true,
-            Some(Fate::Free(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
+        match (self.fate, &self.upper) {
+            (Fate::ShutDown | Fate::Unmount, _) => true,
+            (Fate::Free, Some(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
                 let bytes = it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize);
                 let (most_bytes, most_files) = FREED_AT_ONCE;
                 bytes > most_bytes || it.f_files.saturating_sub(it.f_ffree) > most_files
             }),
-            None => false,
+            _ => false,
         }
     }
 
@@ -133,7 +145,7 @@ impl Doomed {
     /// get zeros. `root` is the overlay. (Only where nothing is synced; else whoever syncs is told.)
     #[must_use]
     pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
-        if !matches!(self.0, Some(Fate::ShutDown(_))) {
+        if self.fate != Fate::ShutDown {
             return false;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -144,9 +156,20 @@ impl Doomed {
 
     /// Lets go of what is not written yet, so that unmounting has nothing to wait for. What still runs on it gets `EIO`.
     pub fn shut_down(self) {
-        let Some(Fate::ShutDown(upper)) = self.0 else { return };
+        let (Fate::ShutDown, Some(upper)) = (self.fate, self.upper) else { return };
         if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
             tracing::debug!(%error, "the file system is unmounted with all that is in it");
+        }
+    }
+
+    /// Writes what is not written yet, for who wants to see it later: unmounting has nothing to wait for after that.
+    ///
+    /// # Errors
+    /// The kernel's answer: not all could be written.
+    pub fn keep(self) -> Result<(), Errno> {
+        match (self.fate, self.upper) {
+            (Fate::ShutDown | Fate::Unmount, Some(upper)) => rustix::fs::syncfs(upper),
+            _ => Ok(()),
         }
     }
 }
@@ -165,7 +188,7 @@ pub(crate) fn prepare(
         }
         Writable::Filestore { file, durability } => {
             let barriers = durability == Durability::Durable;
-            let options = Ext4Options { barriers, direct_io: true };
+            let options = Ext4Options { barriers, direct_io: true, access: Access::ReadWrite };
             (kernel::mount::ext4(file, &options)?, durability)
         }
         Writable::Directory { directory, durability } => {
@@ -193,10 +216,7 @@ fn prepare_directory(
 ) -> Result<Layer, UpperError> {
     let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
     if let Some(incompatible) = incompatible(directory)? {
-        // As long as the host runs, what was written is in its memory or on its disk.
-        if read(directory, BOOT).ok().as_ref() != Some(&boot) {
-            return Err(UpperError::Crashed);
-        }
+        check_boot(directory, &boot)?;
         match rustix::fs::unlinkat(&incompatible, DIRTY, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
@@ -214,6 +234,28 @@ fn prepare_directory(
     }
     let (upper, work) = directories(directory, image)?;
     Ok(Layer { mount: None, upper, work, durability })
+}
+
+/// As long as the host runs, what was written is in its memory or on its disk.
+fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
+    match read(directory, BOOT) {
+        Ok(found) if found == boot => Ok(()),
+        _ => Err(UpperError::Crashed),
+    }
+}
+
+/// The upper layer in a directory of the host that nobody writes to.
+pub(crate) fn at_rest(directory: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
+    if incompatible(directory)?.is_some() {
+        check_boot(directory, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
+    }
+    open_upper(directory)
+}
+
+/// The directory that an overlay wrote to.
+pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, "upper", flags, Mode::empty())?)
 }
 
 /// Where the mark is, if it is there.
