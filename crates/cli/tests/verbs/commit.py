@@ -6,6 +6,9 @@
     commit.py walk DIR [NAME...]  prints all that can be seen of a tree, but for NAME
     commit.py apply TAR DIR       applies a layer to a tree, by the words of the OCI image specification
     commit.py hide TAR DIR        applies only what it removes
+    commit.py socket PATH         makes a socket
+    commit.py nest DIR N NAME     makes N directories, one in the other
+    commit.py unnest DIR NAME     removes them
 """
 
 import hashlib
@@ -56,6 +59,8 @@ def tree(top):
     for at in range(12):
         write(f"plain{at}", f"plain {at} " * 30)
     write("empty", "")
+    # With what says that it is removed, this name is longer than names may be.
+    write("filled/" + "n" * 255, "long")
     os.symlink("plain0", "link")
     os.symlink("nowhere", "moved/link")
     os.mkfifo("pipe")
@@ -122,6 +127,7 @@ def change(top):
     os.mkdir("plain9")
     write("plain9/inside", "a directory now")
     os.remove("filled/file")
+    os.remove("filled/" + "n" * 255)
     shutil.rmtree("filled/sub")
     os.symlink("elsewhere", "filled/sub")
     # Hard links, made and broken.
@@ -307,6 +313,16 @@ what, *arguments = sys.argv[1:]
 if what == "walk":
     walk(arguments[0], arguments[1:])
 elif what == "socket":
-    socket.socket(socket.AF_UNIX).bind(arguments[0])
+    os.chdir(os.path.dirname(arguments[0]))
+    socket.socket(socket.AF_UNIX).bind(os.path.basename(arguments[0]))
+elif what == "nest":
+    # No path names all of it.
+    os.chdir(arguments[0])
+    for _ in range(int(arguments[1])):
+        os.mkdir(arguments[2])
+        os.chdir(arguments[2])
+elif what == "unnest":
+    os.chdir(arguments[0])
+    shutil.rmtree(arguments[1])
 else:
     {"tree": tree, "change": change, "again": again, "apply": apply, "hide": hide}[what](*arguments)
