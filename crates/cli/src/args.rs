@@ -11,9 +11,10 @@ use clap::{
 mod containers;
 
 pub(crate) use containers::{
-    Bundle, Commit, Exec, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
+    Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
 };
 
+use crate::userns::UserNs;
 use crate::writable::Wish;
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
@@ -422,6 +423,14 @@ pub(crate) struct Mount {
                 name, gone at unmount) or dir=PATH[,durable]"
     )]
     pub(crate) writable: Wish,
+    /// Let `df` show an empty file system with some space in it, not a full one. The price is a root directory that is
+    /// merged of two, which takes longer to list
+    #[arg(long)]
+    pub(crate) df: bool,
+    /// Who the image's owners are on the host: a map, CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups
+    /// alike. Those whom it lacks are shown as nobody (65534)
+    #[arg(long, value_name = "MAP")]
+    pub(crate) userns: Option<UserNs>,
 }
 
 #[derive(Debug, Args)]

@@ -1,17 +1,21 @@
 //! `bundle`: an OCI bundle for other tools.
 
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use container::bundle::{Process, Terminal, host_files, runtime_config};
 use container::monitor::ROOT;
+use container::root::Shape;
+use container::stage::Stage;
 use store::OpenOptions;
 
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
 use crate::run::{image_config, wish, wishes};
+use crate::volumes::{Files, volumes};
 use crate::writable::Place;
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
@@ -23,12 +27,25 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let opened = store.open_image(&found.image)?;
     let image = image_config(&store, &found)?;
     let wanted = &args.wanted;
+    let map = wanted.ids.fixed()?;
+    if let Some(map) = &map {
+        map.root()?;
+    }
     let place = Place::make(context, &store, wish(wanted))?;
-    let root = crate::mount::root(context, &opened, &found, &wanted.trust, place.writable(), None)?;
+    let space = crate::mount::space(wanted.df, place.access())?;
+    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
+    let root = crate::mount::root(context, &opened, &found, &wanted.trust, &shape, None)?;
     let user = wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
+    if let Some(map) = &map {
+        map.check(&user)?;
+    }
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
+    let mut stage = Stage::new(&args.directory, None);
+    wishes.volumes = volumes(wanted, &Files::default(), map.as_ref(), &mut stage)?;
+    let has_map = map.is_some();
+    wishes.map = map;
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&image, &wishes, &user)?;
     let config = runtime_config(&process, &user, &wishes, &image, ROOT);
@@ -51,11 +68,28 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         drop((std::fs::remove_file(&file), std::fs::remove_dir(&rootfs)));
     }
     made?;
+    if has_map && let Some(closed) = closed_above(directory) {
+        context.remark(&format!(
+            "the container's root, who is nobody to the host, cannot pass through {}: `chmod o+x` lets him, or choose \
+             another directory",
+            closed.display()
+        ));
+    }
     let (directory, rootfs) = (directory.display(), rootfs.display());
     context.remark(&format!(
         "`crun run --bundle {directory} NAME` runs it; `quire umount {rootfs}` ends it"
     ));
     Ok(Answer::Yes)
+}
+
+/// The first directory on the way that not everybody may pass through.
+fn closed_above(directory: &Path) -> Option<PathBuf> {
+    let path = std::fs::canonicalize(directory).ok()?;
+    let mut above: Vec<_> = path.ancestors().collect();
+    above.reverse();
+    let is_open =
+        |path: &Path| std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o001 != 0);
+    above.into_iter().find(|path| !is_open(path)).map(Path::to_owned)
 }
 
 fn check_empty(directory: &Path) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use container::detached::{self, More};
 use container::kept;
-use container::state::State;
+use container::state::{Code, State};
 use kernel::process::Signals;
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
@@ -202,16 +202,8 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     let signals = Signals::block(&crate::run::FORWARDED)?;
     let terminal = crate::run::terminal(args.tty)?;
     let store = context.open(OpenOptions::read())?;
-    let found = find(&store, &args.container)?;
-    if !found.is_running() {
-        bail!("container {} does not run: it is {}", found.id, found.status());
-    }
-    let user = args.user.as_deref().map(|user| {
-        let pid = found.state.as_ref().map_or(0, |it| it.pid);
-        let root = File::open(format!("/proc/{pid}/root"))
-            .with_context(|| format!("cannot look into container {}", found.id))?;
-        anyhow::Ok(container::user::find(root.as_fd(), user)?)
-    });
+    let (found, root) = running(&store, &args.container, &signals)?;
+    let user = args.user.as_deref().map(|user| container::user::find(root.as_fd(), user));
     let more = More {
         args: args.command.clone(),
         env: crate::run::environment(&args.env)?,
@@ -221,6 +213,27 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     };
     let exit = detached::exec(&found.folder, &found.id, more, &signals)?;
     Ok(Answer::Program(u8::try_from(exit.shell_code()).unwrap_or(u8::MAX)))
+}
+
+/// A container that runs, and its root; of one that is being started, when it does.
+fn running(store: &Store, name: &str, signals: &Signals) -> anyhow::Result<(Found, File)> {
+    let since = std::time::Instant::now();
+    loop {
+        let found = find(store, name)?;
+        if !found.is_running() {
+            bail!("container {} does not run: it is {}", found.id, found.status());
+        }
+        if let Some(root) = detached::root(&found.folder) {
+            return Ok((found, root));
+        }
+        if crate::run::is_asked_to_end(signals) {
+            bail!("interrupted while container {} was started", found.id);
+        }
+        if since.elapsed() >= DEATH {
+            bail!("container {} is not started yet", found.id);
+        }
+        std::thread::sleep(detached::GLANCE);
+    }
 }
 
 pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answer> {
@@ -318,9 +331,11 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
     let store = context.open(OpenOptions::read())?;
     for name in &args.containers {
         let found = find(&store, name)?;
+        // It may be one that is removed as soon as it has ended.
+        let kept = Code::open(&found.folder)?;
         let _ended = detached::wait(None, &|| is_alive(&store, &found));
-        let state = State::load(&found.folder)?;
-        let code = state.and_then(|it| it.code);
+        let code = State::load(&found.folder)?.and_then(|it| it.code);
+        let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
             format!(
                 "nobody knows how container {} ended: it was removed, or its monitor killed",
@@ -341,12 +356,9 @@ pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
     Ok(all(store)?.iter().any(|it| it.id == name))
 }
 
-pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<()> {
-    let found = match look(store, name)? {
-        None if force => return Ok(()),
-        None => find(store, name)?,
-        Some(found) => found,
-    };
+/// Removes a container; not if it is not there, or no longer.
+pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<bool> {
+    let Some(found) = look(store, name)? else { return Ok(false) };
     let name = &found.id;
     if found.is_running() {
         if !force {
@@ -360,7 +372,7 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<(
         match store.lock_container(name) {
             Ok(Some(folder)) => break folder,
             // Somebody else was faster.
-            Err(ContainerError::Absent(_)) => return Ok(()),
+            Err(ContainerError::Absent(_)) => return Ok(false),
             Ok(None) if since.elapsed() < DEATH => {
                 // Nobody needs what may still be on its way to the disk.
                 kept::give_up(&found.folder);
@@ -371,5 +383,6 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<(
         }
     };
     detached::bury(folder.path(), name, now().0)?;
-    Ok(folder.remove()?)
+    folder.remove()?;
+    Ok(true)
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use container::root::{Checked, Layers, Root, RootError, Writable, assemble};
+use container::bundle::Access;
+use container::root::{Checked, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
 use kernel::mount::{Acl, Unmount};
@@ -25,10 +26,27 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let found = crate::names::resolve(&store, &args.name)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
+    let map = match &args.userns {
+        Some(wish) => wish.fixed()?,
+        None => None,
+    };
     let place = Place::make(context, &store, Some(&args.writable))?;
-    let root = root(context, &opened, &found, &args.trust, place.writable(), None)?;
+    let space = space(args.df, place.access())?;
+    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
+    let root = root(context, &opened, &found, &args.trust, &shape, None)?;
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
+}
+
+/// What `--df` asks for.
+pub(crate) fn space(df: bool, access: Access) -> anyhow::Result<Space> {
+    match (df, access) {
+        (false, _) => Ok(Space::AsIs),
+        (true, Access::ReadOnly) => Ok(Space::Free),
+        (true, Access::Writable) => bail!(
+            "--df is for roots that nothing can be written to: of this one, `df` shows the writable layer"
+        ),
+    }
 }
 
 /// The root of an image, attached nowhere, when `trust` allows it; `shared` is a mount of the image that is there already.
@@ -37,7 +55,7 @@ pub(crate) fn root(
     image: &OpenImage,
     found: &Resolved,
     trust: &Trust,
-    writable: Writable<'_>,
+    shape: &Shape<'_>,
     shared: Option<Superblock>,
 ) -> anyhow::Result<Root> {
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
@@ -55,7 +73,7 @@ pub(crate) fn root(
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = shared.filter(|_| trust.digest.is_none());
-    match assemble(&layers, shared, checked, writable) {
+    match assemble(&layers, shared, checked, shape) {
         Err(RootError::Mount { source, .. })
             if trust.verity == VerityPolicy::Auto && source.is_for_want_of_verity() =>
         {
@@ -66,7 +84,7 @@ pub(crate) fn root(
             if trust.digest.is_some() {
                 verify_image(image)?;
             }
-            Ok(assemble(&layers, None, Checked::AtImport, writable)?)
+            Ok(assemble(&layers, None, Checked::AtImport, shape)?)
         }
         root => Ok(root?),
     }

@@ -1,5 +1,6 @@
 //! `tag` and `rm`: names of images.
 
+use anyhow::Context as _;
 use oci::reference::Reference;
 use store::{Form, OpenOptions, RefError, RefName, ResolveError, Resolved, Store};
 
@@ -67,6 +68,9 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
                      image's name"
                 );
             }
+            if args.container && !args.force {
+                crate::containers::find(&store, text)?;
+            }
             containers.push(text);
             continue;
         }
@@ -75,7 +79,9 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
             Ok(name) if !matches!(store.reference(&name), Ok(None)) => name,
             name => match resolve(&store, text) {
                 Ok(Resolved { name: Some(whole), .. }) if is_short_for(text, &whole) => whole,
-                _ => name?,
+                _ => {
+                    name.with_context(|| format!("there is no container \"{text}\" (any more)"))?
+                }
             },
         };
         // One whose record is damaged is there too, and to be rid of it is a reason to remove it.
@@ -83,7 +89,9 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
             Ok(None) if args.force => {}
             Ok(None) => {
                 // The usual error of a name that is not there knows the names that are alike.
-                store.resolve(text)?;
+                store
+                    .resolve(text)
+                    .with_context(|| format!("there is no container \"{text}\" (any more)"))?;
                 anyhow::bail!("\"{text}\" is an image, but no name: nothing to remove");
             }
             Err(error @ RefError::Disk(_)) => return Err(error.into()),
@@ -91,7 +99,11 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
         }
     }
     for container in containers {
-        crate::containers::remove(&store, container, args.force)?;
+        let is_removed = crate::containers::remove(&store, container, args.force)?;
+        // It was there, or is said to be.
+        if !is_removed && !args.force {
+            context.remark(&format!("container {container} is gone already"));
+        }
     }
     for name in &names {
         match store.remove_ref(name) {

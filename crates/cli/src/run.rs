@@ -10,9 +10,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
 use container::config::ImageConfig;
-use container::monitor::{ROOT, RunError, Start};
-use container::root::Root;
+use container::monitor::{RunError, Start};
+use container::root::{Root, Shape};
 use container::runtime::Runtime;
+use container::stage::Stage;
 use container::superblock::Superblock;
 use container::{detached, filestore, kept};
 use image::verity::ObjectId;
@@ -24,6 +25,7 @@ use crate::Answer;
 use crate::args::{self, NetworkKind, When};
 use crate::context::{Context, now};
 use crate::report;
+use crate::volumes::{Files, volumes};
 use crate::writable::{Place, Wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
@@ -60,8 +62,9 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     let ready = prepare(context, args, signals)?;
     if args.detach {
         let id = ready.id.clone();
-        let report = start_behind(|report| ready.watch(report))?;
-        return started(&id, report);
+        let signals = Arc::clone(&ready.signals);
+        let (report, monitor) = start_behind(|report| ready.watch(report))?;
+        return started(&id, report, &monitor, &signals);
     }
     ready.offer();
     let remark = |text: &str| context.remark(text);
@@ -82,7 +85,9 @@ struct Ready {
     folder: ContainerDir,
     path: PathBuf,
     root: Root,
+    stage: Stage,
     process: Process,
+    owner: Option<(u32, u32)>,
     config: Value,
     terminal: Terminal,
     runtime: Runtime,
@@ -95,6 +100,11 @@ struct Ready {
 }
 
 fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow::Result<Ready> {
+    if args.detach && args.tty == When::Always {
+        bail!(
+            "--tty always: a container of --detach outlives the terminal; `quire exec --tty always` gives one later"
+        );
+    }
     let terminal = if args.detach { Terminal::None } else { terminal(args.tty)? };
     let search = std::env::var_os("PATH").unwrap_or_default();
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes().as_deref())?;
@@ -107,21 +117,30 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let opened = store.open_image(&found.image)?;
     let image = image_config(&store, &found)?;
     let place = Place::make(context, &store, wish(&args.wanted))?;
+    let access = place.access();
+    let files = Files::make(&store, &args.wanted)?;
+    let space = crate::mount::space(args.wanted.df, access)?;
+    let id = args.name.clone().map_or_else(new_id, Ok)?;
+    store::check_id(&id)?;
+    let claim = args.wanted.ids.claim(&store, &|| is_asked_to_end(&signals))?;
+    let map = claim.as_ref().map(|it| &it.map);
     let mut alike = alive.iter().filter(|(_, image)| *image == found.image);
     let shared =
         alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
-    let root =
-        crate::mount::root(context, &opened, &found, &args.wanted.trust, place.writable(), shared)?;
+    let shape = Shape { writable: place.writable(), map, space };
+    let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     let user = args.wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
-    let id = args.name.clone().map_or_else(new_id, Ok)?;
-    store::check_id(&id)?;
-    let access = place.access();
+    map.map_or(Ok(()), |map| map.check(&user))?;
+    let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
+    let mut stage = Stage::new(&store.path().join("containers").join(&id), map);
     let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
+    wishes.volumes = volumes(&args.wanted, &files, map, &mut stage)?;
+    wishes.map = map.cloned();
     wishes.cgroup = Some(container::teardown::cgroup(&id));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&image, &wishes, &user)?;
-    let config = runtime_config(&process, &user, &wishes, &image, ROOT);
+    let config = runtime_config(&process, &user, &wishes, &image, &stage.root());
     let record = ContainerRecord {
         image: found.image,
         manifest: found.manifest,
@@ -132,8 +151,13 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let folder = store.create_container(&id, &record)?;
     let path = folder.path().to_owned();
     if let Place::Filestore(file, _) = &place {
-        filestore::name(file.as_fd(), folder.fd())
+        filestore::name(file.as_fd(), folder.fd(), filestore::NAME)
             .with_context(|| format!("cannot keep the filestore in {}", path.display()))?;
+    }
+    files.name(&folder)?;
+    if let Some(claim) = claim {
+        let noted = claim.map.note(&path);
+        noted.with_context(|| format!("cannot note the ids of {id} in {}", path.display()))?;
     }
     kept_place(&place, &args.wanted, &root)
         .and_then(|place| place.save(&path))
@@ -145,7 +169,9 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         folder,
         path,
         root,
+        stage,
         process,
+        owner,
         config,
         terminal,
         runtime,
@@ -179,7 +205,9 @@ impl Ready {
             folder: &self.path,
             lock: self.folder.fd(),
             root: &self.root.mount,
+            stage: &self.stage,
             process: &self.process,
+            owner: self.owner,
             config: &self.config,
             terminal: self.terminal,
             runtime: &self.runtime,
@@ -193,11 +221,13 @@ impl Ready {
 
     /// Takes everything down, behind the user's back if it takes long.
     fn end(self) -> anyhow::Result<()> {
-        let takes_long = self.root.doomed.takes_long();
+        let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
         // For everybody else it is gone now.
-        let (id, root, folder) = (self.id, self.root, self.folder.hide()?);
+        let (id, root, stage) = (self.id, self.root, self.stage);
+        let folder = self.folder.hide()?;
         let clear = move || {
             root.doomed.shut_down();
+            stage.shut_down();
             drop((root.mount, root.image));
             container::teardown::clear(folder.path(), &id);
             if let Err(error) = folder.remove() {
@@ -253,6 +283,9 @@ impl Ready {
             false => self.root.doomed.keep().is_ok(),
         };
         drop((self.root.mount, self.root.image));
+        // Those of further mounts go with their container.
+        Files::remove(&self.path, &self.stage);
+        self.stage.shut_down();
         container::teardown::clear(&self.path, &self.id);
         if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
         {
@@ -302,30 +335,60 @@ impl std::fmt::Display for NotStarted {
 
 impl std::error::Error for NotStarted {}
 
-fn started(id: &str, report: OwnedFd) -> anyhow::Result<Answer> {
+/// Waits until the monitor says how the start went. A signal that ends programs ends the start, unless that was faster.
+fn started(
+    id: &str,
+    report: OwnedFd,
+    monitor: &kernel::process::Process,
+    signals: &Signals,
+) -> anyhow::Result<Answer> {
     let mut said = Vec::new();
-    File::from(report).read_to_end(&mut said).context("cannot hear the monitor")?;
-    match said.split_first() {
-        Some((0, _)) => {
+    let mut report = File::from(report);
+    let mut asked = None;
+    loop {
+        signals.wait_or(report.as_fd())?;
+        if let Some(signal) = ending(signals) {
+            asked = Some(signal);
+            // It may be gone, or have just told us that the container runs.
+            let _heard = monitor.signal(Signal::TERM);
+        } else {
+            let mut bytes = [0; 4096];
+            match report.read(&mut bytes).context("cannot hear the monitor")? {
+                0 => break,
+                length => said.extend_from_slice(&bytes[..length]),
+            }
+        }
+    }
+    match (said.split_first(), asked) {
+        (Some((0, _)), _) => {
             report::line(id)?;
             Ok(Answer::Yes)
         }
-        Some((code, message)) => {
+        (_, Some(signal)) => {
+            let code = 128 + signal.as_raw();
+            Ok(Answer::Program(u8::try_from(code).unwrap_or(FAILED)))
+        }
+        (Some((code, message)), None) => {
             let message = String::from_utf8_lossy(message).into_owned();
             Err(NotStarted { code: *code, message }.into())
         }
-        None => bail!("the monitor of {id} ended before the container started"),
+        (None, None) => bail!("the monitor of {id} ended before the container started"),
     }
 }
 
 /// Whether a signal has arrived that ends programs. Others are lost on a container that is not there yet.
-fn is_asked_to_end(signals: &Signals) -> bool {
+pub(crate) fn is_asked_to_end(signals: &Signals) -> bool {
+    ending(signals).is_some()
+}
+
+fn ending(signals: &Signals) -> Option<Signal> {
     while let Ok(Some(received)) = signals.next() {
-        if matches!(received.signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
-            return true;
+        let signal = received.signal;
+        if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
+            return Some(signal);
         }
     }
-    false
+    None
 }
 
 /// Where it is noted which runtimes have worked: gone with the next start of the machine.
@@ -439,7 +502,8 @@ pub(crate) fn wishes(
         },
         host_files: Vec::new(),
         access,
-        volumes: wanted.volume.iter().map(|it| it.parse()).collect::<Result<_, _>>()?,
+        volumes: Vec::new(),
+        map: None,
         cgroup: None,
         memory: wanted.memory,
         pids: wanted.pids_limit,

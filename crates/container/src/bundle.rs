@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use crate::config::ImageConfig;
 use crate::files::{Executable, executable};
+use crate::mounts::Volume;
 use crate::user::User;
+use crate::userns::IdMap;
 
 /// What a root without a `PATH` is searched by; Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -101,50 +103,16 @@ pub struct Wishes {
     pub host_files: Vec<&'static str>,
     /// Root file system.
     pub access: Access,
-    /// What of the host it sees besides.
+    /// What it sees besides, from [`crate::mounts::arrange`].
     pub volumes: Vec<Volume>,
+    /// Who its users are on the host; none: who they are inside.
+    pub map: Option<IdMap>,
     /// Where its cgroups are, from the root of each hierarchy; none leaves it to the runtime.
     pub cgroup: Option<String>,
     /// The most memory, in bytes.
     pub memory: Option<NonZeroU64>,
     /// The most processes and threads.
     pub pids: Option<NonZeroU32>,
-}
-
-/// A directory or file of the host that a container sees.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Volume {
-    /// Where on the host, absolute.
-    pub source: String,
-    /// Where in the container, absolute.
-    pub destination: String,
-    /// Whether it can be written there.
-    pub access: Access,
-}
-
-impl std::str::FromStr for Volume {
-    type Err = BundleError;
-
-    /// `SOURCE:DESTINATION[:ro|:rw]`, as Docker has it.
-    fn from_str(text: &str) -> Result<Self, BundleError> {
-        let (paths, access) = match text.rsplit_once(':') {
-            Some((paths, "ro")) => (paths, Access::ReadOnly),
-            Some((paths, "rw")) => (paths, Access::Writable),
-            _ => (text, Access::Writable),
-        };
-        match paths.split_once(':') {
-            Some((source, destination))
-                if source.starts_with('/')
-                    && destination.starts_with('/')
-                    && destination != "/"
-                    && !destination.contains(':') =>
-            {
-                let (source, destination) = (source.to_owned(), destination.to_owned());
-                Ok(Self { source, destination, access })
-            }
-            _ => Err(BundleError::Volume(text.to_owned())),
-        }
-    }
 }
 
 /// A wish that cannot be fulfilled.
@@ -159,9 +127,6 @@ pub enum BundleError {
     /// A working directory that does not start with a slash.
     #[error("the working directory \"{0}\" is not an absolute path")]
     WorkingDir(String),
-    /// A volume without both paths.
-    #[error("\"{0}\" is no volume: HOST:CONTAINER[:ro], both absolute paths")]
-    Volume(String),
 }
 
 /// What is executed, with which environment and where.
@@ -265,34 +230,8 @@ pub fn runtime_config(
 ) -> Value {
     // With cgroups of its own in sight, it does not see where on the host it stands.
     let mut namespaces = vec!["pid", "ipc", "uts", "mount", "cgroup"];
-    let mut mounts = vec![
-        json!({"destination": "/proc", "type": "proc", "source": "proc",
-               "options": ["nosuid", "noexec", "nodev"]}),
-        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
-               "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
-        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts",
-               "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]}),
-        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
-               "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]}),
-        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue",
-               "options": ["nosuid", "noexec", "nodev"]}),
-    ];
-    // A sysfs of the container's own, never the host's with what is mounted in it: cgroups there can be written to.
-    mounts.push(json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
-        "options": ["nosuid", "noexec", "nodev", "ro"]}));
-    match wishes.network {
-        Network::None => namespaces.push("network"),
-        Network::Host => {
-            for file in &wishes.host_files {
-                mounts.push(json!({"destination": file, "type": "bind", "source": file,
-                    "options": ["bind", "ro", "nosuid", "noexec", "nodev"]}));
-            }
-        }
-    }
-    for volume in &wishes.volumes {
-        let access = if volume.access == Access::ReadOnly { "ro" } else { "rw" };
-        mounts.push(json!({"destination": volume.destination, "type": "bind",
-            "source": volume.source, "options": ["rbind", "rprivate", access]}));
+    if wishes.network == Network::None {
+        namespaces.push("network");
     }
     let mut resources = json!({"devices": [{"allow": false, "access": "rwm"}]});
     if let Some(bytes) = wishes.memory {
@@ -317,7 +256,7 @@ pub fn runtime_config(
         },
         "root": {"path": root, "readonly": wishes.access == Access::ReadOnly},
         "hostname": wishes.hostname,
-        "mounts": mounts,
+        "mounts": mounts(wishes),
         "annotations": annotations,
         "linux": {
             "namespaces": namespaces,
@@ -329,7 +268,51 @@ pub fn runtime_config(
     if let Some(path) = &wishes.cgroup {
         config["linux"]["cgroupsPath"] = path.as_str().into();
     }
+    if let Some(map) = &wishes.map {
+        map.write(&mut config);
+    }
     config
+}
+
+/// What every container has mounted, what this one has of its host's network, and what was asked for.
+fn mounts(wishes: &Wishes) -> Vec<Value> {
+    // The group of terminals, for programs that look for it there: where it is nobody, the kernel refuses to say it.
+    let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some());
+    let mut terminals = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
+    terminals.extend(has_group.then_some("gid=5"));
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc",
+               "options": ["nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+               "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
+        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts",
+               "options": terminals}),
+        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
+               "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]}),
+        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue",
+               "options": ["nosuid", "noexec", "nodev"]}),
+    ];
+    mounts.push(match (&wishes.map, wishes.network) {
+        // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
+        (Some(_), Network::Host) => json!({"destination": "/sys", "type": "bind", "source": "/sys",
+            "options": ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"]}),
+        // One of the container's own, never the host's with what is mounted in it: cgroups there can be written to.
+        _ => json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
+            "options": ["nosuid", "noexec", "nodev", "ro"]}),
+    });
+    if wishes.network == Network::Host {
+        for file in &wishes.host_files {
+            mounts.push(json!({"destination": file, "type": "bind", "source": file,
+                "options": ["bind", "ro", "nosuid", "noexec", "nodev"]}));
+        }
+    }
+    // What somebody asked for takes the place of what is there by itself.
+    let is_asked_for = |mount: &Value| {
+        wishes.volumes.iter().any(|it| mount["destination"] == it.destination.as_str())
+    };
+    mounts.retain(|mount| !is_asked_for(mount));
+    mounts.extend(wishes.volumes.iter().map(Volume::entry));
+    mounts
 }
 
 /// Only root starts with them; others can get them from files that have them.
@@ -354,6 +337,7 @@ mod tests {
             host_files: Vec::new(),
             access: Access::Writable,
             volumes: Vec::new(),
+            map: None,
             cgroup: None,
             memory: None,
             pids: None,
@@ -444,25 +428,6 @@ mod tests {
             let config = runtime_config(&process, &root_user(), &wishes, &image(), "rootfs");
             let namespaces = config["linux"]["namespaces"].as_array().unwrap();
             assert_eq!(namespaces.contains(&json!({"type": "network"})), expect);
-        }
-    }
-
-    #[test]
-    fn volumes_are_two_absolute_paths() {
-        let volume = |source: &str, destination: &str, access| {
-            Ok(Volume { source: source.to_owned(), destination: destination.to_owned(), access })
-        };
-        let cases = [
-            ("/a:/b", volume("/a", "/b", Access::Writable)),
-            ("/a:/b:rw", volume("/a", "/b", Access::Writable)),
-            ("/a b:/c/d:ro", volume("/a b", "/c/d", Access::ReadOnly)),
-        ];
-        for (text, expect) in cases {
-            assert_eq!(text.parse(), expect, "{text}");
-        }
-        for text in ["", "/a", "a:/b", "/a:b", "/a:ro", "/a:/", "/a:/:ro", "/a:/b:z", "/a:/b:ro:rw"]
-        {
-            assert_eq!(text.parse::<Volume>(), Err(BundleError::Volume(text.to_owned())), "{text}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-use kernel::process::{Exit, Pid, Process, Setup, Signals};
+use kernel::process::{Exit, Pid, Process, Setup, Signal, Signals};
 use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
@@ -24,7 +24,8 @@ pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
 /// Starts a container, calls `started` when it runs, and waits for its end. This *process* keeps the mount namespace that
 /// it makes, and is what the kernel gives the container's orphans to.
 ///
-/// The runtime is gone as soon as the container runs, so that this process is all that each container costs.
+/// The runtime is gone as soon as the container runs, so that this process is all that each container costs. An `INT` or
+/// `TERM` that arrives before ends the start.
 ///
 /// # Errors
 /// [`RunError`] when it did not start.
@@ -40,6 +41,10 @@ pub fn watch(
     let doubt = prepare(start)?;
     let output = File::options().create(true).append(true).open(start.folder.join(OUTPUT));
     let output = output.map_err(write_failed)?;
+    if let Some((user, group)) = start.owner {
+        // Else a program could not open its own `/dev/stdout`.
+        std::os::unix::fs::fchown(&output, Some(user), Some(group)).map_err(write_failed)?;
+    }
     let mut run = command(start.runtime, start.folder);
     let log = start.folder.join(LOG);
     run.arg("--log").arg(&log).args(["--log-format", "json"]);
@@ -49,7 +54,17 @@ pub fn watch(
     run.stdin(Stdio::null()).stdout(output.try_clone().map_err(write_failed)?).stderr(output);
     let setup = Setup { signals: Some(start.signals), keep: &[start.lock], ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
-    let exit = runtime.process.wait().map_err(runtime_failed)?;
+    // Whoever waits for the start may not want it any more.
+    let mut is_unwanted = false;
+    let mut stop = |_requests| {
+        is_unwanted = true;
+        // It may have ended just now. What it has begun is cleared up after.
+        let _gone = runtime.process.signal(Signal::KILL);
+    };
+    let exit = runtime.process.supervise(start.signals, &mut stop).map_err(runtime_failed)?;
+    if is_unwanted {
+        return Err(RunError::Interrupted(start.id.to_owned()));
+    }
     let pid = std::fs::read_to_string(&pid_file).ok();
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
@@ -70,7 +85,7 @@ pub fn watch(
         finished: None,
         code: None,
     };
-    state.save(start.folder).map_err(write_failed)?;
+    state.begin(start.folder).map_err(write_failed)?;
     started();
     let exit = container.supervise(start.signals, &mut |_| {}).map_err(runtime_failed)?;
     state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;
@@ -101,6 +116,18 @@ pub fn wait(most: Option<std::time::Duration>, is_alive: &dyn Fn() -> bool) -> b
         std::thread::sleep(GLANCE);
     }
     true
+}
+
+/// The root of a container that runs; none before it has started, when its first process is in the host's root still.
+#[must_use]
+pub fn root(folder: &Path) -> Option<File> {
+    use std::os::unix::fs::MetadataExt as _;
+    let pid = std::fs::read_to_string(folder.join(PID)).ok()?;
+    let pid: u32 = pid.trim().parse().ok()?;
+    let root = File::open(format!("/proc/{pid}/root")).ok()?;
+    let identity = |file: std::fs::Metadata| (file.dev(), file.ino());
+    let own = std::fs::metadata("/").ok()?;
+    (identity(root.metadata().ok()?) != identity(own)).then_some(root)
 }
 
 /// One more program for a container that runs. What is `None` or empty is as for its first one.

@@ -14,7 +14,7 @@ use kernel::mount::Durability;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// What it is called in a container's folder.
+/// What it is called in a container's folder; those of further mounts have a hyphen and a number behind it.
 pub const NAME: &str = "filestore";
 
 /// The size where none is asked for. Only what is written takes space.
@@ -117,8 +117,8 @@ pub fn make(
 ///
 /// # Errors
 /// The kernel's answer.
-pub fn name(file: BorrowedFd<'_>, folder: BorrowedFd<'_>) -> Result<(), Errno> {
-    match link(file, folder, NAME)? {
+pub fn name(file: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+    match link(file, folder, name)? {
         Named::Now => Ok(()),
         Named::Taken => Err(Errno::EXIST),
     }

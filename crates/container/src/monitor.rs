@@ -19,6 +19,7 @@ use crate::bundle::{Process, Terminal};
 use crate::files::{Executable, executable};
 use crate::program::{Unrunnable, unrunnable};
 use crate::runtime::{Kind, Runtime};
+use crate::stage::Stage;
 
 /// Everything that one container needs.
 #[derive(Debug)]
@@ -31,9 +32,13 @@ pub struct Start<'a> {
     pub lock: BorrowedFd<'a>,
     /// Its root.
     pub root: &'a Detached,
+    /// Where that is attached, and what else is.
+    pub stage: &'a Stage,
     /// What is executed.
     pub process: &'a Process,
-    /// The bundle's configuration, with [`ROOT`] as its root.
+    /// Who executes it, if the host has another number for that: what it writes belongs to them.
+    pub owner: Option<(u32, u32)>,
+    /// The bundle's configuration, with the stage's root as its root.
     pub config: &'a Value,
     /// Whether the configuration gives it a terminal of its own: then the runtime's standard error is not its.
     pub terminal: Terminal,
@@ -108,6 +113,9 @@ pub enum RunError {
         #[source]
         source: ProcessError,
     },
+    /// Somebody did not want it any more.
+    #[error("interrupted while container {0} was started")]
+    Interrupted(String),
     /// The runtime could not start the container.
     #[error("{runtime} could not start the container: {message}")]
     Refused {
@@ -183,15 +191,13 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<RunError>, RunError> {
     // that are not known here.
     let doubt = find_program(start)?.and_then(|path| doubt(start, &path));
     kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
-    let attach_failed = |source| RunError::Attach { id: start.id.to_owned(), source };
-    hide_obstacle(start.runtime, start.folder).map_err(attach_failed)?;
-    let root = start.folder.join(ROOT);
+    hide_obstacle(start.runtime, start.folder)
+        .map_err(|source| RunError::Attach { id: start.id.to_owned(), source })?;
+    start.stage.set_up(start.id, start.root)?;
     let write_failed = |path: &Path| {
         let path = path.to_owned();
         move |source| RunError::Write { path, source }
     };
-    std::fs::create_dir(&root).map_err(write_failed(&root))?;
-    start.root.attach_at(&root).map_err(attach_failed)?;
     let config = start.folder.join("config.json");
     std::fs::write(&config, start.config.to_string()).map_err(write_failed(&config))?;
 

@@ -54,7 +54,8 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
         // Also when it said no: it may have paused a part.
         resume(folder, id);
     });
-    let mut report = File::from(report.map_err(PauseError::Watch)?);
+    let (report, _child) = report.map_err(PauseError::Watch)?;
+    let mut report = File::from(report);
     drop(own_end);
     let mut answer = [0];
     let answered = report.read_exact(&mut answer);

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use crate::superblock::Superblock;
 use crate::upper::Layer;
 pub use crate::upper::{Doomed, UpperError, Writable};
+use crate::userns::IdMap;
 
 /// What is mounted: descriptors that the store has checked.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +39,27 @@ pub enum Checked {
     ByKernel,
     /// Nobody, after the import.
     AtImport,
+}
+
+/// What `df` says of a root that nothing can be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// As the kernel has it: full.
+    AsIs,
+    /// That there is some, of an empty tmpfs above the image. The price is that the root directory is a merged one, which
+    /// takes the kernel longer to list.
+    Free,
+}
+
+/// How a root is to be.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape<'a> {
+    /// Where changes go.
+    pub writable: Writable<'a>,
+    /// Who the image's owners are on the host; none: who they are in the image.
+    pub map: Option<&'a IdMap>,
+    /// Only where nothing can be written.
+    pub space: Space,
 }
 
 /// A root file system that is attached nowhere yet.
@@ -72,6 +94,28 @@ pub enum RootError {
         #[source]
         source: UpperError,
     },
+    /// There is no user namespace to map owners by.
+    #[error("cannot make a user namespace for the owners of {name}")]
+    Map {
+        /// The image.
+        name: String,
+        /// The kernel's answer.
+        #[source]
+        source: ProcessError,
+    },
+    /// The root directory, of which the writable layer has one of its own, would be nobody's.
+    #[error(
+        "the root directory of {name} belongs to user {user} and group {group}, and the map of ids has not both: add them, \
+         or use neither a writable layer nor --df"
+    )]
+    Nobody {
+        /// The image.
+        name: String,
+        /// Its owner in the image.
+        user: u32,
+        /// Its group in the image.
+        group: u32,
+    },
     /// There is no mount namespace to stack it in, which kernels before 6.15 need.
     #[error("cannot make a mount namespace to stack {name} in")]
     Namespace {
@@ -103,9 +147,9 @@ pub fn assemble(
     layers: &Layers<'_>,
     shared: Option<Superblock>,
     checked: Checked,
-    writable: Writable<'_>,
+    shape: &Shape<'_>,
 ) -> Result<Root, RootError> {
-    assemble_in(layers, shared, checked, writable, Workshop::AsNeeded)
+    assemble_in(layers, shared, checked, shape, Workshop::AsNeeded)
 }
 
 /// Where an overlay with a writable layer is stacked.
@@ -122,29 +166,34 @@ fn assemble_in(
     layers: &Layers<'_>,
     shared: Option<Superblock>,
     checked: Checked,
-    writable: Writable<'_>,
+    shape: &Shape<'_>,
     workshop: Workshop,
 ) -> Result<Root, RootError> {
     let failed = |source| RootError::Mount { name: layers.name.to_owned(), source };
-    // Buffered: the image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk.
-    // (Direct I/O, which keeps file data once and not twice, would read the disk anew for every container.)
-    let options = ErofsOptions { devices: &[], io: Io::Buffered, acl: layers.acl };
     let image = match shared {
         Some(shared) => shared,
-        None => {
-            let image = kernel::mount::erofs(layers.image, &options).map_err(failed)?;
-            Superblock { mount: image.mount, backing: image.backing }
-        }
+        None => mount_image(layers)?,
     };
-    let upper = crate::upper::prepare(writable, image.mount.as_fd())
-        .map_err(|source| RootError::Upper { name: layers.name.to_owned(), source })?;
+    let mapped = shape.map.map(|map| mapped(layers, &image, map, workshop)).transpose()?;
+    let lower = mapped.as_ref().unwrap_or(&image.mount);
+    let writable = shape.writable;
+    if let (Some(map), true) = (shape.map, writes_root(shape)) {
+        check_owner(layers, &image, map)?;
+    }
+    let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
+    let upper = crate::upper::prepare(writable, lower.as_fd(), shape.map).map_err(upper_failed)?;
     let Some(upper) = upper else {
-        let mount = stack(layers, checked, &image.mount, layers.objects, None).map_err(failed)?;
+        let top = match shape.space {
+            Space::AsIs => None,
+            Space::Free => Some(crate::upper::empty(lower.as_fd()).map_err(upper_failed)?),
+        };
+        let lower: Vec<_> = top.iter().chain([lower]).map(Detached::as_fd).collect();
+        let mount = stack(layers, checked, &lower, layers.objects, None).map_err(failed)?;
         return Ok(Root { mount, image, doomed: Doomed::default() });
     };
     let here = match workshop {
         Workshop::AsNeeded => {
-            Some(stack(layers, checked, &image.mount, layers.objects, Some(&upper)))
+            Some(stack(layers, checked, &[lower.as_fd()], layers.objects, Some(&upper)))
         }
         #[cfg(test)]
         Workshop::Apart => None,
@@ -152,23 +201,73 @@ fn assemble_in(
     let mount = match here {
         // It says so before it has touched any layer.
         Some(Err(MountError::Unsupported { .. })) | None => {
-            stack_apart(layers, checked, &image.mount, &upper)?
+            stack_apart(layers, checked, lower, &upper)?
         }
         Some(result) => result.map_err(failed)?,
     };
     Ok(Root { mount, image, doomed: upper.into_doomed(writable) })
 }
 
+fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
+    // Buffered: the image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk.
+    // (Direct I/O, which keeps file data once and not twice, would read the disk anew for every container.)
+    let options = ErofsOptions { devices: &[], io: Io::Buffered, acl: layers.acl };
+    let image = kernel::mount::erofs(layers.image, &options)
+        .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
+    Ok(Superblock { mount: image.mount, backing: image.backing })
+}
+
+/// A mount of the same superblock, whose owners are mapped; of another one on kernels that clone no detached mounts.
+fn mapped(
+    layers: &Layers<'_>,
+    image: &Superblock,
+    map: &IdMap,
+    workshop: Workshop,
+) -> Result<Detached, RootError> {
+    let name = || layers.name.to_owned();
+    let namespace = map.namespace().map_err(|source| RootError::Map { name: name(), source })?;
+    let failed = |source| RootError::Mount { name: name(), source };
+    let cloned = match workshop {
+        Workshop::AsNeeded => Some(image.mount.clone_detached()),
+        #[cfg(test)]
+        Workshop::Apart => None,
+    };
+    let mount = match cloned {
+        Some(Err(MountError::Unsupported { .. })) | None => mount_image(layers)?.mount,
+        Some(clone) => clone.map_err(failed)?,
+    };
+    mount.idmap(namespace.as_fd()).map_err(failed)?;
+    Ok(mount)
+}
+
+/// Whether the root directory is one of a writable file system.
+fn writes_root(shape: &Shape<'_>) -> bool {
+    !matches!(shape.writable, Writable::None) || shape.space == Space::Free
+}
+
+fn check_owner(layers: &Layers<'_>, image: &Superblock, map: &IdMap) -> Result<(), RootError> {
+    let stat = rustix::fs::fstat(&image.mount)
+        .map_err(|errno| RootError::Upper { name: layers.name.to_owned(), source: errno.into() })?;
+    match map.user(stat.st_uid).zip(map.group(stat.st_gid)) {
+        Some(_) => Ok(()),
+        None => Err(RootError::Nobody {
+            name: layers.name.to_owned(),
+            user: stat.st_uid,
+            group: stat.st_gid,
+        }),
+    }
+}
+
 fn stack(
     layers: &Layers<'_>,
     checked: Checked,
-    image: &Detached,
+    lower: &[BorrowedFd<'_>],
     objects: &[BorrowedFd<'_>],
     upper: Option<&Layer>,
 ) -> Result<Detached, MountError> {
     kernel::mount::overlay(&OverlayOptions {
         name: layers.name,
-        lower: &[image.as_fd()],
+        lower,
         data: objects,
         upper: upper.map(Layer::options),
         verity: match checked {
@@ -213,7 +312,7 @@ fn stack_apart(
         }
         let objects: Vec<_> = again.iter().map(|fd| fd.as_fd()).collect();
         let upper = upper_again.as_ref().unwrap_or(upper);
-        stack(layers, checked, image, &objects, Some(upper)).map_err(failed)
+        stack(layers, checked, &[image.as_fd()], &objects, Some(upper)).map_err(failed)
     };
     match std::thread::scope(|scope| scope.spawn(work).join()) {
         Ok(result) => result,
@@ -240,6 +339,7 @@ fn open_again(path: &Path, expected: BorrowedFd<'_>) -> std::io::Result<OwnedFd>
 mod tests {
     use std::fs::File;
     use std::io::Write as _;
+    use std::os::unix::fs::MetadataExt as _;
 
     use image::erofs::{Profile, Versions};
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
@@ -289,9 +389,13 @@ mod tests {
         };
         let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let before = mounts();
-        let writable = Writable::Memory { bytes: None };
-        let root =
-            assemble_in(&layers, None, Checked::AtImport, writable, Workshop::Apart).unwrap();
+        let map: IdMap = "0:100000:10\n0:200000:10".parse().unwrap();
+        let shape = Shape {
+            writable: Writable::Memory { bytes: None },
+            map: Some(&map),
+            space: Space::AsIs,
+        };
+        let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
         // Used where containers use it: attached in another namespace than the one it was made in.
         own_mounts(Propagation::Private).unwrap();
@@ -300,6 +404,10 @@ mod tests {
         drop(root);
         let file = point.path().join("file");
         assert_eq!(std::fs::read(&file).unwrap(), bytes);
+        for path in [&*file, point.path()] {
+            let found = std::fs::metadata(path).unwrap();
+            assert_eq!((found.uid(), found.gid()), (100_000, 200_000));
+        }
         File::options().append(true).open(&file).unwrap().write_all(b"y").unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), [&bytes[..], b"y"].concat());
         assert_eq!(std::fs::read(&place).unwrap(), bytes);

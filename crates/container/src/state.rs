@@ -1,11 +1,15 @@
 //! What is known of a container that outlives its command: one file in its folder, written by its monitor.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use kernel::process::Exit;
 use serde::{Deserialize, Serialize};
 
 const STATE: &str = "state.json";
+/// The exit code once more, in a file that is never replaced: whoever has it open reads it when the folder is gone, too.
+const CODE: &str = "code";
 
 /// How a container is doing. Times are seconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +41,15 @@ impl State {
         }
     }
 
+    /// Notes the start.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn begin(&self, folder: &Path) -> std::io::Result<()> {
+        File::create(folder.join(CODE))?;
+        self.save(folder)
+    }
+
     /// Writes it: whoever reads sees the old one or this.
     ///
     /// # Errors
@@ -45,7 +58,7 @@ impl State {
         clippy::disallowed_methods,
         reason = "a container does not outlive a crash of the host"
     )]
-    pub fn save(&self, folder: &Path) -> std::io::Result<()> {
+    fn save(&self, folder: &Path) -> std::io::Result<()> {
         let next = folder.join("state.next");
         std::fs::write(&next, serde_json::to_vec(self)?)?;
         std::fs::rename(next, folder.join(STATE))
@@ -58,7 +71,37 @@ impl State {
     pub fn finish(&mut self, exit: Option<Exit>, now: i64, folder: &Path) -> std::io::Result<()> {
         self.finished = Some(now);
         self.code = exit.map(Exit::shell_code);
+        if let Some(code) = self.code {
+            let file = File::options().write(true).open(folder.join(CODE));
+            file.and_then(|file| file.write_all_at(code.to_string().as_bytes(), 0))?;
+        }
         self.save(folder)
+    }
+}
+
+/// What a container that is removed when it ends will have ended with.
+#[derive(Debug)]
+pub struct Code(File);
+
+impl Code {
+    /// To be asked for while the container lives; none if it has not started.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn open(folder: &Path) -> std::io::Result<Option<Self>> {
+        match File::open(folder.join(CODE)) {
+            Ok(file) => Ok(Some(Self(file))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The exit code, as shells have it; none if nobody knows it, or not yet.
+    #[must_use]
+    pub fn read(&self) -> Option<i32> {
+        let mut bytes = [0; 16];
+        let length = self.0.read_at(&mut bytes, 0).ok()?;
+        std::str::from_utf8(&bytes[..length]).ok()?.parse().ok()
     }
 }
 
@@ -78,11 +121,16 @@ mod tests {
             finished: None,
             code: None,
         };
-        state.save(folder.path()).unwrap();
+        assert!(Code::open(folder.path()).unwrap().is_none());
+        state.begin(folder.path()).unwrap();
         assert_eq!(State::load(folder.path()).unwrap(), Some(state.clone()));
+        let code = Code::open(folder.path()).unwrap().unwrap();
+        assert_eq!(code.read(), None);
         state.finish(Some(Exit::Signal(9)), 7, folder.path()).unwrap();
         let loaded = State::load(folder.path()).unwrap().unwrap();
         assert_eq!((loaded.finished, loaded.code), (Some(7), Some(137)));
+        std::fs::remove_file(folder.path().join(CODE)).unwrap();
+        assert_eq!(code.read(), Some(137));
         std::fs::write(folder.path().join(STATE), "{").unwrap();
         assert_eq!(State::load(folder.path()).unwrap(), None);
     }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use kernel::mount::Unmount;
 
-use crate::monitor::{ROOT, STATE, delete};
+use crate::monitor::{STATE, delete};
+use crate::stage::is_place;
 
 /// Ends what the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's
@@ -14,9 +15,12 @@ pub fn clear(folder: &Path, id: &str) {
         delete(folder, id);
     }
     remove_cgroups(id);
-    // In another namespace than the container's own this finds nothing mounted.
-    if let Err(error) = kernel::mount::unmount(&folder.join(ROOT), Unmount::Lazy) {
-        tracing::debug!(id, %error, "no root to unmount");
+    let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
+    for place in places.filter(|path| path.is_dir() && is_place(path)) {
+        // In another namespace than the container's own this finds nothing mounted.
+        if let Err(error) = kernel::mount::unmount(&place, Unmount::Lazy) {
+            tracing::debug!(id, %error, "nothing to unmount");
+        }
     }
 }
 

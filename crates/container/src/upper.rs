@@ -10,6 +10,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::userns::IdMap;
+
 /// Where changes go. The kinds have gVisor's names (`--overlay2`).
 #[derive(Debug, Clone, Copy)]
 pub enum Writable<'a> {
@@ -51,6 +53,11 @@ pub enum UpperError {
          Remove its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \"work\" to use it as it is"
     )]
     Crashed,
+    /// The owners of what is in it are those of another map of ids.
+    #[error(
+        "what is in it was written {0}, and would have other owners now: use it so again, or an empty directory"
+    )]
+    OtherMap(String),
     /// The directory holds other things.
     #[error("\"{0}\" in it is no directory")]
     Obstacle(&'static str),
@@ -86,13 +93,13 @@ impl Layer {
 
     /// What to do about it when the root is done with.
     pub(crate) fn into_doomed(self, writable: Writable<'_>) -> Doomed {
-        let fate = match writable {
-            Writable::Filestore { .. } if self.durability == Durability::Volatile => Fate::ShutDown,
-            Writable::Filestore { .. } => Fate::Unmount,
-            Writable::Memory { .. } => Fate::Free,
-            Writable::None | Writable::Directory { .. } => Fate::Stay,
-        };
-        Doomed { fate, upper: Some(self.upper) }
+        match writable {
+            Writable::Filestore { .. } => Doomed::of_filestore(self.upper, self.durability),
+            Writable::Memory { .. } => Doomed { fate: Fate::Free, upper: Some(self.upper) },
+            Writable::None | Writable::Directory { .. } => {
+                Doomed { fate: Fate::Stay, upper: Some(self.upper) }
+            }
+        }
     }
 }
 
@@ -121,6 +128,15 @@ enum Fate {
 const FREED_AT_ONCE: (u64, u64) = (64 << 20, 1000);
 
 impl Doomed {
+    /// A file system of its own, by a directory in it.
+    pub(crate) fn of_filestore(directory: OwnedFd, durability: Durability) -> Self {
+        let fate = match durability {
+            Durability::Volatile => Fate::ShutDown,
+            Durability::Durable => Fate::Unmount,
+        };
+        Self { fate, upper: Some(directory) }
+    }
+
     /// The directory that has what was changed; none for a read-only root.
     #[must_use]
     pub fn upper(&self) -> Option<BorrowedFd<'_>> {
@@ -174,10 +190,24 @@ impl Doomed {
     }
 }
 
-/// Makes the layer; none for a read-only root. `image` is the image's root.
+/// How large the empty file system is that `df` shows in the place of an image. It takes no memory.
+const SHOWN: NonZeroU64 = NonZeroU64::new(1 << 20).expect("not zero");
+
+/// An empty file system whose root directory is as the image's.
+pub(crate) fn empty(image: BorrowedFd<'_>) -> Result<Detached, UpperError> {
+    let options = TmpfsOptions { name: "quire-df", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
+    let mount = kernel::mount::tmpfs(&options)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())?;
+    copy_root(image, root.as_fd())?;
+    Ok(mount)
+}
+
+/// Makes the layer; none for a read-only root. `image` is the image's root, whose owners are mapped if there is a map.
 pub(crate) fn prepare(
     writable: Writable<'_>,
     image: BorrowedFd<'_>,
+    map: Option<&IdMap>,
 ) -> Result<Option<Layer>, UpperError> {
     let (mount, durability) = match writable {
         Writable::None => return Ok(None),
@@ -186,17 +216,37 @@ pub(crate) fn prepare(
             // What lies in memory has nothing to sync.
             (kernel::mount::tmpfs(&options)?, Durability::Volatile)
         }
-        Writable::Filestore { file, durability } => {
-            let barriers = durability == Durability::Durable;
-            let options = Ext4Options { barriers, direct_io: true, access: Access::ReadWrite };
-            (kernel::mount::ext4(file, &options)?, durability)
-        }
+        Writable::Filestore { file, durability } => (mount_ext4(file, durability)?, durability),
         Writable::Directory { directory, durability } => {
-            return Ok(Some(prepare_directory(directory, image, durability)?));
+            return Ok(Some(prepare_directory(directory, image, durability, map)?));
         }
     };
     let (upper, work) = directories(mount.as_fd(), image)?;
     Ok(Some(Layer { mount: Some(mount), upper, work, durability }))
+}
+
+fn mount_ext4(file: BorrowedFd<'_>, durability: Durability) -> Result<Detached, MountError> {
+    let barriers = durability == Durability::Durable;
+    let options = Ext4Options { barriers, direct_io: true, access: Access::ReadWrite };
+    kernel::mount::ext4(file, &options)
+}
+
+/// A filestore with one directory in it, for something else than a root.
+pub(crate) fn volume(
+    file: BorrowedFd<'_>,
+    durability: Durability,
+    name: &str,
+    mode: u32,
+    (user, group): (u32, u32),
+) -> Result<(Detached, OwnedFd), UpperError> {
+    let mount = mount_ext4(file, durability)?;
+    rustix::fs::mkdirat(&mount, name, Mode::RWXU)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(&mount, name, flags, Mode::empty())?;
+    rustix::fs::fchown(&directory, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
+    // After the owner, whose change clears set-id bits; and past the umask.
+    rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode))?;
+    Ok((mount, directory))
 }
 
 /// The kernel's mark on a layer that was written without syncing: a directory in a directory. Source: Linux
@@ -207,13 +257,17 @@ const VOLATILE: &str = "volatile";
 const DIRTY: &str = "volatile/dirty";
 /// In the layer's directory: which start of the host the mark is of.
 const BOOT: &str = "boot_id";
+/// In the layer's directory: whose ids the owners in there are, if not the image's own.
+const MAP: &str = "userns";
 
 /// A directory may have been used before.
 fn prepare_directory(
     directory: BorrowedFd<'_>,
     image: BorrowedFd<'_>,
     durability: Durability,
+    map: Option<&IdMap>,
 ) -> Result<Layer, UpperError> {
+    check_map(directory, map)?;
     let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
     if let Some(incompatible) = incompatible(directory)? {
         check_boot(directory, &boot)?;
@@ -227,10 +281,7 @@ fn prepare_directory(
         }
     }
     if durability == Durability::Volatile {
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(directory, BOOT, flags, Mode::from_raw_mode(0o600))?;
-        rustix::io::write(file, &boot)?;
+        write(directory, BOOT, &boot)?;
     }
     let (upper, work) = directories(directory, image)?;
     Ok(Layer { mount: None, upper, work, durability })
@@ -258,6 +309,46 @@ pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> 
     Ok(rustix::fs::openat(parent, "upper", flags, Mode::empty())?)
 }
 
+/// Makes sure that the owners in a directory are of this map, and notes it in a new one.
+fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), UpperError> {
+    let wanted = map.map(ToString::to_string).unwrap_or_default();
+    match rustix::fs::statat(directory, "upper", AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => {
+            let noted = match read(directory, MAP) {
+                Ok(noted) => String::from_utf8_lossy(&noted).into_owned(),
+                Err(Errno::NOENT) => String::new(),
+                Err(errno) => return Err(errno.into()),
+            };
+            match (noted == wanted, noted.trim().split_once('\n')) {
+                (true, _) => Ok(()),
+                (false, Some((users, groups))) => {
+                    Err(UpperError::OtherMap(format!("with --uidmap {users} --gidmap {groups}")))
+                }
+                (false, None) => Err(UpperError::OtherMap("without --userns".to_owned())),
+            }
+        }
+        Err(Errno::NOENT) => match map {
+            Some(_) => Ok(write(directory, MAP, wanted.as_bytes())?),
+            // Of an upper layer that somebody has removed.
+            None => match rustix::fs::unlinkat(directory, MAP, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => Ok(()),
+                Err(errno) => Err(errno.into()),
+            },
+        },
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn write(at: BorrowedFd<'_>, path: &str, bytes: &[u8]) -> Result<(), Errno> {
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(at, path, flags, Mode::from_raw_mode(0o600))?;
+    match rustix::io::write(file, bytes)? == bytes.len() {
+        true => Ok(()),
+        false => Err(Errno::NOSPC),
+    }
+}
+
 /// Where the mark is, if it is there.
 fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -278,7 +369,7 @@ fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
 fn read(at: BorrowedFd<'_>, path: &str) -> Result<Vec<u8>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(at, path, flags, Mode::empty())?;
-    let mut bytes = vec![0; 256];
+    let mut bytes = vec![0; 16 << 10];
     let length = rustix::io::read(file, &mut bytes)?;
     bytes.truncate(length);
     Ok(bytes)

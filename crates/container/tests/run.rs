@@ -17,8 +17,9 @@ use kernel::process::{Exit, Signals};
 use quire_container::bundle::{Access, Network, Process, Terminal, Wishes, runtime_config};
 use quire_container::config::ImageConfig;
 use quire_container::monitor::{ROOT, RunError, Start};
-use quire_container::root::{Checked, Layers, Root, RootError, Writable, assemble};
+use quire_container::root::{Checked, Layers, Root, RootError, Shape, Space, Writable, assemble};
 use quire_container::runtime::Runtime;
+use quire_container::stage::Stage;
 
 /// Whether mounts can be made here; says so when not.
 fn can_mount() -> bool {
@@ -82,7 +83,7 @@ impl Fixture {
             objects: &[self.objects.as_fd()],
             acl: Acl::Ignore,
         };
-        assemble(&layers, None, checked, writable)
+        assemble(&layers, None, checked, &Shape { writable, map: None, space: Space::AsIs })
     }
 
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
@@ -131,6 +132,7 @@ impl Fixture {
             host_files: Vec::new(),
             access,
             volumes: Vec::new(),
+            map: None,
             cgroup: None,
             memory: None,
             pids: None,
@@ -144,6 +146,8 @@ impl Fixture {
             folder: folder.path(),
             lock: lock.as_fd(),
             root: &root.mount,
+            stage: &Stage::new(folder.path(), None),
+            owner: None,
             process: &process,
             config: &config,
             terminal: wishes.terminal,

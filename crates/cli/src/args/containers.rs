@@ -9,6 +9,8 @@ use clap::{Args, ValueEnum, ValueHint};
 use oci::commit::Change;
 
 use super::{Trust, When};
+use crate::userns::{Ranges, UserNs, ranges};
+use crate::volumes::Mounted;
 use crate::writable::{Wish, bytes};
 
 /// What the container sees of the network.
@@ -55,15 +57,49 @@ pub(crate) struct Wanted {
     /// Nothing can be written: `--writable none`
     #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,
+    /// With --read-only: let `df` show an empty file system with some space in it, not a full one, for programs that look
+    /// before they start. The price is a root directory that is merged of two, which takes longer to list
+    #[arg(long)]
+    pub(crate) df: bool,
     /// Show a directory or file of the host in the container: both paths absolute
     #[arg(long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,
+    #[arg(
+        long,
+        value_name = "type=KIND,dst=PATH[,…]",
+        help = "Mount something in the container: type=memory (size=SIZE, mode=MODE), type=self (a file system in one file, \
+                gone with the container: size=SIZE, mode=MODE, durable) or type=dir (src=PATH, a directory or file of the \
+                host); each with ro. Docker's words are understood too: tmpfs, bind, source, target, readonly"
+    )]
+    pub(crate) mount: Vec<Mounted>,
+    #[command(flatten)]
+    pub(crate) ids: Ids,
     /// The most memory that it may use, such as 512m
     #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) memory: Option<NonZeroU64>,
     /// The most processes and threads that it may have
     #[arg(long, value_name = "COUNT")]
     pub(crate) pids_limit: Option<NonZeroU32>,
+}
+
+// Who the container's users are on the host.
+#[derive(Debug, Args)]
+pub(crate) struct Ids {
+    #[arg(
+        long,
+        value_name = "WHO",
+        help = "Who the container's users are on the host: host (themselves, the default), auto[,size=COUNT] (65536, or \
+                so many, whom no other container of the store has, from /etc/subuid and /etc/subgid), or a map, \
+                CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups alike. Files of an image's users whom \
+                the map lacks belong to nobody (65534)"
+    )]
+    pub(crate) userns: Option<UserNs>,
+    /// A map for users; that for groups is the same if --gidmap does not say another
+    #[arg(long, value_name = "MAP", conflicts_with = "userns", value_parser = ranges)]
+    pub(crate) uidmap: Option<Ranges>,
+    /// A map for groups; that for users is the same if --uidmap does not say another
+    #[arg(long, value_name = "MAP", conflicts_with = "userns", value_parser = ranges)]
+    pub(crate) gidmap: Option<Ranges>,
 }
 
 #[derive(Debug, Args)]

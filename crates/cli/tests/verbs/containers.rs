@@ -12,7 +12,7 @@ use crate::Place;
 use crate::runs::{place, runtimes, wait_for};
 
 /// Ends a container when a test ends early.
-struct Rm<'a>(&'a Place, &'a str);
+pub(crate) struct Rm<'a>(pub(crate) &'a Place, pub(crate) &'a str);
 
 impl Drop for Rm<'_> {
     fn drop(&mut self) {
@@ -21,12 +21,12 @@ impl Drop for Rm<'_> {
 }
 
 /// What `ps` says of a container.
-fn ps(place: &Place, name: &str) -> Option<Value> {
+pub(crate) fn ps(place: &Place, name: &str) -> Option<Value> {
     let all: Value = serde_json::from_str(&place.out("ps --all --json")).unwrap();
     all.as_array().unwrap().iter().find(|it| it["id"] == name).cloned()
 }
 
-fn start(place: &Place, options: &[&str], script: &str) {
+pub(crate) fn start(place: &Place, options: &[&str], script: &str) {
     let before = ["run", "--quiet", "--detach", "-u", "0"];
     let after = ["a", "--", "sh", "-c", script];
     let ran = place.run_each(&[&before, options, &after].concat());
@@ -200,20 +200,28 @@ fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
 }
 
 /// The device number of the image that a container's monitor has mounted.
-fn superblock(place: &Place, name: &str) -> u64 {
+pub(crate) fn superblock(place: &Place, name: &str) -> u64 {
     let offer = place.path(&format!("store/containers/{name}/superblock"));
     let offer = fs::read_to_string(offer).unwrap();
     let words: Vec<_> = offer.split(' ').collect();
     fs::metadata(format!("/proc/{}/fd/{}", words[0], words[2])).unwrap().dev()
 }
 
+/// Says so when this kernel cannot.
+pub(crate) fn is_before_shared_mounts() -> bool {
+    let version = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = version.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
+    let is_before = (numbers.next(), numbers.next()) < (Some(6), Some(15));
+    if is_before {
+        eprintln!("SKIPPED: detached mounts are shared from Linux 6.15 on");
+    }
+    is_before
+}
+
 #[test]
 fn containers_of_one_image_share_its_superblock() {
     let Some(place) = place() else { return };
-    let version = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = version.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
-    if (numbers.next(), numbers.next()) < (Some(6), Some(15)) {
-        eprintln!("SKIPPED: detached mounts are shared from Linux 6.15 on");
+    if is_before_shared_mounts() {
         return;
     }
     let sleep = "while :; do sleep 0.05; done";
@@ -345,8 +353,22 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
 #[test]
 fn one_that_is_not_kept_is_gone_when_it_ends() {
     let Some(place) = place() else { return };
-    start(&place, &["--name", "brief", "--rm"], "sleep 0.2; exit 3");
+    fs::create_dir(place.path("gate")).unwrap();
+    let gate = format!("{}:/gate", place.path("gate").display());
+    let script = "while ! [ -e /gate/open ]; do sleep 0.02; done; exit 3";
+    start(&place, &["--name", "brief", "--rm", "--volume", &gate], script);
     assert_eq!(ps(&place, "brief").unwrap()["status"], "running");
+    // Who waits for it is told how it ended, though it is gone then.
+    let mut waiting = place.command(&["wait", "brief"]);
+    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let code = fs::canonicalize(place.path("store/containers/brief/code")).unwrap();
+    wait_for("the wait", || {
+        let open = fs::read_dir(format!("/proc/{}/fd", waiting.id())).unwrap();
+        open.flatten().any(|it| fs::read_link(it.path()).is_ok_and(|it| it == code))
+    });
+    fs::write(place.path("gate/open"), "").unwrap();
+    let ran = crate::Ran::of(&waiting.wait_with_output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "3\n"), "{}", ran.err);
     wait_for("its end", || ps(&place, "brief").is_none());
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
@@ -393,4 +415,87 @@ fn volumes_and_limits_are_what_was_asked_for() {
         let ran = place.run_each(&["run", "--volume", bad, "a", "--", "true"]);
         assert!(ran.code == Some(125) && ran.err.contains("both absolute paths"), "{}", ran.err);
     }
+}
+
+/// A runtime that first waits, for as long as a file is there.
+fn slow(place: &Place, runtime: &str) -> std::path::PathBuf {
+    let folder = place.path(&format!("slow-{runtime}"));
+    fs::create_dir(&folder).unwrap();
+    let script = "#!/bin/sh
+        case \" $* \" in *' run '*) echo > FOLDER/waits; while test -e FOLDER/hold; do sleep 0.05; done;; esac
+        exec REAL \"$@\"\n";
+    let script = script.replace("FOLDER", folder.to_str().unwrap());
+    let script = script.replace("REAL", crate::program(runtime).unwrap().to_str().unwrap());
+    crate::write(&folder.join(runtime), script.as_bytes(), 0o755);
+    fs::write(folder.join("hold"), "").unwrap();
+    folder
+}
+
+#[test]
+fn a_start_that_is_interrupted_is_undone() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let folder = slow(&place, runtime);
+        for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let path = folder.join(runtime).display().to_string();
+            let arguments = ["run", "-q", "-d", "--name", "never", "--runtime", &path];
+            let mut command = place.command(&[&arguments[..], &["a", "--", "sleep", "9"]].concat());
+            let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            wait_for("the runtime", || folder.join("waits").exists());
+            fs::remove_file(folder.join("waits")).unwrap();
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+            kill_process(pid, signal).unwrap();
+            wait_for("the end", || child.try_wait().unwrap().is_some());
+            let ran = crate::Ran::of(&child.wait_with_output().unwrap());
+            assert_eq!((ran.code, ran.out.as_str()), (Some(code), ""), "{}", ran.err);
+            wait_for("nothing to be left", || crate::writable::is_clean(&place));
+            assert_eq!(ps(&place, "never"), None);
+        }
+    }
+}
+
+#[test]
+fn exec_waits_for_a_container_that_is_being_started() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let folder = slow(&place, runtime);
+        let path = folder.join(runtime).display().to_string();
+        let name = format!("late-{runtime}");
+        let _guard = Rm(&place, &name);
+        for detach in [true, false] {
+            let more: &[&str] = if detach { &["-d"] } else { &[] };
+            let arguments = ["run", "-q", "--name", &name, "--runtime", &path];
+            let script = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
+            let arguments = [&arguments[..], more, &["a", "--", "sh", "-c", script]].concat();
+            let mut run = place.command(&arguments).stdout(Stdio::null()).spawn().unwrap();
+            wait_for("the runtime", || folder.join("waits").exists());
+            fs::remove_file(folder.join("waits")).unwrap();
+            let exec = ["exec", "-u", "5:6", &name, "id", "-u"];
+            let exec = place.command(&exec).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+            fs::remove_file(folder.join("hold")).unwrap();
+            let ran = crate::Ran::of(&exec.unwrap().wait_with_output().unwrap());
+            assert_eq!((ran.code, ran.out.as_str()), (Some(0), "5\n"), "{runtime}: {}", ran.err);
+            place.out(&format!("stop {name}"));
+            run.wait().unwrap();
+            place.run(&format!("rm --force {name}"));
+            fs::write(folder.join("hold"), "").unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_a_detached_container_cannot_have_is_said() {
+    let Some(place) = place() else { return };
+    let ran = place.run("run -d --tty always a -- true");
+    assert!(ran.code == Some(125) && ran.err.contains("outlives the terminal"), "{}", ran.err);
+    let ran = place.run("rm nobody");
+    assert!(ran.code == Some(2), "{}", ran.err);
+    assert!(ran.err.contains("no container \"nobody\" (any more)"), "{}", ran.err);
+    let ran = place.run("rm --container nobody");
+    assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
+    // Whoever names it twice, or at the same time as somebody else, is not told about images.
+    start(&place, &["--name", "twice"], "exit 0");
+    place.out("wait twice");
+    let ran = place.run("rm twice twice");
+    assert!(ran.code == Some(0) && ran.err.contains("twice is gone already"), "{}", ran.err);
 }

@@ -22,6 +22,8 @@ mod registries;
 #[path = "../../../oci/tests/registry/rounds.rs"]
 mod rounds;
 mod runs;
+mod userns;
+mod volumes;
 mod waits;
 mod writable;
 

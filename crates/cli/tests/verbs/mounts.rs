@@ -1,5 +1,6 @@
 //! `mount` and `umount` on this kernel. Needs root.
 
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Command;
 
 use crate::{Place, is_root};
@@ -63,6 +64,55 @@ fn a_writable_mount_forgets() {
     assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "changed");
     place.out("umount point");
     assert_eq!(place.out("cat a:/etc/long"), "x".repeat(100));
+}
+
+#[test]
+fn df_of_a_mount_can_be_sane() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    std::fs::set_permissions(&tree, std::fs::Permissions::from_mode(0o1751)).unwrap();
+    std::os::unix::fs::chown(&tree, Some(5), Some(6)).unwrap();
+    place.out(&format!("import dir:{} a", tree.display()));
+    let point = place.path("point");
+    std::fs::create_dir(&point).unwrap();
+    let _guard = Unmount(point.clone());
+    let space = || {
+        let found = rustix::fs::statvfs(&point).unwrap();
+        (found.f_bavail, found.f_bfree, found.f_ffree, found.f_blocks)
+    };
+    let names = || {
+        let entries = std::fs::read_dir(&point).unwrap();
+        let mut names: Vec<_> = entries.map(|it| it.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let root = || {
+        let found = std::fs::metadata(&point).unwrap();
+        (found.mode(), found.uid(), found.gid(), found.mtime(), found.mtime_nsec())
+    };
+    place.out("mount a point");
+    assert_eq!((space().0, space().1), (0, 0));
+    let plain = (names(), root());
+    assert_eq!((plain.1.0 & 0o7777, plain.1.1, plain.1.2), (0o1751, 5, 6));
+    place.out("umount point");
+    place.out("mount --df a point");
+    let (available, free, files, blocks) = space();
+    assert!(available > 0 && files > 0 && free == blocks, "{:?}", space());
+    // All else is as it was.
+    assert_eq!((names(), root()), plain);
+    assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "x".repeat(100));
+    let refused = std::fs::write(point.join("new"), "").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    place.out("umount point");
+    place.out("mount --df --userns 0:500000:10 a point");
+    assert_eq!((root().1, root().2), (500_005, 500_006));
+    assert!(space().0 > 0);
+    place.out("umount point");
+    let ran = place.run("mount --df --writable memory a point");
+    assert!(ran.code == Some(2) && ran.err.contains("the writable layer"), "{}", ran.err);
 }
 
 #[test]

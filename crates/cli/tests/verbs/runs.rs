@@ -1,7 +1,7 @@
 //! `run` with the runtimes of this machine. Needs root.
 
 use std::io::{BufRead as _, Read as _};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -132,20 +132,27 @@ fn a_runtimes_error_appears_once() {
     }
 }
 
+/// A `quire run` of a script that has said "ready".
+fn ready(place: &Place, runtime: &str, script: &str, err: Stdio) -> (Child, Pid) {
+    let mut child = place
+        .command(&["run", "--runtime", runtime, "a", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(err)
+        .spawn()
+        .unwrap();
+    let mut said = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"ready\n");
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    (child, pid)
+}
+
 #[test]
 fn signals_reach_the_program() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
         let script = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done";
-        let mut child = place
-            .command(&["run", "--runtime", runtime, "a", "--", "sh", "-c", script])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut ready = [0; 6];
-        child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
-        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        let (mut child, pid) = ready(&place, runtime, script, Stdio::null());
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(42), "{runtime}");
     }
@@ -185,15 +192,7 @@ fn the_third_request_to_end_kills_what_ignores_them() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
         let script = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done";
-        let mut child = place
-            .command(&["run", "--runtime", runtime, "a", "--", "sh", "-c", script])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut ready = [0; 6];
-        child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
-        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        let (mut child, pid) = ready(&place, runtime, script, Stdio::piped());
         // Two kinds, since a signal that is still pending swallows a second one.
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         rustix::process::kill_process(pid, Signal::INT).unwrap();
@@ -214,14 +213,7 @@ fn after_a_kill_of_everything_only_files_are_left_and_they_go_next() {
         // A name that no other process has, to find those in the container by.
         let argument = format!("{}.{runtime}", std::process::id());
         let script = format!("echo ready; : {argument}; while :; do sleep 0.05; done");
-        let mut child = place
-            .command(&["run", "--runtime", runtime, "a", "--", "sh", "-c", &script])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut ready = [0; 6];
-        child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+        let (mut child, _) = ready(&place, runtime, &script, Stdio::null());
         // Quire and the runtime have the store's path among their arguments.
         let folder = place.folder.path().to_str().unwrap();
         let everything = || [processes_with(folder), processes_with(&argument)].concat();

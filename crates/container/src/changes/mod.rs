@@ -23,7 +23,7 @@ use image::tree::Tree;
 use image::verity::ObjectId;
 use store::{Store, StoreError};
 
-pub use ids::{IdMap, IdMapError, Unmapped};
+pub use ids::{Owners, OwnersError, Unmapped};
 
 /// What is to be read.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ pub struct Upper<'a> {
     /// Where the image's files have their bytes.
     pub store: &'a Store,
     /// Whose numbers the owners are.
-    pub ids: &'a IdMap,
+    pub ids: &'a Owners,
     /// Set to end soon, with [`ChangesError::Cancelled`].
     pub cancel: &'a AtomicBool,
 }

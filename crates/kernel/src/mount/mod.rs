@@ -33,6 +33,9 @@ use crate::object::{name_of, proc_path};
 /// of mounts are), can be attached, read and closed, but be no source of clones and overlays.
 const DETACHED_SOURCES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
+/// The first Linux version that maps the owners of EROFS mounts, and takes such for layers of overlays.
+const MAPPED_EROFS: KernelVersion = KernelVersion { major: 5, minor: 19 };
+
 /// A mount that is made but not attached anywhere. Dropping it unmounts it, unless it has been
 /// attached or something (another overlay, an open file) still uses it.
 #[derive(Debug)]
@@ -105,6 +108,7 @@ impl Detached {
         set_attributes(self.as_fd(), &change, Reach::One).map_err(|error| match error {
             MountError::Call { object, messages, source, .. } => {
                 MountError::Call { step: Step::Idmap, object, messages, source }
+                    .if_older(MAPPED_EROFS, "map the owners of an image")
             }
             other => other,
         })

@@ -7,8 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
+use rustix::process::Pid;
 
-use super::ProcessError;
+use super::{Process, ProcessError};
 
 /// Who did the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +49,14 @@ pub fn finish_behind(work: impl FnOnce()) -> Done {
 
 /// Starts work that outlives this process, such as to watch over a container: in a child as that of [`finish_behind`]. The
 /// work is given the end of a pipe to say how it began; the answer is the other end, which is at its end when the work has
-/// closed its own, or has died.
+/// closed its own, or has died; and the child, for signals (nobody has to wait for it).
 ///
 /// # Errors
 /// [`ProcessError`] when there can be no child, or this process has more than one thread.
-pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<OwnedFd, ProcessError> {
+///
+/// # Panics
+/// If `fork` answers a pid that is none.
+pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), ProcessError> {
     if !is_alone() {
         return Err(ProcessError::Call {
             step: "leave a process with threads to a child",
@@ -75,7 +79,11 @@ pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<OwnedFd, ProcessError>
             // SAFETY: as in `finish_behind`.
             unsafe { libc::_exit(i32::from(ended.is_err())) }
         }
-        _ => Ok(answer),
+        child => {
+            let pid = Pid::from_raw(child).expect("fork answers a pid");
+            // It has not been waited for, so the number is its.
+            Ok((answer, Process::open(pid)?))
+        }
     }
 }
 

@@ -40,6 +40,12 @@ pub enum ProcessError {
         /// The kernel's answer.
         source: Errno,
     },
+    /// There are as many namespaces as there may be.
+    #[error("cannot {step}: there may be no more of them (see /proc/sys/user)")]
+    Limit {
+        /// What was to be done.
+        step: &'static str,
+    },
     /// The program could not be started.
     #[error("cannot start {program}")]
     Spawn {

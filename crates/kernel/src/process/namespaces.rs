@@ -124,13 +124,18 @@ pub struct IdRange {
 /// that there can be one. Works whatever the number of threads.
 ///
 /// # Errors
-/// The kernel's answer: `EPERM`, `ENOSPC` when not allowed; `EPERM` for maps beyond one's own id
+/// [`ProcessError::Limit`], or the kernel's answer: `EPERM` when not allowed; `EPERM` for maps beyond one's own id
 /// without `CAP_SETUID`.
 ///
 /// # Panics
 /// If `fork` answers a pid that is none.
 pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, ProcessError> {
-    let failed = ProcessError::call("make a user namespace");
+    let step = "make a user namespace";
+    let failed = |errno| match errno {
+        // The kernel's word for a limit here (user_namespaces(7)), which has nothing to do with disks.
+        Errno::NOSPC | Errno::USERS => ProcessError::Limit { step },
+        errno => ProcessError::Call { step, source: errno },
+    };
     let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(&failed);
     let (ready_read, ready_write) = pipe()?;
     let (done_read, done_write) = pipe()?;

@@ -4,6 +4,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
@@ -81,6 +82,21 @@ impl Signals {
         // Codes above zero are the kernel's own (sigaction(2), si_code).
         let sender = if info.code > 0 { Sender::Kernel } else { Sender::Process };
         Ok(Signal::from_named_raw(number).map(|signal| Received { signal, sender }))
+    }
+
+    /// Waits until a signal has arrived or there is something to read, or the end of it, from a descriptor.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn wait_or(&self, other: BorrowedFd<'_>) -> Result<(), ProcessError> {
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(other, PollFlags::IN),
+        ];
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(source) => Err(ProcessError::Call { step: "wait for a signal", source }),
+        }
     }
 
     /// The mask of this thread before: what a child should start with.

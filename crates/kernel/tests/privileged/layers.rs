@@ -175,6 +175,41 @@ fn a_silently_read_only_overlay_is_an_error() {
     }
 }
 
+/// What is copied into a plain upper layer over an image whose owners are mapped has the mapped ids there.
+#[test]
+fn an_upper_layer_over_mapped_owners() {
+    let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
+    let composefs = stage.composefs();
+    let image = image(&composefs);
+    let users = [IdRange { inside: 0, outside: 100_000, count: 65_536 }];
+    let groups = [IdRange { inside: 0, outside: 200_000, count: 65_536 }];
+    let namespace = user_namespace(&users, &groups).unwrap();
+    let Some(mapped) = since(6, 15, image.clone_detached()) else { return };
+    let mapped = mapped.unwrap();
+    mapped.idmap(namespace.as_fd()).unwrap();
+    let (tmpfs, upper, work) = memory();
+    let objects = open_directory(&composefs.objects);
+    let (lower, data) = ([mapped.as_fd()], [objects.as_fd()]);
+    let upper =
+        Upper { upper: upper.as_fd(), work: work.as_fd(), durability: Durability::Volatile };
+    let options = OverlayOptions { upper: Some(upper), ..options(&lower, &data) };
+    let overlay = mount::overlay(&options).unwrap();
+    drop(mapped);
+    let owner = |at: &mount::Detached, path: &str| {
+        let stat = rustix::fs::statat(at, path, AtFlags::empty()).unwrap();
+        (stat.st_uid, stat.st_gid)
+    };
+    for path in ["small", "big", "etc"] {
+        assert_eq!(owner(&image, path), (0, 0), "{path}");
+        assert_eq!(owner(&overlay, path), (100_000, 200_000), "{path}");
+    }
+    // Data objects need no mapping.
+    assert_eq!(read_at(&overlay, "big").unwrap(), composefs.content);
+    rustix::fs::chmodat(&overlay, "small", Mode::RUSR, AtFlags::empty()).unwrap();
+    assert_eq!(owner(&tmpfs, "upper/small"), (100_000, 200_000));
+    assert_eq!(owner(&overlay, "small"), (100_000, 200_000));
+}
+
 #[test]
 fn user_xattrs() {
     let Some(stage) = Stage::new(&[]) else { return };

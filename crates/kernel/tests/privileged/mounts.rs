@@ -120,6 +120,14 @@ fn idmapped_clone_of_an_image() {
     };
     assert_eq!(owner(&erofs.mount), (0, 0));
     assert_eq!(owner(&mapped), (100_000, 100_000));
+    // One superblock, and so one set of inodes and pages.
+    let device = |mount: &mount::Detached| rustix::fs::fstat(mount).unwrap().st_dev;
+    assert_eq!(device(&mapped), device(&erofs.mount));
+    // An id that the map does not have.
+    let one = [IdRange { inside: 1, outside: 100_000, count: 1 }];
+    let without = erofs.mount.clone_detached().unwrap();
+    without.idmap(user_namespace(&one, &range).unwrap().as_fd()).unwrap();
+    assert_eq!(owner(&without), (65_534, 100_000));
     let error = mapped.idmap(namespace.as_fd()).unwrap_err();
     assert!(chain(&error).starts_with("cannot map the owners of"), "{}", chain(&error));
 }

@@ -197,18 +197,10 @@ fn a_pull_gives_the_image_that_an_import_gives() {
 #[test]
 fn an_interrupted_pull_goes_on_where_it_stopped() {
     let served = Arc::new(served(vec![layer("a", 3 << 20), layer("b", 5 << 20)]));
-    let (truth, is_mended) = (Arc::clone(&served), Arc::new(AtomicBool::new(false)));
-    let mended = Arc::clone(&is_mended);
-    let server = Server::start(move |request, _| {
-        let true_one = truth.answer(request);
-        if request.path != truth.path(1) || mended.load(Ordering::Relaxed) {
-            return true_one;
-        }
-        // Once two thirds of it come, and then nothing but errors.
-        match request.header("range") {
-            None => true_one.cut(3 << 20),
-            Some(_) => reply(500),
-        }
+    // Once two thirds of it come, and then nothing but errors.
+    let (server, is_mended) = ailing(&served, |request, true_one| match request.header("range") {
+        None => true_one.cut(3 << 20),
+        Some(_) => reply(500),
     });
     let home = Home::new();
     let error = chain(&home.pull(&server.host()).unwrap_err());
@@ -237,16 +229,9 @@ fn an_interrupted_pull_goes_on_where_it_stopped() {
 #[test]
 fn a_layer_that_is_complete_is_not_fetched_twice() {
     let served = Arc::new(served(vec![layer("a", 1 << 20), layer("b", 5 << 20)]));
-    let (truth, is_mended) = (Arc::clone(&served), Arc::new(AtomicBool::new(false)));
-    let mended = Arc::clone(&is_mended);
-    let server = Server::start(move |request, _| {
-        let true_one = truth.answer(request);
-        if request.path != truth.path(1) || mended.load(Ordering::Relaxed) {
-            return true_one;
-        }
-        // Late enough for the other layer to be complete.
-        reply(404).delay(Duration::from_millis(1200))
-    });
+    // Late enough for the other layer to be complete.
+    let late = || reply(404).delay(Duration::from_millis(1200));
+    let (server, is_mended) = ailing(&served, move |_, _| late());
     let home = Home::new();
     home.pull(&server.host()).unwrap_err();
     server.settle();
@@ -258,6 +243,23 @@ fn a_layer_that_is_complete_is_not_fetched_twice() {
     assert_eq!(image(home.pull(&server.host())), home.imported(&served));
     let again = server.lines().split_off(before);
     assert!(!again.contains(&format!("GET {}", served.path(0))), "{again:?}");
+}
+
+/// A registry that answers requests for its second layer by `fault`, which is given the true answer, until it is mended.
+fn ailing(
+    served: &Arc<Served>,
+    fault: impl Fn(&Request, Reply) -> Reply + Send + Sync + 'static,
+) -> (Server, Arc<AtomicBool>) {
+    let (truth, is_mended) = (Arc::clone(served), Arc::new(AtomicBool::new(false)));
+    let mended = Arc::clone(&is_mended);
+    let server = Server::start(move |request, _| {
+        let true_one = truth.answer(request);
+        match request.path == truth.path(1) && !mended.load(Ordering::Relaxed) {
+            true => fault(request, true_one),
+            false => true_one,
+        }
+    });
+    (server, is_mended)
 }
 
 /// A registry whose second layer has a flipped bit, the first `lies` times.

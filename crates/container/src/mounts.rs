@@ -1,0 +1,181 @@
+//! What a container sees besides its root: files and directories of the host, and file systems of its own.
+
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use serde_json::{Value, json};
+
+use crate::bundle::Access;
+
+/// Something that is mounted in a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// What.
+    pub source: Source,
+    /// Where, from [`destination`].
+    pub destination: String,
+    /// Whether it can be written there.
+    pub access: Access,
+}
+
+/// What is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A directory or file of the host, by its absolute path.
+    Host(String),
+    /// A tmpfs of the container's own. Its root directory is the container's root's.
+    Memory {
+        /// The most that it may hold; none means half of the machine's memory.
+        bytes: Option<NonZeroU64>,
+        /// Permission bits of its root directory.
+        mode: u32,
+    },
+}
+
+/// A mount that is not to be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeError {
+    /// Without both paths.
+    #[error("\"{0}\" is no volume: HOST:CONTAINER[:ro], both absolute paths")]
+    Syntax(String),
+    /// A path in the container that is none.
+    #[error("\"{0}\" is no place in a container: an absolute path without \"..\"")]
+    Destination(String),
+    /// A place that the container needs for something else.
+    #[error("nothing can be mounted on {destination} of a container: {reason}")]
+    Taken {
+        /// Where.
+        destination: String,
+        /// What it is.
+        reason: &'static str,
+    },
+    /// Two at one place.
+    #[error("two things are to be mounted on {0}: one would hide the other")]
+    Twice(String),
+}
+
+impl FromStr for Volume {
+    type Err = VolumeError;
+
+    /// `SOURCE:DESTINATION[:ro|:rw]`, as Docker has it.
+    fn from_str(text: &str) -> Result<Self, VolumeError> {
+        let (paths, access) = match text.rsplit_once(':') {
+            Some((paths, "ro")) => (paths, Access::ReadOnly),
+            Some((paths, "rw")) => (paths, Access::Writable),
+            _ => (text, Access::Writable),
+        };
+        match paths.split_once(':') {
+            Some((source, to))
+                if source.starts_with('/') && to.starts_with('/') && !to.contains(':') =>
+            {
+                let source = Source::Host(source.to_owned());
+                Ok(Self { source, destination: destination(to)?, access })
+            }
+            _ => Err(VolumeError::Syntax(text.to_owned())),
+        }
+    }
+}
+
+/// A place in a container where something can be mounted, without superfluous slashes and dots.
+///
+/// # Errors
+/// [`VolumeError::Destination`] and [`VolumeError::Taken`].
+pub fn destination(text: &str) -> Result<String, VolumeError> {
+    let parts: Vec<_> = text.split('/').filter(|it| !matches!(*it, "" | ".")).collect();
+    if !text.starts_with('/') || parts.contains(&"..") {
+        return Err(VolumeError::Destination(text.to_owned()));
+    }
+    let reason = match parts[..] {
+        [] => "it is the root itself",
+        ["proc", ..] => "it is the kernel's, and tells about the container's processes",
+        ["sys"] => "it is the kernel's, and tells about devices",
+        ["dev"] => "it has the container's devices",
+        ["dev", "pts", ..] => "it has the container's terminals",
+        _ => return Ok(format!("/{}", parts.join("/"))),
+    };
+    Err(VolumeError::Taken { destination: format!("/{}", parts.join("/")), reason })
+}
+
+/// Puts mounts into an order in which none hides another.
+///
+/// # Errors
+/// [`VolumeError::Twice`].
+pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
+    // What is above comes first; otherwise as given.
+    volumes.sort_by_key(|it| it.destination.matches('/').count());
+    for (at, one) in volumes.iter().enumerate() {
+        if volumes[..at].iter().any(|it| it.destination == one.destination) {
+            return Err(VolumeError::Twice(one.destination.clone()));
+        }
+    }
+    Ok(())
+}
+
+impl Volume {
+    /// As runtimes take it.
+    pub(crate) fn entry(&self) -> Value {
+        let access = if self.access == Access::ReadOnly { "ro" } else { "rw" };
+        let destination = &self.destination;
+        match &self.source {
+            Source::Host(path) => json!({"destination": destination, "type": "bind",
+                "source": path, "options": ["rbind", "rprivate", access]}),
+            Source::Memory { bytes, mode } => {
+                let mut options = vec!["nosuid".to_owned(), "nodev".to_owned(), access.to_owned()];
+                options.push(format!("mode={mode:o}"));
+                options.extend(bytes.map(|bytes| format!("size={bytes}")));
+                json!({"destination": destination, "type": "tmpfs", "source": "tmpfs",
+                       "options": options})
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_are_two_absolute_paths() {
+        let volume = |source: &str, destination: &str, access| {
+            let source = Source::Host(source.to_owned());
+            Ok(Volume { source, destination: destination.to_owned(), access })
+        };
+        let cases = [
+            ("/a:/b", volume("/a", "/b", Access::Writable)),
+            ("/a:/b:rw", volume("/a", "/b", Access::Writable)),
+            ("/a b:/c/d:ro", volume("/a b", "/c/d", Access::ReadOnly)),
+            ("/a:/b//./c/", volume("/a", "/b/c", Access::Writable)),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(text.parse(), expect, "{text}");
+        }
+        for text in ["", "/a", "a:/b", "/a:b", "/a:ro", "/a:/b:z", "/a:/b:ro:rw"] {
+            assert_eq!(text.parse::<Volume>(), Err(VolumeError::Syntax(text.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn some_places_are_taken() {
+        for text in ["/a", "/sys/fs/cgroup", "/dev/shm", "/process", "/devices"] {
+            assert_eq!(destination(text), Ok(text.to_owned()));
+        }
+        for text in ["/", "//", "/.", "/proc", "/proc/", "//proc/sys", "/sys/.", "/dev", "/dev/pts"]
+        {
+            let found = destination(text);
+            assert!(matches!(found, Err(VolumeError::Taken { .. })), "{text}: {found:?}");
+        }
+        for text in ["", "a", "./a", "/a/../proc", ".."] {
+            assert_eq!(destination(text), Err(VolumeError::Destination(text.to_owned())));
+        }
+    }
+
+    #[test]
+    fn none_hides_another() {
+        let volume = |text: &str| text.parse::<Volume>().unwrap();
+        let mut volumes = ["/1:/a/b", "/2:/c", "/3:/a", "/4:/a/b/c", "/5:/b"].map(volume);
+        arrange(&mut volumes).unwrap();
+        assert_eq!(volumes, ["/2:/c", "/3:/a", "/5:/b", "/1:/a/b", "/4:/a/b/c"].map(volume));
+        let mut twice = ["/1:/a/b", "/2:/a//b/"].map(volume);
+        assert_eq!(arrange(&mut twice), Err(VolumeError::Twice("/a/b".to_owned())));
+    }
+}

@@ -1,0 +1,157 @@
+//! Where a container's mounts are attached, in the mount namespace of whoever watches over it, for the runtime to find.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use kernel::mount::{Detached, Durability, TmpfsOptions};
+
+use crate::monitor::{ROOT, RunError};
+use crate::upper::{Doomed, UpperError};
+use crate::userns::IdMap;
+
+/// Runtimes prepare a container of a user namespace as its root, who is nobody to the host: the folders of a store, and
+/// above it, need not let him through. This one does.
+const OPEN: &str = "/run/quire/userns";
+
+/// The places for the root and for what else is mounted. Those for a user namespace are the same for all containers, each
+/// in its own mount namespace.
+#[derive(Debug)]
+pub struct Stage {
+    folder: PathBuf,
+    open: bool,
+    filestores: Vec<Filestore>,
+}
+
+/// A file system in a file of the host, for a container to have besides its root; attached nowhere.
+#[derive(Debug)]
+pub struct Filestore {
+    mount: Detached,
+    doomed: Doomed,
+}
+
+/// What the places of filestores begin with.
+const MOUNT: &str = "mount-";
+
+/// Whether a directory of a container's folder is one where something may be mounted.
+pub(crate) fn is_place(path: &Path) -> bool {
+    let name = path.file_name().and_then(|it| it.to_str());
+    name.is_some_and(|it| it == ROOT || it.starts_with(MOUNT))
+}
+
+/// The directory of a filestore that the container sees: the one above has ext4's `lost+found`.
+const DATA: &str = "data";
+
+impl Filestore {
+    /// Mounts it. `owner` has its one directory, as the host numbers users and groups.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn mount(
+        file: BorrowedFd<'_>,
+        durability: Durability,
+        mode: u32,
+        owner: (u32, u32),
+    ) -> Result<Self, UpperError> {
+        let (mount, directory) = crate::upper::volume(file, durability, DATA, mode, owner)?;
+        Ok(Self { mount, doomed: Doomed::of_filestore(directory, durability) })
+    }
+}
+
+impl Stage {
+    /// For a container whose folder this is, and whose users are mapped so.
+    #[must_use]
+    pub fn new(folder: &Path, map: Option<&IdMap>) -> Self {
+        Self { folder: folder.to_owned(), open: map.is_some(), filestores: Vec::new() }
+    }
+
+    /// What the bundle calls the root.
+    #[must_use]
+    pub fn root(&self) -> String {
+        match self.open {
+            true => format!("{OPEN}/{ROOT}"),
+            false => ROOT.to_owned(),
+        }
+    }
+
+    /// Adds a file system; answers where its directory will be.
+    pub fn add(&mut self, filestore: Filestore) -> PathBuf {
+        let place = self.place(self.filestores.len());
+        self.filestores.push(filestore);
+        place.join(DATA)
+    }
+
+    /// How many have been added.
+    #[must_use]
+    pub fn filestores(&self) -> usize {
+        self.filestores.len()
+    }
+
+    fn base(&self) -> &Path {
+        if self.open { Path::new(OPEN) } else { &self.folder }
+    }
+
+    fn place(&self, number: usize) -> PathBuf {
+        self.base().join(format!("{MOUNT}{number}"))
+    }
+
+    /// Attaches everything, in this process's own mount namespace.
+    pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), RunError> {
+        let failed = |source| RunError::Attach { id: id.to_owned(), source };
+        let write_failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| RunError::Write { path, source }
+        };
+        if self.open {
+            let open = Path::new(OPEN);
+            // runc executes further programs from where the root would be, in a namespace where it is not.
+            let root = open.join(ROOT);
+            make_open(open)
+                .and_then(|()| std::fs::create_dir_all(&root))
+                .map_err(write_failed(&root))?;
+            // It has nothing but names.
+            let (bytes, inodes) = (NonZeroU64::new(1 << 20), NonZeroU64::new(1 << 10));
+            let options = TmpfsOptions { name: "quire-userns", bytes, inodes, mode: 0o711 };
+            let stage = kernel::mount::tmpfs(&options).map_err(failed)?;
+            stage.attach_at(open).map_err(failed)?;
+        }
+        let mounts = self.filestores.iter().enumerate();
+        let mounts = mounts.map(|(number, it)| (self.place(number), &it.mount));
+        for (path, mount) in [(self.base().join(ROOT), root)].into_iter().chain(mounts) {
+            std::fs::create_dir(&path).map_err(write_failed(&path))?;
+            mount.attach_at(&path).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Whether to unmount it takes long.
+    #[must_use]
+    pub fn takes_long(&self) -> bool {
+        !self.filestores.is_empty()
+    }
+
+    /// Lets go of what is not written yet, and of the file systems, as far as this process has them.
+    pub fn shut_down(self) {
+        for filestore in self.filestores {
+            filestore.doomed.shut_down();
+        }
+    }
+}
+
+/// Makes a directory that everybody may pass through, whatever the umask.
+fn make_open(path: &Path) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(path);
+    for path in [parent, path] {
+        match std::fs::DirBuilder::new().mode(0o755).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let mode = std::fs::metadata(path)?.permissions().mode();
+        if mode & 0o001 == 0 {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode | 0o111))?;
+        }
+    }
+    Ok(())
+}

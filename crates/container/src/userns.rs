@@ -1,0 +1,450 @@
+//! User namespaces: which ids of the host a container's users are.
+//!
+//! Nothing is changed in the image or copied: its mount is cloned, the clone maps the owners, and the overlay is made over
+//! it. What is written lands in the upper layer with the host's ids.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::str::FromStr;
+
+use kernel::process::{IdRange, ProcessError, user_namespace};
+use serde_json::{Value, json};
+
+use crate::user::User;
+
+/// The number that the kernel takes for "none"; ids are below.
+const NO_ID: u64 = u32::MAX as u64;
+/// The kernel reads a map from one write of less than a page. Source: Linux `kernel/user_namespace.c`, `map_write`.
+const TEXT_MAX: usize = 4095;
+/// How many ids a container gets if nothing is said: those that a user of 16 bits can name.
+pub const SIZE: NonZeroU32 = NonZeroU32::new(65_536).expect("not zero");
+/// Where ranges come from if the files name nobody: above what SSSD gives to domains, below systemd's foreign users, and no
+/// tool's by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
+pub const UNCLAIMED: IdRange =
+    IdRange { inside: 0, outside: 2_000_224_256, count: 2_147_352_576 - 2_000_224_256 };
+/// Whose entries in the files are ours to use: Quire's own, or those that podman takes for this.
+pub const NAMES: [&str; 2] = ["quire", "containers"];
+
+/// A map that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// Not three numbers.
+    #[error("\"{0}\" is no range of ids: CONTAINER:HOST:SIZE, three numbers")]
+    Syntax(String),
+    /// No ids at all.
+    #[error("the range {0} has no ids")]
+    Empty(String),
+    /// Ids that there are not.
+    #[error("the range {0} goes beyond the last id, {last}", last = NO_ID - 1)]
+    Overflow(String),
+    /// An id twice.
+    #[error("the ranges {0} and {1} overlap")]
+    Overlap(String, String),
+    /// More than the kernel takes.
+    #[error("these are too many ranges: the kernel takes no map of more than {TEXT_MAX} bytes")]
+    TooMany,
+    /// Runtimes prepare a container as its root.
+    #[error("the map has no id 0 of the container, which is its root: begin with 0:HOST:SIZE")]
+    NoRoot,
+    /// The program's user is nobody there.
+    #[error("the container's {kind} {id} is not in its map of ids")]
+    User {
+        /// User or group.
+        kind: &'static str,
+        /// Which.
+        id: u32,
+    },
+    /// One file has ranges, and the other none.
+    #[error("{0} has no entry for {a} or {b}, and the other file has", a = NAMES[0], b = NAMES[1])]
+    Lacking(&'static str),
+    /// All are taken.
+    #[error(
+        "no {size} ids in a row are free of those that {place} has: end a container, ask for less (auto,size=N), or add \
+         ranges for \"{name}\" to /etc/subuid and /etc/subgid", name = NAMES[0]
+    )]
+    Exhausted {
+        /// How many were asked for.
+        size: u32,
+        /// Where they come from.
+        place: &'static str,
+    },
+}
+
+/// Which ids outside the ids inside are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdMap {
+    users: Vec<IdRange>,
+    groups: Vec<IdRange>,
+}
+
+/// One range, as it is written.
+struct Shown<'a>(&'a IdRange);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.0.inside, self.0.outside, self.0.count)
+    }
+}
+
+/// `CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…]`, as podman has them.
+///
+/// # Errors
+/// [`MapError`] with the range that cannot be.
+pub fn parse_ranges(text: &str) -> Result<Vec<IdRange>, MapError> {
+    let ranges: Vec<IdRange> = text.split(',').map(parse_range).collect::<Result<_, _>>()?;
+    let overlap = |a: (u32, u32), b: (u32, u32)| {
+        let end = |(first, count): (u32, u32)| u64::from(first) + u64::from(count);
+        u64::from(a.0) < end(b) && u64::from(b.0) < end(a)
+    };
+    for (at, one) in ranges.iter().enumerate() {
+        for other in &ranges[..at] {
+            if overlap((one.inside, one.count), (other.inside, other.count))
+                || overlap((one.outside, one.count), (other.outside, other.count))
+            {
+                return Err(MapError::Overlap(Shown(other).to_string(), Shown(one).to_string()));
+            }
+        }
+    }
+    // As the kernel reads it a range is as long as here.
+    if show(&ranges).len() >= TEXT_MAX {
+        return Err(MapError::TooMany);
+    }
+    Ok(ranges)
+}
+
+fn parse_range(text: &str) -> Result<IdRange, MapError> {
+    let syntax = || MapError::Syntax(text.to_owned());
+    let mut numbers = text.split(':').map(|word| {
+        // `parse` would take a plus sign too.
+        let is_number = !word.is_empty() && word.bytes().all(|it| it.is_ascii_digit());
+        is_number.then_some(word).ok_or_else(syntax)
+    });
+    let mut next = || numbers.next().unwrap_or_else(|| Err(syntax()));
+    let words = [next()?, next()?, next()?];
+    if numbers.next().is_some() {
+        return Err(syntax());
+    }
+    let number = |word: &str| word.parse::<u64>().unwrap_or(u64::MAX);
+    let [inside, outside, count] = words.map(number);
+    if count == 0 {
+        return Err(MapError::Empty(text.to_owned()));
+    }
+    let overflow = || MapError::Overflow(text.to_owned());
+    let first = |first: u64| match first.checked_add(count) {
+        Some(end) if end <= NO_ID => u32::try_from(first).map_err(|_more| overflow()),
+        _ => Err(overflow()),
+    };
+    let (inside, outside) = (first(inside)?, first(outside)?);
+    Ok(IdRange { inside, outside, count: u32::try_from(count).map_err(|_more| overflow())? })
+}
+
+fn show(ranges: &[IdRange]) -> String {
+    let shown: Vec<_> = ranges.iter().map(|it| Shown(it).to_string()).collect();
+    shown.join(",")
+}
+
+fn outside(ranges: &[IdRange], inside: u32) -> Option<u32> {
+    ranges.iter().find_map(|it| {
+        let offset = inside.checked_sub(it.inside).filter(|offset| *offset < it.count)?;
+        it.outside.checked_add(offset)
+    })
+}
+
+/// What is noted in a container's folder, for those who look for a range that is free.
+const NOTE: &str = "userns";
+
+impl IdMap {
+    /// Of users and of groups, both from [`parse_ranges`] or [`auto`].
+    #[must_use]
+    pub const fn new(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
+        Self { users, groups }
+    }
+
+    /// What the container's user is on the host; none if it is nobody there.
+    #[must_use]
+    pub fn user(&self, inside: u32) -> Option<u32> {
+        outside(&self.users, inside)
+    }
+
+    /// What the container's group is on the host.
+    #[must_use]
+    pub fn group(&self, inside: u32) -> Option<u32> {
+        outside(&self.groups, inside)
+    }
+
+    /// What the container's root, user and group, is on the host.
+    ///
+    /// # Errors
+    /// [`MapError::NoRoot`].
+    pub fn root(&self) -> Result<(u32, u32), MapError> {
+        self.user(0).zip(self.group(0)).ok_or(MapError::NoRoot)
+    }
+
+    /// Whether a program can run as this user.
+    ///
+    /// # Errors
+    /// [`MapError::User`] with the number that is in no range.
+    pub fn check(&self, user: &User) -> Result<(), MapError> {
+        if self.user(user.uid).is_none() {
+            return Err(MapError::User { kind: "user", id: user.uid });
+        }
+        let mut groups = [user.gid].into_iter().chain(user.groups.iter().copied());
+        match groups.find(|it| self.group(*it).is_none()) {
+            Some(id) => Err(MapError::User { kind: "group", id }),
+            None => Ok(()),
+        }
+    }
+
+    /// A user namespace that has the map, and that nobody is in.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn namespace(&self) -> Result<OwnedFd, ProcessError> {
+        user_namespace(&self.users, &self.groups)
+    }
+
+    /// Says so in a bundle. Source: OCI runtime-spec 1.0.2, `config-linux.md`, "User namespace mappings".
+    pub(crate) fn write(&self, config: &mut Value) {
+        let ranges = |ranges: &[IdRange]| -> Value {
+            let range = |it: &IdRange| json!({"containerID": it.inside, "hostID": it.outside, "size": it.count});
+            ranges.iter().map(range).collect()
+        };
+        config["linux"]["uidMappings"] = ranges(&self.users);
+        config["linux"]["gidMappings"] = ranges(&self.groups);
+        if let Some(namespaces) = config["linux"]["namespaces"].as_array_mut() {
+            namespaces.push(json!({"type": "user"}));
+        }
+    }
+
+    /// Notes it in a container's folder. Whoever looks for a free range waits until it is there.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn note(&self, folder: &Path) -> std::io::Result<()> {
+        std::fs::write(folder.join(NOTE), self.to_string())
+    }
+
+    /// The map of a container; none if it has none.
+    #[must_use]
+    pub fn noted(folder: &Path) -> Option<Self> {
+        std::fs::read_to_string(folder.join(NOTE)).ok()?.parse().ok()
+    }
+}
+
+impl fmt::Display for IdMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n{}\n", show(&self.users), show(&self.groups))
+    }
+}
+
+impl FromStr for IdMap {
+    type Err = MapError;
+
+    fn from_str(text: &str) -> Result<Self, MapError> {
+        let mut lines = text.lines();
+        let mut next = || parse_ranges(lines.next().unwrap_or_default());
+        Ok(Self { users: next()?, groups: next()? })
+    }
+}
+
+/// `/etc/subuid` and `/etc/subgid`, as they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Files<'a> {
+    /// `/etc/subuid`
+    pub users: &'a str,
+    /// `/etc/subgid`
+    pub groups: &'a str,
+}
+
+/// A stretch of ids of the host: the first, and the one after the last.
+type Stretch = (u64, u64);
+
+/// The stretches that a file gives to a name, or to anybody. Source: subuid(5).
+fn stretches(file: &str, name: Option<&str>) -> Vec<Stretch> {
+    let lines = file.lines().filter_map(|line| {
+        let mut fields = line.trim().split(':');
+        let owner = fields.next()?;
+        let (first, count): (u64, u64) =
+            (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        let end = first.checked_add(count)?.min(NO_ID);
+        (name.is_none_or(|name| name == owner) && first < end).then_some((first, end))
+    });
+    lines.collect()
+}
+
+/// A map for one more container: its ids from 0 on are as many of the host's, in a row, that nobody in `taken` has.
+///
+/// # Errors
+/// [`MapError::Lacking`] and [`MapError::Exhausted`].
+pub fn auto(files: Files<'_>, size: NonZeroU32, taken: &[IdMap]) -> Result<IdMap, MapError> {
+    let ours = |file| {
+        let mut names = NAMES.iter().map(|name| stretches(file, Some(name)));
+        names.find(|found| !found.is_empty()).unwrap_or_default()
+    };
+    let (mut users, mut groups) = (ours(files.users), ours(files.groups));
+    let mut used_users: Vec<_> = taken.iter().flat_map(|it| taken_by(&it.users)).collect();
+    let mut used_groups: Vec<_> = taken.iter().flat_map(|it| taken_by(&it.groups)).collect();
+    let mut places = ["/etc/subuid", "/etc/subgid"];
+    match (users.is_empty(), groups.is_empty()) {
+        (true, true) => {
+            let first = u64::from(UNCLAIMED.outside);
+            users = vec![(first, first + u64::from(UNCLAIMED.count))];
+            groups.clone_from(&users);
+            // What the files give to others is theirs.
+            used_users.extend(stretches(files.users, None));
+            used_groups.extend(stretches(files.groups, None));
+            places = ["Quire's own range"; 2];
+        }
+        (true, false) => return Err(MapError::Lacking("/etc/subuid")),
+        (false, true) => return Err(MapError::Lacking("/etc/subgid")),
+        (false, false) => {}
+    }
+    let find = |from: &[Stretch], used: &[Stretch], place| {
+        first_free(from, used, size)
+            .map(|outside| vec![IdRange { inside: 0, outside, count: size.get() }])
+            .ok_or(MapError::Exhausted { size: size.get(), place })
+    };
+    Ok(IdMap {
+        users: find(&users, &used_users, places[0])?,
+        groups: find(&groups, &used_groups, places[1])?,
+    })
+}
+
+fn taken_by(ranges: &[IdRange]) -> impl Iterator<Item = Stretch> {
+    ranges.iter().map(|it| (u64::from(it.outside), u64::from(it.outside) + u64::from(it.count)))
+}
+
+fn first_free(from: &[Stretch], used: &[Stretch], size: NonZeroU32) -> Option<u32> {
+    let size = u64::from(size.get());
+    from.iter().find_map(|&(first, end)| {
+        let mut at = first;
+        while at.checked_add(size)? <= end {
+            let mut over = used.iter().filter(|(first, end)| at < *end && *first < at + size);
+            match over.next() {
+                // Whatever comes next begins behind it.
+                Some((_, end)) => at = *end,
+                None => return u32::try_from(at).ok(),
+            }
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_ranges_of_three_numbers() {
+        let range = |inside, outside, count| IdRange { inside, outside, count };
+        let cases = [
+            ("0:100000:65536", vec![range(0, 100_000, 65_536)]),
+            ("0:1000:1,1:100000:999", vec![range(0, 1000, 1), range(1, 100_000, 999)]),
+            ("0:0:4294967295", vec![range(0, 0, u32::MAX)]),
+            ("5:4294967294:1", vec![range(5, u32::MAX - 1, 1)]),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(parse_ranges(text), Ok(expect.clone()), "{text}");
+            assert_eq!(show(&expect), text);
+        }
+        let bad = [
+            ("", "is no range of ids"),
+            ("0", "is no range of ids"),
+            ("0:1", "is no range of ids"),
+            ("0:1:2:3", "is no range of ids"),
+            ("0:1:2,", "\"\" is no range of ids"),
+            ("+0:1:2", "is no range of ids"),
+            ("-1:1:2", "is no range of ids"),
+            ("0:a:2", "\"0:a:2\" is no range of ids"),
+            ("0:1:0", "0:1:0 has no ids"),
+            ("0:0:4294967296", "goes beyond the last id, 4294967294"),
+            ("0:4294967295:1", "goes beyond"),
+            ("4294967290:0:9", "goes beyond"),
+            ("0:99999999999999999999:1", "goes beyond"),
+            ("0:18446744073709551615:18446744073709551615", "goes beyond"),
+            ("0:1000:10,9:2000:1", "0:1000:10 and 9:2000:1 overlap"),
+            ("0:1000:10,10:1009:1", "0:1000:10 and 10:1009:1 overlap"),
+        ];
+        for (text, expect) in bad {
+            let error = parse_ranges(text).unwrap_err().to_string();
+            assert!(error.contains(expect), "{text}: {error}");
+        }
+        let many: Vec<_> = (0..1000).map(|it| format!("{it}:{}:1", it + 1_000_000)).collect();
+        assert_eq!(parse_ranges(&many.join(",")), Err(MapError::TooMany));
+    }
+
+    #[test]
+    fn ids_are_looked_up() {
+        let map: IdMap = "0:1000:1,10:5000:3\n0:7:100".parse().unwrap();
+        for (inside, user, group) in
+            [(0, Some(1000), Some(7)), (1, None, Some(8)), (12, Some(5002), Some(19))]
+        {
+            assert_eq!((map.user(inside), map.group(inside)), (user, group), "{inside}");
+        }
+        assert_eq!((map.user(13), map.user(9), map.group(100)), (None, None, None));
+        assert_eq!(map.root(), Ok((1000, 7)));
+        assert_eq!(map.to_string().parse(), Ok(map.clone()));
+        let user = |uid, gid, groups: &[u32]| User {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+            home: "/".to_owned(),
+        };
+        assert_eq!(map.check(&user(10, 99, &[5])), Ok(()));
+        assert_eq!(map.check(&user(1, 0, &[])), Err(MapError::User { kind: "user", id: 1 }));
+        let group = |id| Err(MapError::User { kind: "group", id });
+        assert_eq!(map.check(&user(0, 100, &[])), group(100));
+        assert_eq!(map.check(&user(0, 0, &[5, 300])), group(300));
+        let rootless: IdMap = "1:1:1\n0:1:1".parse().unwrap();
+        assert_eq!(rootless.root(), Err(MapError::NoRoot));
+    }
+
+    #[test]
+    fn a_range_is_free_when_nobody_has_it() {
+        let map =
+            |users: &str, groups: &str| -> IdMap { format!("{users}\n{groups}").parse().unwrap() };
+        let size = |size| NonZeroU32::new(size).unwrap();
+        let check = |users: &str, groups: &str, wanted, taken: &[IdMap], expect: &str| {
+            let files = Files { users, groups };
+            let found = match auto(files, size(wanted), taken) {
+                Ok(map) => map.to_string().trim().replace('\n', " "),
+                Err(error) => error.to_string(),
+            };
+            assert!(found.contains(expect), "{users} {groups}: {found}, not {expect}");
+        };
+        let (one, other) = ("containers:1000:200\n", "root:5:5\nquire:100:10\ncontainers:7:99\n");
+        check(one, other, 10, &[], "0:1000:10 0:100:10");
+        check(one, one, 100, &[map("0:1050:10", "0:5:1")], "0:1060:100 0:1000:100");
+        check(one, one, 100, &[map("0:1100:1", "0:900:101")], "0:1000:100 0:1001:100");
+        check(one, one, 101, &[map("0:1100:1", "0:1:1")], "no 101 ids in a row are free");
+        check(one, one, 201, &[], "/etc/subuid");
+        check("quire:9:1\nquire:50:5", one, 5, &[], "0:50:5");
+        check(one, "", 1, &[], "/etc/subgid has no entry for quire or containers");
+        check("", one, 1, &[], "/etc/subuid has no entry");
+        // What cannot be read as an entry is none.
+        check("quire\nquire:x:1\nquire:1\nquire:5:0\n\n#", "", 1, &[], "0:2000224256:1");
+        check("u:2000224256:65536\n", "", 10, &[], "0:2000289792:10 0:2000224256:10");
+        check("", "", u32::MAX, &[], "Quire's own range");
+        let first = auto(Files { users: "", groups: "" }, SIZE, &[]).unwrap();
+        check("", "", 65_536, &[first], "0:2000289792:65536 0:2000289792:65536");
+        check("quire:18446744073709551615:5", "quire:4294967290:99", 1, &[], "/etc/subuid");
+        check("quire:4294967290:99", "quire:4294967290:99", 5, &[], "0:4294967290:5");
+        check("quire:4294967290:99", "quire:4294967290:99", 6, &[], "no 6 ids");
+    }
+
+    #[test]
+    fn bundles_say_it() {
+        let map: IdMap = "0:1000:1,1:5000:3\n0:7:100".parse().unwrap();
+        let mut config = json!({"linux": {"namespaces": [{"type": "pid"}]}});
+        map.write(&mut config);
+        let expect = json!({"linux": {
+            "namespaces": [{"type": "pid"}, {"type": "user"}],
+            "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 1},
+                            {"containerID": 1, "hostID": 5000, "size": 3}],
+            "gidMappings": [{"containerID": 0, "hostID": 7, "size": 100}],
+        }});
+        assert_eq!(config, expect);
+    }
+}
