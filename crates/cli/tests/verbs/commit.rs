@@ -418,6 +418,45 @@ fn hostile_names_and_depths() {
     place.out("fsck");
 }
 
+/// As `python`, as root of the container that has this root.
+fn python_inside(root: &Path, arguments: &[&str]) -> String {
+    let pid = root.iter().nth(2).unwrap();
+    let script = fs::File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/commit.py"));
+    let mut command = Command::new("nsenter");
+    command.arg("--user").arg("--target").arg(pid).args(["--setuid", "0", "--setgid", "0"]);
+    command.args(["python3", "-"]).args(arguments).current_dir("/").stdin(script.unwrap());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn owners_in_a_user_namespace_are_mapped_back() {
+    let Some(place) = place() else { return };
+    if !has(&["nsenter"]) {
+        return;
+    }
+    for runtime in runtimes() {
+        let options = ["--userns", "0:300000:100000", "--runtime", runtime, "--writable"];
+        for kind in ["memory", "self"] {
+            let container =
+                Waiting::start(&place, "mapped", &[&options[..], &[kind]].concat(), "a");
+            let root = container.root();
+            let path = root.to_str().unwrap();
+            python_inside(&root, &["change", path, "mapped"]);
+            let expect = python_inside(&root, &["walk", path, "proc", "sys", "dev"]);
+            assert!(expect.contains("b'./plain2' -rw-r--r-- 12 34 "), "{expect}");
+            place.out("commit -q mapped b");
+            same(&walk_image(&place, "b"), &expect, kind);
+            if kind == "self" {
+                place.out("stop -t 0 mapped");
+                place.out("commit -q mapped c");
+                assert_eq!(image_id(&place, "b"), image_id(&place, "c"));
+            }
+        }
+    }
+}
+
 #[test]
 fn owners_are_those_that_the_container_sees() {
     let Some(place) = place() else { return };
@@ -446,30 +485,30 @@ fn owners_are_those_that_the_container_sees() {
 #[test]
 fn what_is_killed_or_damaged_is_told() {
     let Some(place) = place() else { return };
-    let container = Waiting::start(&place, "lost", &[], "a");
+    let container = Waiting::start(&place, "orphan", &[], "a");
     fs::write(container.root().join("new"), "new").unwrap();
-    let state = place.path("store/containers/lost/state.json");
+    let state = place.path("store/containers/orphan/state.json");
     let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
     let monitor = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(monitor).unwrap(), Signal::KILL).unwrap();
-    wait_for("its lock to be free", || place.out("ps -a").contains("lost "));
+    wait_for("its lock to be free", || place.out("ps -a").contains("lost"));
     // The kernel has unmounted the filestore as it should be, when all processes had gone.
-    place.out("commit -q lost b");
+    place.out("commit -q orphan b");
     assert_eq!(place.out("cat b:/new"), "new");
     let store = place.path("store");
     let is_over = || loop_devices(store.to_str().unwrap()).is_empty();
     wait_for("the loop device to be gone", is_over);
     // As after a crash of the host. Source: the kernel's documentation of ext4's superblock: `s_state` is at 0x3a.
-    let filestore = place.path("store/containers/lost/filestore");
+    let filestore = place.path("store/containers/orphan/filestore");
     let file = fs::File::options().read(true).write(true).open(&filestore).unwrap();
     file.write_all_at(&[0, 0], 1024 + 0x3a).unwrap();
     drop(file);
-    let ran = place.run("diff lost");
+    let ran = place.run("diff orphan");
     assert!(ran.code == Some(2) && ran.err.contains("e2fsck -f"), "{}", ran.err);
     if has(&["e2fsck"]) {
         let mended = Command::new("e2fsck").arg("-fy").arg(&filestore).output().unwrap();
         assert!(mended.status.code().unwrap() < 4, "{mended:?}");
-        assert!(place.run("diff lost").out.contains("+ /new"));
+        assert!(place.run("diff orphan").out.contains("+ /new"));
     }
     drop(container);
     wait_for("nothing to be left", || is_clean(&place));
