@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use container::bundle::{Process, Terminal, host_files, runtime_config};
 use container::monitor::ROOT;
+use kernel::mount::Freed;
 use store::OpenOptions;
 
 use crate::Answer;
@@ -24,7 +25,14 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let image = image_config(&store, &found)?;
     let wanted = &args.wanted;
     let place = Place::make(context, &store, wish(wanted))?;
-    let root = crate::mount::root(context, &opened, &found, &wanted.trust, place.writable(), None)?;
+    let root = crate::mount::root(
+        context,
+        &opened,
+        &found,
+        &wanted.trust,
+        place.writable(Freed::AtOnce),
+        None,
+    )?;
     let user = wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };

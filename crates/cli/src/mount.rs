@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use container::root::{Checked, Layers, Root, RootError, Writable, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
-use kernel::mount::{Acl, Unmount};
+use kernel::mount::{Acl, Freed, Unmount};
 use store::{OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
@@ -26,7 +26,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let place = Place::make(context, &store, Some(&args.writable))?;
-    let root = root(context, &opened, &found, &args.trust, place.writable(), None)?;
+    let root = root(context, &opened, &found, &args.trust, place.writable(Freed::AtOnce), None)?;
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
 }

@@ -16,9 +16,12 @@ use container::runtime::Runtime;
 use container::superblock::Superblock;
 use container::{detached, filestore};
 use image::verity::ObjectId;
+use kernel::mount::Freed;
 use kernel::process::{Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
-use store::{ContainerDir, ContainerRecord, Liveness, OpenImage, OpenOptions, Resolved, Store};
+use store::{
+    ContainerDir, ContainerRecord, FoundContainer, OpenImage, OpenOptions, Resolved, Store,
+};
 
 use crate::Answer;
 use crate::args::{self, NetworkKind, When};
@@ -69,7 +72,7 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     if ready.has_lost() {
         context.remark(LOST);
     }
-    ready.end()?;
+    ready.end(Runs::Perhaps)?;
     let code = result?.shell_code();
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
 }
@@ -98,17 +101,21 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || is_asked_to_end(&asked));
-    let (_, alive) = clear_dead(&store);
+    let (_, living) = clear_dead(&store);
     let found = crate::names::resolve(&store, &args.image)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
     let image = image_config(&store, &found)?;
     let place = Place::make(context, &store, wish(&args.wanted))?;
-    let mut alike = alive.iter().filter(|(_, image)| *image == found.image);
-    let shared =
-        alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
-    let root =
-        crate::mount::root(context, &opened, &found, &args.wanted.trust, place.writable(), shared)?;
+    let shared = share(&store, &living, found.image);
+    let root = crate::mount::root(
+        context,
+        &opened,
+        &found,
+        &args.wanted.trust,
+        place.writable(Freed::Later),
+        shared,
+    )?;
     let user = args.wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let id = args.name.clone().map_or_else(new_id, Ok)?;
@@ -164,6 +171,7 @@ impl Ready {
             terminal: self.terminal,
             runtime: &self.runtime,
             signals: &self.signals,
+            trimmer: self.root.doomed.trimmer(self.path.join(filestore::NAME)),
         }
     }
 
@@ -172,14 +180,16 @@ impl Ready {
     }
 
     /// Takes everything down, behind the user's back if it takes long.
-    fn end(self) -> anyhow::Result<()> {
+    fn end(self, left: Runs) -> anyhow::Result<()> {
         let takes_long = self.root.doomed.takes_long();
         // For everybody else it is gone now.
         let (id, root, folder) = (self.id, self.root, self.folder.hide()?);
         let clear = move || {
             root.doomed.shut_down();
             drop((root.mount, root.image));
-            container::teardown::clear(folder.path(), &id);
+            if left == Runs::Perhaps {
+                container::teardown::clear(folder.path(), &id);
+            }
             if let Err(error) = folder.remove() {
                 tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
             }
@@ -205,7 +215,8 @@ impl Ready {
         }
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();
-        let keep = self.keep && has_started;
+        let is_unwanted = detached::is_unwanted(&self.path);
+        let keep = self.keep && has_started && !is_unwanted;
         if let Err(error) = result {
             let error = anyhow::Error::new(error);
             let text = format!("{error:#}");
@@ -217,10 +228,14 @@ impl Ready {
         if keep {
             self.root.doomed.shut_down();
             drop((self.root.mount, self.root.image));
-            container::teardown::clear(&self.path, &self.id);
             // Its place on the disk is free from here; the log and the exit code stay.
             drop(std::fs::remove_file(self.path.join(filestore::NAME)));
-        } else if let Err(error) = self.end() {
+            detached::clear(&self.path, &self.id);
+            return;
+        }
+        // Before another one can have its name, and its cgroup.
+        container::teardown::clear(&self.path, &self.id);
+        if let Err(error) = self.end(Runs::No) {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
         }
     }
@@ -237,6 +252,13 @@ impl Ready {
         let log = File::options().append(true).open(self.path.join(detached::OUTPUT));
         let _written = log.map(|mut log| writeln!(log, "quire: {text}"));
     }
+}
+
+/// Whether the kernel and the runtime may still have something of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runs {
+    Perhaps,
+    No,
 }
 
 /// Whoever asked may be gone, and the container is what counts.
@@ -295,32 +317,30 @@ fn notes() -> Option<PathBuf> {
 }
 
 /// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
-/// Answers how many containers are gone now, and those that live, with their images.
-pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
-    let (mut cleared, mut alive) = (0, Vec::new());
-    let containers = match store.containers() {
-        Ok(containers) => containers,
+/// Answers how many containers are gone now, and those that live.
+pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
+    let (living, dead) = match store.living_and_dead() {
+        Ok(found) => found,
         Err(error) => {
             tracing::warn!(%error, "cannot look for dead containers");
-            return (cleared, alive);
+            return (0, Vec::new());
         }
     };
-    match store.damaged_containers() {
-        Ok(damaged) => {
-            for (_, _, error) in damaged {
+    let mut cleared = 0;
+    for FoundContainer { id, record, .. } in dead {
+        let keep = match record {
+            Ok(record) => record.keep,
+            Err(error) => {
                 tracing::warn!("{error}");
+                continue;
             }
-        }
-        Err(error) => tracing::warn!(%error, "cannot look for damaged containers"),
-    }
-    for (id, record, liveness) in containers {
-        if liveness == Liveness::Alive {
-            alive.push((id, record.image));
+        };
+        if keep && detached::is_over(&store.path().join("containers").join(&id)) {
             continue;
         }
         match store.lock_container(&id) {
             // Its monitor may have been killed, and the container with it or not.
-            Ok(Some(folder)) if record.keep => {
+            Ok(Some(folder)) if keep => {
                 if let Err(error) = detached::bury(folder.path(), &id, now().0) {
                     tracing::warn!(id, %error, "cannot note the end of a container");
                 }
@@ -336,7 +356,17 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
             Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
         }
     }
-    (cleared, alive)
+    (cleared, living)
+}
+
+/// How many containers of the image are asked for its superblock: where one cannot give it, neither can most others.
+const ASKED: usize = 4;
+
+/// The superblock of an image that a living container has mounted.
+fn share(store: &Store, living: &[String], image: ObjectId) -> Option<Superblock> {
+    let alike = living.iter().filter(|id| store.image_of_container(id) == Some(image));
+    let folder = |id: &String| store.path().join("containers").join(id);
+    alike.take(ASKED).find_map(|id| Superblock::take(&folder(id)))
 }
 
 /// What the image's configuration says, or nothing for an image that never had one.

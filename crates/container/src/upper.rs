@@ -2,12 +2,15 @@
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
-use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
+use kernel::mount::{Detached, Durability, Ext4Options, Freed, MountError, TmpfsOptions, Upper};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
+
+use crate::trim::Trimmer;
 
 /// Where changes go. The kinds have gVisor's names (`--overlay2`).
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +28,8 @@ pub enum Writable<'a> {
         file: BorrowedFd<'a>,
         /// What a crash of the host may cost.
         durability: Durability,
+        /// When it loses what is freed inside: later, if somebody has a [`Trimmer`].
+        freed: Freed,
     },
     /// Into a directory of the host, whose contents outlive the root.
     Directory {
@@ -87,10 +92,7 @@ impl Layer {
     pub(crate) fn into_doomed(self, writable: Writable<'_>) -> Doomed {
         let durability = self.durability;
         match writable {
-            Writable::Filestore { .. } if durability == Durability::Volatile => {
-                Doomed(Some(Fate::ShutDown(self.upper)))
-            }
-            Writable::Filestore { .. } => Doomed(Some(Fate::Unmount)),
+            Writable::Filestore { .. } => Doomed(Some(Fate::ShutDown(self.upper, durability))),
             Writable::Memory { .. } => Doomed(Some(Fate::Free(self.upper))),
             Writable::None | Writable::Directory { .. } => Doomed(None),
         }
@@ -103,10 +105,8 @@ pub struct Doomed(Option<Fate>);
 
 #[derive(Debug)]
 enum Fate {
-    /// Nobody will see what is not on disk yet.
-    ShutDown(OwnedFd),
-    /// As it should be.
-    Unmount,
+    /// Nobody will see what is not on disk yet: however durable it was, it goes with its container.
+    ShutDown(OwnedFd, Durability),
     /// It is in memory.
     Free(OwnedFd),
 }
@@ -119,7 +119,7 @@ impl Doomed {
     #[must_use]
     pub fn takes_long(&self) -> bool {
         match &self.0 {
-            Some(Fate::ShutDown(_) | Fate::Unmount) => true,
+            Some(Fate::ShutDown(..)) => true,
             Some(Fate::Free(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
                 let bytes = it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize);
                 let (most_bytes, most_files) = FREED_AT_ONCE;
@@ -133,7 +133,7 @@ impl Doomed {
     /// get zeros. `root` is the overlay. (Only where nothing is synced; else whoever syncs is told.)
     #[must_use]
     pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
-        if !matches!(self.0, Some(Fate::ShutDown(_))) {
+        if !matches!(self.0, Some(Fate::ShutDown(_, Durability::Volatile))) {
             return false;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -142,9 +142,18 @@ impl Doomed {
         rustix::fs::syncfs(root).is_err()
     }
 
+    /// Who takes from a filestore what was freed inside; none for other layers.
+    #[must_use]
+    pub fn trimmer(&self, filestore: PathBuf) -> Option<Trimmer<'_>> {
+        match &self.0 {
+            Some(Fate::ShutDown(upper, _)) => Some(Trimmer::new(upper.as_fd(), filestore)),
+            _ => None,
+        }
+    }
+
     /// Lets go of what is not written yet, so that unmounting has nothing to wait for. What still runs on it gets `EIO`.
     pub fn shut_down(self) {
-        let Some(Fate::ShutDown(upper)) = self.0 else { return };
+        let Some(Fate::ShutDown(upper, _)) = self.0 else { return };
         if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
             tracing::debug!(%error, "the file system is unmounted with all that is in it");
         }
@@ -163,9 +172,8 @@ pub(crate) fn prepare(
             // What lies in memory has nothing to sync.
             (kernel::mount::tmpfs(&options)?, Durability::Volatile)
         }
-        Writable::Filestore { file, durability } => {
-            let barriers = durability == Durability::Durable;
-            let options = Ext4Options { barriers, direct_io: true };
+        Writable::Filestore { file, durability, freed } => {
+            let options = Ext4Options { durability, freed, direct_io: true };
             (kernel::mount::ext4(file, &options)?, durability)
         }
         Writable::Directory { directory, durability } => {
