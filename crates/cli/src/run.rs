@@ -17,9 +17,12 @@ use container::stage::Stage;
 use container::superblock::Superblock;
 use container::{detached, filestore, kept};
 use image::verity::ObjectId;
+use kernel::mount::Freed;
 use kernel::process::{Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
-use store::{ContainerDir, ContainerRecord, Liveness, OpenImage, OpenOptions, Resolved, Store};
+use store::{
+    ContainerDir, ContainerRecord, FoundContainer, OpenImage, OpenOptions, Resolved, Store,
+};
 
 use crate::Answer;
 use crate::args::{self, NetworkKind, When};
@@ -72,7 +75,7 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     if ready.has_lost() {
         context.remark(LOST);
     }
-    let ended = ready.end();
+    let ended = ready.end(Runs::Perhaps);
     // What went wrong with the program comes before what goes wrong after it.
     let code = result?.shell_code();
     ended?;
@@ -111,7 +114,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || is_asked_to_end(&asked));
-    let (_, alive) = clear_dead(&store);
+    let (_, living) = clear_dead(&store);
     let found = crate::names::resolve(&store, &args.image)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
@@ -124,10 +127,8 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     store::check_id(&id)?;
     let claim = args.wanted.ids.claim(&store, &|| is_asked_to_end(&signals))?;
     let map = claim.as_ref().map(|it| &it.map);
-    let mut alike = alive.iter().filter(|(_, image)| *image == found.image);
-    let shared =
-        alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
-    let shape = Shape { writable: place.writable(), map, space };
+    let shared = share(&store, &living, found.image);
+    let shape = Shape { writable: place.writable(Freed::Later), map, space };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     let user = args.wanted.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
@@ -212,6 +213,7 @@ impl Ready {
             terminal: self.terminal,
             runtime: &self.runtime,
             signals: &self.signals,
+            trimmer: self.root.doomed.trimmer(self.path.join(filestore::NAME)),
         }
     }
 
@@ -220,7 +222,7 @@ impl Ready {
     }
 
     /// Takes everything down, behind the user's back if it takes long.
-    fn end(self) -> anyhow::Result<()> {
+    fn end(self, left: Runs) -> anyhow::Result<()> {
         let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
         // For everybody else it is gone now.
         let (id, root, stage) = (self.id, self.root, self.stage);
@@ -229,7 +231,9 @@ impl Ready {
             root.doomed.shut_down();
             stage.shut_down();
             drop((root.mount, root.image));
-            container::teardown::clear(folder.path(), &id);
+            if left == Runs::Perhaps {
+                container::teardown::clear(folder.path(), &id);
+            }
             if let Err(error) = folder.remove() {
                 tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
             }
@@ -256,7 +260,8 @@ impl Ready {
         }
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();
-        let keep = self.keep && has_started;
+        let is_unwanted = detached::is_unwanted(&self.path);
+        let keep = self.keep && has_started && !is_unwanted;
         if let Err(error) = result {
             let error = anyhow::Error::new(error);
             let text = format!("{error:#}");
@@ -267,7 +272,11 @@ impl Ready {
         }
         if keep {
             self.rest(lost);
-        } else if let Err(error) = self.end() {
+            return;
+        }
+        // Before another one can have its name, and its cgroup.
+        container::teardown::clear(&self.path, &self.id);
+        if let Err(error) = self.end(Runs::No) {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
         }
     }
@@ -286,7 +295,7 @@ impl Ready {
         // Those of further mounts go with their container.
         Files::remove(&self.path, &self.stage);
         self.stage.shut_down();
-        container::teardown::clear(&self.path, &self.id);
+        detached::clear(&self.path, &self.id);
         if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
         {
             let noted = kept::Place::Filestore { lost: true }.save(&self.path);
@@ -313,6 +322,13 @@ impl Ready {
         let log = File::options().append(true).open(self.path.join(detached::OUTPUT));
         let _written = log.map(|mut log| writeln!(log, "quire: {text}"));
     }
+}
+
+/// Whether the kernel and the runtime may still have something of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runs {
+    Perhaps,
+    No,
 }
 
 /// Whoever asked may be gone, and the container is what counts.
@@ -401,32 +417,30 @@ fn notes() -> Option<PathBuf> {
 }
 
 /// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
-/// Answers how many containers are gone now, and those that live, with their images.
-pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
-    let (mut cleared, mut alive) = (0, Vec::new());
-    let containers = match store.containers() {
-        Ok(containers) => containers,
+/// Answers how many containers are gone now, and those that live.
+pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
+    let (living, dead) = match store.living_and_dead() {
+        Ok(found) => found,
         Err(error) => {
             tracing::warn!(%error, "cannot look for dead containers");
-            return (cleared, alive);
+            return (0, Vec::new());
         }
     };
-    match store.damaged_containers() {
-        Ok(damaged) => {
-            for (_, _, error) in damaged {
+    let mut cleared = 0;
+    for FoundContainer { id, record, .. } in dead {
+        let keep = match record {
+            Ok(record) => record.keep,
+            Err(error) => {
                 tracing::warn!("{error}");
+                continue;
             }
-        }
-        Err(error) => tracing::warn!(%error, "cannot look for damaged containers"),
-    }
-    for (id, record, liveness) in containers {
-        if liveness == Liveness::Alive {
-            alive.push((id, record.image));
+        };
+        if keep && detached::is_over(&store.path().join("containers").join(&id)) {
             continue;
         }
         match store.lock_container(&id) {
             // Its monitor may have been killed, and the container with it or not.
-            Ok(Some(folder)) if record.keep => {
+            Ok(Some(folder)) if keep => {
                 if let Err(error) = detached::bury(folder.path(), &id, now().0) {
                     tracing::warn!(id, %error, "cannot note the end of a container");
                 }
@@ -442,7 +456,17 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
             Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
         }
     }
-    (cleared, alive)
+    (cleared, living)
+}
+
+/// How many containers of the image are asked for its superblock: where one cannot give it, neither can most others.
+const ASKED: usize = 4;
+
+/// The superblock of an image that a living container has mounted.
+fn share(store: &Store, living: &[String], image: ObjectId) -> Option<Superblock> {
+    let alike = living.iter().filter(|id| store.image_of_container(id) == Some(image));
+    let folder = |id: &String| store.path().join("containers").join(id);
+    alike.take(ASKED).find_map(|id| Superblock::take(&folder(id)))
 }
 
 /// What the image's configuration says, or nothing for an image that never had one.
