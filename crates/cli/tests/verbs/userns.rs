@@ -191,6 +191,9 @@ fn auto_gives_every_container_ids_of_its_own() {
         assert_eq!(numbers, [0, first, size], "{}", ran.err);
         let ran = place.run_each(&["exec", "-u", "5:6", name, "id", "-u"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "5\n"), "{}", ran.err);
+        let ran = place.run_each(&["exec", "-u", "70000", name, "id"]);
+        let expect = "user 70000 is not in its map";
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{}", ran.err);
     }
     // Whose container is dead, however it died, is free.
     let state = fs::read(place.path("store/containers/ns-one/state.json")).unwrap();
