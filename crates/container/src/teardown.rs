@@ -1,9 +1,12 @@
 //! What is left of a container whose processes are gone, or should be.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use kernel::mount::Unmount;
 
+use crate::detached::GLANCE;
 use crate::monitor::{STATE, delete};
 use crate::stage::is_place;
 
@@ -33,6 +36,9 @@ pub fn cgroup(id: &str) -> String {
     format!("/quire-{id}")
 }
 
+/// How long processes that were killed may take to leave their cgroups.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
 /// empty ones can be removed.
 fn remove_cgroups(id: &str) {
@@ -41,10 +47,22 @@ fn remove_cgroups(id: &str) {
     // Links stand for several controllers of one hierarchy.
     let hierarchies = hierarchies.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
     let roots = hierarchies.map(|it| it.path()).chain([PathBuf::from(CGROUPS)]);
+    let since = Instant::now();
     for root in roots {
         let cgroup = root.join(path.trim_start_matches('/'));
-        match std::fs::remove_dir(&cgroup) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        let removed = loop {
+            match std::fs::remove_dir(&cgroup) {
+                // What was killed is on its way out, or sees just now that its parent was.
+                Err(error)
+                    if error.kind() == ErrorKind::ResourceBusy && since.elapsed() < PATIENCE =>
+                {
+                    std::thread::sleep(GLANCE);
+                }
+                result => break result,
+            }
+        };
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
                 tracing::debug!(id, %error, cgroup = %cgroup.display(), "a cgroup stays");
             }
             _ => {}
