@@ -10,7 +10,9 @@ use clap::{
 
 mod containers;
 
-pub(crate) use containers::{Bundle, Exec, Ids, Logs, NetworkKind, Ps, Run, Stop, Wait, Wanted};
+pub(crate) use containers::{
+    Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
+};
 
 use crate::userns::UserNs;
 use crate::writable::Wish;
@@ -160,8 +162,15 @@ pub(crate) enum Verb {
     Cat(Cat),
     /// Write an image as a composefs dump, a line per file
     Dump(Dump),
-    /// Show every path and attribute in which two images differ
+    /// Show every path and attribute in which two images differ, or a container from its image
     Diff(Diff),
+    /// Make an image of a container: its image, and what it changed as one more layer
+    ///
+    /// A container that runs is paused meanwhile. One that has ended is there until `rm`; what it wrote with --writable memory
+    /// is gone with its end. The new image runs as the one below does, but for what --change says.
+    Commit(Commit),
+    /// Write what a container changed as a tar, the layer that `commit` would add
+    Snapshot(Snapshot),
     /// Show what images take on disk, and what they share
     Du(Du),
     /// Give an image a further name
@@ -488,10 +497,16 @@ pub(crate) struct Dump {
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// NAME[:/PATH], or the path of an image file
+    // Not doc comments: to rustdoc the brackets would be links.
+    #[arg(
+        help = "NAME[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side"
+    )]
     pub(crate) old: OsString,
-    /// The same for the other side
-    pub(crate) new: OsString,
+    /// The same for the other side; without it, a container is compared with its image
+    pub(crate) new: Option<OsString>,
+    /// Let a container that runs go on while it is read: what changes meanwhile is an error
+    #[arg(long, conflicts_with = "new")]
+    pub(crate) no_pause: bool,
 }
 
 #[derive(Debug, Args)]

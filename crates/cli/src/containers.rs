@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use container::detached::{self, More};
+use container::kept;
 use container::state::{Code, State};
 use container::userns::IdMap;
 use kernel::process::Signals;
@@ -21,17 +22,17 @@ use crate::report;
 
 /// A container, as it was a moment ago.
 pub(crate) struct Found {
-    id: String,
+    pub(crate) id: String,
     /// None if it is damaged.
-    record: Option<ContainerRecord>,
+    pub(crate) record: Option<ContainerRecord>,
     liveness: Liveness,
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// None before it has started, and of those that are not detached.
     state: Option<State>,
 }
 
 impl Found {
-    fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         // Of one that has ended somebody is taking the rest down.
         let is_over = self.state.as_ref().is_some_and(|it| it.finished.is_some());
         self.liveness == Liveness::Alive && !is_over
@@ -54,7 +55,7 @@ impl Found {
     }
 
     /// What it executes, from its bundle.
-    fn command(&self) -> Vec<String> {
+    pub(crate) fn command(&self) -> Vec<String> {
         let bytes = std::fs::read(self.folder.join("config.json")).unwrap_or_default();
         let config: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let args = config["process"]["args"].as_array().cloned().unwrap_or_default();
@@ -263,7 +264,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
         let signal = args.signal.as_deref().or(own).unwrap_or("TERM");
         while let Err(message) = detached::signal(&it.folder, &it.id, signal) {
             // It may have ended since.
-            if !is_alive(&store, &it.id) {
+            if !is_alive(&store, it) {
                 break;
             }
             // Or it has not started yet.
@@ -275,7 +276,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
     }
     for it in &running {
         let rest = patience.saturating_sub(since.elapsed());
-        if !detached::wait(Some(rest), &|| is_alive(&store, &it.id)) {
+        if !detached::wait(Some(rest), &|| is_alive(&store, it)) {
             kill(&store, it)?;
         }
     }
@@ -298,8 +299,12 @@ fn check_signal(signal: &str) -> anyhow::Result<()> {
     bail!("\"{signal}\" is no signal: a name such as TERM, or a number from 1 to 64")
 }
 
-fn is_alive(store: &Store, id: &str) -> bool {
-    store.is_container_alive(id).unwrap_or(true)
+/// Whether a container still runs. Of one that is kept somebody may be writing what it wrote to the disk after its end.
+fn is_alive(store: &Store, found: &Found) -> bool {
+    let is_over =
+        || matches!(State::load(&found.folder), Ok(Some(State { finished: Some(_), .. })));
+    let is_kept = found.record.as_ref().is_some_and(|it| it.keep);
+    store.is_container_alive(&found.id).unwrap_or(true) && !(is_kept && is_over())
 }
 
 /// How long the kernel may take to end what is killed.
@@ -311,7 +316,7 @@ fn kill(store: &Store, found: &Found) -> anyhow::Result<()> {
         // One that has not started yet cannot be told at once.
         let told = detached::signal(&found.folder, &found.id, "KILL");
         let pause = if told.is_ok() { DEATH } else { GLANCE };
-        if detached::wait(Some(pause), &|| is_alive(store, &found.id)) {
+        if detached::wait(Some(pause), &|| is_alive(store, found)) {
             return Ok(());
         }
         if since.elapsed() >= DEATH {
@@ -327,7 +332,7 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
         let found = find(&store, name)?;
         // It may be one that is removed as soon as it has ended.
         let kept = Code::open(&found.folder)?;
-        let _ended = detached::wait(None, &|| is_alive(&store, &found.id));
+        let _ended = detached::wait(None, &|| is_alive(&store, &found));
         let code = State::load(&found.folder)?.and_then(|it| it.code);
         let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
@@ -367,7 +372,11 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<b
             Ok(Some(folder)) => break folder,
             // Somebody else was faster.
             Err(ContainerError::Absent(_)) => return Ok(false),
-            Ok(None) if since.elapsed() < DEATH => std::thread::sleep(detached::GLANCE),
+            Ok(None) if since.elapsed() < DEATH => {
+                // Nobody needs what may still be on its way to the disk.
+                kept::give_up(&found.folder);
+                std::thread::sleep(detached::GLANCE);
+            }
             Ok(None) => bail!("container {name} is in use"),
             Err(error) => return Err(error.into()),
         }

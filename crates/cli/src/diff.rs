@@ -4,31 +4,43 @@ use std::io::Write as _;
 
 use anyhow::bail;
 use image::diff::{Attribute, Bytes, Change, Difference};
-use image::tree::{Timestamp, components};
+use image::tree::{Timestamp, Tree, components};
 use serde_json::{Value, json};
 
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::target::Target;
+use crate::target::{Target, split};
 use crate::{describe, report};
 
 pub(crate) fn diff(context: &Context, args: &args::Diff) -> anyhow::Result<Answer> {
+    let Some(new) = &args.new else {
+        let (name, path) = split(&args.old);
+        let (old, new) = crate::commit::preview(context, name, args.no_pause)?;
+        let path: Vec<&[u8]> = components(path).collect();
+        return compare(context, &old, &new, &path);
+    };
     let old = Target::open(context, &args.old)?;
-    let new = Target::open(context, &args.new)?;
+    let new = Target::open(context, new)?;
     let path: Vec<&[u8]> = components(&old.path).collect();
     if !components(&new.path).eq(path.iter().copied()) {
         bail!(
             "diff compares one path in two images: \"{}\" and \"{}\" are two",
-            args.old.display(),
-            args.new.display()
+            old.text,
+            new.text
         );
     }
-    if old.tree.resolve(&old.path).is_none() && new.tree.resolve(&old.path).is_none() {
-        bail!("neither image has \"{}\" (links in it are not followed)", old.path.escape_ascii());
+    compare(context, &old.tree, &new.tree, &path)
+}
+
+/// Shows in what two trees differ at and below a path.
+fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow::Result<Answer> {
+    let whole = path.join(&b'/');
+    if old.resolve(&whole).is_none() && new.resolve(&whole).is_none() {
+        bail!("neither image has \"/{}\" (links in it are not followed)", whole.escape_ascii());
     }
     let mut found = Vec::new();
-    image::diff::diff(&old.tree, &new.tree, |it| {
+    image::diff::diff(old, new, |it| {
         if components(&it.path).take(path.len()).eq(path.iter().copied()) {
             found.push(it);
         }

@@ -81,6 +81,11 @@ fn check(context: &Context, args: &args::Export, target: &Target) -> anyhow::Res
     if matches!(args.compression, Some(args::Compression::Gzip | args::Compression::Zstd)) {
         bail!("{what} cannot be compressed: write to - and pipe it into a compressor");
     }
+    check_output(context, output, args.force)
+}
+
+/// Whether an archive can be written there.
+pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
     match output {
         Output::Stdout if context.json => {
             bail!("--json prints to standard output, as the archive would: name a file")
@@ -94,7 +99,7 @@ fn check(context: &Context, args: &args::Export, target: &Target) -> anyhow::Res
                 "{} is not a regular file: write to - and redirect standard output",
                 path.display()
             ),
-            Ok(_) if !args.force => {
+            Ok(_) if !force => {
                 bail!("{} is there already: --force overwrites it", path.display())
             }
             _ => Ok(()),
@@ -227,44 +232,54 @@ impl Job<'_> {
         Ok(told)
     }
 
-    /// Lets `write` write a file that is there as a whole or not at all, or standard output.
+    /// As [`output`].
     fn output<T>(
         &self,
         file: &Output,
         write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let path = match file {
-            Output::Stdout => return write(&mut report::standard_output()),
-            Output::File(path) => path,
-        };
-        let failed = || format!("cannot write {}", path.display());
-        // Where a link leads to, not the link, is what is overwritten.
-        let path = match path.canonicalize() {
-            Ok(real) => real,
-            Err(_) => path.clone(),
-        };
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let draft = tempfile::Builder::new()
-            .prefix(".quire-export-")
-            .permissions(Permissions::from_mode(0o644))
-            .tempfile_in(&parent)
-            .with_context(failed)?;
-        let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
-        let done = write(&mut out)?;
-        out.into_inner().map_err(std::io::IntoInnerError::into_error).with_context(failed)?;
-        (self.options.progress)(Event::Committing);
-        draft.as_file().sync_all().with_context(failed)?;
-        let published = match self.args.force {
-            true => draft.persist(&path),
-            false => draft.persist_noclobber(&path),
-        };
-        published.map_err(|error| error.error).with_context(failed)?;
-        File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
-        Ok(done)
+        output(file, self.args.force, write, || (self.options.progress)(Event::Committing))
     }
+}
+
+/// Lets `write` write a file that is there as a whole or not at all, or standard output. `committing` is called between.
+pub(crate) fn output<T>(
+    file: &Output,
+    force: bool,
+    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
+    committing: impl FnOnce(),
+) -> anyhow::Result<T> {
+    let path = match file {
+        Output::Stdout => return write(&mut report::standard_output()),
+        Output::File(path) => path,
+    };
+    let failed = || format!("cannot write {}", path.display());
+    // Where a link leads to, not the link, is what is overwritten.
+    let path = match path.canonicalize() {
+        Ok(real) => real,
+        Err(_) => path.clone(),
+    };
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let draft = tempfile::Builder::new()
+        .prefix(".quire-export-")
+        .permissions(Permissions::from_mode(0o644))
+        .tempfile_in(&parent)
+        .with_context(failed)?;
+    let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
+    let done = write(&mut out)?;
+    out.into_inner().map_err(std::io::IntoInnerError::into_error).with_context(failed)?;
+    committing();
+    draft.as_file().sync_all().with_context(failed)?;
+    let published = match force {
+        true => draft.persist(&path),
+        false => draft.persist_noclobber(&path),
+    };
+    published.map_err(|error| error.error).with_context(failed)?;
+    File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
+    Ok(done)
 }
 
 fn layers(plan: &Plan) -> Vec<Value> {

@@ -15,7 +15,7 @@ use container::root::{Root, Shape};
 use container::runtime::Runtime;
 use container::stage::Stage;
 use container::superblock::Superblock;
-use container::{detached, filestore};
+use container::{detached, filestore, kept};
 use image::verity::ObjectId;
 use kernel::process::{Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
@@ -143,6 +143,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let config = runtime_config(&process, &user, &wishes, &image, &stage.root());
     let record = ContainerRecord {
         image: found.image,
+        manifest: found.manifest,
         name: found.name.as_ref().map(ToString::to_string),
         created: now(),
         keep: args.detach && !args.rm,
@@ -158,6 +159,9 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         let noted = claim.map.note(&path);
         noted.with_context(|| format!("cannot note the ids of {id} in {}", path.display()))?;
     }
+    kept_place(&place, &args.wanted, &root)
+        .and_then(|place| place.save(&path))
+        .with_context(|| format!("cannot write in {}", path.display()))?;
     let (keep, stop_signal) = (record.keep, image.stop_signal);
     let _image = opened;
     Ok(Ready {
@@ -177,6 +181,18 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         _image,
         _directory: place.into_locked(),
     })
+}
+
+/// Where the container writes, for whoever looks at that later.
+fn kept_place(place: &Place, wanted: &args::Wanted, root: &Root) -> std::io::Result<kept::Place> {
+    match (place, wish(wanted), root.doomed.upper()) {
+        (Place::Memory(_), ..) => Ok(kept::Place::Memory),
+        (Place::Filestore(..), ..) => Ok(kept::Place::Filestore { lost: false }),
+        (Place::Directory(..), Some(Wish::Directory(path, _)), Some(upper)) => {
+            kept::Place::directory(&std::path::absolute(path)?, upper)
+        }
+        _ => Ok(kept::Place::None),
+    }
 }
 
 const LOST: &str = "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and it \
@@ -234,7 +250,8 @@ impl Ready {
         let clock = || now().0;
         let mut started = || tell(report.take(), &[0]);
         let result = detached::watch(&self.start(), &self.stop_signal, &clock, &mut started);
-        if self.has_lost() {
+        let lost = self.has_lost();
+        if lost {
             self.log(LOST);
         }
         // Who was told that it runs finds it, also when its end is not known.
@@ -249,21 +266,44 @@ impl Ready {
             }
         }
         if keep {
-            self.root.doomed.shut_down();
-            drop((self.root.mount, self.root.image));
-            // Its place on the disk is free from here; the log and the exit code stay.
-            Files::remove(&self.path, &self.stage);
-            self.stage.shut_down();
-            container::teardown::clear(&self.path, &self.id);
+            self.rest(lost);
         } else if let Err(error) = self.end() {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
         }
     }
 
-    /// Lets other containers of the image share what this process has mounted.
+    /// Takes down what runs, and keeps what was written, with the log and the exit code.
+    fn rest(self, has_lost: bool) {
+        let kept = match has_lost {
+            true => {
+                self.root.doomed.shut_down();
+                false
+            }
+            // It has ended for everybody else; `rm` shuts the file system down under this.
+            false => self.root.doomed.keep().is_ok(),
+        };
+        drop((self.root.mount, self.root.image));
+        Files::remove(&self.path, &self.stage);
+        self.stage.shut_down();
+        container::teardown::clear(&self.path, &self.id);
+        if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
+        {
+            let noted = kept::Place::Filestore { lost: true }.save(&self.path);
+            if let Err(error) = noted {
+                tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
+            }
+            drop(std::fs::remove_file(self.path.join(filestore::NAME)));
+        }
+    }
+
+    /// Lets other containers of the image share what this process has mounted, and others look at what is written.
     fn offer(&self) {
         if let Err(error) = self.root.image.offer(&self.path) {
             tracing::debug!(id = self.id, %error, "nobody shares this container's image");
+        }
+        let upper = self.root.doomed.upper().map(|upper| kept::offer(&self.path, upper));
+        if let Some(Err(error)) = upper {
+            tracing::debug!(id = self.id, %error, "nobody can look at this container's changes");
         }
     }
 

@@ -154,10 +154,9 @@ impl Files {
         Ok(())
     }
 
-    /// Removes those names again, and that of the root's filestore.
+    /// Removes those names again.
     pub(crate) fn remove(folder: &Path, stage: &Stage) {
-        let mounts = (0..stage.filestores()).map(name);
-        for name in mounts.chain([filestore::NAME.to_owned()]) {
+        for name in (0..stage.filestores()).map(name) {
             drop(std::fs::remove_file(folder.join(name)));
         }
     }

@@ -36,11 +36,12 @@ pub fn cgroup(id: &str) -> String {
     format!("/quire-{id}")
 }
 
-/// How long processes that were killed may take to leave their cgroups.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the processes of a container may take to die, once they are killed.
+const DEATH: Duration = Duration::from_secs(3);
 
 /// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
-/// empty ones can be removed.
+/// empty ones can be removed: it is waited a while for processes that are dying. (They may be those of another store's
+/// container of this name, so nothing is killed here.)
 fn remove_cgroups(id: &str) {
     let path = cgroup(id);
     let hierarchies = std::fs::read_dir(CGROUPS).into_iter().flatten().flatten();
@@ -50,22 +51,20 @@ fn remove_cgroups(id: &str) {
     let since = Instant::now();
     for root in roots {
         let cgroup = root.join(path.trim_start_matches('/'));
-        let removed = loop {
+        loop {
             match std::fs::remove_dir(&cgroup) {
-                // What was killed is on its way out, or sees just now that its parent was.
                 Err(error)
-                    if error.kind() == ErrorKind::ResourceBusy && since.elapsed() < PATIENCE =>
+                    if error.kind() == ErrorKind::ResourceBusy && since.elapsed() < DEATH =>
                 {
                     std::thread::sleep(GLANCE);
+                    continue;
                 }
-                result => break result,
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    tracing::debug!(id, %error, cgroup = %cgroup.display(), "a cgroup stays");
+                }
+                _ => {}
             }
-        };
-        match removed {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::debug!(id, %error, cgroup = %cgroup.display(), "a cgroup stays");
-            }
-            _ => {}
+            break;
         }
     }
 }

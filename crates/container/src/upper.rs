@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
+use kernel::loopdev::Access;
 use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
@@ -92,27 +93,35 @@ impl Layer {
 
     /// What to do about it when the root is done with.
     pub(crate) fn into_doomed(self, writable: Writable<'_>) -> Doomed {
-        let durability = self.durability;
-        match writable {
-            Writable::Filestore { .. } => Doomed::of_filestore(self.upper, durability),
-            Writable::Memory { .. } => Doomed(Some(Fate::Free(self.upper))),
-            Writable::None | Writable::Directory { .. } => Doomed(None),
-        }
+        let Self { upper, durability, .. } = self;
+        let fate = match writable {
+            Writable::Filestore { .. } => return Doomed::of_filestore(upper, durability),
+            Writable::Memory { .. } => Fate::Free,
+            Writable::None | Writable::Directory { .. } => Fate::Stay,
+        };
+        Doomed { fate, upper: Some(upper) }
     }
 }
 
 /// A writable layer that goes with its root.
 #[derive(Debug, Default)]
-pub struct Doomed(Option<Fate>);
+pub struct Doomed {
+    fate: Fate,
+    /// As long as it is open, the layer's file system stays.
+    upper: Option<OwnedFd>,
+}
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Fate {
+    /// It is somebody else's, or there is none.
+    #[default]
+    Stay,
     /// Nobody will see what is not on disk yet.
-    ShutDown(OwnedFd),
+    ShutDown,
     /// As it should be.
     Unmount,
     /// It is in memory.
-    Free(OwnedFd),
+    Free,
 }
 
 /// A layer in memory with more than so many bytes, or files, takes longer to free than a process to start.
@@ -121,23 +130,30 @@ const FREED_AT_ONCE: (u64, u64) = (64 << 20, 1000);
 impl Doomed {
     /// A file system of its own, by a directory in it.
     pub(crate) fn of_filestore(directory: OwnedFd, durability: Durability) -> Self {
-        Self(Some(match durability {
-            Durability::Volatile => Fate::ShutDown(directory),
+        let fate = match durability {
+            Durability::Volatile => Fate::ShutDown,
             Durability::Durable => Fate::Unmount,
-        }))
+        };
+        Self { fate, upper: Some(directory) }
+    }
+
+    /// The directory that has what was changed; none for a read-only root.
+    #[must_use]
+    pub fn upper(&self) -> Option<BorrowedFd<'_>> {
+        self.upper.as_ref().map(|it| it.as_fd())
     }
 
     /// Whether to unmount the root takes so long that nobody should have to wait for it.
     #[must_use]
     pub fn takes_long(&self) -> bool {
-        match &self.0 {
-            Some(Fate::ShutDown(_) | Fate::Unmount) => true,
-            Some(Fate::Free(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
+        match (self.fate, &self.upper) {
+            (Fate::ShutDown | Fate::Unmount, _) => true,
+            (Fate::Free, Some(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
                 let bytes = it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize);
                 let (most_bytes, most_files) = FREED_AT_ONCE;
                 bytes > most_bytes || it.f_files.saturating_sub(it.f_ffree) > most_files
             }),
-            None => false,
+            _ => false,
         }
     }
 
@@ -145,7 +161,7 @@ impl Doomed {
     /// get zeros. `root` is the overlay. (Only where nothing is synced; else whoever syncs is told.)
     #[must_use]
     pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
-        if !matches!(self.0, Some(Fate::ShutDown(_))) {
+        if self.fate != Fate::ShutDown {
             return false;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -156,9 +172,20 @@ impl Doomed {
 
     /// Lets go of what is not written yet, so that unmounting has nothing to wait for. What still runs on it gets `EIO`.
     pub fn shut_down(self) {
-        let Some(Fate::ShutDown(upper)) = self.0 else { return };
+        let (Fate::ShutDown, Some(upper)) = (self.fate, self.upper) else { return };
         if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
             tracing::debug!(%error, "the file system is unmounted with all that is in it");
+        }
+    }
+
+    /// Writes what is not written yet, for who wants to see it later: unmounting has nothing to wait for after that.
+    ///
+    /// # Errors
+    /// The kernel's answer: not all could be written.
+    pub fn keep(self) -> Result<(), Errno> {
+        match (self.fate, self.upper) {
+            (Fate::ShutDown | Fate::Unmount, Some(upper)) => rustix::fs::syncfs(upper),
+            _ => Ok(()),
         }
     }
 }
@@ -200,7 +227,7 @@ pub(crate) fn prepare(
 
 fn mount_ext4(file: BorrowedFd<'_>, durability: Durability) -> Result<Detached, MountError> {
     let barriers = durability == Durability::Durable;
-    kernel::mount::ext4(file, &Ext4Options { barriers, direct_io: true })
+    kernel::mount::ext4(file, &Ext4Options { barriers, direct_io: true, access: Access::ReadWrite })
 }
 
 /// A filestore with one directory in it, for something else than a root.
@@ -242,10 +269,7 @@ fn prepare_directory(
     check_map(directory, map)?;
     let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
     if let Some(incompatible) = incompatible(directory)? {
-        // As long as the host runs, what was written is in its memory or on its disk.
-        if read(directory, BOOT).ok().as_ref() != Some(&boot) {
-            return Err(UpperError::Crashed);
-        }
+        check_boot(directory, &boot)?;
         match rustix::fs::unlinkat(&incompatible, DIRTY, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
@@ -300,6 +324,28 @@ fn write(at: BorrowedFd<'_>, path: &str, bytes: &[u8]) -> Result<(), Errno> {
         true => Ok(()),
         false => Err(Errno::NOSPC),
     }
+}
+
+/// As long as the host runs, what was written is in its memory or on its disk.
+fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
+    match read(directory, BOOT) {
+        Ok(found) if found == boot => Ok(()),
+        _ => Err(UpperError::Crashed),
+    }
+}
+
+/// The upper layer in a directory of the host that nobody writes to.
+pub(crate) fn at_rest(directory: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
+    if incompatible(directory)?.is_some() {
+        check_boot(directory, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
+    }
+    open_upper(directory)
+}
+
+/// The directory that an overlay wrote to.
+pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, "upper", flags, Mode::empty())?)
 }
 
 /// Where the mark is, if it is there.

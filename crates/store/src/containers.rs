@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use image::verity::ObjectId;
 use serde::{Deserialize, Serialize};
 
+use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
@@ -19,6 +20,8 @@ pub(crate) const RECORD: &str = "container.json";
 pub struct ContainerRecord {
     /// Its image: `gc` keeps it as long as the folder is there.
     pub image: ObjectId,
+    /// The manifest of its image, if it has one: `gc` keeps that and its layers, too. None in folders of older versions.
+    pub manifest: Option<Digest>,
     /// The name it was started by, as given.
     pub name: Option<String>,
     /// When it was made.
@@ -31,6 +34,8 @@ pub struct ContainerRecord {
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
     image: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    manifest: Option<String>,
     name: Option<String>,
     created: Seconds,
     keep: bool,
@@ -165,8 +170,10 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
     Ok(record::decode::<Raw>(&bytes).and_then(|raw| {
         // The checksum is right, so this is our own text or no text of ours.
         let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
+        let manifest = raw.manifest.as_deref().map(str::parse).transpose();
+        let manifest = manifest.ok().ok_or(RecordError::Checksum)?;
         let Raw { name, created, keep, .. } = raw;
-        Ok(ContainerRecord { image, name, created, keep })
+        Ok(ContainerRecord { image, manifest, name, created, keep })
     }))
 }
 
@@ -205,6 +212,7 @@ impl Store {
         let mut file = work.directory.create(RECORD)?;
         file.write_all(&record::encode(&Raw {
             image: record.image.to_string(),
+            manifest: record.manifest.map(|it| it.to_string()),
             name: record.name.clone(),
             created: record.created,
             keep: record.keep,

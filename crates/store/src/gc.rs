@@ -217,6 +217,7 @@ impl Store {
             }
             match container.record {
                 Ok(record) => {
+                    manifests.extend(record.manifest);
                     if roots.insert(record.image) {
                         kept.push(Kept::Container(record.image, container.id));
                     }

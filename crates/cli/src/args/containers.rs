@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
 
+use oci::commit::Change;
+
 use super::{Trust, When};
 use crate::userns::{Ranges, UserNs, ranges};
 use crate::volumes::Mounted;
@@ -201,4 +203,40 @@ pub(crate) struct Exec {
     /// The command
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Commit {
+    /// A container
+    pub(crate) container: String,
+    /// The new image's name
+    pub(crate) name: String,
+    /// Why, for the image's history
+    #[arg(short, long, value_name = "TEXT")]
+    pub(crate) message: Option<String>,
+    /// Who made it
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) author: Option<String>,
+    /// What the image is to say, as a line of a Dockerfile: CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME or
+    /// WORKDIR
+    #[arg(short, long, value_name = "LINE")]
+    pub(crate) change: Vec<Change>,
+    /// Let a container that runs go on while it is read: what changes meanwhile is an error
+    #[arg(long)]
+    pub(crate) no_pause: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Snapshot {
+    /// A container
+    pub(crate) container: String,
+    /// The tar, - for standard output
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Overwrite the file if it is there
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Let a container that runs go on while it is read: what changes meanwhile is an error
+    #[arg(long)]
+    pub(crate) no_pause: bool,
 }

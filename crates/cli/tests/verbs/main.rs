@@ -4,6 +4,7 @@
 
 #[cfg(feature = "registry")]
 mod attached;
+mod commit;
 mod containers;
 mod deaths;
 mod export;

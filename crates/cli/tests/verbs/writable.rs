@@ -26,7 +26,7 @@ fn semantics(what: &str, directory: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn run(program: &str, arguments: &[&str]) {
+pub(crate) fn run(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
 }
@@ -42,7 +42,7 @@ fn plain_ext4(place: &Place, name: &str, size: u64, features: &[&str]) -> (PathB
     (point.clone(), Unmount(point))
 }
 
-fn has(programs: &[&str]) -> bool {
+pub(crate) fn has(programs: &[&str]) -> bool {
     let missing = programs.iter().find(|name| program(name).is_none());
     if let Some(name) = missing {
         eprintln!("SKIPPED: {name} is not installed");

@@ -17,10 +17,11 @@ pub struct Ext4Options {
     /// Whether the loop device reads and writes past the page cache of the file, so that data is in memory once. The
     /// kernel quietly does without where the file system cannot.
     pub direct_io: bool,
+    /// Whether it can be written. The file must be open for that.
+    pub access: Access,
 }
 
-/// Mounts the ext4 that a file holds, writable and attached nowhere. The file must be open for reading and writing. Blocks
-/// that are freed inside are punched out of the file.
+/// Mounts the ext4 that a file holds, attached nowhere. Blocks that are freed inside are punched out of the file.
 ///
 /// The kernel keeps file and loop device for as long as the mount lives.
 ///
@@ -30,19 +31,28 @@ pub fn ext4(file: BorrowedFd<'_>, options: &Ext4Options) -> Result<Detached, Mou
     let object = format!("ext4 in {}", name_of(file));
     let loop_options = LoopOptions {
         block_size: LoopBlockSize::B4096,
-        access: Access::ReadWrite,
+        access: options.access,
         direct_io: options.direct_io,
     };
     let device = loopdev::attach(file, &loop_options)
         .map_err(|source| MountError::Loop { object: object.clone(), source })?;
     let context = Context::open("ext4", &object)?;
     context.string("source", &device.path())?;
-    context.flag("discard")?;
-    // A new file is zeros: writing more of them into it is what this would do in the background.
-    context.flag("noinit_itable")?;
+    let attributes = match options.access {
+        Access::ReadOnly => {
+            context.flag("ro")?;
+            MountAttrFlags::MOUNT_ATTR_RDONLY
+        }
+        Access::ReadWrite => {
+            context.flag("discard")?;
+            // A new file is zeros: writing more of them into it is what this would do in the background.
+            context.flag("noinit_itable")?;
+            MountAttrFlags::empty()
+        }
+    };
     if !options.barriers {
         context.flag("nobarrier")?;
     }
     context.create()?;
-    context.mount(MountAttrFlags::empty())
+    context.mount(attributes)
 }

@@ -66,6 +66,11 @@ pub enum ImportError {
         /// Why.
         source: Box<LayerFailure>,
     },
+    /// A layer of the image below is gone, or damaged.
+    #[error(
+        "the store lacks layer {0} of the image below: import or pull that image again, and `quire fsck` tells of damage"
+    )]
+    LayerBelow(Box<crate::Digest>),
     /// A directory cannot be read.
     #[error("cannot import the directory")]
     Walk(#[source] Box<store::walk::WalkError>),

@@ -8,7 +8,7 @@ use image::layer::{Layer, LayerError};
 use image::tar::recipe;
 use image::tar::{Entry, Event, Kind, Reader, TarError};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, TreeError, XattrsId};
-use image::verity::ObjectId;
+use image::verity::{Algorithm, Hasher, ObjectId};
 use store::{Blob, Committed, LayerDraft, LayerInfo, walk};
 
 use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
@@ -260,7 +260,8 @@ pub(super) fn replay(
         }
         let Some(mut entry) = next else { break };
         count(&entry, shared)?;
-        if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared)? {
+        if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.xattrs, shared.times)?
+        {
             // A file of holes alone has no bytes in the tar, so that the recipe does not name its object.
             if entry.segments.is_empty() {
                 return Ok(None);
@@ -271,6 +272,26 @@ pub(super) fn replay(
     let report =
         LayerReport { diff_id: info.diff_id, tar_bytes: info.size, is_reused: true, skipped };
     Ok(Some(Gathered { layer, report, blob: blob.clone(), committed: Committed::default() }))
+}
+
+/// The layer that a tar holds, with the names of its objects, and nothing stored.
+pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerFailure> {
+    let mut reader = Reader::new(tar);
+    let mut layer = Layer::new();
+    let mut buffer = vec![0; PIECE];
+    while let Some(mut entry) = reader.next_entry()? {
+        let body = add(&mut layer, &mut entry, walk::Xattrs::All, walk::Times::Exact)?;
+        let Body::Object(Some(inode)) = body else { continue };
+        let mut hasher = Hasher::new(algorithm);
+        loop {
+            match entry.content.read(&mut buffer)? {
+                0 => break,
+                count => hasher.update(&buffer[..count]),
+            }
+        }
+        layer.set_object(inode, &hasher.finish()).map_err(LayerFailure::Tree)?;
+    }
+    Ok(layer)
 }
 
 /// The object at `position` of a tar. Those before it are of files that are in no tree.
@@ -310,10 +331,11 @@ enum Body {
 fn add<R: Read>(
     layer: &mut Layer,
     entry: &mut Entry<'_, R>,
-    shared: &Shared<'_, '_>,
+    xattrs: walk::Xattrs,
+    times: walk::Times,
 ) -> Result<Body, LayerFailure> {
     let (path, mut metadata) = (entry.path, entry.metadata);
-    match shared.times {
+    match times {
         walk::Times::Exact => {}
         walk::Times::WholeSeconds => metadata.mtime.nanoseconds = 0,
         walk::Times::Epoch => metadata.mtime = Timestamp::default(),
@@ -344,7 +366,7 @@ fn add<R: Read>(
     let xattrs = if entry.xattrs.len() == 0 {
         XattrsId::NONE
     } else {
-        let kept = |(name, _): &(&[u8], &[u8])| match shared.xattrs {
+        let kept = |(name, _): &(&[u8], &[u8])| match xattrs {
             walk::Xattrs::All => true,
             walk::Xattrs::UserOnly => name.starts_with(b"user."),
             walk::Xattrs::None => false,
@@ -438,7 +460,8 @@ impl<'a, 'q> Gatherer<'a, 'q> {
             return Err(LayerFailure::Stopped);
         }
         count(&entry, self.shared)?;
-        match add(&mut self.layer, &mut entry, self.shared)? {
+        let Shared { xattrs, times, .. } = *self.shared;
+        match add(&mut self.layer, &mut entry, xattrs, times)? {
             Body::None => Ok(()),
             Body::Inline(bytes, length) => {
                 Ok(self.recipe.inline(entry.segments, &bytes[..length])?)

@@ -42,7 +42,13 @@ pub(crate) trait BlobSource: Send {
 }
 
 /// A reader, once.
-struct Once<'a>(Option<Box<dyn Read + Send + 'a>>);
+pub(super) struct Once<'a>(Option<Box<dyn Read + Send + 'a>>);
+
+impl<'a> Once<'a> {
+    pub(super) fn new(reader: impl Read + Send + 'a) -> Self {
+        Self(Some(Box::new(reader)))
+    }
+}
 
 impl BlobSource for Once<'_> {
     fn open(&mut self, _: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
@@ -65,7 +71,7 @@ pub(crate) struct LayerSource<'a> {
 }
 
 fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn BlobSource + 'a>> {
-    Mutex::new(Box::new(Once(Some(Box::new(reader)))))
+    Mutex::new(Box::new(Once::new(reader)))
 }
 
 /// An image that was found in a source.
@@ -231,7 +237,7 @@ impl Job<'_> {
     }
 
     /// Reads all layers at once, as many as there are threads, the largest first.
-    fn gather(&self, sources: &[LayerSource<'_>]) -> Result<Vec<Gathered>, ImportError> {
+    pub(super) fn gather(&self, sources: &[LayerSource<'_>]) -> Result<Vec<Gathered>, ImportError> {
         let options = self.options;
         let readers = options.threads.get().min(sources.len());
         let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);

@@ -5,6 +5,7 @@
 //! what the store does not have. Between them are bounded channels, and all that is on its way counts against one
 //! budget of bytes. Nothing is visible before every digest was compared.
 
+mod copy;
 mod decode;
 mod documents;
 mod error;
@@ -15,6 +16,7 @@ mod limits;
 mod objects;
 mod plain;
 mod recipe;
+pub(crate) mod stacked;
 mod stop;
 
 use std::num::NonZeroUsize;
@@ -32,6 +34,7 @@ pub use decode::DecodeError;
 pub use error::ImportError;
 pub use layer::LayerFailure;
 pub use limits::{LimitError, Limits};
+pub use stacked::preview;
 
 #[cfg(any(test, feature = "registry"))]
 pub(crate) use layers::Found;

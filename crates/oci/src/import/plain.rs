@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{collections::HashMap, thread};
 
 use image::dump::Strictness;
-use image::tree::{Builder, Content, InodeId, Link, Location, Node, Tree, TreeError, XattrsId};
+use image::tree::{Content, InodeId, Location, Node, Tree};
 use image::verity::ObjectId;
 use store::{Committed, walk};
 
 use super::objects::BATCH;
 use super::stop::Stop;
-use super::{Event, ImportError, Job, Made, Times};
+use super::{Event, ImportError, Job, Made, Times, copy};
 use crate::files::{self, Stream};
 use crate::source::Input;
 
@@ -88,7 +88,8 @@ impl Job<'_> {
         if moved.is_empty() {
             return Ok(made(tree));
         }
-        let tree = relocated(&tree, &moved).map_err(|source| ImportError::Relocate { source })?;
+        let tree =
+            copy::relocated(&tree, &moved).map_err(|source| ImportError::Relocate { source })?;
         Ok(made(tree))
     }
 
@@ -249,45 +250,4 @@ fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
         all[at].inodes.push(inode);
     }
     Ok(all)
-}
-
-/// The same tree, but with these files at the places of their objects.
-fn relocated(tree: &Tree, objects: &HashMap<InodeId, ObjectId>) -> Result<Tree, TreeError> {
-    let mut builder = Builder::new();
-    let mut ids = vec![None; tree.inode_bound()];
-    let mut xattr_sets = vec![None; tree.xattrs_bound()];
-    let mut xattrs = |builder: &mut Builder, id: XattrsId| match xattr_sets[id.index()] {
-        Some(known) => Ok(known),
-        None => builder.xattrs(tree.xattrs(id)).inspect(|new| xattr_sets[id.index()] = Some(*new)),
-    };
-    let root = tree.root();
-    let root_xattrs = xattrs(&mut builder, root.xattrs_id())?;
-    builder.describe(InodeId::ROOT, &root.metadata(), root_xattrs)?;
-    ids[InodeId::ROOT.index()] = Some(InodeId::ROOT);
-    let mut open = vec![root];
-    while let Some(directory) = open.pop() {
-        let above = ids[directory.id().index()].expect("pushed when it had an id");
-        for entry in directory.children() {
-            let inode = entry.inode;
-            let id = match ids[inode.id().index()] {
-                Some(known) => known,
-                None => {
-                    let set = xattrs(&mut builder, inode.xattrs_id())?;
-                    let id = builder.inode(&inode.metadata(), set, inode.node())?;
-                    if let Some(object) = objects.get(&inode.id()) {
-                        builder.set_object(id, object)?;
-                    }
-                    builder.state_nlink(id, inode.nlink());
-                    ids[inode.id().index()] = Some(id);
-                    id
-                }
-            };
-            let link = if entry.is_owner { Link::Owner } else { Link::Equal };
-            builder.insert(above, entry.name, id, link)?;
-            if inode.is_directory() {
-                open.push(inode);
-            }
-        }
-    }
-    Ok(builder.finish())
 }

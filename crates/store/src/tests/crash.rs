@@ -288,7 +288,13 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
         },
         |store| {
             let image = store.reference(&name("image")).unwrap().unwrap().image;
-            let record = ContainerRecord { image, name: None, created: Seconds(2), keep: true };
+            let record = ContainerRecord {
+                image,
+                manifest: None,
+                name: None,
+                created: Seconds(2),
+                keep: true,
+            };
             drop(store.create_container("kept", &record).unwrap());
         },
     );

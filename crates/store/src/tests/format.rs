@@ -150,7 +150,13 @@ fn records_are_written_as_the_document_has_them() {
     let directory = fast_directory();
     let store = open(directory.path());
     let image = import(&store, "one", &sample("one", 1)).unwrap();
-    let container = crate::ContainerRecord { image, name: None, created: Seconds(5), keep: false };
+    let container = crate::ContainerRecord {
+        image,
+        manifest: None,
+        name: None,
+        created: Seconds(5),
+        keep: false,
+    };
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);
     assert_eq!(written(&path("meta")), fields("`meta`"));

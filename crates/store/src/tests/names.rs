@@ -69,8 +69,13 @@ fn containers_are_alive_while_locked() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let image = import(&store, "one", &sample("one", 1)).unwrap();
-    let record =
-        ContainerRecord { image, name: Some("one".into()), created: Seconds(7), keep: false };
+    let record = ContainerRecord {
+        image,
+        manifest: None,
+        name: Some("one".into()),
+        created: Seconds(7),
+        keep: false,
+    };
     for id in ["", ".x", "-x", "a/b", "a b", &"x".repeat(65), "é"] {
         let refused = store.create_container(id, &record).unwrap_err();
         assert!(matches!(refused, ContainerError::Id(_)), "{id}");

@@ -160,6 +160,10 @@ fn set_features(context: &Context<'_>, options: &OverlayOptions<'_>) -> Result<(
     if options.credentials == Credentials::Caller {
         context.flag("override_creds").map_err(|error| because_of_age(error, options))?;
     }
+    if options.upper.is_some() {
+        // Otherwise what was changed in a file that has several names in the image would be noted outside of the upper layer.
+        context.string("index", "off")?;
+    }
     match &options.upper {
         None => context.flag("ro")?,
         Some(upper) if upper.durability == Durability::Volatile => context.flag("volatile")?,

@@ -1,0 +1,140 @@
+//! What a container changed against its image, as the tar of an OCI layer.
+//!
+//! Only the upper layer is walked. Where it says that something is elsewhere in the image (a directory that was renamed, a
+//! file of which only the metadata was changed), that is looked up in the image's tree and its bytes are read from the
+//! store. All names, xattrs and bytes of the upper layer are the container's: nothing is followed, only what is a regular
+//! file is opened, and depth costs no descriptors.
+//!
+//! The same upper layer gives the same bytes: directories before what is in them, names in byte order, whiteouts first.
+
+mod content;
+mod ids;
+mod marks;
+mod read;
+mod walk;
+
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
+
+use image::tar::write::WriteError;
+use image::tree::Tree;
+use image::verity::ObjectId;
+use store::{Store, StoreError};
+
+pub use ids::{IdMap, IdMapError, Unmapped};
+
+/// The most bytes in a path. A container can nest directories without end, and each of them would be told by its whole
+/// path; what programs can name by one path ends at 4096.
+pub const PATH_MAX: usize = 64 << 10;
+
+/// What is to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Upper<'a> {
+    /// The upper layer's directory.
+    pub directory: BorrowedFd<'a>,
+    /// The tree of the image below.
+    pub image: &'a Tree,
+    /// Where the image's files have their bytes.
+    pub store: &'a Store,
+    /// Whose numbers the owners are.
+    pub ids: &'a IdMap,
+    /// Set to end soon, with [`ChangesError::Cancelled`].
+    pub cancel: &'a AtomicBool,
+}
+
+/// What was written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Members of the tar.
+    pub entries: u64,
+    /// Bytes of the tar.
+    pub bytes: u64,
+    /// Sockets, which no tar can hold: left out.
+    pub skipped: Vec<Vec<u8>>,
+}
+
+/// Why there is no layer. Paths are the container's.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChangesError {
+    /// The kernel refuses something.
+    #[error("cannot {action} \"{}\" of the container", path.escape_ascii())]
+    Io {
+        /// What was to be done.
+        action: &'static str,
+        /// The file.
+        path: Vec<u8>,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A file is another, or has other bytes or metadata, than a moment before.
+    #[error("\"{}\" of the container changed while it was read", .0.escape_ascii())]
+    Changed(Vec<u8>),
+    /// In a layer the name would mean something else.
+    #[error(
+        "\"{}\" of the container has a name that means \"removed\" in a layer: rename or remove it",
+        .0.escape_ascii()
+    )]
+    Name(Vec<u8>),
+    /// A path that is too long.
+    #[error("\"{}…\" of the container has a path of more than {PATH_MAX} bytes", .0.escape_ascii())]
+    Path(Vec<u8>),
+    /// It belongs to somebody whom the container does not know.
+    #[error("cannot tell to whom \"{}\" belongs", path.escape_ascii())]
+    Owner {
+        /// The file.
+        path: Vec<u8>,
+        /// Who.
+        source: Unmapped,
+    },
+    /// What overlayfs noted leads nowhere.
+    #[error("\"{}\" has only metadata, and its bytes should be those of \"{}\" in the image, which has no such file",
+        path.escape_ascii(), from.escape_ascii())]
+    Redirect {
+        /// The file.
+        path: Vec<u8>,
+        /// Where its bytes should be.
+        from: Vec<u8>,
+    },
+    /// A file of the image cannot be read.
+    #[error("cannot read the bytes of \"{}\", which are the image's", path.escape_ascii())]
+    Object {
+        /// The file.
+        path: Vec<u8>,
+        /// Why.
+        source: ObjectError,
+    },
+    /// A member cannot be written.
+    #[error("cannot write the layer")]
+    Write(#[source] WriteError),
+    /// As asked for.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// Why the bytes of a file of the image cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectError {
+    /// The image does not say which object it is.
+    #[error("the image does not say where they are")]
+    Unnamed,
+    /// It is not in the store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The disk.
+    #[error("cannot read object {0}")]
+    Read(ObjectId, #[source] io::Error),
+    /// It is damaged.
+    #[error("object {0} is damaged: run `quire fsck`")]
+    Damaged(ObjectId),
+}
+
+/// Writes the layer.
+///
+/// # Errors
+/// [`ChangesError`]; what was written until then is no tar.
+pub fn write(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, ChangesError> {
+    walk::walk(upper, out)
+}

@@ -1,0 +1,122 @@
+//! Files of the upper layer, looked at without trust.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+
+use image::tree::{Metadata, Timestamp};
+use rustix::buffer::spare_capacity;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use super::ids::{IdMap, Unmapped};
+use super::marks::Pairs;
+
+/// The most bytes in a list of xattr names, and in a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
+const XATTR_MAX: usize = 65536;
+
+/// What shows that a file is the same and has not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen {
+    device: (u32, u32),
+    pub(super) inode: u64,
+    pub(super) size: u64,
+    modified: (i64, u32),
+    changed: (i64, u32),
+}
+
+impl Seen {
+    pub(super) const fn of(stat: &Statx) -> Self {
+        Self {
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            inode: stat.stx_ino,
+            size: stat.stx_size,
+            modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+            changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
+        }
+    }
+}
+
+pub(super) fn stat(file: impl AsFd) -> Result<Statx, Errno> {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+}
+
+pub(super) fn kind(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(stat.stx_mode.into())
+}
+
+/// The device of a whiteout. Source: Linux `include/linux/fs.h`, `WHITEOUT_DEV`.
+pub(super) fn is_whiteout(stat: &Statx) -> bool {
+    kind(stat) == FileType::CharacterDevice && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
+}
+
+pub(super) fn metadata(stat: &Statx, ids: &IdMap) -> Result<Metadata, Unmapped> {
+    Ok(Metadata {
+        permissions: stat.stx_mode & 0o7777,
+        uid: ids.user(stat.stx_uid)?,
+        gid: ids.group(stat.stx_gid)?,
+        mtime: Timestamp { seconds: stat.stx_mtime.tv_sec, nanoseconds: stat.stx_mtime.tv_nsec },
+    })
+}
+
+/// Takes hold of a file without opening it, whatever it is: no pipe or device notices.
+pub(super) fn hold(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(directory, name, flags, Mode::empty())
+}
+
+/// Opens what is held, which has to be a regular file or a directory.
+pub(super) fn open(held: &OwnedFd, kind: FileType) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    match kind {
+        FileType::Directory => {
+            rustix::fs::openat(held, c".", flags | OFlags::DIRECTORY, Mode::empty())
+        }
+        // By way of /proc it is this very file, not what has its name by now.
+        _ => rustix::fs::open(by_number(held.as_fd()), flags, Mode::empty()),
+    }
+}
+
+/// The directory above.
+pub(super) fn above(directory: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(directory, c"..", flags, Mode::empty())
+}
+
+/// The names in a directory, in byte order, with what the directory says that they are.
+pub(super) fn list(directory: &OwnedFd) -> Result<Vec<(std::ffi::CString, FileType)>, Errno> {
+    let mut names = Vec::new();
+    let mut listing = Dir::read_from(directory)?;
+    while let Some(entry) = listing.read() {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push((entry.file_name().to_owned(), entry.file_type()));
+        }
+    }
+    names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(names)
+}
+
+/// All xattrs. By the descriptor's name in `/proc`, since the kernel reads none from descriptors that hold a file only.
+pub(super) fn xattrs(held: BorrowedFd<'_>) -> io::Result<Pairs> {
+    let path = by_number(held);
+    let mut list: Vec<u8> = Vec::with_capacity(XATTR_MAX);
+    match rustix::fs::listxattr(&*path, spare_capacity(&mut list)) {
+        Ok(_) => {}
+        // The file system has none.
+        Err(Errno::NOTSUP) => return Ok(Pairs::new()),
+        Err(errno) => return Err(errno.into()),
+    }
+    let mut pairs = Pairs::new();
+    for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let mut value: Vec<u8> = Vec::with_capacity(XATTR_MAX);
+        rustix::fs::getxattr(&*path, name, spare_capacity(&mut value))?;
+        value.shrink_to_fit();
+        pairs.push((name.to_vec(), value));
+    }
+    Ok(pairs)
+}
+
+fn by_number(held: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", held.as_raw_fd())
+}

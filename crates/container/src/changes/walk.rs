@@ -1,0 +1,457 @@
+//! The walk through an upper layer, and what each name in it means for a layer.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::io::{self, Write};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use image::tar::write::{Member, WriteError, Writer};
+use image::tar::{Kind, Whiteout, whiteout};
+use image::tree::{Content, Inode, InodeId, Metadata, Node};
+use rustix::fs::{FileType, Mode, OFlags, Statx};
+use rustix::io::Errno;
+
+use super::content::Copier;
+use super::marks::{self, Marks, Opaque, Pairs};
+use super::read::{self, Seen};
+use super::{ChangesError, PATH_MAX, Report, Upper};
+
+/// Hides what lower layers have in a directory. Source: OCI image-spec, "Opaque Whiteout".
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Before the name of what is removed.
+const REMOVED: &[u8] = b".wh.";
+
+/// A name that is still to be looked at.
+enum Item<'a> {
+    /// The upper layer has it.
+    Upper(CString),
+    /// Only the image has it, below a directory that was renamed.
+    Image(Inode<'a>, &'a [u8]),
+    /// The image has it, and the container has removed it.
+    Gone(CString),
+}
+
+/// A directory that is being walked.
+struct Level<'a> {
+    /// In the upper layer: what shows that it is the same. None for directories that only the image has.
+    seen: Option<Seen>,
+    /// What is in it, last one first.
+    left: Vec<Item<'a>>,
+    /// The directory of the image that shows through.
+    from: Option<Inode<'a>>,
+    /// The directory that whoever applies the layer has there, from the layers below.
+    below: Option<Inode<'a>>,
+    /// How long its path is.
+    length: usize,
+}
+
+/// Counts bytes.
+struct Counted<'a> {
+    out: &'a mut dyn Write,
+    bytes: u64,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.out.write(bytes)?;
+        self.bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+struct Walker<'a> {
+    upper: Upper<'a>,
+    out: Writer<Counted<'a>>,
+    copier: Copier<'a>,
+    /// Names with slashes between them.
+    path: Vec<u8>,
+    /// Of files with several names the first that was written, by inode number of the upper layer, and of the image.
+    links: HashMap<u64, Box<[u8]>>,
+    image_links: HashMap<InodeId, Box<[u8]>>,
+    report: Report,
+}
+
+pub(super) fn walk(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, ChangesError> {
+    let mut walker = Walker {
+        upper: *upper,
+        out: Writer::new(Counted { out, bytes: 0 }),
+        copier: Copier::new(upper.cancel),
+        path: Vec::new(),
+        links: HashMap::new(),
+        image_links: HashMap::new(),
+        report: Report::default(),
+    };
+    walker.tree()?;
+    let Walker { out, mut report, .. } = walker;
+    let mut counted = out.finish().map_err(ChangesError::Write)?;
+    counted.flush().map_err(|error| ChangesError::Write(WriteError::Write(error)))?;
+    report.bytes = counted.bytes;
+    Ok(report)
+}
+
+impl<'a> Walker<'a> {
+    fn tree(&mut self) -> Result<(), ChangesError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // A copy of the descriptor would share its place in the listing with others.
+        let root = rustix::fs::openat(self.upper.directory, c".", flags, Mode::empty());
+        // The directory of the uppermost level that the upper layer has. Only this one is open.
+        let mut here = root.map_err(|error| self.io("open", error))?;
+        let image = Some(self.upper.image.root());
+        let stat = read::stat(&here).map_err(|error| self.io("look at", error))?;
+        let (marks, own) = self.attributes(&here)?;
+        let from = image.filter(|_| marks.opaque != Opaque::Yes);
+        let first = self.directory(&here, &stat, &marks, &own, (from, image))?;
+        let mut levels = vec![first];
+        while let Some(level) = levels.last_mut() {
+            self.copier.go_on()?;
+            self.path.truncate(level.length);
+            let Some(item) = level.left.pop() else {
+                let Some(level) = levels.pop() else { break };
+                if level.seen.is_some() {
+                    here = self.leave(here, &level, levels.last())?;
+                }
+                continue;
+            };
+            let (from, below) = (level.from, level.below);
+            match item {
+                Item::Gone(name) => self.gone(&name)?,
+                Item::Upper(name) => {
+                    self.push(name.to_bytes())?;
+                    if let Some((opened, level)) = self.entry(&here, &name, from, below)? {
+                        here = opened;
+                        levels.push(level);
+                    }
+                }
+                Item::Image(inode, name) => {
+                    self.push(name)?;
+                    levels.extend(self.image(inode)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes back to the directory above, if there is one, and makes sure that nothing has moved.
+    fn leave(
+        &self,
+        here: OwnedFd,
+        level: &Level<'_>,
+        above: Option<&Level<'_>>,
+    ) -> Result<OwnedFd, ChangesError> {
+        let seen = |fd: &OwnedFd| read::stat(fd).map(|stat| Seen::of(&stat));
+        if Some(seen(&here).map_err(|error| self.io("look at", error))?) != level.seen {
+            return Err(self.changed());
+        }
+        let Some(above) = above else { return Ok(here) };
+        let back = read::above(&here).map_err(|error| self.io("leave", error))?;
+        if Some(seen(&back).map_err(|error| self.io("look at", error))?) != above.seen {
+            return Err(self.changed());
+        }
+        Ok(back)
+    }
+
+    /// Takes one entry of the upper layer. Answers with the directory that it is, to be walked next.
+    fn entry(
+        &mut self,
+        directory: &OwnedFd,
+        name: &CString,
+        from: Option<Inode<'a>>,
+        below: Option<Inode<'a>>,
+    ) -> Result<Option<(OwnedFd, Level<'a>)>, ChangesError> {
+        let held = read::hold(directory.as_fd(), name).map_err(|error| match error {
+            Errno::NOENT => self.changed(),
+            error => self.io("look at", error),
+        })?;
+        let stat = read::stat(&held).map_err(|error| self.io("look at", error))?;
+        let kind = read::kind(&stat);
+        if whiteout(name.to_bytes()) != Whiteout::None {
+            return Err(ChangesError::Name(self.whole_path()));
+        }
+        let (marks, own) = self.attributes(&held)?;
+        let lower = |name: &[u8]| from.and_then(|from| from.lookup(name));
+        // Source: Linux `fs/overlayfs/namei.c`, `ovl_check_redirect` and `ovl_lookup_layer`: through directories only.
+        let origin = match &marks.redirect {
+            None => lower(name.to_bytes()),
+            Some(path) if path.starts_with(b"/") => self.upper.image.resolve(path),
+            Some(name) => lower(name),
+        };
+        match kind {
+            FileType::Directory => {
+                let from = origin.filter(|it| it.is_directory() && marks.opaque != Opaque::Yes);
+                let below = below.and_then(|it| it.lookup(name.to_bytes()));
+                let below = below.filter(Inode::is_directory);
+                let opened = read::open(&held, kind).map_err(|error| self.io("open", error))?;
+                let level = self.directory(&opened, &stat, &marks, &own, (from, below))?;
+                return Ok(Some((opened, level)));
+            }
+            // A socket's other names are sockets.
+            FileType::Socket => self.report.skipped.push(self.whole_path()),
+            _ if self.is_linked(&stat, &own)? => {}
+            FileType::RegularFile if marks.is_metacopy => {
+                let content = origin.map(|it| it.node());
+                let Some(Node::Regular(content)) = content else {
+                    let from = marks.redirect.unwrap_or_else(|| name.to_bytes().to_vec());
+                    return Err(ChangesError::Redirect { path: self.whole_path(), from });
+                };
+                self.member(Kind::Regular, self.metadata(&stat)?, content.size(), &own)?;
+                self.image_bytes(content)?;
+            }
+            FileType::RegularFile => {
+                let file = read::open(&held, kind).map_err(|error| self.io("open", error))?;
+                self.member(Kind::Regular, self.metadata(&stat)?, stat.stx_size, &own)?;
+                let path = self.whole_path();
+                self.copier.upper(file, stat.stx_size, &path, &mut self.out)?;
+            }
+            kind => self.special(&held, &stat, kind, &own)?,
+        }
+        // Its bytes or its xattrs may have changed since the first look.
+        let now = read::stat(&held).map_err(|error| self.io("look at", error))?;
+        if Seen::of(&now) != Seen::of(&stat) {
+            return Err(self.changed());
+        }
+        Ok(None)
+    }
+
+    fn special(
+        &mut self,
+        held: &OwnedFd,
+        stat: &Statx,
+        kind: FileType,
+        own: &Pairs,
+    ) -> Result<(), ChangesError> {
+        let number = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+        let target;
+        let kind = match kind {
+            FileType::Symlink => {
+                let read = rustix::fs::readlinkat(held, c"", Vec::new());
+                target = read.map_err(|error| self.io("read the symlink", error))?;
+                Kind::Symlink(target.to_bytes())
+            }
+            FileType::CharacterDevice => Kind::CharDevice(number),
+            FileType::BlockDevice => Kind::BlockDevice(number),
+            FileType::Fifo => Kind::Fifo,
+            _ => return Err(self.changed()),
+        };
+        self.member(kind, self.metadata(stat)?, 0, own)
+    }
+
+    /// Writes a further name of a file that has one already; else remembers this one if it may have more.
+    fn is_linked(&mut self, stat: &Statx, own: &Pairs) -> Result<bool, ChangesError> {
+        if stat.stx_nlink < 2 {
+            return Ok(false);
+        }
+        let Some(first) = self.links.get(&stat.stx_ino).cloned() else {
+            self.links.insert(stat.stx_ino, self.path.as_slice().into());
+            return Ok(false);
+        };
+        let metadata = self.metadata(stat)?;
+        let _as_its_first_name = own;
+        self.member(Kind::Hardlink(&first), metadata, 0, &Pairs::new())?;
+        Ok(true)
+    }
+
+    /// Writes a directory of the upper layer, and lists it. `from` is the directory of the image that shows through,
+    /// `below` the one that lower layers have there.
+    fn directory(
+        &mut self,
+        opened: &OwnedFd,
+        stat: &Statx,
+        marks: &Marks,
+        own: &Pairs,
+        (from, below): (Option<Inode<'a>>, Option<Inode<'a>>),
+    ) -> Result<Level<'a>, ChangesError> {
+        self.member(Kind::Directory, self.metadata(stat)?, 0, own)?;
+        let length = self.path.len();
+        let (mut names, mut gone) = (Vec::new(), Vec::new());
+        for (name, kind) in read::list(opened).map_err(|error| self.io("list", error))? {
+            match self.is_removed(opened, &name, kind, marks)? {
+                true => gone.push(name),
+                false => names.push(name),
+            }
+        }
+        let is_same = |from: Inode<'_>| below.is_some_and(|below| below.id() == from.id());
+        let mut left: Vec<Item<'a>> = Vec::new();
+        let below = if from.is_some_and(is_same) {
+            // What the layers below have shows through, and only what is gone has to be said.
+            let is_there =
+                |name: &CString| from.and_then(|it| it.lookup(name.to_bytes())).is_some();
+            left.extend(gone.into_iter().filter(is_there).map(Item::Gone));
+            left.extend(names.into_iter().map(Item::Upper));
+            below
+        } else {
+            if below.is_some_and(|below| below.children().len() > 0) {
+                self.hide(OPAQUE)?;
+            }
+            // What the image has elsewhere comes here as a whole, but for what is gone or changed.
+            let mut hidden: Vec<&[u8]> =
+                names.iter().chain(&gone).map(|it| it.to_bytes()).collect();
+            hidden.sort_unstable();
+            let shown = from.into_iter().flat_map(|it| it.children());
+            let shown = shown.filter(|it| hidden.binary_search(&it.name).is_err());
+            left.extend(shown.map(|it| Item::Image(it.inode, it.name)));
+            left.extend(names.into_iter().map(Item::Upper));
+            left.sort_unstable_by(|one, other| one.name().cmp(other.name()));
+            None
+        };
+        left.reverse();
+        Ok(Level { seen: Some(Seen::of(stat)), left, from, below, length })
+    }
+
+    /// Whether a name in the upper layer says that there is none.
+    fn is_removed(
+        &self,
+        directory: &OwnedFd,
+        name: &CString,
+        kind: FileType,
+        marks: &Marks,
+    ) -> Result<bool, ChangesError> {
+        let may_be_marked = marks.opaque == Opaque::Marked;
+        match kind {
+            FileType::CharacterDevice | FileType::Unknown => {}
+            FileType::RegularFile if may_be_marked => {}
+            _ => return Ok(false),
+        }
+        let failed = |error| match error {
+            Errno::NOENT => self.changed(),
+            error => self.io("look at", error),
+        };
+        let held = read::hold(directory.as_fd(), name).map_err(failed)?;
+        let stat = read::stat(&held).map_err(failed)?;
+        let is_marked = || -> Result<bool, ChangesError> {
+            let is_empty = read::kind(&stat) == FileType::RegularFile && stat.stx_size == 0;
+            Ok(may_be_marked && is_empty && self.attributes(&held)?.0.is_whiteout)
+        };
+        Ok(read::is_whiteout(&stat) || is_marked()?)
+    }
+
+    /// Writes what only the image has. Answers with the directory that it is.
+    fn image(&mut self, inode: Inode<'a>) -> Result<Option<Level<'a>>, ChangesError> {
+        let name = self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        if whiteout(name) != Whiteout::None {
+            return Err(ChangesError::Name(self.whole_path()));
+        }
+        let mut xattrs: Pairs =
+            inode.xattrs().map(|(name, value)| (name.to_vec(), value.to_vec())).collect();
+        xattrs.sort_unstable();
+        let metadata = inode.metadata();
+        if let Some(first) = self.image_links.get(&inode.id()).cloned() {
+            self.member(Kind::Hardlink(&first), metadata, 0, &Pairs::new())?;
+            return Ok(None);
+        }
+        if !inode.is_directory() && inode.nlink() > 1 {
+            self.image_links.insert(inode.id(), self.path.as_slice().into());
+        }
+        let kind = match inode.node() {
+            Node::Directory => {
+                self.member(Kind::Directory, metadata, 0, &xattrs)?;
+                let left = inode.children().map(|it| Item::Image(it.inode, it.name));
+                let mut left: Vec<_> = left.collect();
+                left.reverse();
+                let length = self.path.len();
+                return Ok(Some(Level { seen: None, left, from: None, below: None, length }));
+            }
+            Node::Regular(content) => {
+                self.member(Kind::Regular, metadata, content.size(), &xattrs)?;
+                return self.image_bytes(content).map(|()| None);
+            }
+            Node::Socket => {
+                self.report.skipped.push(self.whole_path());
+                return Ok(None);
+            }
+            Node::Symlink(target) => Kind::Symlink(target),
+            Node::CharDevice(number) => Kind::CharDevice(number),
+            Node::BlockDevice(number) => Kind::BlockDevice(number),
+            Node::Fifo => Kind::Fifo,
+        };
+        self.member(kind, metadata, 0, &xattrs).map(|()| None)
+    }
+
+    fn image_bytes(&mut self, content: Content<'_>) -> Result<(), ChangesError> {
+        let path = self.whole_path();
+        self.copier.image(self.upper.store, content, &path, &mut self.out)
+    }
+
+    fn gone(&mut self, name: &CString) -> Result<(), ChangesError> {
+        self.hide(&[REMOVED, name.to_bytes()].concat())
+    }
+
+    /// Writes a whiteout into the directory at hand.
+    fn hide(&mut self, name: &[u8]) -> Result<(), ChangesError> {
+        let length = self.path.len();
+        self.push(name)?;
+        let metadata = Metadata { permissions: 0, ..Metadata::IMPLICIT };
+        self.member(Kind::Regular, metadata, 0, &Pairs::new())?;
+        self.path.truncate(length);
+        Ok(())
+    }
+
+    fn member(
+        &mut self,
+        kind: Kind<'_>,
+        metadata: Metadata,
+        size: u64,
+        xattrs: &Pairs,
+    ) -> Result<(), ChangesError> {
+        let xattrs: Vec<_> = xattrs.iter().map(|(name, value)| (&name[..], &value[..])).collect();
+        let member = Member { path: &self.path, kind, metadata, size, xattrs: &xattrs };
+        self.out.member(&member).map_err(ChangesError::Write)?;
+        self.report.entries += 1;
+        Ok(())
+    }
+
+    fn metadata(&self, stat: &Statx) -> Result<Metadata, ChangesError> {
+        read::metadata(stat, self.upper.ids)
+            .map_err(|source| ChangesError::Owner { path: self.whole_path(), source })
+    }
+
+    fn attributes(&self, held: &OwnedFd) -> Result<(Marks, Pairs), ChangesError> {
+        let xattrs = read::xattrs(held.as_fd());
+        let xattrs = xattrs.map_err(|error| self.io("read the xattrs of", error))?;
+        let (marks, own) = marks::split(xattrs);
+        let own = own.into_iter().map(|(name, value)| {
+            let value = self.upper.ids.xattr(&name, value);
+            let value =
+                value.map_err(|source| ChangesError::Owner { path: self.whole_path(), source })?;
+            Ok((name, value))
+        });
+        Ok((marks, own.collect::<Result<_, ChangesError>>()?))
+    }
+
+    fn push(&mut self, name: &[u8]) -> Result<(), ChangesError> {
+        if self.path.len() + 1 + name.len() > PATH_MAX {
+            let mut path = self.whole_path();
+            path.truncate(100);
+            return Err(ChangesError::Path(path));
+        }
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name);
+        Ok(())
+    }
+
+    fn whole_path(&self) -> Vec<u8> {
+        [b"/", &self.path[..]].concat()
+    }
+
+    fn io(&self, action: &'static str, source: impl Into<io::Error>) -> ChangesError {
+        ChangesError::Io { action, path: self.whole_path(), source: source.into() }
+    }
+
+    fn changed(&self) -> ChangesError {
+        ChangesError::Changed(self.whole_path())
+    }
+}
+
+impl Item<'_> {
+    fn name(&self) -> &[u8] {
+        match self {
+            Self::Upper(name) | Self::Gone(name) => name.to_bytes(),
+            Self::Image(_, name) => name,
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! What a container has written, for others to look at: while it runs, and after its end as long as its folder is there.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use kernel::loopdev::Access;
+use kernel::mount::{Detached, Ext4Options, MountError};
+use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::detached::GLANCE;
+use crate::upper::{UpperError, at_rest, open_upper};
+use crate::{filestore, offer};
+
+/// The note of which descriptor of a running container's process is its upper layer.
+const OFFER: &str = "upper";
+/// What the upper layer is.
+const NOTE: &str = "writable.json";
+
+/// Where a container writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Place {
+    /// Nowhere.
+    None,
+    /// Into memory.
+    Memory,
+    /// `self`.
+    Filestore {
+        /// Not all of what was written could be kept, and what there was is removed.
+        lost: bool,
+    },
+    /// Into a directory of the host.
+    Directory {
+        /// Where it is.
+        path: PathBuf,
+        /// Which one its upper layer is, if that is known.
+        device: u64,
+        /// Its number in there.
+        inode: u64,
+    },
+}
+
+/// Why what a container wrote is not to be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeptError {
+    /// It cannot write.
+    #[error("it can write nothing: its root is read-only")]
+    ReadOnly,
+    /// It was in memory.
+    #[error(
+        "what it wrote was in memory, and is gone with its end: look while it runs, or run it with --writable self"
+    )]
+    Memory,
+    /// The disk was full, or failed.
+    #[error(
+        "not all of what it wrote could be kept, since the disk of the store was full or failing"
+    )]
+    Lost,
+    /// Its folder does not say where it wrote, or says nothing of sense.
+    #[error("nothing tells where it wrote")]
+    Unknown,
+    /// Its process is ending, or is another user's.
+    #[error("cannot take the descriptor of its writable layer from its process")]
+    Offer,
+    /// Somebody still has the filestore mounted.
+    #[error("its filestore is in use: it may still be being written")]
+    Busy,
+    /// The filestore was not unmounted.
+    #[error(
+        "its filestore was not unmounted, since its monitor was killed while the disk failed, or the host crashed: \
+         `e2fsck -f {}` may mend it", .0.display()
+    )]
+    Unclean(PathBuf),
+    /// It is not there, or not readable.
+    #[error("cannot open {}", path.display())]
+    Open {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Another container writes there now.
+    #[error("{} is in use by another container", .0.display())]
+    InUse(PathBuf),
+    /// Another directory is there now.
+    #[error("the writable layer in {} is another one than the container had", .0.display())]
+    Other(PathBuf),
+    /// The kernel refuses the filestore.
+    #[error("cannot mount its filestore")]
+    Mount(#[from] MountError),
+    /// There is no writable layer in it.
+    #[error("cannot use its writable layer")]
+    Upper(#[from] UpperError),
+}
+
+impl Place {
+    /// Notes it in the container's folder.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn save(&self, folder: &Path) -> std::io::Result<()> {
+        std::fs::write(folder.join(NOTE), serde_json::to_vec(self)?)
+    }
+
+    /// What the folder says; none if it says nothing.
+    #[must_use]
+    pub fn load(folder: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(folder.join(NOTE)).ok()?).ok()
+    }
+
+    /// A directory of the host, by its path, with the upper layer that is in it.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn directory(path: &Path, upper: BorrowedFd<'_>) -> std::io::Result<Self> {
+        let Stat { st_dev, st_ino, .. } = rustix::fs::fstat(upper)?;
+        Ok(Self::Directory { path: path.to_owned(), device: st_dev, inode: st_ino })
+    }
+}
+
+/// Offers the upper layer to others, as long as this process has it.
+///
+/// # Errors
+/// The disk's.
+pub fn offer(folder: &Path, upper: BorrowedFd<'_>) -> std::io::Result<()> {
+    offer::offer(&folder.join(OFFER), upper, &[])
+}
+
+/// The upper layer of a container, held.
+#[derive(Debug)]
+pub struct Changes {
+    upper: OwnedFd,
+    /// What it is in, and a directory's lock.
+    _mount: Option<Detached>,
+    _lock: Option<OwnedFd>,
+}
+
+impl Changes {
+    /// Its directory.
+    #[must_use]
+    pub fn directory(&self) -> BorrowedFd<'_> {
+        self.upper.as_fd()
+    }
+
+    /// Of a container that runs, from the process that holds it.
+    ///
+    /// # Errors
+    /// [`KeptError`].
+    pub fn of_running(folder: &Path) -> Result<Self, KeptError> {
+        if Place::load(folder) == Some(Place::None) {
+            return Err(KeptError::ReadOnly);
+        }
+        let (upper, _) = offer::take(&folder.join(OFFER)).ok_or(KeptError::Offer)?;
+        let is_directory = |stat: Stat| stat.st_mode & 0o170_000 == 0o040_000;
+        if !rustix::fs::fstat(&upper).is_ok_and(is_directory) {
+            return Err(KeptError::Offer);
+        }
+        Ok(Self { upper, _mount: None, _lock: None })
+    }
+
+    /// Of a container that has ended, and whose lock the caller holds.
+    ///
+    /// # Errors
+    /// [`KeptError`].
+    pub fn of_ended(folder: &Path) -> Result<Self, KeptError> {
+        match Place::load(folder).ok_or(KeptError::Unknown)? {
+            Place::None => Err(KeptError::ReadOnly),
+            Place::Memory => Err(KeptError::Memory),
+            Place::Filestore { lost: true } => Err(KeptError::Lost),
+            Place::Filestore { lost: false } => of_filestore(&folder.join(filestore::NAME)),
+            Place::Directory { path, device, inode } => {
+                let failed =
+                    |errno: Errno| KeptError::Open { path: path.clone(), source: errno.into() };
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(failed)?;
+                match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+                    Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path)),
+                    result => result.map_err(failed)?,
+                }
+                let upper = at_rest(opened.as_fd())?;
+                let found = rustix::fs::fstat(&upper).map_err(failed)?;
+                if (found.st_dev, found.st_ino) != (device, inode) {
+                    return Err(KeptError::Other(path));
+                }
+                Ok(Self { upper, _mount: None, _lock: Some(opened) })
+            }
+        }
+    }
+}
+
+/// The kernel may take a moment to unmount what the last process has let go of.
+const UNMOUNTED: Duration = Duration::from_secs(30);
+
+fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
+    let failed = |source: std::io::Error| KeptError::Open { path: path.to_owned(), source };
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file =
+        File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|it| failed(it.into()))?);
+    let since = Instant::now();
+    // Two mounts of one file would not know of each other. What cannot be asked, has no leases and so no users that count.
+    while matches!(kernel::lease::in_use(file.as_fd()), Ok(true)) {
+        if since.elapsed() >= UNMOUNTED {
+            return Err(KeptError::Busy);
+        }
+        std::thread::sleep(GLANCE);
+    }
+    if !is_clean(&file).map_err(failed)? {
+        return Err(KeptError::Unclean(path.to_owned()));
+    }
+    let options = Ext4Options { barriers: true, direct_io: true, access: Access::ReadOnly };
+    let mount = kernel::mount::ext4(file.as_fd(), &options)?;
+    let upper = open_upper(mount.as_fd())?;
+    Ok(Changes { upper, _mount: Some(mount), _lock: None })
+}
+
+/// Whether an ext4 was unmounted as it should be. Source: Linux Documentation/filesystems/ext4/super.rst: the superblock is
+/// at 1024, in it `s_magic` at 0x38, `s_state` at 0x3A and `s_feature_incompat` at 0x60.
+fn is_clean(file: &File) -> std::io::Result<bool> {
+    const MAGIC: u16 = 0xef53;
+    /// `EXT4_VALID_FS` alone, without `EXT4_ERROR_FS` and `EXT4_ORPHAN_FS`.
+    const VALID: u16 = 1;
+    /// `EXT4_FEATURE_INCOMPAT_RECOVER`: the journal has not been brought home.
+    const RECOVER: u32 = 4;
+    let mut superblock = [0; 0x64];
+    file.read_exact_at(&mut superblock, 1024)?;
+    let [magic, state] =
+        [0x38, 0x3a].map(|at| u16::from_le_bytes([superblock[at], superblock[at + 1]]));
+    let incompatible = [0x60, 0x61, 0x62, 0x63].map(|at| superblock[at]);
+    let needs_recovery = u32::from_le_bytes(incompatible) & RECOVER != 0;
+    Ok(magic == MAGIC && state == VALID && !needs_recovery)
+}
+
+/// Has the filestore of a container that has ended, and is about to be removed, not written any further. What is not
+/// mounted any more is left as it is.
+pub fn give_up(folder: &Path) {
+    // Only what is the container's alone is ever shut down.
+    let Some(Place::Filestore { .. }) = Place::load(folder) else { return };
+    let Some((upper, _)) = offer::take(&folder.join(OFFER)) else { return };
+    let device = |stat: Result<Stat, Errno>| stat.ok().map(|it| it.st_dev);
+    let (inside, outside) = (device(rustix::fs::fstat(&upper)), device(rustix::fs::stat(folder)));
+    // Source: `linux/magic.h`, EXT4_SUPER_MAGIC.
+    let is_ext4 = rustix::fs::fstatfs(&upper).is_ok_and(|it| it.f_type == 0xef53);
+    if is_ext4
+        && inside.is_some()
+        && inside != outside
+        && let Err(error) = kernel::files::shut_down_file_system(upper.as_fd())
+    {
+        tracing::debug!(%error, "the filestore is written before it is removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Place::load(folder.path()), None);
+        let directory = Place::Directory { path: "/a b".into(), device: 1, inode: u64::MAX };
+        for place in [Place::None, Place::Memory, Place::Filestore { lost: true }, directory] {
+            place.save(folder.path()).unwrap();
+            assert_eq!(Place::load(folder.path()), Some(place));
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |place: Option<Place>, expect: &str| {
+            if let Some(place) = place {
+                place.save(folder.path()).unwrap();
+            }
+            let error = Changes::of_ended(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error}");
+        };
+        check(None, "nothing tells");
+        check(Some(Place::None), "read-only");
+        check(Some(Place::Memory), "--writable self");
+        check(Some(Place::Filestore { lost: true }), "could be kept");
+        check(Some(Place::Filestore { lost: false }), "cannot open");
+        let path = folder.path().join("absent");
+        check(Some(Place::Directory { path, device: 0, inode: 0 }), "cannot open");
+        std::fs::write(folder.path().join(filestore::NAME), [0; 4096]).unwrap();
+        check(Some(Place::Filestore { lost: false }), "e2fsck -f");
+    }
+}

@@ -1,0 +1,91 @@
+//! A container that stands still while somebody looks at it.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use kernel::process::{Exit, start_behind};
+use rustix::pipe::PipeFlags;
+
+use crate::monitor::ask;
+
+/// A container whose processes do not run until this is dropped. A child of this process sees to it that they do then, also
+/// when this process is killed.
+#[derive(Debug)]
+pub struct Paused {
+    /// Closed to have it go on.
+    hold: Option<OwnedFd>,
+    /// At its end when it does.
+    report: File,
+}
+
+/// Why a container does not stand still.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PauseError {
+    /// No child to have it go on again.
+    #[error("cannot make sure that the container goes on afterwards")]
+    Watch(#[source] kernel::process::ProcessError),
+    /// No pipe.
+    #[error("cannot make sure that the container goes on afterwards")]
+    Pipe(#[source] std::io::Error),
+    /// The runtime cannot, or may not.
+    #[error("the runtime does not pause the container")]
+    Refused,
+}
+
+/// Pauses a container. This process must have one thread only, and one that is not waited for elsewhere.
+///
+/// # Errors
+/// [`PauseError`]; then it is not paused.
+pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
+    let (held, hold) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+        .map_err(|errno| PauseError::Pipe(errno.into()))?;
+    let mut parent_end = Some(hold);
+    let mut own_end = Some(held);
+    let report = start_behind(|report| {
+        // The parent's end has to be the only one.
+        drop(parent_end.take());
+        let mut report = File::from(report);
+        let paused = matches!(ask(folder, &["pause", id]), Some(Ok(Exit::Code(0))));
+        let _heard = report.write_all(&[u8::from(paused)]);
+        if let Some(held) = own_end.take() {
+            // Until the other end is closed, by whatever.
+            let _nothing = File::from(held).read(&mut [0]);
+        }
+        // Also when it said no: it may have paused a part.
+        resume(folder, id);
+    });
+    let (report, _child) = report.map_err(PauseError::Watch)?;
+    let mut report = File::from(report);
+    drop(own_end);
+    let mut answer = [0];
+    let answered = report.read_exact(&mut answer);
+    let paused = Paused { hold: parent_end, report };
+    match (answered, answer) {
+        (Ok(()), [1]) => Ok(paused),
+        (Ok(()), _) => Err(PauseError::Refused),
+        (Err(source), _) => {
+            // The child was killed: nobody knows how far it came.
+            resume(folder, id);
+            Err(PauseError::Pipe(source))
+        }
+    }
+}
+
+fn resume(folder: &Path, id: &str) {
+    match ask(folder, &["resume", id]) {
+        None | Some(Ok(Exit::Code(0))) => {}
+        Some(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime does not resume the container"),
+        Some(Err(error)) => tracing::warn!(id, %error, "the runtime could not be asked to resume"),
+    }
+}
+
+impl Drop for Paused {
+    /// Returns when the container goes on.
+    fn drop(&mut self) {
+        drop(self.hold.take());
+        let _end = self.report.read(&mut [0]);
+    }
+}

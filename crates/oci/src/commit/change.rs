@@ -1,0 +1,261 @@
+//! What a config is to say from now on, as lines of a Dockerfile.
+
+use std::str::FromStr;
+
+use serde_json::{Map, Value, json};
+
+/// One line. Source: Docker, "docker container commit", `--change`, and the "Dockerfile reference".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// `CMD`: the program that is run when the caller names none.
+    Cmd(Vec<String>),
+    /// `ENTRYPOINT`: what goes before it. What the image below runs without being asked goes with its own.
+    Entrypoint(Vec<String>),
+    /// `ENV`: variables.
+    Env(Vec<(String, String)>),
+    /// `LABEL`: notes.
+    Label(Vec<(String, String)>),
+    /// `EXPOSE`: ports.
+    Expose(Vec<String>),
+    /// `VOLUME`: directories for data of others.
+    Volume(Vec<String>),
+    /// `USER`.
+    User(String),
+    /// `WORKDIR`.
+    Workdir(String),
+    /// `STOPSIGNAL`.
+    StopSignal(String),
+}
+
+/// Text that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ChangeError(String);
+
+impl FromStr for Change {
+    type Err = ChangeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let rest = rest.trim();
+        let name = name.to_ascii_uppercase();
+        let error = |reason: &str| ChangeError(format!("{name} {reason}"));
+        let wrong = |reason: &str| Err(error(reason));
+        let one = || match rest {
+            "" => Err(error("needs a value")),
+            rest => Ok(unquoted(rest)),
+        };
+        Ok(match name.as_str() {
+            "CMD" => Self::Cmd(command(rest)),
+            "ENTRYPOINT" => Self::Entrypoint(command(rest)),
+            "ENV" | "LABEL" => {
+                let Some(pairs) = pairs(rest) else {
+                    return wrong("is followed by NAME=VALUE, more of them behind spaces");
+                };
+                match name.as_str() {
+                    "ENV" => Self::Env(pairs),
+                    _ => Self::Label(pairs),
+                }
+            }
+            "EXPOSE" => {
+                let ports: Option<Vec<_>> = rest.split_whitespace().map(port).collect();
+                match ports.filter(|it| !it.is_empty()) {
+                    Some(ports) => Self::Expose(ports),
+                    None => return wrong("is followed by ports, such as 80 or 53/udp"),
+                }
+            }
+            "VOLUME" => match list(rest).unwrap_or_else(|| words(rest)) {
+                paths if paths.is_empty() => return wrong("is followed by paths"),
+                paths => Self::Volume(paths),
+            },
+            "USER" => Self::User(one()?),
+            "WORKDIR" => Self::Workdir(one()?),
+            "STOPSIGNAL" => Self::StopSignal(one()?),
+            _ => {
+                return Err(ChangeError(format!(
+                    "\"{name}\" is not one of CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME and WORKDIR"
+                )));
+            }
+        })
+    }
+}
+
+impl Change {
+    /// Changes a config's `config`, which is one of `all`.
+    pub(super) fn apply(&self, settings: &mut Map<String, Value>, all: &[Self]) {
+        let mut set = |name: &str, value: Value| {
+            settings.insert(name.to_owned(), value);
+        };
+        match self {
+            Self::Cmd(args) => set("Cmd", args.clone().into()),
+            Self::Entrypoint(args) => {
+                set("Entrypoint", args.clone().into());
+                if !all.iter().any(|it| matches!(it, Self::Cmd(_))) {
+                    settings.shift_remove("Cmd");
+                }
+            }
+            Self::Env(pairs) => {
+                let mut env = settings.get("Env").and_then(Value::as_array).cloned();
+                let env_list = env.get_or_insert_default();
+                for (name, value) in pairs {
+                    let text = Value::from(format!("{name}={value}"));
+                    let is_same = |it: &Value| {
+                        let other = it.as_str().unwrap_or_default();
+                        other.split_once('=').map_or(other, |(name, _)| name) == name
+                    };
+                    match env_list.iter_mut().find(|it| is_same(it)) {
+                        Some(there) => *there = text,
+                        None => env_list.push(text),
+                    }
+                }
+                settings.insert("Env".to_owned(), env.into());
+            }
+            Self::Label(pairs) => {
+                let pairs = pairs.iter().map(|(name, value)| (name.clone(), value.clone().into()));
+                add(settings, "Labels", pairs);
+            }
+            Self::Expose(ports) => {
+                let ports = ports.iter().map(|port| (port.clone(), json!({})));
+                add(settings, "ExposedPorts", ports);
+            }
+            Self::Volume(paths) => {
+                let paths = paths.iter().map(|path| (path.clone(), json!({})));
+                add(settings, "Volumes", paths);
+            }
+            Self::User(user) => set("User", user.clone().into()),
+            Self::Workdir(path) if path.starts_with('/') => set("WorkingDir", path.clone().into()),
+            Self::Workdir(path) => {
+                let above = settings.get("WorkingDir").and_then(Value::as_str).unwrap_or_default();
+                let whole = format!("/{}/{path}", above.trim_matches('/'));
+                let whole = whole.replace("//", "/");
+                settings.insert("WorkingDir".to_owned(), whole.into());
+            }
+            Self::StopSignal(signal) => set("StopSignal", signal.clone().into()),
+        }
+    }
+}
+
+fn add(settings: &mut Map<String, Value>, name: &str, more: impl Iterator<Item = (String, Value)>) {
+    let mut found = match settings.get(name) {
+        Some(Value::Object(found)) => found.clone(),
+        _ => Map::new(),
+    };
+    found.extend(more);
+    settings.insert(name.to_owned(), found.into());
+}
+
+/// A list in JSON, or else a line for the shell.
+fn command(text: &str) -> Vec<String> {
+    list(text).unwrap_or_else(|| match text {
+        "" => Vec::new(),
+        text => ["/bin/sh", "-c", text].map(str::to_owned).to_vec(),
+    })
+}
+
+fn list(text: &str) -> Option<Vec<String>> {
+    serde_json::from_str(text).ok()
+}
+
+fn port(text: &str) -> Option<String> {
+    let (number, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+    let protocol = protocol.to_ascii_lowercase();
+    let is_known = matches!(protocol.as_str(), "tcp" | "udp" | "sctp");
+    (is_known && number.parse::<u16>().is_ok()).then(|| format!("{number}/{protocol}"))
+}
+
+/// `NAME=VALUE…`, or one name and behind spaces its value.
+fn pairs(text: &str) -> Option<Vec<(String, String)>> {
+    let first = text.split_whitespace().next()?;
+    if !first.contains('=') {
+        let (name, value) = text.split_once(char::is_whitespace)?;
+        return Some(vec![(name.to_owned(), unquoted(value.trim()))]);
+    }
+    let pairs = words(text).into_iter().map(|word| {
+        let (name, value) = word.split_once('=')?;
+        (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
+    });
+    pairs.collect()
+}
+
+/// Words as a shell tells them apart: quotes hold spaces, a backslash what comes next. Nothing else is special.
+fn words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quote = None;
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match (letter, quote) {
+            ('\\', None | Some('"')) => word.get_or_insert_default().extend(letters.next()),
+            ('"' | '\'', None) => {
+                quote = Some(letter);
+                word.get_or_insert_default();
+            }
+            (letter, Some(end)) if letter == end => quote = None,
+            (letter, None) if letter.is_whitespace() => words.extend(word.take()),
+            (letter, _) => word.get_or_insert_default().push(letter),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+fn unquoted(text: &str) -> String {
+    words(text).join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expected values: what `docker build` makes of the same lines.
+    #[test]
+    fn lines_of_a_dockerfile() {
+        let below =
+            json!({"Cmd": ["a"], "Env": ["A=1", "AB=2"], "WorkingDir": "/w", "Labels": {"x": "y"}});
+        let check = |lines: &[&str], expect: Value| {
+            let changes: Vec<Change> = lines.iter().map(|it| it.parse().unwrap()).collect();
+            let mut settings = below.as_object().unwrap().clone();
+            for change in &changes {
+                change.apply(&mut settings, &changes);
+            }
+            for (name, expect) in expect.as_object().unwrap() {
+                assert_eq!(settings.get(name).unwrap_or(&Value::Null), expect, "{lines:?} {name}");
+            }
+        };
+        check(&["CMD [\"b\", \"c d\"]"], json!({"Cmd": ["b", "c d"]}));
+        check(&["cmd b  c"], json!({"Cmd": ["/bin/sh", "-c", "b  c"]}));
+        check(&["ENTRYPOINT [\"e\"]"], json!({"Entrypoint": ["e"], "Cmd": null}));
+        check(&["CMD [\"b\"]", "ENTRYPOINT [\"e\"]"], json!({"Entrypoint": ["e"], "Cmd": ["b"]}));
+        check(
+            &["ENV A=3 B=\"x y\" C=z\\ z", "ENV D one two"],
+            json!({"Env": ["A=3", "AB=2", "B=x y", "C=z z", "D=one two"]}),
+        );
+        check(&["LABEL a=b 'c d'=e x=z"], json!({"Labels": {"x": "z", "a": "b", "c d": "e"}}));
+        check(&["EXPOSE 80 53/UDP"], json!({"ExposedPorts": {"80/tcp": {}, "53/udp": {}}}));
+        check(&["VOLUME /a /b"], json!({"Volumes": {"/a": {}, "/b": {}}}));
+        check(&["WORKDIR /x", "WORKDIR y/z"], json!({"WorkingDir": "/x/y/z"}));
+        check(&["WORKDIR y"], json!({"WorkingDir": "/w/y"}));
+        check(&["USER 5:6", "STOPSIGNAL SIGINT"], json!({"User": "5:6", "StopSignal": "SIGINT"}));
+    }
+
+    #[test]
+    fn other_lines_are_refused() {
+        for (line, expect) in [
+            ("RUN x", "is not one of CMD"),
+            ("", "is not one of CMD"),
+            ("ENV", "NAME=VALUE"),
+            ("ENV A", "NAME=VALUE"),
+            ("ENV A=1 B", "NAME=VALUE"),
+            ("LABEL =x", "NAME=VALUE"),
+            ("EXPOSE", "such as 80"),
+            ("EXPOSE 80/x", "such as 80"),
+            ("EXPOSE 70000", "such as 80"),
+            ("USER", "needs a value"),
+            ("VOLUME", "paths"),
+        ] {
+            let error = line.parse::<Change>().unwrap_err().to_string();
+            assert!(error.contains(expect), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Trees that are made of other trees.
+
+use std::collections::HashMap;
+
+use image::tree::{Builder, InodeId, Link, Tree, TreeError, XattrsId};
+use image::verity::ObjectId;
+
+/// The same tree, but with these files at the places of their objects. What it says of links stays as it says.
+pub(super) fn relocated(
+    tree: &Tree,
+    objects: &HashMap<InodeId, ObjectId>,
+) -> Result<Tree, TreeError> {
+    Ok(copy(tree, objects, Links::Stated)?.finish())
+}
+
+/// The same tree, to be changed: links are counted, and belong to whom they do in trees made of layers.
+pub(super) fn thawed(tree: &Tree) -> Result<Builder, TreeError> {
+    copy(tree, &HashMap::new(), Links::Counted)
+}
+
+/// What becomes of files with several names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Links {
+    /// Their number, and which name is the file, are as in the other tree.
+    Stated,
+    /// Both follow from the names.
+    Counted,
+}
+
+fn copy(
+    tree: &Tree,
+    objects: &HashMap<InodeId, ObjectId>,
+    links: Links,
+) -> Result<Builder, TreeError> {
+    let mut builder = Builder::new();
+    let mut ids = vec![None; tree.inode_bound()];
+    let mut xattr_sets = vec![None; tree.xattrs_bound()];
+    let mut xattrs = |builder: &mut Builder, id: XattrsId| match xattr_sets[id.index()] {
+        Some(known) => Ok(known),
+        None => builder.xattrs(tree.xattrs(id)).inspect(|new| xattr_sets[id.index()] = Some(*new)),
+    };
+    let root = tree.root();
+    let root_xattrs = xattrs(&mut builder, root.xattrs_id())?;
+    builder.describe(InodeId::ROOT, &root.metadata(), root_xattrs)?;
+    ids[InodeId::ROOT.index()] = Some(InodeId::ROOT);
+    let mut open = vec![root];
+    while let Some(directory) = open.pop() {
+        let above = ids[directory.id().index()].expect("pushed when it had an id");
+        for entry in directory.children() {
+            let inode = entry.inode;
+            let id = match ids[inode.id().index()] {
+                Some(known) => known,
+                None => {
+                    let set = xattrs(&mut builder, inode.xattrs_id())?;
+                    let id = builder.inode(&inode.metadata(), set, inode.node())?;
+                    if let Some(object) = objects.get(&inode.id()) {
+                        builder.set_object(id, object)?;
+                    }
+                    if links == Links::Stated {
+                        builder.state_nlink(id, inode.nlink());
+                    }
+                    ids[inode.id().index()] = Some(id);
+                    id
+                }
+            };
+            let link = match links {
+                Links::Stated if entry.is_owner => Link::Owner,
+                _ => Link::Equal,
+            };
+            builder.insert(above, entry.name, id, link)?;
+            if inode.is_directory() {
+                open.push(inode);
+            }
+        }
+    }
+    Ok(builder)
+}
