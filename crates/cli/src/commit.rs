@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
-use container::changes::{self, ChangesError, IdMap, Report, Upper};
+use container::changes::{self, ChangesError, Owners, Report, Upper};
 use container::detached;
 use container::kept::Changes;
 use container::pause::{PauseError, Paused, pause};
@@ -35,7 +35,7 @@ use crate::{describe, report};
 struct Looked {
     found: Found,
     tree: Tree,
-    ids: IdMap,
+    ids: Owners,
     changes: Changes,
     /// Until the changes are read.
     paused: Option<Paused>,
@@ -85,9 +85,9 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
     Ok(Looked { tree, ids, changes, paused, _lock: lock, _image: image, found })
 }
 
-fn ids(folder: &Path) -> anyhow::Result<IdMap> {
+fn ids(folder: &Path) -> anyhow::Result<Owners> {
     let config: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json"))?)?;
-    Ok(IdMap::of_config(&config)?)
+    Ok(Owners::of_config(&config)?)
 }
 
 /// Pauses a container; none if it has ended.

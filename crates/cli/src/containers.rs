@@ -310,11 +310,18 @@ fn is_alive(store: &Store, found: &Found) -> bool {
 /// How long the kernel may take to end what is killed.
 const DEATH: Duration = Duration::from_secs(20);
 
+/// What is not paused has ended by then.
+const PAUSED: Duration = Duration::from_millis(500);
+
 fn kill(store: &Store, found: &Found) -> anyhow::Result<()> {
     let since = std::time::Instant::now();
     loop {
         // One that has not started yet cannot be told at once.
         let told = detached::signal(&found.folder, &found.id, "KILL");
+        if told.is_ok() && !detached::wait(Some(PAUSED), &|| is_alive(store, found)) {
+            // Somebody may have paused it to look at it, and it ends when it goes on.
+            container::pause::resume(&found.folder, &found.id);
+        }
         let pause = if told.is_ok() { DEATH } else { GLANCE };
         if detached::wait(Some(pause), &|| is_alive(store, found)) {
             return Ok(());

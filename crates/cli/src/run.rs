@@ -283,6 +283,7 @@ impl Ready {
             false => self.root.doomed.keep().is_ok(),
         };
         drop((self.root.mount, self.root.image));
+        // Those of further mounts go with their container.
         Files::remove(&self.path, &self.stage);
         self.stage.shut_down();
         container::teardown::clear(&self.path, &self.id);

@@ -1,12 +1,10 @@
 //! A container that stands still while somebody looks at it.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::io::{PipeWriter, Read as _, Write as _};
 use std::path::Path;
 
 use kernel::process::{Exit, start_behind};
-use rustix::pipe::PipeFlags;
 
 use crate::monitor::ask;
 
@@ -15,7 +13,7 @@ use crate::monitor::ask;
 #[derive(Debug)]
 pub struct Paused {
     /// Closed to have it go on.
-    hold: Option<OwnedFd>,
+    hold: Option<PipeWriter>,
     /// At its end when it does.
     report: File,
 }
@@ -40,8 +38,7 @@ pub enum PauseError {
 /// # Errors
 /// [`PauseError`]; then it is not paused.
 pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
-    let (held, hold) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
-        .map_err(|errno| PauseError::Pipe(errno.into()))?;
+    let (held, hold) = std::io::pipe().map_err(PauseError::Pipe)?;
     let mut parent_end = Some(hold);
     let mut own_end = Some(held);
     let report = start_behind(|report| {
@@ -50,9 +47,9 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
         let mut report = File::from(report);
         let paused = matches!(ask(folder, &["pause", id]), Some(Ok(Exit::Code(0))));
         let _heard = report.write_all(&[u8::from(paused)]);
-        if let Some(held) = own_end.take() {
+        if let Some(mut held) = own_end.take() {
             // Until the other end is closed, by whatever.
-            let _nothing = File::from(held).read(&mut [0]);
+            let _nothing = held.read(&mut [0]);
         }
         // Also when it said no: it may have paused a part.
         resume(folder, id);
@@ -74,7 +71,8 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     }
 }
 
-fn resume(folder: &Path, id: &str) {
+/// Has a container go on that somebody has paused; nothing happens to one that is not.
+pub fn resume(folder: &Path, id: &str) {
     match ask(folder, &["resume", id]) {
         None | Some(Ok(Exit::Code(0))) => {}
         Some(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime does not resume the container"),

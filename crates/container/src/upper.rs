@@ -93,13 +93,13 @@ impl Layer {
 
     /// What to do about it when the root is done with.
     pub(crate) fn into_doomed(self, writable: Writable<'_>) -> Doomed {
-        let Self { upper, durability, .. } = self;
-        let fate = match writable {
-            Writable::Filestore { .. } => return Doomed::of_filestore(upper, durability),
-            Writable::Memory { .. } => Fate::Free,
-            Writable::None | Writable::Directory { .. } => Fate::Stay,
-        };
-        Doomed { fate, upper: Some(upper) }
+        match writable {
+            Writable::Filestore { .. } => Doomed::of_filestore(self.upper, self.durability),
+            Writable::Memory { .. } => Doomed { fate: Fate::Free, upper: Some(self.upper) },
+            Writable::None | Writable::Directory { .. } => {
+                Doomed { fate: Fate::Stay, upper: Some(self.upper) }
+            }
+        }
     }
 }
 
@@ -227,7 +227,8 @@ pub(crate) fn prepare(
 
 fn mount_ext4(file: BorrowedFd<'_>, durability: Durability) -> Result<Detached, MountError> {
     let barriers = durability == Durability::Durable;
-    kernel::mount::ext4(file, &Ext4Options { barriers, direct_io: true, access: Access::ReadWrite })
+    let options = Ext4Options { barriers, direct_io: true, access: Access::ReadWrite };
+    kernel::mount::ext4(file, &options)
 }
 
 /// A filestore with one directory in it, for something else than a root.
@@ -286,6 +287,28 @@ fn prepare_directory(
     Ok(Layer { mount: None, upper, work, durability })
 }
 
+/// As long as the host runs, what was written is in its memory or on its disk.
+fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
+    match read(directory, BOOT) {
+        Ok(found) if found == boot => Ok(()),
+        _ => Err(UpperError::Crashed),
+    }
+}
+
+/// The upper layer in a directory of the host that nobody writes to.
+pub(crate) fn at_rest(directory: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
+    if incompatible(directory)?.is_some() {
+        check_boot(directory, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
+    }
+    open_upper(directory)
+}
+
+/// The directory that an overlay wrote to.
+pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, "upper", flags, Mode::empty())?)
+}
+
 /// Makes sure that the owners in a directory are of this map, and notes it in a new one.
 fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), UpperError> {
     let wanted = map.map(ToString::to_string).unwrap_or_default();
@@ -324,28 +347,6 @@ fn write(at: BorrowedFd<'_>, path: &str, bytes: &[u8]) -> Result<(), Errno> {
         true => Ok(()),
         false => Err(Errno::NOSPC),
     }
-}
-
-/// As long as the host runs, what was written is in its memory or on its disk.
-fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
-    match read(directory, BOOT) {
-        Ok(found) if found == boot => Ok(()),
-        _ => Err(UpperError::Crashed),
-    }
-}
-
-/// The upper layer in a directory of the host that nobody writes to.
-pub(crate) fn at_rest(directory: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
-    if incompatible(directory)?.is_some() {
-        check_boot(directory, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
-    }
-    open_upper(directory)
-}
-
-/// The directory that an overlay wrote to.
-pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(parent, "upper", flags, Mode::empty())?)
 }
 
 /// Where the mark is, if it is there.

@@ -1,11 +1,14 @@
 """What containers change, seen by somebody else than Quire.
 
     commit.py tree DIR            makes the tree of an image
-    commit.py change DIR          changes it in every way, and
+    commit.py change DIR [mapped] changes it in every way, and
     commit.py again DIR           once more, what was changed before
     commit.py walk DIR [NAME...]  prints all that can be seen of a tree, but for NAME
     commit.py apply TAR DIR       applies a layer to a tree, by the words of the OCI image specification
     commit.py hide TAR DIR        applies only what it removes
+    commit.py socket PATH         makes a socket
+    commit.py nest DIR N NAME     makes N directories, one in the other
+    commit.py unnest DIR NAME     removes them
 """
 
 import hashlib
@@ -56,6 +59,8 @@ def tree(top):
     for at in range(12):
         write(f"plain{at}", f"plain {at} " * 30)
     write("empty", "")
+    # With what says that it is removed, this name is longer than names may be.
+    write("filled/" + "n" * 255, "long")
     os.symlink("plain0", "link")
     os.symlink("nowhere", "moved/link")
     os.mkfifo("pipe")
@@ -64,7 +69,7 @@ def tree(top):
         os.utime(path, ns=(5_000_000_007, 5_000_000_007))
 
 
-def change(top):
+def change(top, *mapped):
     os.chdir(top)
     # Metadata alone, of files and of the root.
     os.chmod("plain1", 0o4711)
@@ -105,7 +110,9 @@ def change(top):
     os.symlink(b"\xff\n", "odd_link")
     # Types.
     for name, kind, number in [("c", stat.S_IFCHR, (5, 1)), ("b", stat.S_IFBLK, (259, 70_000)), ("f", stat.S_IFIFO, (0, 0))]:
-        os.mknod(name, kind | 0o640, os.makedev(*number))
+        # Root of a user namespace makes no devices.
+        if not mapped or name == "f":
+            os.mknod(name, kind | 0o640, os.makedev(*number))
     os.mkdir("empty_directory", 0o1777)
     os.mkdir("set_id", 0o755)
     os.chmod("set_id", 0o2750)
@@ -122,6 +129,7 @@ def change(top):
     os.mkdir("plain9")
     write("plain9/inside", "a directory now")
     os.remove("filled/file")
+    os.remove("filled/" + "n" * 255)
     shutil.rmtree("filled/sub")
     os.symlink("elsewhere", "filled/sub")
     # Hard links, made and broken.
@@ -307,6 +315,16 @@ what, *arguments = sys.argv[1:]
 if what == "walk":
     walk(arguments[0], arguments[1:])
 elif what == "socket":
-    socket.socket(socket.AF_UNIX).bind(arguments[0])
+    os.chdir(os.path.dirname(arguments[0]))
+    socket.socket(socket.AF_UNIX).bind(os.path.basename(arguments[0]))
+elif what == "nest":
+    # No path names all of it.
+    os.chdir(arguments[0])
+    for _ in range(int(arguments[1])):
+        os.mkdir(arguments[2])
+        os.chdir(arguments[2])
+elif what == "unnest":
+    os.chdir(arguments[0])
+    shutil.rmtree(arguments[1])
 else:
     {"tree": tree, "change": change, "again": again, "apply": apply, "hide": hide}[what](*arguments)

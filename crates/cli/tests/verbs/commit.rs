@@ -1,15 +1,18 @@
 //! `commit`, `snapshot`, and `diff` of a container. Needs root.
 
 use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::mounts::Unmount;
 use crate::runs::{mounts, runtimes, wait_for};
-use crate::writable::{has, is_clean, run};
-use crate::{Place, add_programs, is_root};
+use crate::writable::{has, is_clean, loop_devices, run};
+use crate::{Place, Ran, add_programs, is_root};
 
 fn python(arguments: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/commit.py");
@@ -126,47 +129,47 @@ fn what_is_committed_is_what_the_container_saw() {
     for (at, kind) in kinds.iter().enumerate() {
         let runtime = runtimes[at % runtimes.len()];
         let options = ["--writable", kind, "--runtime", runtime];
-        let container = Waiting::start(&place, "c", &options, "a");
+        let container = Waiting::start(&place, "seen", &options, "a");
         let root = container.root();
         python(&["change", root.to_str().unwrap()]);
         let expect = walk(&root);
-        place.out("commit -q c b");
+        place.out("commit -q seen b");
         same(&walk_image(&place, "b"), &expect, kind);
-        place.out("snapshot -q --force c layer.tar");
+        place.out("snapshot -q --force seen layer.tar");
         applied_by_others(&place, &expect);
         // What a commit adds is what diff shows.
-        let shown = place.run("diff c");
+        let shown = place.run("diff seen");
         assert_eq!(shown.code, Some(1));
         assert_eq!(shown.out, place.run("diff a b").out);
 
         // Once more in the same container, and in one of the new image: one layer more.
         python(&["again", root.to_str().unwrap()]);
-        place.out("commit -q c b2");
+        place.out("commit -q seen b2");
         same(&walk_image(&place, "b2"), &walk(&root), kind);
         assert_eq!([layers(&place, "b").len(), layers(&place, "b2").len()], [2, 2]);
         assert!(!container.is_paused());
-        place.out("snapshot -q --force c layer.tar");
-        place.out("stop -t 0 c");
+        place.out("snapshot -q --force seen layer.tar");
+        place.out("stop -t 0 seen");
         if *kind == "memory" {
-            let ran = place.run("commit c b3");
+            let ran = place.run("commit seen b3");
             assert!(ran.code == Some(2) && ran.err.contains("gone with its end"), "{}", ran.err);
         } else {
             // After its end it is the same.
-            place.out("snapshot -q c after.tar");
+            place.out("snapshot -q seen after.tar");
             assert_eq!(
                 fs::read(place.path("layer.tar")).unwrap(),
                 fs::read(place.path("after.tar")).unwrap()
             );
             fs::remove_file(place.path("after.tar")).unwrap();
-            place.out("commit -q c b3");
+            place.out("commit -q seen b3");
             assert_eq!(image_id(&place, "b3"), image_id(&place, "b2"), "{kind}");
         }
         drop(container);
 
-        let container = Waiting::start(&place, "d", &["--runtime", runtime], "b");
+        let container = Waiting::start(&place, "seen-2", &["--runtime", runtime], "b");
         python(&["again", container.root().to_str().unwrap()]);
         let expect = walk(&container.root());
-        place.out("commit -q d b4");
+        place.out("commit -q seen-2 b4");
         same(&walk_image(&place, "b4"), &expect, kind);
         assert_eq!(layers(&place, "b4").len(), 3);
         drop(container);
@@ -292,4 +295,255 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
         ]
     );
     assert_eq!(place.run("diff step:/made").out, "+ /made\n");
+}
+
+/// A snapshot to a pipe that nobody reads yet: it waits in the middle, in a file that is called so that it comes first.
+fn stuck(place: &Place, container: &Waiting<'_>, options: &[&str]) -> Child {
+    let mut command = place.command(&[&["snapshot", &container.1, "-"], options].concat());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pipe = child.stdout.as_ref().unwrap();
+    wait_for("a full pipe", || {
+        let waiting = rustix::io::ioctl_fionread(pipe).unwrap();
+        usize::try_from(waiting).unwrap() >= rustix::pipe::fcntl_getpipe_size(pipe).unwrap() - 4096
+    });
+    child
+}
+
+#[test]
+fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let container = Waiting::start(&place, "still", &["--runtime", runtime], "a");
+        fs::write(container.root().join("!large"), vec![b'x'; 8 << 20]).unwrap();
+        let pid = |child: &Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        for how in ["read", "INT", "TERM", "KILL"] {
+            let child = stuck(&place, &container, &[]);
+            assert!(container.is_paused(), "{runtime} {how}");
+            match how {
+                "INT" => kill_process(pid(&child), Signal::INT).unwrap(),
+                "TERM" => kill_process(pid(&child), Signal::TERM).unwrap(),
+                "KILL" => kill_process(pid(&child), Signal::KILL).unwrap(),
+                _ => {}
+            }
+            let ended = child.wait_with_output().unwrap();
+            match how {
+                "read" => {
+                    assert_eq!(ended.status.code(), Some(0));
+                    assert!(ended.stdout.len() > 8 << 20);
+                }
+                "KILL" => assert_eq!(ended.status.code(), None),
+                _ => {
+                    let ran = Ran::of(&ended);
+                    assert!(ran.code == Some(2) && ran.err.contains("cancelled"), "{}", ran.err);
+                }
+            }
+            wait_for("the container to go on", || !container.is_paused());
+        }
+        // Who removes what is being read does not leave a process that cannot end.
+        let child = stuck(&place, &container, &[]);
+        let ran = place.run("rm --container --force still");
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        drop(child.wait_with_output().unwrap());
+        drop(container);
+    }
+    wait_for("nothing to be left", || is_clean(&place));
+}
+
+#[test]
+fn what_changes_while_it_is_read_is_an_error() {
+    let Some(place) = place() else { return };
+    let container = Waiting::start(&place, "changing", &[], "a");
+    let file = container.root().join("!large");
+    fs::write(&file, vec![b'x'; 8 << 20]).unwrap();
+    let child = stuck(&place, &container, &["--no-pause"]);
+    assert!(!container.is_paused());
+    fs::File::options().write(true).open(&file).unwrap().write_all(b"y").unwrap();
+    let ran = Ran::of(&child.wait_with_output().unwrap());
+    assert_eq!(ran.code, Some(2));
+    assert!(
+        ran.err.contains("\"/!large\" of the container changed while it was read"),
+        "{}",
+        ran.err
+    );
+    // A directory that comes to have more names, too.
+    let child = stuck(&place, &container, &["--no-pause"]);
+    fs::write(container.root().join("more"), "").unwrap();
+    let ran = Ran::of(&child.wait_with_output().unwrap());
+    assert!(ran.code == Some(2) && ran.err.contains("changed while it was read"), "{}", ran.err);
+    // As a file it is not there at all then.
+    let refused = place.run("snapshot --no-pause changing no/such/file");
+    assert!(refused.code == Some(2) && refused.err.contains("cannot write"), "{}", refused.err);
+    place.out("snapshot -q --no-pause changing whole.tar");
+}
+
+#[test]
+fn hostile_names_and_depths() {
+    let Some(place) = place() else { return };
+    let container = Waiting::start(&place, "hostile", &[], "a");
+    let root = container.root();
+    // Left out, and said.
+    python(&["socket", root.join("kept/socket").to_str().unwrap()]);
+    let ran = place.run("snapshot hostile 1.tar");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("no layer can hold a socket: /kept/socket"), "{}", ran.err);
+    let ran = place.run("snapshot --json hostile 2.tar");
+    let told: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(told["skipped"], json!(["/kept/socket"]));
+    assert_eq!(told["bytes"], fs::metadata(place.path("2.tar")).unwrap().len());
+    // Pipes wait for nobody, and nobody sees that they were looked at.
+    run("mkfifo", &[root.join("kept/pipe").to_str().unwrap()]);
+    // A link in the place of a directory of the image is a link.
+    fs::rename(root.join("deep"), root.join("elsewhere")).unwrap();
+    symlink("/etc", root.join("deep")).unwrap();
+    // Deep, and longer than any path.
+    python(&["nest", root.to_str().unwrap(), "2000", "d"]);
+    place.out("commit -q hostile b");
+    let listed = Command::new("tar").args(["-tf"]).arg(place.path("1.tar")).output().unwrap();
+    assert!(listed.status.success());
+    assert!(place.out("ls b:/").contains("deep"));
+    python(&["nest", root.to_str().unwrap(), "30", &"e".repeat(200)]);
+    let ran = place.run("commit hostile b");
+    assert!(ran.code == Some(2) && ran.err.contains("more than 4095 bytes"), "{}", ran.err);
+    python(&["unnest", root.to_str().unwrap(), &"e".repeat(200)]);
+    // What a layer cannot say.
+    for name in [".wh.file", ".wh..wh..opq", ".wh."] {
+        let path = root.join("kept").join(name);
+        fs::write(&path, "").unwrap();
+        let ran = place.run("commit hostile b");
+        let text = format!("\"/kept/{name}\" of the container has a name that means \"removed\"");
+        assert!(ran.code == Some(2) && ran.err.contains(&text), "{}", ran.err);
+        fs::remove_file(path).unwrap();
+    }
+    place.out("commit -q hostile b");
+    place.out("fsck");
+}
+
+/// As `python`, as root of the container that has this root.
+fn python_inside(root: &Path, arguments: &[&str]) -> String {
+    let pid = root.iter().nth(2).unwrap();
+    let script = fs::File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/commit.py"));
+    let mut command = Command::new("nsenter");
+    command.arg("--user").arg("--target").arg(pid).args(["--setuid", "0", "--setgid", "0"]);
+    command.args(["python3", "-"]).args(arguments).current_dir("/").stdin(script.unwrap());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn owners_in_a_user_namespace_are_mapped_back() {
+    let Some(place) = place() else { return };
+    if !has(&["nsenter"]) {
+        return;
+    }
+    for runtime in runtimes() {
+        let options = ["--userns", "0:300000:100000", "--runtime", runtime, "--writable"];
+        for kind in ["memory", "self"] {
+            let container =
+                Waiting::start(&place, "mapped", &[&options[..], &[kind]].concat(), "a");
+            let root = container.root();
+            let path = root.to_str().unwrap();
+            python_inside(&root, &["change", path, "mapped"]);
+            let expect = python_inside(&root, &["walk", path, "proc", "sys", "dev"]);
+            assert!(expect.contains("b'./plain2' -rw-r--r-- 12 34 "), "{expect}");
+            place.out("commit -q mapped b");
+            same(&walk_image(&place, "b"), &expect, kind);
+            if kind == "self" {
+                place.out("stop -t 0 mapped");
+                place.out("commit -q mapped c");
+                assert_eq!(image_id(&place, "b"), image_id(&place, "c"));
+            }
+        }
+    }
+}
+
+#[test]
+fn owners_are_those_that_the_container_sees() {
+    let Some(place) = place() else { return };
+    let container = Waiting::start(&place, "owned", &["--writable", "memory"], "a");
+    let path = place.path("store/containers/owned/config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let map = json!([{"containerID": 1000, "hostID": 0, "size": 10}]);
+    config["linux"]["uidMappings"] = map.clone();
+    config["linux"]["gidMappings"] = map;
+    fs::write(&path, config.to_string()).unwrap();
+    let file = container.root().join("kept/mine");
+    fs::write(&file, "").unwrap();
+    chown(&file, Some(2), Some(3)).unwrap();
+    place.out("snapshot -q owned 1.tar");
+    let listed =
+        Command::new("tar").args(["--numeric-owner", "-tvf"]).arg(place.path("1.tar")).output();
+    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
+    let line = listed.lines().find(|it| it.ends_with("kept/mine")).unwrap();
+    assert!(line.contains(" 1002/1003 "), "{listed}");
+    chown(&file, Some(10), Some(3)).unwrap();
+    let ran = place.run("snapshot owned 2.tar");
+    assert!(ran.err.contains("to whom \"/kept/mine\" belongs: user 10 of the host"), "{}", ran.err);
+    assert!(!place.path("2.tar").exists());
+}
+
+#[test]
+fn what_is_killed_or_damaged_is_told() {
+    let Some(place) = place() else { return };
+    let container = Waiting::start(&place, "orphan", &[], "a");
+    fs::write(container.root().join("new"), "new").unwrap();
+    let state = place.path("store/containers/orphan/state.json");
+    let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+    let monitor = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
+    kill_process(Pid::from_raw(monitor).unwrap(), Signal::KILL).unwrap();
+    wait_for("its lock to be free", || place.out("ps -a").contains("lost"));
+    // The kernel has unmounted the filestore as it should be, when all processes had gone.
+    place.out("commit -q orphan b");
+    assert_eq!(place.out("cat b:/new"), "new");
+    let store = place.path("store");
+    let is_over = || loop_devices(store.to_str().unwrap()).is_empty();
+    wait_for("the loop device to be gone", is_over);
+    // As after a crash of the host. Source: the kernel's documentation of ext4's superblock: `s_state` is at 0x3a.
+    let filestore = place.path("store/containers/orphan/filestore");
+    let file = fs::File::options().read(true).write(true).open(&filestore).unwrap();
+    file.write_all_at(&[0, 0], 1024 + 0x3a).unwrap();
+    drop(file);
+    let ran = place.run("diff orphan");
+    assert!(ran.code == Some(2) && ran.err.contains("e2fsck -f"), "{}", ran.err);
+    if has(&["e2fsck"]) {
+        let mended = Command::new("e2fsck").arg("-fy").arg(&filestore).output().unwrap();
+        assert!(mended.status.code().unwrap() < 4, "{mended:?}");
+        assert!(place.run("diff orphan").out.contains("+ /new"));
+    }
+    drop(container);
+    wait_for("nothing to be left", || is_clean(&place));
+}
+
+#[test]
+fn mistakes_are_told() {
+    let Some(place) = place() else { return };
+    place.out(&format!("import -q dir:{} plain", place.path("tree").display()));
+    let _plain = Waiting::start(&place, "plain-c", &[], "plain");
+    let _fixed = Waiting::start(&place, "fixed", &["--read-only"], "a");
+    let _gone = Waiting::start(&place, "gone", &["--writable", "memory"], "a");
+    place.out("stop -t 0 gone");
+    fs::write(place.path("there"), "mine").unwrap();
+    for (line, expect) in [
+        ("commit none b", "there is no container \"none\""),
+        ("commit gone b", "was in memory, and is gone with its end"),
+        ("snapshot gone x", "--writable self"),
+        ("commit fixed b", "read-only"),
+        ("commit plain-c b", "has no layers to add one to"),
+        ("commit plain-c B!", "is not an image name"),
+        ("commit --change RUN plain-c b", "is not one of CMD"),
+        ("snapshot plain-c there", "--force overwrites it"),
+        ("snapshot --json plain-c -", "name a file"),
+        ("diff none", "there is no container"),
+        ("diff a", "diff compares two"),
+        ("diff --no-pause a a", "cannot be used with"),
+        ("diff plain-c:/none", "has \"/none\""),
+    ] {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert!(ran.err.contains(expect), "{line}: {}", ran.err);
+    }
+    assert_eq!(fs::read(place.path("there")).unwrap(), b"mine");
+    // Images without layers have changes all the same.
+    place.out("snapshot --force plain-c there");
+    assert_eq!(place.run("diff plain-c").code, Some(0));
 }

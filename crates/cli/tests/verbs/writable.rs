@@ -51,7 +51,7 @@ pub(crate) fn has(programs: &[&str]) -> bool {
 }
 
 /// Loop devices of files whose path has `text` in it, from all that the kernel has.
-fn loop_devices(text: &str) -> Vec<String> {
+pub(crate) fn loop_devices(text: &str) -> Vec<String> {
     let devices = fs::read_dir("/sys/block").unwrap().filter_map(|it| {
         let file = it.unwrap().path().join("loop/backing_file");
         fs::read_to_string(file).ok()

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 /// How a container's user and group numbers stand for those of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct IdMap {
+pub struct Owners {
     /// None where both are the same.
     users: Option<Vec<Range>>,
     groups: Option<Vec<Range>>,
@@ -24,7 +24,7 @@ struct Range {
 /// Why there is no map.
 #[derive(Debug, thiserror::Error)]
 #[error("the container's \"{0}\" make no sense")]
-pub struct IdMapError(&'static str, #[source] serde_json::Error);
+pub struct OwnersError(&'static str, #[source] serde_json::Error);
 
 /// A number of the host that the container has no name for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -36,16 +36,16 @@ pub struct Unmapped {
     id: u32,
 }
 
-impl IdMap {
+impl Owners {
     /// The map of a container, from its `config.json`.
     ///
     /// # Errors
-    /// [`IdMapError`] when it says something else than ranges.
-    pub fn of_config(config: &Value) -> Result<Self, IdMapError> {
+    /// [`OwnersError`] when it says something else than ranges.
+    pub fn of_config(config: &Value) -> Result<Self, OwnersError> {
         let ranges = |key: &'static str| match &config["linux"][key] {
             Value::Null => Ok(None),
             Value::Array(ranges) if ranges.is_empty() => Ok(None),
-            ranges => Vec::deserialize(ranges).map(Some).map_err(|source| IdMapError(key, source)),
+            ranges => Vec::deserialize(ranges).map(Some).map_err(|source| OwnersError(key, source)),
         };
         Ok(Self { users: ranges("uidMappings")?, groups: ranges("gidMappings")? })
     }
@@ -134,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    fn map() -> IdMap {
+    fn map() -> Owners {
         let config = json!({"linux": {
             "uidMappings": [
                 {"containerID": 0, "hostID": 100_000, "size": 1000},
@@ -142,7 +142,7 @@ mod tests {
             ],
             "gidMappings": [{"containerID": 0, "hostID": 200_000, "size": 65536}],
         }});
-        IdMap::of_config(&config).unwrap()
+        Owners::of_config(&config).unwrap()
     }
 
     #[test]
@@ -158,9 +158,9 @@ mod tests {
         });
         assert_eq!(map.group(265_535), Ok(65535));
         assert_eq!(map.group(265_536), Err(Unmapped { kind: "group", id: 265_536 }));
-        let same = IdMap::of_config(&json!({"linux": {}})).unwrap();
+        let same = Owners::of_config(&json!({"linux": {}})).unwrap();
         assert_eq!((same.user(5), same.group(u32::MAX - 1)), (Ok(5), Ok(u32::MAX - 1)));
-        assert!(IdMap::of_config(&json!({"linux": {"uidMappings": "x"}})).is_err());
+        assert!(Owners::of_config(&json!({"linux": {"uidMappings": "x"}})).is_err());
     }
 
     /// Bytes as `setfacl -m u:UID:rw,g:GID:r` leaves them. Source: Linux `linux/posix_acl_xattr.h`.
@@ -202,6 +202,6 @@ mod tests {
         assert_eq!(map().xattr(name, third(7)), Ok(third(1000)));
         assert!(map().xattr(name, third(3)).is_err());
         assert_eq!(map().xattr(name, second.clone()), Ok(second));
-        assert_eq!(IdMap::default().xattr(name, third(3)), Ok(third(3)));
+        assert_eq!(Owners::default().xattr(name, third(3)), Ok(third(3)));
     }
 }

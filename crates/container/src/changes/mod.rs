@@ -3,7 +3,7 @@
 //! Only the upper layer is walked. Where it says that something is elsewhere in the image (a directory that was renamed, a
 //! file of which only the metadata was changed), that is looked up in the image's tree and its bytes are read from the
 //! store. All names, xattrs and bytes of the upper layer are the container's: nothing is followed, only what is a regular
-//! file is opened, and depth costs no descriptors.
+//! file is opened, depth costs no descriptors and ends where paths do.
 //!
 //! The same upper layer gives the same bytes: directories before what is in them, names in byte order, whiteouts first.
 
@@ -17,16 +17,13 @@ use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 
+use image::erofs::read::PATH_MAX;
 use image::tar::write::WriteError;
 use image::tree::Tree;
 use image::verity::ObjectId;
 use store::{Store, StoreError};
 
-pub use ids::{IdMap, IdMapError, Unmapped};
-
-/// The most bytes in a path. A container can nest directories without end, and each of them would be told by its whole
-/// path; what programs can name by one path ends at 4096.
-pub const PATH_MAX: usize = 64 << 10;
+pub use ids::{Owners, OwnersError, Unmapped};
 
 /// What is to be read.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +35,7 @@ pub struct Upper<'a> {
     /// Where the image's files have their bytes.
     pub store: &'a Store,
     /// Whose numbers the owners are.
-    pub ids: &'a IdMap,
+    pub ids: &'a Owners,
     /// Set to end soon, with [`ChangesError::Cancelled`].
     pub cancel: &'a AtomicBool,
 }

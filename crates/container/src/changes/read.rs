@@ -9,7 +9,7 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use super::ids::{IdMap, Unmapped};
+use super::ids::{Owners, Unmapped};
 use super::marks::Pairs;
 
 /// The most bytes in a list of xattr names, and in a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
@@ -50,7 +50,7 @@ pub(super) fn is_whiteout(stat: &Statx) -> bool {
     kind(stat) == FileType::CharacterDevice && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
 }
 
-pub(super) fn metadata(stat: &Statx, ids: &IdMap) -> Result<Metadata, Unmapped> {
+pub(super) fn metadata(stat: &Statx, ids: &Owners) -> Result<Metadata, Unmapped> {
     Ok(Metadata {
         permissions: stat.stx_mode & 0o7777,
         uid: ids.user(stat.stx_uid)?,

@@ -5,16 +5,17 @@ use std::ffi::CString;
 use std::io::{self, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use image::erofs::read::PATH_MAX;
 use image::tar::write::{Member, WriteError, Writer};
 use image::tar::{Kind, Whiteout, whiteout};
-use image::tree::{Content, Inode, InodeId, Metadata, Node};
+use image::tree::{Content, Inode, InodeId, Metadata, NAME_MAX, Node};
 use rustix::fs::{FileType, Mode, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::content::Copier;
 use super::marks::{self, Marks, Opaque, Pairs};
 use super::read::{self, Seen};
-use super::{ChangesError, PATH_MAX, Report, Upper};
+use super::{ChangesError, Report, Upper};
 
 /// Hides what lower layers have in a directory. Source: OCI image-spec, "Opaque Whiteout".
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -274,12 +275,13 @@ impl<'a> Walker<'a> {
             }
         }
         let is_same = |from: Inode<'_>| below.is_some_and(|below| below.id() == from.id());
+        let is_there = |name: &CString| from.and_then(|it| it.lookup(name.to_bytes())).is_some();
+        gone.retain(is_there);
+        let can_be_said = |name: &CString| name.to_bytes().len() + REMOVED.len() <= NAME_MAX;
         let mut left: Vec<Item<'a>> = Vec::new();
-        let below = if from.is_some_and(is_same) {
+        let below = if from.is_some_and(is_same) && gone.iter().all(can_be_said) {
             // What the layers below have shows through, and only what is gone has to be said.
-            let is_there =
-                |name: &CString| from.and_then(|it| it.lookup(name.to_bytes())).is_some();
-            left.extend(gone.into_iter().filter(is_there).map(Item::Gone));
+            left.extend(gone.into_iter().map(Item::Gone));
             left.extend(names.into_iter().map(Item::Upper));
             below
         } else {
@@ -422,7 +424,8 @@ impl<'a> Walker<'a> {
     }
 
     fn push(&mut self, name: &[u8]) -> Result<(), ChangesError> {
-        if self.path.len() + 1 + name.len() > PATH_MAX {
+        let slashes = if self.path.is_empty() { 1 } else { 2 };
+        if self.path.len() + slashes + name.len() > PATH_MAX {
             let mut path = self.whole_path();
             path.truncate(100);
             return Err(ChangesError::Path(path));
