@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use container::detached::{self, More};
 use container::kept;
 use container::state::{Code, State};
+use container::userns::IdMap;
 use kernel::process::Signals;
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
@@ -209,7 +210,12 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     let terminal = crate::run::terminal(args.tty)?;
     let store = context.open(OpenOptions::read())?;
     let (found, root) = running(&store, &args.container, &signals)?;
-    let user = args.user.as_deref().map(|user| container::user::find(root.as_fd(), user));
+    let map = IdMap::noted(&found.folder);
+    let user = args.user.as_deref().map(|user| {
+        let user = container::user::find(root.as_fd(), user)?;
+        map.map_or(Ok(()), |map| map.check(&user))?;
+        anyhow::Ok(user)
+    });
     let more = More {
         args: args.command.clone(),
         env: crate::run::environment(&args.env)?,
