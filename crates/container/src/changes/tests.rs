@@ -261,13 +261,13 @@ fn marks_of_this_kernel_are_understood() {
     let root = Path::new("/proc/self/fd")
         .join(std::os::fd::AsRawFd::as_raw_fd(&mount.as_fd()).to_string());
     let at = |path: &str| root.join(path);
-    fs::rename(at("d"), at("renamed")).unwrap();
+    rustix::fs::rename(at("d"), at("renamed")).unwrap();
     fs::remove_file(at("renamed/a")).unwrap();
     fs::remove_dir_all(at("e")).unwrap();
     fs::create_dir(at("e")).unwrap();
     fs::write(at("e/new"), "new").unwrap();
     fs::set_permissions(at("file"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    fs::rename(at("file"), at("renamed/elif")).unwrap();
+    rustix::fs::rename(at("file"), at("renamed/elif")).unwrap();
     place.check(&[
         "/",
         ".wh.d",
