@@ -5,6 +5,7 @@ use std::io::{PipeWriter, Read as _, Write as _};
 use std::path::Path;
 
 use kernel::process::{Exit, start_behind};
+use rustix::fs::FlockOperation;
 
 use crate::monitor::ask;
 
@@ -16,7 +17,12 @@ pub struct Paused {
     hold: Option<PipeWriter>,
     /// At its end when it does.
     report: File,
+    /// So that nobody else has it go on before. The child has a copy.
+    _lock: File,
 }
+
+/// Locked by whoever has the container paused.
+const LOCK: &str = "pause.lock";
 
 /// Why a container does not stand still.
 #[derive(Debug, thiserror::Error)]
@@ -28,16 +34,22 @@ pub enum PauseError {
     /// No pipe.
     #[error("cannot make sure that the container goes on afterwards")]
     Pipe(#[source] std::io::Error),
+    /// The lock that keeps others from it.
+    #[error("cannot make sure that nobody else has the container go on meanwhile")]
+    Lock(#[source] std::io::Error),
     /// The runtime cannot, or may not.
     #[error("the runtime does not pause the container")]
     Refused,
 }
 
-/// Pauses a container. This process must have one thread only, and one that is not waited for elsewhere.
+/// Pauses a container; waits while somebody else has it paused. This process must have one thread only, and one that is not waited for elsewhere.
 ///
 /// # Errors
 /// [`PauseError`]; then it is not paused.
 pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
+    let lock = File::create(folder.join(LOCK)).map_err(PauseError::Lock)?;
+    let locked = rustix::fs::flock(&lock, FlockOperation::LockExclusive);
+    locked.map_err(|errno| PauseError::Lock(errno.into()))?;
     let (held, hold) = std::io::pipe().map_err(PauseError::Pipe)?;
     let mut parent_end = Some(hold);
     let mut own_end = Some(held);
@@ -59,7 +71,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     drop(own_end);
     let mut answer = [0];
     let answered = report.read_exact(&mut answer);
-    let paused = Paused { hold: parent_end, report };
+    let paused = Paused { hold: parent_end, report, _lock: lock };
     match (answered, answer) {
         (Ok(()), [1]) => Ok(paused),
         (Ok(()), _) => Err(PauseError::Refused),

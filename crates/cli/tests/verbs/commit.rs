@@ -339,6 +339,14 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
             }
             wait_for("the container to go on", || !container.is_paused());
         }
+        // Who comes second waits for the first.
+        let first = stuck(&place, &container, &[]);
+        let mut second = place.command(&["snapshot", "--force", "-q", "still", "second.tar"]);
+        let second = second.stderr(Stdio::piped()).spawn().unwrap();
+        let first = first.wait_with_output().unwrap();
+        assert_eq!(Ran::of(&second.wait_with_output().unwrap()).err, "");
+        assert!(first.stdout == fs::read(place.path("second.tar")).unwrap());
+        assert!(!container.is_paused());
         // Who removes what is being read does not leave a process that cannot end.
         let child = stuck(&place, &container, &[]);
         let ran = place.run("rm --container --force still");

@@ -135,3 +135,6 @@ pub enum ObjectError {
 pub fn write(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, ChangesError> {
     walk::walk(upper, out)
 }
+
+#[cfg(test)]
+mod tests;

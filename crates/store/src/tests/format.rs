@@ -152,7 +152,7 @@ fn records_are_written_as_the_document_has_them() {
     let image = import(&store, "one", &sample("one", 1)).unwrap();
     let container = crate::ContainerRecord {
         image,
-        manifest: None,
+        manifest: Some(crate::Digest::sha256(b"x")),
         name: None,
         created: Seconds(5),
         keep: false,
