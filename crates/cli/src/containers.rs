@@ -207,19 +207,19 @@ fn last_lines(log: &mut File, lines: usize) -> anyhow::Result<u64> {
 
 pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answer> {
     let signals = Signals::block(&crate::run::FORWARDED)?;
-    let terminal = crate::run::terminal(args.tty)?;
+    let terminal = crate::wanted::terminal(args.tty)?;
     let store = context.open(OpenOptions::read())?;
     let (found, root) = running(&store, &args.container, &signals)?;
     let map = IdMap::noted(&found.folder);
-    let user = args.user.as_deref().map(|user| {
+    let user = args.program.user.as_deref().map(|user| {
         let user = container::user::find(root.as_fd(), user)?;
         map.map_or(Ok(()), |map| map.check(&user))?;
         anyhow::Ok(user)
     });
     let more = More {
         args: args.command.clone(),
-        env: crate::run::environment(&args.env)?,
-        working_dir: args.workdir.clone(),
+        env: crate::wanted::environment(&args.program.env)?,
+        working_dir: args.program.workdir.clone(),
         user: user.transpose()?,
         terminal,
     };

@@ -1,34 +1,30 @@
 //! `run`: a command in a container whose root is an image.
 
-use std::ffi::OsString;
 use std::fs::File;
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
-use container::config::ImageConfig;
+use container::bundle::{Process, Terminal, host_files, runtime_config};
 use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
 use container::runtime::Runtime;
 use container::stage::Stage;
-use container::superblock::Superblock;
 use container::{detached, filestore, kept};
-use image::verity::ObjectId;
 use kernel::mount::Freed;
 use kernel::process::{Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
-use store::{
-    ContainerDir, ContainerRecord, FoundContainer, OpenImage, OpenOptions, Resolved, Store,
-};
+use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
 
 use crate::Answer;
-use crate::args::{self, NetworkKind, When};
+use crate::args::{self, When};
 use crate::context::{Context, now};
+use crate::dead::{clear_dead, share};
 use crate::report;
 use crate::volumes::{Files, volumes};
+use crate::wanted::{image_config, terminal, wish, wishes};
 use crate::writable::{Place, Wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
@@ -130,7 +126,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let shared = share(&store, &living, found.image);
     let shape = Shape { writable: place.writable(Freed::Later), map, space };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
-    let user = args.wanted.user.as_deref().unwrap_or(&image.user);
+    let user = args.wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
@@ -414,144 +410,6 @@ fn notes() -> Option<PathBuf> {
     }
     let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     Some(folder.filter(|it| it.is_absolute())?.join("quire"))
-}
-
-/// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
-/// Answers how many containers are gone now, and those that live.
-pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
-    let (living, dead) = match store.living_and_dead() {
-        Ok(found) => found,
-        Err(error) => {
-            tracing::warn!(%error, "cannot look for dead containers");
-            return (0, Vec::new());
-        }
-    };
-    let mut cleared = 0;
-    for FoundContainer { id, record, .. } in dead {
-        let keep = match record {
-            Ok(record) => record.keep,
-            Err(error) => {
-                tracing::warn!("{error}");
-                continue;
-            }
-        };
-        if keep && detached::is_over(&store.path().join("containers").join(&id)) {
-            continue;
-        }
-        match store.lock_container(&id) {
-            // Its monitor may have been killed, and the container with it or not.
-            Ok(Some(folder)) if keep => {
-                if let Err(error) = detached::bury(folder.path(), &id, now().0) {
-                    tracing::warn!(id, %error, "cannot note the end of a container");
-                }
-            }
-            Ok(Some(folder)) => {
-                container::teardown::clear(folder.path(), &id);
-                match folder.remove() {
-                    Ok(()) => cleared += 1,
-                    Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
-                }
-            }
-            Ok(None) => {}
-            Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
-        }
-    }
-    (cleared, living)
-}
-
-/// How many containers of the image are asked for its superblock: where one cannot give it, neither can most others.
-const ASKED: usize = 4;
-
-/// The superblock of an image that a living container has mounted.
-fn share(store: &Store, living: &[String], image: ObjectId) -> Option<Superblock> {
-    let alike = living.iter().filter(|id| store.image_of_container(id) == Some(image));
-    let folder = |id: &String| store.path().join("containers").join(id);
-    alike.take(ASKED).find_map(|id| Superblock::take(&folder(id)))
-}
-
-/// What the image's configuration says, or nothing for an image that never had one.
-pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
-    let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
-    let load = |digest: &store::Digest| {
-        store.manifest(digest)?.with_context(|| format!("the store lacks {digest}: import again"))
-    };
-    let manifest: serde_json::Value = serde_json::from_slice(&load(&digest)?)
-        .with_context(|| format!("manifest {digest} is not JSON"))?;
-    let config = manifest["config"]["digest"].as_str();
-    let config = config.with_context(|| format!("manifest {digest} names no configuration"))?;
-    Ok(ImageConfig::from_json(&load(&config.parse()?)?)?)
-}
-
-/// Runtimes connect a new terminal to the one that standard input is.
-pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
-    let input = std::io::stdin().is_terminal();
-    match wanted {
-        When::Always if !input => bail!("--tty always: standard input is not a terminal"),
-        When::Always => Ok(Terminal::New),
-        When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
-        When::Auto | When::Never => Ok(Terminal::None),
-    }
-}
-
-/// What the command line says of a container that is called `id`.
-pub(crate) fn wishes(
-    wanted: &args::Wanted,
-    command: &[OsString],
-    terminal: Terminal,
-    id: &str,
-    access: Access,
-) -> anyhow::Result<Wishes> {
-    let command = command.iter().map(|argument| {
-        let text = argument.to_str().map(ToOwned::to_owned);
-        text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
-    });
-    let hostname = wanted.hostname.clone().unwrap_or_else(|| id.to_owned());
-    // Source: Linux `__NEW_UTS_LEN`.
-    if hostname.is_empty() || hostname.len() > 64 {
-        bail!("\"{hostname}\" is no host name: it has 1 to 64 bytes");
-    }
-    Ok(Wishes {
-        command: command.collect::<anyhow::Result<_>>()?,
-        entrypoint: wanted.entrypoint.as_ref().map(|it| match it.as_str() {
-            "" => Vec::new(),
-            program => vec![program.to_owned()],
-        }),
-        env: environment(&wanted.env)?,
-        working_dir: wanted.workdir.clone(),
-        hostname,
-        terminal,
-        network: match wanted.network {
-            NetworkKind::None => Network::None,
-            NetworkKind::Host => Network::Host,
-        },
-        host_files: Vec::new(),
-        access,
-        volumes: Vec::new(),
-        map: None,
-        cgroup: None,
-        memory: wanted.memory,
-        pids: wanted.pids_limit,
-    })
-}
-
-/// What is asked for about the writable layer; none for the default.
-pub(crate) fn wish(wanted: &args::Wanted) -> Option<&Wish> {
-    if wanted.read_only { Some(&Wish::None) } else { wanted.writable.as_ref() }
-}
-
-/// Variables as they are given, or by their names alone as the caller has them.
-pub(crate) fn environment(given: &[String]) -> anyhow::Result<Vec<String>> {
-    let mut env = Vec::new();
-    for variable in given {
-        if variable.contains('=') {
-            env.push(variable.clone());
-        } else if let Some(value) = std::env::var_os(variable) {
-            let value = value.into_string().ok();
-            let value = value.with_context(|| format!("variable {variable} is not UTF-8"))?;
-            env.push(format!("{variable}={value}"));
-        }
-    }
-    Ok(env)
 }
 
 /// Twelve hexadecimal digits, as container ids are.
