@@ -25,5 +25,7 @@ mod read_back;
 mod small;
 #[path = "read/source.rs"]
 mod source;
+#[path = "read/standalone.rs"]
+mod standalone;
 #[path = "read/tools.rs"]
 mod tools;
