@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::hostile::{self, Random};
 use crate::mkfs::{Lost, compare, compare_source, mounted, prepare, read};
-use crate::source::{Fill, Listing, Seen, list};
+use crate::source::{Fill, Listing, Seen, acl, list};
 use crate::tools::{find, folder, newer, run, skipped};
 
 const METADATA: Metadata = Metadata {
@@ -255,6 +255,7 @@ fn random_tree(random: &mut Random) -> (Tree, Objects) {
     let mut directories = vec![InodeId::ROOT];
     let mut files = Vec::new();
     let times = [0, 1_700_000_000, -5];
+    let acl = acl();
     for number in 0..random.next(150) {
         let parent = directories[random.next(directories.len())];
         let name = match random.next(3) {
@@ -273,18 +274,21 @@ fn random_tree(random: &mut Random) -> (Tree, Objects) {
         };
         let own = vec![b'o'; random.next(5000)];
         let pairs: [(&[u8], &[u8]); 5] = [
-            (b"user.shared", b"value"),
             (b"security.selinux", b"system_u:object_r:usr_t:s0\0"),
             (b"trusted.own", &own),
-            (b"system.posix_acl_access", b"an acl"),
             (b"trusted.overlay.opaque", b"y"),
+            (b"user.shared", b"value"),
+            (b"system.posix_acl_access", &acl),
         ];
-        let xattrs = builder.xattrs(pairs.into_iter().take(random.next(6))).unwrap();
+        let kind = random.next(12);
+        // The others only files and directories can have.
+        let most = if (3..8).contains(&kind) { 3 } else { 5 };
+        let xattrs = builder.xattrs(pairs.into_iter().take(random.next(most + 1))).unwrap();
         let lengths = [1, 40, 2047, 2048, 2049, 4095, 4096, 4097, 6144, 9000, 70_000, 300_000];
         let target = vec![b't'; 1 + random.next(4095)];
         // Few different ones, so that some are the same.
         let content = vec![random.next(3) as u8; lengths[random.next(lengths.len())]];
-        let node = match random.next(12) {
+        let node = match kind {
             0..=2 => Node::Directory,
             3 => Node::Symlink(&target),
             4 => Node::CharDevice(random.next(2) as u64 * 259),
@@ -329,8 +333,7 @@ fn random_trees() {
 }
 
 /// As much of each as there can be.
-#[test]
-fn limits() {
+fn largest() -> (Tree, Objects) {
     let mut objects = Objects::new();
     let mut builder = Builder::new();
     let directory = |builder: &mut Builder, name: &str| {
@@ -379,13 +382,37 @@ fn limits() {
         let name = format!("xattrs-{count}");
         builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
     }
-    let tree = builder.finish();
+    (builder.finish(), objects)
+}
+
+#[test]
+fn limits() {
+    let (tree, objects) = largest();
     let dir = folder();
     for flavor in [Flavor::Linux, Flavor::Gvisor] {
         let bytes = check("limits", &tree, flavor, &objects);
         let image = dir.path().join("i.img");
         fs::write(&image, &bytes).unwrap();
         check_with_fsck(&image);
+    }
+}
+
+/// What our reader shows of trees that nobody made on a disk, the kernel shows too.
+#[test]
+fn the_kernel_shows_what_we_read() {
+    let Some(dir) = prepare("standalone::the_kernel_shows_what_we_read") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    let mut random = Random(0x4c69_6e75_7801);
+    let trees = (0..20).map(|_| random_tree(&mut random));
+    for (case, (tree, objects)) in trees.chain([largest()]).enumerate() {
+        for flavor in [Flavor::Linux, Flavor::Gvisor] {
+            let (bytes, _) = make(&tree, flavor, &objects);
+            fs::write(&image, &bytes).unwrap();
+            let ours = read(&Image::open(&bytes[..]).unwrap(), &[]);
+            let theirs = mounted(&image, None, &mountpoint);
+            compare(&format!("case {case}, {flavor:?}"), &ours, &theirs);
+        }
     }
 }
 

@@ -94,4 +94,3 @@ pub(super) fn icount(xattrs: usize) -> u16 {
     };
     u16::try_from(entries).expect("the profiles allow less than 256 KiB")
 }
-

@@ -18,7 +18,8 @@ pub(super) struct Shape {
     pub(super) xattrs: u64,
     /// Bytes of its tail, which may not.
     pub(super) tail: u64,
-    /// All of it has to be in one block. Kernels before 6.12 want that of a symlink with a tail.
+    /// All of it has to be in one block, as older kernels want it of a symlink with a tail. Source: `erofs_fill_symlink`
+    /// in Linux `fs/erofs/inode.c`.
     pub(super) whole: bool,
 }
 

@@ -125,12 +125,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
     }
 
     /// Writes what is behind an inode.
-    fn tail(
-        &mut self,
-        item: &Item,
-        inode: &Inode<'_>,
-        data: &Data<'_>,
-    ) -> Result<(), WriteError> {
+    fn tail(&mut self, item: &Item, inode: &Inode<'_>, data: &Data<'_>) -> Result<(), WriteError> {
         match *data {
             Data::Directory => self.directory(item, inode, Blocks::Tail),
             Data::Symlink(bytes) | Data::Inline(bytes) => {
@@ -164,8 +159,8 @@ impl<W: io::Write> Stream<'_, '_, W> {
         which: Blocks,
     ) -> Result<(), WriteError> {
         let plan = self.plan;
-        let blocks = (size_of_data(inode, &Data::Directory, item.tail) - u64::from(item.tail))
-            / BLOCK_SIZE;
+        let blocks =
+            (size_of_data(inode, &Data::Directory, item.tail) - u64::from(item.tail)) / BLOCK_SIZE;
         let blocks = u32::try_from(blocks).expect("they have numbers of 32 bits");
         let wanted = match which {
             Blocks::Tail => blocks..blocks + 1,

@@ -153,8 +153,7 @@ impl<'a> Survey<'a> {
 /// Depth first by directories, but all inodes of a directory together: a walk that asks for each of them when it has read
 /// the names, and then goes into the directories among them, goes through the image from its beginning to its end.
 fn list(tree: &Tree) -> Vec<Item> {
-    let item =
-        |id| Item { id, block: 0, tail: 0, form: Form::Extended, owns_blocks: false };
+    let item = |id| Item { id, block: 0, tail: 0, form: Form::Extended, owns_blocks: false };
     let mut items = Vec::with_capacity(tree.inode_count());
     items.push(item(InodeId::ROOT));
     let mut pending = vec![InodeId::ROOT];
