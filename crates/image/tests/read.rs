@@ -11,6 +11,8 @@
 
 #[path = "read/composefs.rs"]
 mod composefs;
+#[path = "read/given.rs"]
+mod given;
 #[path = "read/hostile.rs"]
 mod hostile;
 #[path = "read/laid_out.rs"]
