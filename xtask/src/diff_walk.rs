@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use image::erofs::read::{Image, Owners, View, to_tree};
+use image::erofs::read::{ByteOffset, FileType, Image, ImageTree, Owners, View, to_tree};
 use image::tree::{Content, Inode, Node, Tree};
-use image::verity::Hasher;
+use image::verity::{Algorithm, Hasher, ObjectId};
 use kernel::mount::{
     Acl, Credentials, ErofsOptions, Io, OverlayOptions, Propagation, Verity, XattrNamespace,
 };
@@ -27,7 +27,7 @@ use crate::{inputs, process};
 /// What is compared.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A composefs image file
+    /// An image file: of composefs, or one that holds its files
     image: PathBuf,
     /// Its objects; without them the contents of files are not compared
     #[arg(long, value_name = "DIR")]
@@ -61,7 +61,18 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
     for (option, value) in [("--objects", &args.objects), ("--against", &args.against)] {
         walk.arg(option).args(value);
     }
-    process::shown(&mut walk)
+    process::shown(&mut walk)?;
+
+    // What the same image is when it holds its files.
+    let alone = place.path().join("base.erofs");
+    let mut export = Command::new(crate::quire()?);
+    export.arg("--store").arg(&store).args(["--quiet", "export", "base"]);
+    let mut target = std::ffi::OsString::from("erofs:");
+    target.push(&alone);
+    process::quiet(export.arg(target))?;
+    let mut walk = Command::new(std::env::current_exe()?);
+    let against = args.against.as_deref().unwrap_or(place.path());
+    process::shown(walk.arg("diff-walk").arg(&alone).arg("--against").arg(against))
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -71,6 +82,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let bytes = std::fs::read(&args.image)
         .with_context(|| format!("cannot read {}", args.image.display()))?;
     let opened = Image::open(&bytes[..])?;
+    if opened.superblock().composefs.is_none() {
+        return alone(args, &opened);
+    }
     let tree = to_tree(&opened, View::Composefs(Owners::AsWritten))?.tree;
 
     kernel::process::own_mounts(Propagation::Private)?;
@@ -96,7 +110,53 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(source) = &args.against {
         differences.extend(compare(&tree, source, Contents::Compare, Origin::Source)?);
     }
-    for difference in &differences {
+    tell(&tree, &differences)
+}
+
+/// An image that is mounted by itself and holds its files. Their digests are those of what our reader reads.
+fn alone(args: &Args, image: &Image<&[u8]>) -> Result<()> {
+    let found = to_tree(image, View::Plain)?;
+    let digests = digests(image, &found)?;
+    let (tree, contents) = (found.tree, Contents::Read(&digests));
+    kernel::process::own_mounts(Propagation::Private)?;
+    let file = File::open(&args.image)?;
+    let options = ErofsOptions { devices: &[], io: Io::Direct, acl: Acl::Keep };
+    let erofs = kernel::mount::erofs(file.as_fd(), &options)?;
+    let point = tempfile::tempdir()?;
+    erofs.mount.attach_at(point.path())?;
+    let mut differences = compare(&tree, point.path(), contents, Origin::Kernel)?;
+    kernel::mount::unmount(point.path(), kernel::mount::Unmount::Lazy)?;
+    if let Some(source) = &args.against {
+        differences.extend(compare(&tree, source, contents, Origin::Source)?);
+    }
+    tell(&tree, &differences)
+}
+
+/// Of each inode of a tree that was made of an image, the digest of the bytes that our reader reads.
+fn digests(image: &Image<&[u8]>, found: &ImageTree) -> Result<Vec<Option<ObjectId>>> {
+    let mut digests = vec![None; found.tree.inode_bound()];
+    let mut buffer = vec![0; 1 << 20];
+    for (nid, digest) in found.nids.iter().zip(&mut digests) {
+        let inode = image.inode(*nid)?;
+        if inode.file_type() != FileType::Regular {
+            continue;
+        }
+        let mut hasher = Hasher::new(Algorithm::Sha256);
+        let mut at = ByteOffset(0);
+        loop {
+            match image.read(&inode, at, &mut buffer, &[])? {
+                0 => break,
+                read => hasher.update(&buffer[..read]),
+            }
+            at.0 += buffer.len() as u64;
+        }
+        *digest = Some(hasher.finish());
+    }
+    Ok(digests)
+}
+
+fn tell(tree: &Tree, differences: &[String]) -> Result<()> {
+    for difference in differences {
         println!("{difference}");
     }
     match differences.len() {
@@ -109,8 +169,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Contents {
+enum Contents<'a> {
+    /// By the objects that the tree names.
     Compare,
+    /// By what our reader reads: digests by inode.
+    Read(&'a [Option<ObjectId>]),
     Skip,
 }
 
@@ -122,7 +185,12 @@ enum Origin {
 }
 
 /// Every difference between a tree and a directory, as a line each.
-fn compare(tree: &Tree, root: &Path, contents: Contents, origin: Origin) -> Result<Vec<String>> {
+fn compare(
+    tree: &Tree,
+    root: &Path,
+    contents: Contents<'_>,
+    origin: Origin,
+) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut walk = tree.walk();
     let mut inodes: BTreeMap<(u64, u64), usize> = BTreeMap::new();
@@ -169,7 +237,7 @@ fn names(
 fn one(
     inode: &Inode<'_>,
     place: &Path,
-    contents: Contents,
+    contents: Contents<'_>,
     origin: Origin,
     found: &mut Vec<String>,
 ) -> Result<()> {
@@ -194,8 +262,16 @@ fn one(
     match inode.node() {
         Node::Regular(content) => {
             check("size", content.size().to_string(), there.size().to_string());
-            if contents == Contents::Compare && there.file_type().is_file() {
-                check("content", digest_of(&content), digest_at(place)?);
+            let ours = match contents {
+                Contents::Compare => Some(digest_of(&content)),
+                Contents::Read(digests) => {
+                    let digest = digests[inode.id().index()];
+                    Some(digest.map_or_else(|| "none".to_owned(), |digest| digest.to_string()))
+                }
+                Contents::Skip => None,
+            };
+            if let Some(ours) = ours.filter(|_| there.file_type().is_file()) {
+                check("content", ours, digest_at(place)?);
             }
         }
         Node::Symlink(target) => {
@@ -233,9 +309,7 @@ fn file_xattrs(place: &Path) -> Result<BTreeMap<String, String>> {
 
 fn digest_of(content: &Content<'_>) -> String {
     match content {
-        Content::Inline(bytes) => {
-            image::verity::digest(image::verity::Algorithm::Sha256, bytes).to_string()
-        }
+        Content::Inline(bytes) => image::verity::digest(Algorithm::Sha256, bytes).to_string(),
         Content::External { object: Some(object), .. } => object.to_string(),
         Content::External { object: None, .. } => "unknown".to_owned(),
     }
@@ -243,7 +317,7 @@ fn digest_of(content: &Content<'_>) -> String {
 
 fn digest_at(place: &Path) -> Result<String> {
     let mut file = File::open(place).with_context(|| format!("cannot open {}", place.display()))?;
-    let mut hasher = Hasher::new(image::verity::Algorithm::Sha256);
+    let mut hasher = Hasher::new(Algorithm::Sha256);
     let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer) {

@@ -107,7 +107,12 @@ pub(crate) enum Verb {
     /// Bring an image from a registry into the store
     #[cfg(feature = "registry")]
     Pull(Pull),
-    /// Give an image back as an OCI layout, a docker archive or a tar
+    /// Give an image back as an OCI layout, a docker archive, a tar or an EROFS image
+    ///
+    /// `erofs:FILE` is one image with all files in it, which needs no store: Linux mounts it (`mount -t erofs -o ro FILE DIR`),
+    /// equal files are in it once, nothing is lost, and the same image gives the same bytes. `gvisor:FILE` is one for gVisor,
+    /// as the root of a container by the annotations `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`:
+    /// gVisor reads no xattrs, so ACLs, capabilities of programs and labels are left out; how many files lose some is said.
     Export(Export),
     /// Bring an image of the store to a registry
     ///
@@ -356,7 +361,7 @@ pub(crate) struct Export {
     pub(crate) name: String,
     // Not a doc comment: to rustdoc the brackets would be a link.
     #[arg(
-        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME] or tar:FILE, all files of all layers (FILE - for standard output)"
+        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE or gvisor:FILE (FILE - for standard output)"
     )]
     pub(crate) target: OsString,
     /// How layers are packed in an OCI layout; by default as-it-was

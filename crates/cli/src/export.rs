@@ -1,4 +1,4 @@
-//! `export`: an image becomes a layout, an archive or a tar again.
+//! `export`: an image becomes a layout, an archive or a tar again, or an EROFS image that needs no store.
 
 use std::fs::{File, Permissions};
 use std::io::{IsTerminal as _, Write};
@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
+use image::erofs::Flavor;
 use image::verity::ObjectId;
 use oci::Digest;
 use oci::export::{Compression, How, Options, Output, Plan, Target};
@@ -52,7 +53,9 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     let mut told = result?;
     if matches!(
         &target,
-        Target::DockerArchive { file: Output::Stdout, .. } | Target::Tar(Output::Stdout)
+        Target::DockerArchive { file: Output::Stdout, .. }
+            | Target::Tar(Output::Stdout)
+            | Target::Erofs { file: Output::Stdout, .. }
     ) {
         return Ok(Answer::Yes);
     }
@@ -77,6 +80,7 @@ fn check(context: &Context, args: &args::Export, target: &Target) -> anyhow::Res
         Target::Layout { .. } => return Ok(()),
         Target::DockerArchive { file, .. } => ("layers of docker archives", file),
         Target::Tar(file) => ("a flat tar", file),
+        Target::Erofs { file, .. } => ("an EROFS image", file),
     };
     if matches!(args.compression, Some(args::Compression::Gzip | args::Compression::Zstd)) {
         bail!("{what} cannot be compressed: write to - and pipe it into a compressor");
@@ -88,7 +92,7 @@ fn check(context: &Context, args: &args::Export, target: &Target) -> anyhow::Res
 pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
     match output {
         Output::Stdout if context.json => {
-            bail!("--json prints to standard output, as the archive would: name a file")
+            bail!("--json prints to standard output, as the export would: name a file")
         }
         Output::Stdout if std::io::stdout().is_terminal() => {
             bail!("standard output is a terminal: redirect it, or name a file")
@@ -156,6 +160,7 @@ impl Job<'_> {
                 Ok(told)
             }
             Target::Tar(file) => self.tar(file, &self.found.image),
+            Target::Erofs { flavor, file } => self.erofs(*flavor, file),
         }
     }
 
@@ -228,6 +233,29 @@ impl Job<'_> {
             "entries": written.entries,
             "bytes": written.bytes,
             "skipped": skipped,
+        }));
+        Ok(told)
+    }
+
+    fn erofs(&self, flavor: Flavor, file: &Output) -> anyhow::Result<Told> {
+        let written = self.output(file, |out| {
+            Ok(oci::export::to_erofs(self.store, &self.found.image, flavor, out, self.options)?)
+        })?;
+        if written.without_xattrs > 0 {
+            let files = match written.without_xattrs {
+                1 => "1 file has".to_owned(),
+                many => format!("{many} files have"),
+            };
+            self.context.remark(&format!(
+                "{files} xattrs (ACLs, capabilities, labels), which gVisor cannot read: they are left out"
+            ));
+        }
+        let mut told = Told::default();
+        told.lines.push(format!("{} inodes, {}", written.inodes, report::size(written.bytes)));
+        told.json = object(json!({
+            "inodes": written.inodes,
+            "bytes": written.bytes,
+            "withoutXattrs": written.without_xattrs,
         }));
         Ok(told)
     }

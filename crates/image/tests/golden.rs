@@ -140,7 +140,7 @@ fn an_image_is_hashed_while_it_is_written() {
     let (image, digest) = tee.finish();
     let expect = "8f589e8f57ecb88823736b0d857ddca1e1068a23e264fad164b28f7038eb3682";
     assert_eq!(digest.to_string(), expect);
-    assert_eq!(summary, Summary { bytes: 16384, version: Version::V0, inodes: 257 });
+    assert_eq!(summary, Summary { bytes: 16384, version: Some(Version::V0), inodes: 257 });
     assert_eq!(image.len(), 16384);
 }
 
@@ -149,7 +149,7 @@ fn check_version(dump: &str, range: &str, expect: Version) {
     let profile = Profile::Composefs(versions(range));
     let mut hasher = Hasher::new(Algorithm::Sha256);
     let tree = tree(dump.as_bytes());
-    assert_eq!(write(&tree, &profile, &mut hasher).unwrap().version, expect);
+    assert_eq!(write(&tree, &profile, &mut hasher).unwrap().version, Some(expect));
 }
 
 #[test]

@@ -11,6 +11,8 @@
 
 #[path = "read/composefs.rs"]
 mod composefs;
+#[path = "read/given.rs"]
+mod given;
 #[path = "read/hostile.rs"]
 mod hostile;
 #[path = "read/laid_out.rs"]
@@ -25,5 +27,7 @@ mod read_back;
 mod small;
 #[path = "read/source.rs"]
 mod source;
+#[path = "read/standalone.rs"]
+mod standalone;
 #[path = "read/tools.rs"]
 mod tools;

@@ -117,7 +117,7 @@ fn others_take_it() {
 #[test]
 fn standard_output_is_a_file_like_others() {
     let (place, _) = place();
-    for target in ["tar", "docker-archive"] {
+    for target in ["tar", "docker-archive", "erofs", "gvisor"] {
         place.out(&format!("export a:1 {target}:file"));
         let output = place.command(&["export", "a:1", &format!("{target}:-")]).output().unwrap();
         assert!(output.status.success());
@@ -146,6 +146,10 @@ fn mistakes_change_nothing() {
         ("export a:1 tar:there", "--force overwrites it"),
         ("export a:1 docker-archive:there:x", "--force overwrites it"),
         ("export a:1 tar:/dev/null", "not a regular file"),
+        ("export a:1 erofs:there", "--force overwrites it"),
+        ("export a:1 erofs:", "names no file"),
+        ("export --compression zstd a:1 gvisor:new", "cannot be compressed"),
+        ("export --json a:1 erofs:-", "name a file"),
         ("export --force a:1 tar:/dev/null", "not a regular file"),
         ("export a:1 tar:/no/such/folder/a", "cannot write /no/such/folder/a"),
         ("export a:1 oci:folder", "name a folder that is empty"),
@@ -183,7 +187,7 @@ fn damage_is_told_and_leaves_no_file() {
     let object = files.map(|it| it.unwrap().path()).next().unwrap();
     std::fs::remove_file(&object).unwrap();
     write(&object, &[b'y'; 100], 0o444);
-    for target in ["oci:out:1", "docker-archive:out", "tar:out"] {
+    for target in ["oci:out:1", "docker-archive:out", "tar:out", "erofs:out", "gvisor:out"] {
         let ran = place.run(&format!("export a:1 {target}"));
         assert_eq!(ran.code, Some(2), "{target}: {}", ran.err);
         assert!(ran.err.contains("quire fsck"), "{target}: {}", ran.err);
@@ -198,24 +202,83 @@ fn an_interrupted_export_leaves_no_file() {
     let tree = place.tree("tree", "x");
     std::fs::File::create(tree.join("large")).unwrap().set_len(400 << 20).unwrap();
     place.out(&format!("import dir:{} a", tree.display()));
+    for target in ["tar:out", "erofs:out"] {
+        interrupt(&place, target);
+    }
+}
+
+/// Interrupts an export until one did not end before that.
+fn interrupt(place: &Place, target: &str) {
     for attempt in 0..5 {
-        let mut export = place.command(&["export", "--force", "a", "tar:out"]);
+        let mut export = place.command(&["export", "--force", "a", target]);
         let mut export = export.stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();
-        while drafts(&place).is_empty() && export.try_wait().unwrap().is_none() {
+        while drafts(place).is_empty() && export.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < Duration::from_secs(60), "it does not begin");
             std::thread::sleep(Duration::from_millis(1));
         }
         let pid = Pid::from_child(&export);
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         let ended = export.wait_with_output().unwrap();
-        assert_eq!(drafts(&place), [""; 0]);
+        assert_eq!(drafts(place), [""; 0]);
         if ended.status.code() == Some(2) {
             let text = String::from_utf8_lossy(&ended.stderr);
             assert!(text.contains("cancelled"), "{text}");
             assert!(attempt > 0 || !place.path("out").exists());
-            return;
+            return drop(std::fs::remove_file(place.path("out")));
         }
     }
     panic!("no signal came before the end");
+}
+
+/// What `find` and `getfattr` show of a folder, in a file.
+const SHOW: &str = r#"show() {
+    (cd "$1" && find . -printf '%P %y %m %U %G %T@ %l\n' | sort && find . -type f -printf '%P %s %n\n' | sort \
+        && getfattr -R -h -d -m - -e hex . && find . -type f -exec sha256sum {} + | sort) > "$2"
+}"#;
+
+/// One file that the kernel mounts, in which is what was imported.
+#[test]
+fn an_image_that_needs_no_store() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    std::fs::hard_link(tree.join("etc/short"), tree.join("etc/again")).unwrap();
+    write(&tree.join("copy"), &std::fs::read(tree.join("etc/long")).unwrap(), 0o600);
+    write(&tree.join("large"), &[b'l'; 100_000], 0o4711);
+    let name = if rustix::process::geteuid().is_root() { "trusted.x" } else { "user.x" };
+    let flags = rustix::fs::XattrFlags::empty();
+    let has_xattrs = rustix::fs::setxattr(tree.join("large"), name, b"1", flags).is_ok();
+    place.out(&format!("import dir:{} a", tree.display()));
+    let told = json(&place, "export --json a erofs:a.erofs");
+    let bytes = std::fs::metadata(place.path("a.erofs")).unwrap().len();
+    assert_eq!((&told["bytes"], &told["inodes"]), (&bytes.into(), &8.into()));
+    assert_eq!(told["image"], image(&place, "a"));
+    assert_eq!(told["withoutXattrs"], 0);
+    let first = std::fs::read(place.path("a.erofs")).unwrap();
+    place.out("export --force a erofs:a.erofs");
+    assert!(first == std::fs::read(place.path("a.erofs")).unwrap(), "the same bytes again");
+    let ran = place.run("export a gvisor:a.gvisor");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(ran.err.contains("1 file has xattrs"), has_xattrs, "{}", ran.err);
+    other(&place, "fsck.erofs", "a.erofs");
+    other(&place, "fsck.erofs", "a.gvisor");
+
+    let can_mount = std::fs::read_to_string("/proc/filesystems").unwrap().contains("erofs");
+    let tools = ["getfattr", "unshare", "mount"].iter().all(|it| program(it).is_some());
+    if !crate::is_root() || !can_mount || !tools {
+        eprintln!("SKIPPED: what the kernel shows of an exported image: it cannot be mounted here");
+        return;
+    }
+    let script = format!(
+        "{SHOW}\nset -e; mkdir m; show tree expected; mount -t erofs -o ro a.erofs m; show m shown; umount m
+        mount -t erofs -o ro a.gvisor m; cmp m/large tree/large; getfattr -h -d -m - m/large > xattrs"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    let output = command.current_dir(place.folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |name: &str| std::fs::read_to_string(place.path(name)).unwrap();
+    assert_eq!(read("shown"), read("expected"));
+    assert_eq!(read("expected").contains("trusted.x"), has_xattrs);
+    assert_eq!(read("xattrs"), "");
 }

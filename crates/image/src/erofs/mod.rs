@@ -6,4 +6,7 @@ pub mod layout;
 pub mod read;
 mod write;
 
-pub use write::{Profile, Summary, Version, Versions, WriteError, write};
+pub use write::{
+    Contents, Flavor, Piece, Profile, Standalone, Summary, Version, Versions, WriteError, write,
+    write_with,
+};

@@ -29,7 +29,7 @@ struct Case {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lost {
+pub enum Lost {
     Mtime,
     Xattrs,
     /// Ids have 16 bits: the source has no larger ones. (It also has a larger directory.)
@@ -91,7 +91,7 @@ const CASES: &[Case] = &[
 ];
 
 /// What the reader shows of an image.
-fn read(image: &Image<impl ReadAt>, devices: &[&dyn ReadAt]) -> Listing {
+pub fn read(image: &Image<impl ReadAt>, devices: &[&dyn ReadAt]) -> Listing {
     let mut listing = Listing::new();
     let mut walk = image.walk();
     while let Some(step) = walk.next().unwrap() {
@@ -151,7 +151,7 @@ fn digest(image: &Image<impl ReadAt>, inode: &Inode, devices: &[&dyn ReadAt]) ->
 }
 
 /// The first difference, for a message that can be read.
-fn compare(what: &str, ours: &Listing, theirs: &Listing) {
+pub fn compare(what: &str, ours: &Listing, theirs: &Listing) {
     for (path, seen) in theirs {
         assert_eq!(ours.get(path), Some(seen), "{what}: {:?}", show(path));
     }
@@ -179,7 +179,7 @@ fn kept(mut seen: Seen, lost: &[Lost]) -> Seen {
     seen
 }
 
-fn compare_source(what: &str, ours: &Listing, source: &Listing, lost: &[Lost]) {
+pub fn compare_source(what: &str, ours: &Listing, source: &Listing, lost: &[Lost]) {
     let kept = |listing: &Listing| {
         listing.iter().map(|(path, seen)| (path.clone(), kept(seen.clone(), lost))).collect()
     };
@@ -187,7 +187,7 @@ fn compare_source(what: &str, ours: &Listing, source: &Listing, lost: &[Lost]) {
 }
 
 /// What the kernel shows of an image.
-fn mounted(image: &Path, device: Option<&Path>, dir: &Path) -> Listing {
+pub fn mounted(image: &Path, device: Option<&Path>, dir: &Path) -> Listing {
     let options = device.map(|device| format!("device={}", device.display())).unwrap_or_default();
     let options = std::ffi::CString::new(options).unwrap();
     let flags = MountFlags::RDONLY;
@@ -305,7 +305,7 @@ fn images_of_many_options() {
 }
 
 /// What each test needs: a folder, in a mount namespace as root; or `None`, when that process was another one.
-fn prepare(test: &str) -> Option<tempfile::TempDir> {
+pub fn prepare(test: &str) -> Option<tempfile::TempDir> {
     let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
     let here = in_namespace(test);
     if !is_root {

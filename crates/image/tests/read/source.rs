@@ -116,7 +116,7 @@ fn noise(len: usize) -> Vec<u8> {
 
 /// A POSIX ACL in the form of its xattr: the owner rw, user 1000 r, group r, mask r, others nothing.
 /// Source: `linux/posix_acl_xattr.h`.
-fn acl() -> Vec<u8> {
+pub fn acl() -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] = [
         (1, 6, u32::MAX),
         (2, 4, 1000),

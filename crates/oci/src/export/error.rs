@@ -118,6 +118,9 @@ pub enum ExportError {
         /// Why.
         source: Box<BytesError>,
     },
+    /// The EROFS image cannot be made.
+    #[error("cannot make the EROFS image")]
+    Erofs(#[source] Box<image::erofs::WriteError>),
     /// No tar can hold it, or hold it so that it comes back.
     #[error("a tar cannot hold \"{}\": {reason}", path.escape_ascii())]
     Unsupported {
@@ -146,6 +149,10 @@ impl ExportError {
         match self {
             Self::Layer { source, .. } | Self::Content { source, .. } => source.is_damage(),
             Self::Image { .. } | Self::Tree { .. } => true,
+            Self::Erofs(source) => {
+                use image::erofs::WriteError::{ContentChanged, ContentSize};
+                matches!(**source, ContentChanged | ContentSize { .. })
+            }
             Self::Manifest(source) => matches!(**source, store::ManifestError::Mismatch { .. }),
             _ => false,
         }

@@ -1,21 +1,17 @@
 //! An image's root file system as one tar.
 
-use std::fs::File;
-use std::io::{self, Read as _, Write};
+use std::io::Write;
 
-use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tar::write::{Member, WriteError, Writer};
 use image::tar::{Kind, Whiteout, whiteout};
 use image::tree::{Content, Node, Tree};
-use image::verity::{Hasher, ObjectId};
-use store::{OpenImage, Store};
+use image::verity::ObjectId;
+use store::Store;
 
 use super::archive::Counted;
-use super::{BytesError, ExportError, Options};
+use super::files::{self, Files};
+use super::{ExportError, Options};
 use crate::import::{Event, Unsupported};
-
-/// Bytes that are read at once. Files up to this long are verified before any of their bytes are written.
-const PIECE: usize = 1 << 20;
 
 /// What was written of a flat tar.
 #[derive(Debug, Clone)]
@@ -43,22 +39,15 @@ pub fn to_tar(
     unsupported: Unsupported,
     options: &Options<'_>,
 ) -> Result<TarReport, ExportError> {
-    let opened = store
-        .open_image(id)
-        .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
-    verify(&opened)?;
-    let tree = |source| ExportError::Tree { image: *id, source: Box::new(source) };
-    let image = Image::open(Cached::new(&opened.image)).map_err(tree)?;
-    let tree = to_tree(&image, View::Composefs(Owners::AsWritten)).map_err(tree)?.tree;
-    (options.progress)(Event::Layers(&[Some(content_bytes(&tree))]));
+    let tree = files::tree(store, id)?;
+    (options.progress)(Event::Layers(&[Some(files::content_bytes(&tree))]));
     (options.progress)(Event::Started { layer: 0 });
     let mut flattener = Flattener {
-        store,
+        files: Files::new(store, options),
         options,
         unsupported,
         writer: Writer::new(Counted { out, bytes: 0 }),
         names: vec![None; tree.inode_bound()],
-        buffer: vec![0; PIECE],
         entries: 0,
         skipped: Vec::new(),
     };
@@ -70,48 +59,13 @@ pub fn to_tar(
     Ok(TarReport { entries, bytes: counted.bytes, skipped })
 }
 
-/// Compares the image's file with its name, unless the kernel does so on each read.
-fn verify(opened: &OpenImage) -> Result<(), ExportError> {
-    if opened.kernel_verity {
-        return Ok(());
-    }
-    let mut hasher = Hasher::new(opened.id.algorithm());
-    let mut buffer = vec![0; PIECE];
-    let (mut at, size) = (0, opened.image.size());
-    while at < size {
-        let count = usize::try_from(size - at).unwrap_or(PIECE).min(PIECE);
-        let read = opened.image.read_exact_at(&mut buffer[..count], at);
-        read.map_err(|source| ExportError::ReadImage { image: opened.id, source })?;
-        hasher.update(&buffer[..count]);
-        at += count as u64;
-    }
-    let actual = hasher.finish();
-    if actual == opened.id {
-        return Ok(());
-    }
-    Err(ExportError::Image { expected: opened.id, actual: Box::new(actual) })
-}
-
-/// Bytes of all files, each once.
-fn content_bytes(tree: &Tree) -> u64 {
-    let mut bytes = 0;
-    let mut walk = tree.walk();
-    while let Some((_, entry)) = walk.next() {
-        if let (true, Node::Regular(content)) = (entry.is_owner, entry.inode.node()) {
-            bytes += content.size();
-        }
-    }
-    bytes
-}
-
 struct Flattener<'a, W> {
-    store: &'a Store,
+    files: Files<'a>,
     options: &'a Options<'a>,
     unsupported: Unsupported,
     writer: Writer<W>,
     /// Of each inode with several names the first that was written.
     names: Vec<Option<Box<[u8]>>>,
-    buffer: Vec<u8>,
     entries: u64,
     skipped: Vec<Vec<u8>>,
 }
@@ -183,61 +137,9 @@ impl<W: Write> Flattener<'_, W> {
     }
 
     fn content(&mut self, path: &[u8], content: Content<'_>) -> Result<(), ExportError> {
-        let failed =
-            |source| ExportError::Content { path: path.to_vec(), source: Box::new(source) };
-        let (object, size) = match content {
-            Content::Inline(bytes) => {
-                self.tell(bytes.len());
-                return self.writer.content(bytes).map_err(ExportError::Archive);
-            }
-            Content::External { object: None, .. } => return Err(failed(BytesError::Unnamed)),
-            Content::External { object: Some(object), size, .. } => (object, size),
-        };
-        let wrong_size = || failed(BytesError::Size { object, size });
-        let mut file = self.store.object(&object).map_err(|it| failed(BytesError::Object(it)))?;
-        let mut hasher = Hasher::new(object.algorithm());
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let mut left = size;
-        while left > 0 {
-            self.options.go_on()?;
-            let count = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
-            let piece = &mut buffer[..count];
-            fill(&mut file, piece)
-                .map_err(|source| failed(BytesError::Read { object, source }))?
-                .then_some(())
-                .ok_or_else(wrong_size)?;
-            hasher.update(piece);
-            left -= count as u64;
-            // The last piece waits until all of them are known to be right.
-            if left == 0 {
-                if fill(&mut file, &mut [0]).unwrap_or(true) {
-                    return Err(wrong_size());
-                }
-                let actual =
-                    std::mem::replace(&mut hasher, Hasher::new(object.algorithm())).finish();
-                if actual != object {
-                    let (expected, actual) = (Box::new(object), Box::new(actual));
-                    return Err(failed(BytesError::Damaged { expected, actual }));
-                }
-            }
-            self.writer.content(piece).map_err(ExportError::Archive)?;
-            self.tell(count);
-        }
-        self.buffer = buffer;
-        Ok(())
-    }
-
-    fn tell(&self, bytes: usize) {
-        (self.options.progress)(Event::Read { layer: 0, bytes: bytes as u64 });
-    }
-}
-
-/// Fills all of a buffer. Answers whether there was enough.
-fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
-    match file.read_exact(into) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
+        let writer = &mut self.writer;
+        self.files
+            .give(path, content, &mut |piece| writer.content(piece).map_err(ExportError::Archive))
     }
 }
 

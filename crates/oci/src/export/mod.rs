@@ -1,8 +1,9 @@
-//! Images given back: layers bit for bit, manifests with the blobs they name, layouts, archives, flat tars.
+//! Images given back: layers bit for bit, manifests with the blobs they name, layouts, archives, flat tars, EROFS images
+//! that hold their files.
 //!
 //! [`layer_tar`] makes a layer's tar again. [`plan`] decides for each layer of a manifest which bytes are given, and makes
-//! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`]
-//! and [`to_tar`] write one stream.
+//! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`],
+//! [`to_tar`] and [`to_erofs`] write one stream.
 //!
 //! No byte is trusted: what a reader gives that was opened here ends in an error unless all of it had the digest it should
 //! have, and the last bytes are kept back until that is known. Memory is bounded whatever the image's size.
@@ -10,7 +11,9 @@
 mod archive;
 mod bytes;
 mod compress;
+mod erofs;
 mod error;
+mod files;
 mod flatten;
 mod layout;
 mod plan;
@@ -23,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use archive::{ArchiveReport, to_docker_archive};
 pub use bytes::{Bytes, BytesError, layer_tar};
+pub use erofs::{ErofsReport, to_erofs};
 pub use error::ExportError;
 pub use flatten::{TarReport, to_tar};
 pub use layout::{LayoutReport, to_layout};
@@ -39,7 +43,7 @@ pub struct Options<'a> {
     /// Where layers are kept that had to be compressed anew, in files without names: as many bytes as they have.
     pub scratch: &'a Path,
     /// Is told what happens, from any thread. Of a layer that is compressed the bytes of its tar are counted, of others
-    /// those that are written. A flat tar counts as one layer.
+    /// those that are written. A flat tar or an EROFS image counts as one layer.
     pub progress: &'a (dyn Fn(Event<'_>) + Sync),
     /// Set to end soon, with [`ExportError::Cancelled`].
     pub cancel: &'a AtomicBool,

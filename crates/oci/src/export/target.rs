@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
+use image::erofs::Flavor;
 use store::{RefName, RefNameError};
 
 /// A file, or standard output.
@@ -34,6 +35,13 @@ pub enum Target {
     },
     /// `tar:FILE`: the root file system as one tar.
     Tar(Output),
+    /// `erofs:FILE` or `gvisor:FILE`: one EROFS image with all files in it.
+    Erofs {
+        /// Who is to read it.
+        flavor: Flavor,
+        /// The image.
+        file: Output,
+    },
 }
 
 /// Text that is not a target.
@@ -41,7 +49,8 @@ pub enum Target {
 pub enum TargetError {
     /// None of the known words and a colon.
     #[error(
-        "\"{}\" does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME] or tar:FILE",
+        "\"{}\" does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, \
+         erofs:FILE or gvisor:FILE",
         .0.display()
     )]
     Kind(OsString),
@@ -96,6 +105,8 @@ impl Target {
                 Ok(Self::DockerArchive { file, name: name.transpose()? })
             }
             b"tar" => Ok(Self::Tar(output(rest)?)),
+            b"erofs" => Ok(Self::Erofs { flavor: Flavor::Linux, file: output(rest)? }),
+            b"gvisor" => Ok(Self::Erofs { flavor: Flavor::Gvisor, file: output(rest)? }),
             _ => Err(TargetError::Kind(text.to_owned())),
         }
     }
@@ -131,13 +142,16 @@ mod tests {
         check("tar:-", "Tar(Stdout)");
         check("tar:./-", "Tar(File(\"./-\"))");
         check("tar:a:b", "Tar(File(\"a:b\"))");
-        let kinds =
-            "does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME] or tar:FILE";
+        check("erofs:a:b", "Erofs { flavor: Linux, file: File(\"a:b\") }");
+        check("gvisor:-", "Erofs { flavor: Gvisor, file: Stdout }");
+        let kinds = "does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE or \
+                     gvisor:FILE";
         check("a.tar", &format!("\"a.tar\" {kinds}"));
         check("dir:a", &format!("\"dir:a\" {kinds}"));
         check("oci:", "\"oci:\" names no file");
         check("oci::a", "\"oci::a\" names no file");
         check("tar:", "\"tar:\" names no file");
+        check("erofs:", "\"erofs:\" names no file");
         check("oci:a:", "\"oci:a:\" does not end with a tag");
         check(
             "docker-archive:a:B!",

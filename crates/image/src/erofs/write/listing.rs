@@ -47,6 +47,11 @@ pub(super) struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
+    /// Without shadows, for images that are mounted by themselves.
+    pub(super) fn plain(directory: &Inode<'a>) -> Self {
+        Self { shadows: &[], ..Self::of(directory) }
+    }
+
     pub(super) fn of(directory: &Inode<'a>) -> Self {
         Self {
             children: directory.children().peekable(),

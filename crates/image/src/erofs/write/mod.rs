@@ -1,17 +1,22 @@
 //! The writer: a tree becomes an image in two passes, lay out and then stream, so that it is never in memory.
 
 mod composefs;
+mod directory;
+mod inode;
 mod listing;
+mod output;
 mod pair;
 mod place;
+mod plain;
 mod plan;
 mod stream;
 mod xattrs;
 
 use std::io;
 
-use crate::tree::Tree;
+use crate::tree::{Inode, Tree};
 use composefs::Survey;
+pub use plain::{Flavor, Piece, Standalone};
 use plan::Plan;
 
 /// What kind of image the writer makes.
@@ -19,6 +24,8 @@ use plan::Plan;
 pub enum Profile {
     /// Data is objects, which overlayfs finds through xattrs. The same bytes as C's `mkcomposefs` makes.
     Composefs(Versions),
+    /// Data is in the image, which needs nothing else: for EROFS by itself.
+    Standalone(Standalone),
 }
 
 /// A version of composefs' rules.
@@ -64,15 +71,15 @@ impl Default for Versions {
 pub struct Summary {
     /// Length of the image.
     pub bytes: u64,
-    /// The version that it has.
-    pub version: Version,
+    /// The version of composefs' rules that it has; `None` in other profiles.
+    pub version: Option<Version>,
     /// Inodes in it, with those that the profile adds.
     pub inodes: u64,
 }
 
 /// Why there is no image, or none that is whole.
 ///
-/// Except for [`WriteError::Output`], nothing was written. Paths begin with a slash and are shown with escapes.
+/// Except for [`WriteError::Output`] and those about contents, nothing was written. Paths begin with a slash and are shown with escapes.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// More xattrs than composefs gives an inode.
@@ -123,6 +130,44 @@ pub enum WriteError {
         /// The file.
         path: Vec<u8>,
     },
+    /// More xattrs than an inode of EROFS can have.
+    #[error(
+        "\"{}\" has {bytes} bytes of xattrs, more than the 262148 of an inode",
+        path.escape_ascii()
+    )]
+    XattrsTooLarge {
+        /// The inode.
+        path: Vec<u8>,
+        /// As they would be written.
+        bytes: u64,
+    },
+    /// A device whose number has more than the 12 bits of major and 20 bits of minor that Linux has.
+    #[error("\"{}\" is device {number:#x}, which is no number of Linux", path.escape_ascii())]
+    DeviceNumber {
+        /// The device.
+        path: Vec<u8>,
+        /// As C libraries make it.
+        number: u64,
+    },
+    /// The bytes of a file are not to be had.
+    #[error("cannot read the contents of \"{}\"", path.escape_ascii())]
+    Content {
+        /// The file.
+        path: Vec<u8>,
+        /// As who was to give them said it.
+        source: io::Error,
+    },
+    /// A file has another length than the tree says.
+    #[error("\"{}\" has not the {size} bytes that it should have", path.escape_ascii())]
+    ContentSize {
+        /// The file.
+        path: Vec<u8>,
+        /// By the tree.
+        size: u64,
+    },
+    /// What was first read of the ends of files is not what was there when all of them was read.
+    #[error("files changed while the image was written")]
+    ContentChanged,
     /// More than the format or the writer can count.
     #[error("the image is too large: it has more than {0}")]
     TooLarge(&'static str),
@@ -159,8 +204,33 @@ pub fn write(
     profile: &Profile,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let Profile::Composefs(versions) = *profile;
+    let nobody = |_: Inode<'_>, _, _: &mut dyn io::Write| {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "nobody was asked to give them"))
+    };
+    write_with(tree, profile, &mut { nobody }, out)
+}
+
+/// What gives the bytes of external files: asked for a [`Piece`] of a file, it writes that. Not a type of its own, since
+/// all it has to be is a closure.
+pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
+
+/// As [`write`], for profiles whose images hold the bytes of external files: `contents` gives them. The composefs profile
+/// does not ask for any.
+///
+/// # Errors
+/// [`WriteError`]. What was written before an error is no image.
+pub fn write_with(
+    tree: &Tree,
+    profile: &Profile,
+    contents: &mut Contents<'_>,
+    out: &mut impl io::Write,
+) -> Result<Summary, WriteError> {
+    let versions = match profile {
+        Profile::Composefs(versions) => *versions,
+        Profile::Standalone(standalone) => return plain::write(tree, standalone, contents, out),
+    };
     let plan = Plan::of(tree, Survey::of(tree, versions)?)?;
     let bytes = stream::write(&plan, out)?;
-    Ok(Summary { bytes, version: plan.survey.version, inodes: plan.survey.items.len() as u64 })
+    let (version, inodes) = (plan.survey.version, plan.survey.items.len() as u64);
+    Ok(Summary { bytes, version: Some(version), inodes })
 }

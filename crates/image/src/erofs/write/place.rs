@@ -56,6 +56,11 @@ impl DirectoryExtent {
     pub(super) const fn finish(&self) -> Extent {
         Extent::with_tail(self.full, self.filled)
     }
+
+    /// Full blocks, and the bytes in the last one.
+    pub(super) const fn cut(&self) -> (u64, u64) {
+        (self.full, self.filled)
+    }
 }
 
 /// What may not cross a block's end, besides a tail.

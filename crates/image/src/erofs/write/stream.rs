@@ -1,72 +1,26 @@
 //! The second pass: the image's bytes, from first to last.
 
 use std::io;
-use std::ops::Range;
 
+use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{I64, U16, U32, U64};
-use zerocopy::{FromZeros as _, Immutable, IntoBytes};
 
 use super::WriteError;
 use super::composefs::{Data, Facts, Item};
-use super::listing::Listed;
-use super::place::{BLOCK_SIZE, DirectoryExtent, Extent};
+use super::directory::{Dirent, put_directory};
+use super::inode::{Form, Record, icount};
+use super::output::{Checksum, Output};
+use super::place::{BLOCK_SIZE, Extent};
 use super::plan::{Plan, size_of_data};
 use crate::erofs::layout::{
-    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, FORMAT_EXTENDED,
-    FORMAT_LAYOUT_SHIFT, LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, NULL_BLOCK,
-    RawCompactInode, RawComposefsHeader, RawDirent, RawExtendedInode, RawSuperblock,
-    RawXattrHeader, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat,
+    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, LAYOUT_CHUNK_BASED,
+    LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, NULL_BLOCK, RawComposefsHeader, RawSuperblock,
+    SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat,
 };
-use crate::tree::Metadata;
-
-/// Bytes that are gathered before they go out.
-const GATHERED: usize = 256 << 10;
-
-/// Bytes on their way out, and how far they are.
-struct Output<W> {
-    inner: W,
-    buffer: Vec<u8>,
-    /// Bytes that went out.
-    gone: u64,
-}
-
-impl<W: io::Write> Output<W> {
-    fn position(&self) -> u64 {
-        self.gone + self.buffer.len() as u64
-    }
-
-    fn put(&mut self, value: &(impl IntoBytes + Immutable)) {
-        self.buffer.extend_from_slice(value.as_bytes());
-    }
-
-    /// Zeros up to a position. Nothing when it is here.
-    fn pad_to(&mut self, position: u64) {
-        let zeros = position.checked_sub(self.position()).expect("the plan goes forward");
-        let zeros = usize::try_from(zeros).expect("gaps are less than two blocks");
-        self.buffer.resize(self.buffer.len() + zeros, 0);
-    }
-
-    fn pad_to_block(&mut self) {
-        self.pad_to(self.position().next_multiple_of(BLOCK_SIZE));
-    }
-
-    fn flush_if_full(&mut self) -> Result<(), WriteError> {
-        if self.buffer.len() < GATHERED { Ok(()) } else { self.flush() }
-    }
-
-    fn flush(&mut self) -> Result<(), WriteError> {
-        self.inner.write_all(&self.buffer).map_err(WriteError::Output)?;
-        self.gone += self.buffer.len() as u64;
-        self.buffer.clear();
-        Ok(())
-    }
-}
 
 /// Writes the image. Answers its length in bytes.
 pub(super) fn write(plan: &Plan<'_>, out: impl io::Write) -> Result<u64, WriteError> {
-    // An inode with its xattrs and tail, or a block, may go beyond before the buffer is emptied.
-    let buffer = Vec::with_capacity(GATHERED + (128 << 10));
-    let mut out = Output { inner: out, buffer, gone: 0 };
+    let mut out = Output::new(out, Checksum::None);
     out.put(&header(plan));
     out.pad_to(SUPERBLOCK_OFFSET as u64);
     out.put(&superblock(plan));
@@ -78,14 +32,9 @@ pub(super) fn write(plan: &Plan<'_>, out: impl io::Write) -> Result<u64, WriteEr
     }
     out.pad_to(plan.data_start);
     write_blocks(plan, &mut out)?;
-    out.flush()?;
-    assert_eq!(
-        out.gone,
-        u64::from(plan.blocks) * BLOCK_SIZE,
-        "the plan says how long the image is"
-    );
-    out.inner.flush().map_err(WriteError::Output)?;
-    Ok(out.gone)
+    let bytes = out.finish()?;
+    assert_eq!(bytes, u64::from(plan.blocks) * BLOCK_SIZE, "the plan says how long the image is");
+    Ok(bytes)
 }
 
 fn header(plan: &Plan<'_>) -> RawComposefsHeader {
@@ -120,7 +69,6 @@ fn write_inodes(plan: &Plan<'_>, out: &mut Output<impl io::Write>) -> Result<(),
     let first_id = u32::try_from(plan.inodes_end % BLOCK_SIZE / 4).expect("less than a block");
     let mut block = u32::try_from(plan.data_start / BLOCK_SIZE).expect("before the last block");
     let mut xattrs = Vec::new();
-    let mut listed = Vec::new();
     for (ino, item) in (0_u32..).zip(&plan.survey.items) {
         out.pad_to(u64::from(plan.nid(item.source)) * SLOT_SIZE);
         let facts = plan.survey.facts(item.source);
@@ -133,7 +81,7 @@ fn write_inodes(plan: &Plan<'_>, out: &mut Output<impl io::Write>) -> Result<(),
         match facts.data {
             Data::Directory if item.tail > 0 => {
                 let tail = item.blocks..item.blocks + 1;
-                put_directory(plan, item, tail, &mut listed, out)?;
+                put_directory(dirents(plan, item), item.blocks, tail, out)?;
             }
             Data::Symlink(bytes) | Data::Inline(bytes) => {
                 out.buffer.extend_from_slice(&bytes[bytes.len() - usize::from(item.tail)..]);
@@ -144,15 +92,6 @@ fn write_inodes(plan: &Plan<'_>, out: &mut Output<impl io::Write>) -> Result<(),
         out.flush_if_full()?;
     }
     Ok(())
-}
-
-/// `i_xattr_icount` of so many bytes.
-fn icount(xattrs: usize) -> u16 {
-    let entries = match xattrs.checked_sub(size_of::<RawXattrHeader>()) {
-        None => 0,
-        Some(bytes) => 1 + bytes / size_of::<u32>(),
-    };
-    u16::try_from(entries).expect("what composefs counts allows 64 KiB")
 }
 
 fn put_inode(
@@ -174,41 +113,17 @@ fn put_inode(
         _ => (LAYOUT_FLAT_PLAIN, blocks),
     };
     let extent = Extent { blocks: item.blocks.into(), tail: item.tail.into() };
-    let size = size_of_data(facts, &extent);
-    let format = layout << FORMAT_LAYOUT_SHIFT;
-    let Metadata { uid, gid, mtime, .. } = facts.metadata;
-    if item.extended {
-        out.put(&RawExtendedInode {
-            i_format: U16::new(format | FORMAT_EXTENDED),
-            i_xattr_icount: U16::new(icount),
-            i_mode: U16::new(facts.mode),
-            i_nb: U16::ZERO,
-            i_size: U64::new(size),
-            i_u: U32::new(i_u),
-            i_ino: U32::new(ino),
-            i_uid: U32::new(uid),
-            i_gid: U32::new(gid),
-            i_mtime: I64::new(mtime.seconds),
-            i_mtime_nsec: U32::new(mtime.nanoseconds),
-            i_nlink: U32::new(facts.nlink),
-            i_reserved2: [0; 16],
-        });
-    } else {
-        let narrow = |number| u16::try_from(number).expect("else the inode is extended");
-        out.put(&RawCompactInode {
-            i_format: U16::new(format),
-            i_xattr_icount: U16::new(icount),
-            i_mode: U16::new(facts.mode),
-            i_nb: U16::new(narrow(facts.nlink)),
-            i_size: U32::new(u32::try_from(size).expect("else the inode is extended")),
-            i_mtime: U32::ZERO,
-            i_u: U32::new(i_u),
-            i_ino: U32::new(ino),
-            i_uid: U16::new(narrow(uid)),
-            i_gid: U16::new(narrow(gid)),
-            i_reserved: U32::ZERO,
-        });
-    }
+    let record = Record {
+        layout,
+        icount,
+        mode: facts.mode,
+        nlink: facts.nlink,
+        size: size_of_data(facts, &extent),
+        i_u,
+        ino,
+        metadata: facts.metadata,
+    };
+    record.put(if item.extended { Form::Extended } else { Form::Compact }, out);
 }
 
 /// A table of chunks that are all holes.
@@ -218,65 +133,19 @@ fn put_holes(bytes: u64, out: &mut Output<impl io::Write>) {
     }
 }
 
-/// Writes those blocks of a directory, where the one after the last full one is its tail.
-fn put_directory<'a>(
-    plan: &Plan<'a>,
-    item: &Item,
-    wanted: Range<u32>,
-    listed: &mut Vec<Listed<'a>>,
-    out: &mut Output<impl io::Write>,
-) -> Result<(), WriteError> {
-    let mut extent = DirectoryExtent::default();
-    let mut block = 0;
-    listed.clear();
-    for entry in plan.survey.listing(item.source) {
-        if extent.push(entry.name) {
-            if wanted.contains(&block) {
-                put_dirents(plan, item, block, listed, out)?;
-            }
-            block += 1;
-            listed.clear();
-        }
-        listed.push(entry);
-    }
-    if wanted.contains(&block) {
-        put_dirents(plan, item, block, listed, out)?;
-    }
-    Ok(())
-}
-
-fn put_dirents(
-    plan: &Plan<'_>,
-    item: &Item,
-    block: u32,
-    listed: &[Listed<'_>],
-    out: &mut Output<impl io::Write>,
-) -> Result<(), WriteError> {
-    let mut name = listed.len() * size_of::<RawDirent>();
-    for entry in listed {
-        out.put(&RawDirent {
-            nid: U64::new(plan.nid(entry.source).into()),
-            nameoff: U16::new(u16::try_from(name).expect("names are in the block")),
-            file_type: plan.survey.file_type(entry.source),
-            reserved: 0,
-        });
-        name += entry.name.len();
-    }
-    for entry in listed {
-        out.buffer.extend_from_slice(entry.name);
-    }
-    if block < item.blocks {
-        out.pad_to_block();
-    }
-    out.flush_if_full()
+fn dirents<'a>(plan: &'a Plan<'_>, item: &Item) -> impl Iterator<Item = Dirent<'a>> {
+    plan.survey.listing(item.source).map(|entry| Dirent {
+        name: entry.name,
+        nid: plan.nid(entry.source),
+        file_type: plan.survey.file_type(entry.source),
+    })
 }
 
 fn write_blocks(plan: &Plan<'_>, out: &mut Output<impl io::Write>) -> Result<(), WriteError> {
-    let mut listed = Vec::new();
     for item in plan.survey.items.iter().filter(|item| item.blocks > 0) {
         match plan.survey.facts(item.source).data {
             Data::Directory => {
-                put_directory(plan, item, 0..item.blocks, &mut listed, out)?;
+                put_directory(dirents(plan, item), item.blocks, 0..item.blocks, out)?;
             }
             Data::Symlink(bytes) | Data::Inline(bytes) => {
                 out.buffer.extend_from_slice(&bytes[..bytes.len() - usize::from(item.tail)]);

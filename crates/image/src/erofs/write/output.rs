@@ -1,0 +1,105 @@
+//! The image's bytes on their way out.
+
+use std::io;
+use std::mem::offset_of;
+
+use crc::{CRC_32_ISCSI, Crc};
+use zerocopy::little_endian::U32;
+use zerocopy::{Immutable, IntoBytes};
+
+use super::WriteError;
+use super::place::BLOCK_SIZE;
+use crate::erofs::layout::{RawSuperblock, SUPERBLOCK_OFFSET};
+
+/// Bytes that are gathered before they go out.
+pub(super) const GATHERED: usize = 256 << 10;
+
+/// Bytes on their way out, and how far they are.
+#[derive(Debug)]
+pub(super) struct Output<W> {
+    inner: W,
+    pub(super) buffer: Vec<u8>,
+    /// Bytes that went out.
+    gone: u64,
+    /// The first block gets a checksum before it goes.
+    checksum: Checksum,
+}
+
+/// Whether the superblock's block has a checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Checksum {
+    /// None, as composefs has it.
+    None,
+    /// crc32c. Everything of the first block is gathered before anything goes out.
+    Crc32c,
+}
+
+impl<W: io::Write> Output<W> {
+    pub(super) fn new(inner: W, checksum: Checksum) -> Self {
+        // An inode with its xattrs and tail, or a block, may go beyond before the buffer is emptied.
+        Self { inner, buffer: Vec::with_capacity(GATHERED + (128 << 10)), gone: 0, checksum }
+    }
+
+    pub(super) fn position(&self) -> u64 {
+        self.gone + self.buffer.len() as u64
+    }
+
+    pub(super) fn put(&mut self, value: &(impl IntoBytes + Immutable)) {
+        self.buffer.extend_from_slice(value.as_bytes());
+    }
+
+    /// Zeros up to a position. Nothing when it is here.
+    pub(super) fn pad_to(&mut self, position: u64) {
+        let zeros = position.checked_sub(self.position()).expect("the plan goes forward");
+        let zeros = usize::try_from(zeros).expect("gaps are less than two blocks");
+        self.buffer.resize(self.buffer.len() + zeros, 0);
+    }
+
+    pub(super) fn pad_to_block(&mut self) {
+        self.pad_to(self.position().next_multiple_of(BLOCK_SIZE));
+    }
+
+    pub(super) fn flush_if_full(&mut self) -> Result<(), WriteError> {
+        if self.buffer.len() < GATHERED { Ok(()) } else { self.flush() }
+    }
+
+    /// Hands on what was gathered.
+    pub(super) fn flush(&mut self) -> Result<(), WriteError> {
+        if self.gone == 0 && self.checksum == Checksum::Crc32c {
+            self.put_checksum();
+        }
+        self.inner.write_all(&self.buffer).map_err(WriteError::Output)?;
+        self.gone += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Gathers bytes, or hands them on if they are many.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        if self.buffer.len() + bytes.len() < GATHERED {
+            self.buffer.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.flush()?;
+        self.inner.write_all(bytes).map_err(WriteError::Output)?;
+        self.gone += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Hands on the rest. Answers how many bytes went out.
+    pub(super) fn finish(mut self) -> Result<u64, WriteError> {
+        self.flush()?;
+        self.inner.flush().map_err(WriteError::Output)?;
+        Ok(self.gone)
+    }
+
+    /// crc32c from the superblock to the end of its block, where the checksum itself counts as 0, and without the final
+    /// inversion. Source: `erofs_superblock_csum_verify` in Linux `fs/erofs/super.c`.
+    fn put_checksum(&mut self) {
+        let block = usize::try_from(BLOCK_SIZE).expect("4096");
+        let superblock = &self.buffer[SUPERBLOCK_OFFSET..block];
+        let checksum = U32::new(!Crc::<u32>::new(&CRC_32_ISCSI).checksum(superblock));
+        let at = SUPERBLOCK_OFFSET + offset_of!(RawSuperblock, checksum);
+        self.buffer[at..at + size_of::<U32>()].copy_from_slice(checksum.as_bytes());
+    }
+}

@@ -1,0 +1,56 @@
+//! The profiles for EROFS by itself: the tree goes into the image as it is, and the bytes of files with it.
+//!
+//! Section 4 of `docs/format/erofs-profile.md` has the rules.
+
+mod pack;
+mod plan;
+mod stream;
+mod survey;
+
+use std::io;
+
+use super::{Contents, Summary, WriteError};
+use crate::tree::Tree;
+use plan::Plan;
+use survey::Survey;
+
+/// How a self-contained image is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Standalone {
+    /// Who is to read it.
+    pub flavor: Flavor,
+    /// The volume's uuid; zeros for none.
+    pub uuid: [u8; 16],
+}
+
+/// Whom a self-contained image is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Flavor {
+    /// Linux since 5.4. Nothing that the tree has is lost.
+    #[default]
+    Linux,
+    /// gVisor's reader, which refuses inodes with xattrs, and does not map files whose data is not in blocks. xattrs are
+    /// left out: with them ACLs, capabilities and labels.
+    Gvisor,
+}
+
+/// What is wanted of a file's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece {
+    /// All. Whoever gives them answers for them: an error if they are not those that they should be.
+    Whole,
+    /// Those from there to the end, less than a block. They need not be checked: the whole is asked for later, and has to
+    /// end with the same bytes.
+    From(u64),
+}
+
+pub(super) fn write(
+    tree: &Tree,
+    options: &Standalone,
+    contents: &mut Contents<'_>,
+    out: &mut impl io::Write,
+) -> Result<Summary, WriteError> {
+    let plan = Plan::of(Survey::of(tree, options.flavor)?)?;
+    let bytes = stream::write(&plan, options.uuid, contents, out)?;
+    Ok(Summary { bytes, version: None, inodes: plan.survey.items.len() as u64 })
+}

@@ -1,0 +1,316 @@
+//! The second pass: the image's bytes, from first to last.
+//!
+//! The ends of files go out with the inodes, before the rest of them. So a file that has both is asked for its end first,
+//! unchecked, and all of it is checked later. A hash over all ends, in the order of the inodes, and another over the same
+//! bytes as they passed in the checked wholes, in the same order, show that they are the same.
+
+use std::io;
+
+use sha2::{Digest as _, Sha256};
+use zerocopy::FromZeros as _;
+use zerocopy::little_endian::{I64, U16, U32, U64};
+
+use super::Piece;
+use super::plan::{Plan, size_of_data};
+use super::survey::{Data, Item};
+use crate::erofs::layout::{
+    LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC,
+    SUPERBLOCK_OFFSET, compat, file_type,
+};
+use crate::erofs::write::directory::{Dirent, put_directory};
+use crate::erofs::write::inode::{Record, icount};
+use crate::erofs::write::listing::{Listing, Source};
+use crate::erofs::write::output::{Checksum, Output};
+use crate::erofs::write::place::BLOCK_SIZE;
+use crate::erofs::write::{Contents, WriteError};
+use crate::tree::{Inode, Node};
+
+/// Writes the image. Answers its length in bytes.
+pub(super) fn write(
+    plan: &Plan<'_>,
+    uuid: [u8; 16],
+    contents: &mut Contents<'_>,
+    out: impl io::Write,
+) -> Result<u64, WriteError> {
+    let mut stream = Stream {
+        plan,
+        out: Output::new(out, Checksum::Crc32c),
+        contents,
+        ends: Sha256::new(),
+        ends_again: Sha256::new(),
+    };
+    stream.out.pad_to(SUPERBLOCK_OFFSET as u64);
+    stream.out.put(&superblock(plan, uuid));
+    stream.inodes()?;
+    stream.out.pad_to(plan.inodes_end);
+    for put in plan.survey.xattrs.shared_entries() {
+        put(&mut stream.out.buffer);
+        stream.out.flush_if_full()?;
+    }
+    stream.out.pad_to(plan.data_start);
+    stream.blocks_of_names()?;
+    stream.blocks_of_files()?;
+    let Stream { out, ends, ends_again, .. } = stream;
+    if ends.finalize() != ends_again.finalize() {
+        return Err(WriteError::ContentChanged);
+    }
+    let bytes = out.finish()?;
+    assert_eq!(bytes, u64::from(plan.blocks) * BLOCK_SIZE, "the plan says how long the image is");
+    Ok(bytes)
+}
+
+fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
+    let filter = if plan.survey.has_xattrs { compat::XATTR_FILTER } else { 0 };
+    let xattr_block = plan.inodes_end / BLOCK_SIZE;
+    RawSuperblock {
+        magic: U32::new(SUPERBLOCK_MAGIC),
+        feature_compat: U32::new(compat::SB_CHKSUM | compat::MTIME | filter),
+        blkszbits: 12,
+        rootnid_2b: U16::new(plan.root_nid()),
+        inos: U64::new(plan.survey.items.len() as u64),
+        epoch: I64::new(plan.survey.epoch.seconds),
+        fixed_nsec: U32::new(plan.survey.epoch.nanoseconds),
+        blocks_lo: U32::new(plan.blocks),
+        xattr_blkaddr: U32::new(
+            u32::try_from(xattr_block).expect("it is before the last block, which has 32 bits"),
+        ),
+        uuid,
+        ..RawSuperblock::new_zeroed()
+    }
+}
+
+struct Stream<'s, 'c, W> {
+    plan: &'s Plan<'s>,
+    out: Output<W>,
+    contents: &'s mut Contents<'c>,
+    /// The ends of files that are in blocks too, as they were written.
+    ends: Sha256,
+    /// And as they were when all of the file was read.
+    ends_again: Sha256,
+}
+
+impl<W: io::Write> Stream<'_, '_, W> {
+    fn inodes(&mut self) -> Result<(), WriteError> {
+        let survey = &self.plan.survey;
+        let in_block = self.plan.inodes_end % BLOCK_SIZE;
+        let first_id = u32::try_from(in_block / 4).expect("less than a block");
+        let mut xattrs = Vec::new();
+        for (ino, item) in (1_u32..).zip(&survey.items) {
+            let inode = survey.tree.inode(item.id);
+            let data = Data::of(&inode);
+            self.out.pad_to(u64::from(self.plan.nid(item.id)) * SLOT_SIZE);
+            xattrs.clear();
+            survey.xattrs.put(survey.set_of(&inode), None, first_id, &mut xattrs);
+            let record = Record {
+                layout: if item.tail > 0 { LAYOUT_FLAT_INLINE } else { LAYOUT_FLAT_PLAIN },
+                icount: icount(xattrs.len()),
+                mode: inode.mode(),
+                nlink: inode.nlink(),
+                size: size_of_data(&inode, &data, item.tail),
+                i_u: match data {
+                    Data::Device(number) => u32::try_from(number).expect("else it is refused"),
+                    _ => item.block,
+                },
+                ino,
+                metadata: inode.metadata(),
+            };
+            record.put(item.form, &mut self.out);
+            self.out.buffer.extend_from_slice(&xattrs);
+            if item.tail > 0 {
+                self.tail(item, &inode, &data)?;
+            }
+            self.out.flush_if_full()?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is behind an inode.
+    fn tail(&mut self, item: &Item, inode: &Inode<'_>, data: &Data<'_>) -> Result<(), WriteError> {
+        match *data {
+            Data::Directory => self.directory(item, inode, Blocks::Tail),
+            Data::Symlink(bytes) | Data::Inline(bytes) => {
+                let tail = &bytes[bytes.len() - usize::from(item.tail)..];
+                self.out.buffer.extend_from_slice(tail);
+                Ok(())
+            }
+            Data::External { size, .. } => {
+                let start = size - u64::from(item.tail);
+                let piece = if start == 0 { Piece::Whole } else { Piece::From(start) };
+                let mut end = End { bytes: Vec::new(), wanted: item.tail.into() };
+                (self.contents)(*inode, piece, &mut end)
+                    .map_err(|source| WriteError::Content { path: inode.path(), source })?;
+                if end.bytes.len() != end.wanted {
+                    return Err(WriteError::ContentSize { path: inode.path(), size });
+                }
+                if start > 0 {
+                    self.ends.update(&end.bytes);
+                }
+                self.out.buffer.extend_from_slice(&end.bytes);
+                Ok(())
+            }
+            Data::Device(_) | Data::Nothing => Ok(()),
+        }
+    }
+
+    fn directory(
+        &mut self,
+        item: &Item,
+        inode: &Inode<'_>,
+        which: Blocks,
+    ) -> Result<(), WriteError> {
+        let plan = self.plan;
+        let blocks =
+            (size_of_data(inode, &Data::Directory, item.tail) - u64::from(item.tail)) / BLOCK_SIZE;
+        let blocks = u32::try_from(blocks).expect("they have numbers of 32 bits");
+        let wanted = match which {
+            Blocks::Tail => blocks..blocks + 1,
+            Blocks::Whole => 0..blocks,
+        };
+        let entries = Listing::plain(inode).map(|entry| {
+            let Source::Tree(id) = entry.source else {
+                unreachable!("a plain listing has no shadows")
+            };
+            let file_type = file_type_of(&plan.survey.tree.inode(id));
+            Dirent { name: entry.name, nid: plan.nid(id), file_type }
+        });
+        put_directory(entries, blocks, wanted, &mut self.out)
+    }
+
+    fn blocks_of_names(&mut self) -> Result<(), WriteError> {
+        let survey = &self.plan.survey;
+        for item in survey.items.iter().filter(|item| item.owns_blocks) {
+            let inode = survey.tree.inode(item.id);
+            match Data::of(&inode) {
+                Data::Directory => self.directory(item, &inode, Blocks::Whole)?,
+                Data::Symlink(target) => {
+                    self.out.buffer.extend_from_slice(target);
+                    self.out.pad_to_block();
+                }
+                _ => {}
+            }
+            self.out.flush_if_full()?;
+        }
+        Ok(())
+    }
+
+    fn blocks_of_files(&mut self) -> Result<(), WriteError> {
+        let survey = &self.plan.survey;
+        for item in survey.items.iter().filter(|item| item.owns_blocks) {
+            let inode = survey.tree.inode(item.id);
+            match Data::of(&inode) {
+                Data::Inline(bytes) => {
+                    self.out.write(&bytes[..bytes.len() - usize::from(item.tail)])?;
+                }
+                Data::External { size, .. } => self.external(item, &inode, size)?,
+                _ => continue,
+            }
+            self.out.pad_to_block();
+            self.out.flush_if_full()?;
+        }
+        Ok(())
+    }
+
+    fn external(&mut self, item: &Item, inode: &Inode<'_>, size: u64) -> Result<(), WriteError> {
+        let mut body = Body {
+            out: &mut self.out,
+            ends: &mut self.ends_again,
+            left: size - u64::from(item.tail),
+            tail: item.tail.into(),
+            failed: None,
+        };
+        let given = (self.contents)(*inode, Piece::Whole, &mut body);
+        let Body { left, tail, failed, .. } = body;
+        match (failed, given) {
+            (Some(Failed::Output(error)), _) => Err(error),
+            (None, Err(source)) => Err(WriteError::Content { path: inode.path(), source }),
+            (None, Ok(())) if left == 0 && tail == 0 => Ok(()),
+            (Some(Failed::Size), _) | (None, Ok(())) => {
+                Err(WriteError::ContentSize { path: inode.path(), size })
+            }
+        }
+    }
+}
+
+/// Which blocks of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blocks {
+    Tail,
+    Whole,
+}
+
+/// Takes the end of a file.
+struct End {
+    bytes: Vec<u8>,
+    wanted: usize,
+}
+
+impl io::Write for End {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // One byte too many is kept, by which it is seen that there were more.
+        let room = (self.wanted + 1 - self.bytes.len()).min(bytes.len());
+        self.bytes.extend_from_slice(&bytes[..room]);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Takes all of a file: what belongs into blocks goes out, and the end is compared.
+struct Body<'o, W> {
+    out: &'o mut Output<W>,
+    ends: &'o mut Sha256,
+    /// Bytes that go out.
+    left: u64,
+    /// Bytes behind those.
+    tail: usize,
+    failed: Option<Failed>,
+}
+
+enum Failed {
+    Output(WriteError),
+    Size,
+}
+
+impl<W: io::Write> io::Write for Body<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let stop = || io::Error::other("the image cannot be written");
+        if self.failed.is_some() {
+            return Err(stop());
+        }
+        let count = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let (body, end) = bytes.split_at(count);
+        if end.len() > self.tail {
+            self.failed = Some(Failed::Size);
+            return Err(stop());
+        }
+        self.ends.update(end);
+        self.tail -= end.len();
+        self.left -= body.len() as u64;
+        if let Err(error) = self.out.write(body) {
+            self.failed = Some(Failed::Output(error));
+            return Err(stop());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The type that dirents say.
+fn file_type_of(inode: &Inode<'_>) -> u8 {
+    match Data::of(inode) {
+        Data::Inline(_) | Data::External { .. } => file_type::REGULAR,
+        Data::Directory => file_type::DIRECTORY,
+        Data::Symlink(_) => file_type::SYMLINK,
+        Data::Device(_) | Data::Nothing => match inode.node() {
+            Node::CharDevice(_) => file_type::CHAR_DEVICE,
+            Node::BlockDevice(_) => file_type::BLOCK_DEVICE,
+            Node::Fifo => file_type::FIFO,
+            _ => file_type::SOCKET,
+        },
+    }
+}

@@ -1,0 +1,167 @@
+//! An image's files, and their bytes, verified as they pass.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
+
+use image::erofs::read::{Cached, Image, Owners, View, to_tree};
+use image::tree::{Content, Node, Tree};
+use image::verity::{Hasher, ObjectId};
+use store::{OpenImage, Store};
+
+use super::{BytesError, ExportError, Options};
+use crate::import::Event;
+
+/// Bytes that are read at once. Files up to this long are verified before any of their bytes are given.
+const PIECE: usize = 1 << 20;
+
+/// What an image is made of, after it was verified itself.
+pub(super) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
+    let opened = store
+        .open_image(id)
+        .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
+    verify(&opened)?;
+    let failed = |source| ExportError::Tree { image: *id, source: Box::new(source) };
+    let image = Image::open(Cached::new(&opened.image)).map_err(failed)?;
+    Ok(to_tree(&image, View::Composefs(Owners::AsWritten)).map_err(failed)?.tree)
+}
+
+/// Compares the image's file with its name, unless the kernel does so on each read.
+fn verify(opened: &OpenImage) -> Result<(), ExportError> {
+    if opened.kernel_verity {
+        return Ok(());
+    }
+    let mut hasher = Hasher::new(opened.id.algorithm());
+    let mut buffer = vec![0; PIECE];
+    let (mut at, size) = (0, opened.image.size());
+    while at < size {
+        let count = usize::try_from(size - at).unwrap_or(PIECE).min(PIECE);
+        let read = opened.image.read_exact_at(&mut buffer[..count], at);
+        read.map_err(|source| ExportError::ReadImage { image: opened.id, source })?;
+        hasher.update(&buffer[..count]);
+        at += count as u64;
+    }
+    let actual = hasher.finish();
+    if actual == opened.id {
+        return Ok(());
+    }
+    Err(ExportError::Image { expected: opened.id, actual: Box::new(actual) })
+}
+
+/// Bytes of all files, each once.
+pub(super) fn content_bytes(tree: &Tree) -> u64 {
+    let mut bytes = 0;
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        if let (true, Node::Regular(content)) = (entry.is_owner, entry.inode.node()) {
+            bytes += content.size();
+        }
+    }
+    bytes
+}
+
+/// Gives the bytes of files.
+pub(super) struct Files<'a> {
+    store: &'a Store,
+    options: &'a Options<'a>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn new(store: &'a Store, options: &'a Options<'a>) -> Self {
+        Self { store, options, buffer: vec![0; PIECE] }
+    }
+
+    /// Gives all bytes of the file at `path` to `take`, the last of them after all were verified.
+    pub(super) fn give(
+        &mut self,
+        path: &[u8],
+        content: Content<'_>,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), ExportError>,
+    ) -> Result<(), ExportError> {
+        let failed = |source| failed(path, source);
+        if let Content::Inline(bytes) = content {
+            self.tell(bytes.len());
+            return take(bytes);
+        }
+        let (object, size) = object_of(content).map_err(failed)?;
+        let wrong_size = || failed(BytesError::Size { object, size });
+        let mut file = self.store.object(&object).map_err(|it| failed(BytesError::Object(it)))?;
+        let mut hasher = Hasher::new(object.algorithm());
+        let mut left = size;
+        while left > 0 {
+            self.options.go_on()?;
+            let count = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+            let piece = &mut self.buffer[..count];
+            fill(&mut file, piece)
+                .map_err(|source| failed(BytesError::Read { object, source }))?
+                .then_some(())
+                .ok_or_else(wrong_size)?;
+            hasher.update(piece);
+            left -= count as u64;
+            // The last piece waits until all of them are known to be right.
+            if left == 0 {
+                if fill(&mut file, &mut [0]).unwrap_or(true) {
+                    return Err(wrong_size());
+                }
+                let actual =
+                    std::mem::replace(&mut hasher, Hasher::new(object.algorithm())).finish();
+                if actual != object {
+                    let (expected, actual) = (Box::new(object), Box::new(actual));
+                    return Err(failed(BytesError::Damaged { expected, actual }));
+                }
+            }
+            take(piece)?;
+            self.tell(count);
+        }
+        Ok(())
+    }
+
+    /// The bytes of the file at `path` from `start` on, which are less than a piece and not verified.
+    pub(super) fn end(
+        &mut self,
+        path: &[u8],
+        content: Content<'_>,
+        start: u64,
+    ) -> Result<&[u8], ExportError> {
+        let failed = |source| failed(path, source);
+        self.options.go_on()?;
+        let (object, size) = object_of(content).map_err(failed)?;
+        let file = self.store.object(&object).map_err(|it| failed(BytesError::Object(it)))?;
+        let count = size.checked_sub(start).and_then(|count| usize::try_from(count).ok());
+        let piece = count.and_then(|count| self.buffer.get_mut(..count));
+        let piece = piece.ok_or_else(|| failed(BytesError::Size { object, size }))?;
+        match file.read_exact_at(piece, start) {
+            Ok(()) => Ok(piece),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(failed(BytesError::Size { object, size }))
+            }
+            Err(source) => Err(failed(BytesError::Read { object, source })),
+        }
+    }
+
+    fn tell(&self, bytes: usize) {
+        (self.options.progress)(Event::Read { layer: 0, bytes: bytes as u64 });
+    }
+}
+
+fn failed(path: &[u8], source: BytesError) -> ExportError {
+    ExportError::Content { path: path.to_vec(), source: Box::new(source) }
+}
+
+/// The object that has a file's bytes, and how many these are.
+fn object_of(content: Content<'_>) -> Result<(ObjectId, u64), BytesError> {
+    match content {
+        Content::External { object: Some(object), size, .. } => Ok((object, size)),
+        Content::External { object: None, .. } | Content::Inline(_) => Err(BytesError::Unnamed),
+    }
+}
+
+/// Fills all of a buffer. Answers whether there was enough.
+fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
+    match file.read_exact(into) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
