@@ -9,13 +9,14 @@ use container::bundle::{Process, Terminal, host_files, runtime_config};
 use container::monitor::ROOT;
 use container::root::Shape;
 use container::stage::Stage;
+use kernel::mount::Freed;
 use store::OpenOptions;
 
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::run::{image_config, wish, wishes};
 use crate::volumes::{Files, volumes};
+use crate::wanted::{image_config, wish, wishes};
 use crate::writable::Place;
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
@@ -33,9 +34,9 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     }
     let place = Place::make(context, &store, wish(wanted))?;
     let space = crate::mount::space(wanted.df, place.access())?;
-    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
+    let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
     let root = crate::mount::root(context, &opened, &found, &wanted.trust, &shape, None)?;
-    let user = wanted.user.as_deref().unwrap_or(&image.user);
+    let user = wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
     if let Some(map) = &map {

@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use container::detached::{self, More};
 use container::kept;
 use container::state::{Code, State};
+use container::userns::IdMap;
 use kernel::process::Signals;
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
@@ -65,21 +66,27 @@ impl Found {
 fn all(store: &Store) -> anyhow::Result<Vec<Found>> {
     let sound = store.containers()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
     let damaged = store.damaged_containers()?.into_iter().map(|(id, it, _)| (id, None, it));
-    let found = sound.chain(damaged).map(|(id, record, liveness)| {
-        let folder = store.path().join("containers").join(&id);
-        let state = State::load(&folder)
-            .with_context(|| format!("cannot read the state of container {id}"))?;
-        Ok(Found { id, record, liveness, folder, state })
-    });
-    found.collect()
+    sound.chain(damaged).map(|(id, record, liveness)| found(store, id, record, liveness)).collect()
+}
+
+fn found(
+    store: &Store,
+    id: String,
+    record: Option<ContainerRecord>,
+    liveness: Liveness,
+) -> anyhow::Result<Found> {
+    let folder = store.path().join("containers").join(&id);
+    let state =
+        State::load(&folder).with_context(|| format!("cannot read the state of container {id}"))?;
+    Ok(Found { id, record, liveness, folder, state })
 }
 
 /// One by its name, or by the beginning of an id that only one has; none if there is none.
 fn look(store: &Store, name: &str) -> anyhow::Result<Option<Found>> {
-    let mut all = all(store)?;
-    if let Some(at) = all.iter().position(|it| it.id == name) {
-        return Ok(Some(all.swap_remove(at)));
+    if let Some(it) = store.container(name)? {
+        return Ok(Some(found(store, it.id, it.record.ok(), it.liveness)?));
     }
+    let mut all = all(store)?;
     // Names are said whole, as with Docker.
     let is_id = |id: &str| id.len() == 12 && id.bytes().all(|it| it.is_ascii_hexdigit());
     all.retain(|it| !name.is_empty() && is_id(&it.id) && it.id.starts_with(name));
@@ -200,14 +207,19 @@ fn last_lines(log: &mut File, lines: usize) -> anyhow::Result<u64> {
 
 pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answer> {
     let signals = Signals::block(&crate::run::FORWARDED)?;
-    let terminal = crate::run::terminal(args.tty)?;
+    let terminal = crate::wanted::terminal(args.tty)?;
     let store = context.open(OpenOptions::read())?;
     let (found, root) = running(&store, &args.container, &signals)?;
-    let user = args.user.as_deref().map(|user| container::user::find(root.as_fd(), user));
+    let map = IdMap::noted(&found.folder);
+    let user = args.program.user.as_deref().map(|user| {
+        let user = container::user::find(root.as_fd(), user)?;
+        map.map_or(Ok(()), |map| map.check(&user))?;
+        anyhow::Ok(user)
+    });
     let more = More {
         args: args.command.clone(),
-        env: crate::run::environment(&args.env)?,
-        working_dir: args.workdir.clone(),
+        env: crate::wanted::environment(&args.program.env)?,
+        working_dir: args.program.workdir.clone(),
         user: user.transpose()?,
         terminal,
     };
@@ -353,7 +365,7 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
 
 /// Whether there is a container of this very name.
 pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
-    Ok(all(store)?.iter().any(|it| it.id == name))
+    Ok(store.container(name)?.is_some())
 }
 
 /// Removes a container; not if it is not there, or no longer.
@@ -363,6 +375,9 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<b
     if found.is_running() {
         if !force {
             bail!("container {name} runs: `quire stop {name}` first, or --force");
+        }
+        if let Err(error) = detached::unwant(&found.folder) {
+            tracing::debug!(name, %error, "its monitor does not know that it is not wanted");
         }
         kill(store, &found)?;
     }

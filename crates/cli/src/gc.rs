@@ -18,7 +18,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
         (context.open(OpenOptions::read())?.plan_gc(when)?, None)
     } else {
         let store = context.open(OpenOptions::write())?;
-        let (cleared, _) = crate::run::clear_dead(&store);
+        let (cleared, _) = crate::dead::clear_dead(&store);
         let (plan, mut swept) = store.gc(when)?;
         swept.removed += cleared;
         (plan, Some(swept))

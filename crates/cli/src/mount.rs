@@ -7,7 +7,7 @@ use container::bundle::Access;
 use container::root::{Checked, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
-use kernel::mount::{Acl, Unmount};
+use kernel::mount::{Acl, Freed, Unmount};
 use store::{OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
@@ -32,7 +32,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     };
     let place = Place::make(context, &store, Some(&args.writable))?;
     let space = space(args.df, place.access())?;
-    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
+    let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
     let root = root(context, &opened, &found, &args.trust, &shape, None)?;
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)

@@ -1,31 +1,30 @@
 //! `run`: a command in a container whose root is an image.
 
-use std::ffi::OsString;
 use std::fs::File;
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use container::bundle::{Access, Network, Process, Terminal, Wishes, host_files, runtime_config};
-use container::config::ImageConfig;
+use container::bundle::{Process, Terminal, host_files, runtime_config};
 use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
 use container::runtime::Runtime;
 use container::stage::Stage;
-use container::superblock::Superblock;
 use container::{detached, filestore, kept};
-use image::verity::ObjectId;
+use kernel::mount::Freed;
 use kernel::process::{Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
-use store::{ContainerDir, ContainerRecord, Liveness, OpenImage, OpenOptions, Resolved, Store};
+use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
 
 use crate::Answer;
-use crate::args::{self, NetworkKind, When};
+use crate::args::{self, When};
 use crate::context::{Context, now};
+use crate::dead::{clear_dead, share};
 use crate::report;
 use crate::volumes::{Files, volumes};
+use crate::wanted::{image_config, terminal, wish, wishes};
 use crate::writable::{Place, Wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
@@ -72,7 +71,7 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     if ready.has_lost() {
         context.remark(LOST);
     }
-    let ended = ready.end();
+    let ended = ready.end(Runs::Perhaps);
     // What went wrong with the program comes before what goes wrong after it.
     let code = result?.shell_code();
     ended?;
@@ -111,7 +110,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || is_asked_to_end(&asked));
-    let (_, alive) = clear_dead(&store);
+    let (_, living) = clear_dead(&store);
     let found = crate::names::resolve(&store, &args.image)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
@@ -124,12 +123,10 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     store::check_id(&id)?;
     let claim = args.wanted.ids.claim(&store, &|| is_asked_to_end(&signals))?;
     let map = claim.as_ref().map(|it| &it.map);
-    let mut alike = alive.iter().filter(|(_, image)| *image == found.image);
-    let shared =
-        alike.find_map(|(id, _)| Superblock::take(&store.path().join("containers").join(id)));
-    let shape = Shape { writable: place.writable(), map, space };
+    let shared = share(&store, &living, found.image);
+    let shape = Shape { writable: place.writable(Freed::Later), map, space };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
-    let user = args.wanted.user.as_deref().unwrap_or(&image.user);
+    let user = args.wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
@@ -212,6 +209,7 @@ impl Ready {
             terminal: self.terminal,
             runtime: &self.runtime,
             signals: &self.signals,
+            trimmer: self.root.doomed.trimmer(self.path.join(filestore::NAME)),
         }
     }
 
@@ -220,7 +218,7 @@ impl Ready {
     }
 
     /// Takes everything down, behind the user's back if it takes long.
-    fn end(self) -> anyhow::Result<()> {
+    fn end(self, left: Runs) -> anyhow::Result<()> {
         let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
         // For everybody else it is gone now.
         let (id, root, stage) = (self.id, self.root, self.stage);
@@ -229,7 +227,9 @@ impl Ready {
             root.doomed.shut_down();
             stage.shut_down();
             drop((root.mount, root.image));
-            container::teardown::clear(folder.path(), &id);
+            if left == Runs::Perhaps {
+                container::teardown::clear(folder.path(), &id);
+            }
             if let Err(error) = folder.remove() {
                 tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
             }
@@ -259,7 +259,8 @@ impl Ready {
         let result = detached::watch(&start, signal, &clock, &mut started, &mut ended);
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();
-        let keep = self.keep && has_started;
+        let is_unwanted = detached::is_unwanted(&self.path);
+        let keep = self.keep && has_started && !is_unwanted;
         if let Err(error) = result {
             let error = anyhow::Error::new(error);
             let text = format!("{error:#}");
@@ -270,7 +271,11 @@ impl Ready {
         }
         if keep {
             self.rest(lost, is_told);
-        } else if let Err(error) = self.end() {
+            return;
+        }
+        // Before another one can have its name, and its cgroup.
+        container::teardown::clear(&self.path, &self.id);
+        if let Err(error) = self.end(Runs::No) {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
         }
     }
@@ -289,7 +294,7 @@ impl Ready {
         // Those of further mounts go with their container.
         Files::remove(&self.path, &self.stage);
         self.stage.shut_down();
-        container::teardown::clear(&self.path, &self.id);
+        detached::clear(&self.path, &self.id);
         if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
         {
             // First, since it may be what the disk is full of.
@@ -318,6 +323,13 @@ impl Ready {
 fn log(folder: &Path, text: &str) -> bool {
     let log = File::options().append(true).open(folder.join(detached::OUTPUT));
     log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
+}
+
+/// Whether the kernel and the runtime may still have something of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runs {
+    Perhaps,
+    No,
 }
 
 /// Whoever asked may be gone, and the container is what counts.
@@ -403,136 +415,6 @@ fn notes() -> Option<PathBuf> {
     }
     let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     Some(folder.filter(|it| it.is_absolute())?.join("quire"))
-}
-
-/// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
-/// Answers how many containers are gone now, and those that live, with their images.
-pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<(String, ObjectId)>) {
-    let (mut cleared, mut alive) = (0, Vec::new());
-    let containers = match store.containers() {
-        Ok(containers) => containers,
-        Err(error) => {
-            tracing::warn!(%error, "cannot look for dead containers");
-            return (cleared, alive);
-        }
-    };
-    match store.damaged_containers() {
-        Ok(damaged) => {
-            for (_, _, error) in damaged {
-                tracing::warn!("{error}");
-            }
-        }
-        Err(error) => tracing::warn!(%error, "cannot look for damaged containers"),
-    }
-    for (id, record, liveness) in containers {
-        if liveness == Liveness::Alive {
-            alive.push((id, record.image));
-            continue;
-        }
-        match store.lock_container(&id) {
-            // Its monitor may have been killed, and the container with it or not.
-            Ok(Some(folder)) if record.keep => {
-                if let Err(error) = detached::bury(folder.path(), &id, now().0) {
-                    tracing::warn!(id, %error, "cannot note the end of a container");
-                }
-            }
-            Ok(Some(folder)) => {
-                container::teardown::clear(folder.path(), &id);
-                match folder.remove() {
-                    Ok(()) => cleared += 1,
-                    Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
-                }
-            }
-            Ok(None) => {}
-            Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
-        }
-    }
-    (cleared, alive)
-}
-
-/// What the image's configuration says, or nothing for an image that never had one.
-pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
-    let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
-    let load = |digest: &store::Digest| {
-        store.manifest(digest)?.with_context(|| format!("the store lacks {digest}: import again"))
-    };
-    let manifest: serde_json::Value = serde_json::from_slice(&load(&digest)?)
-        .with_context(|| format!("manifest {digest} is not JSON"))?;
-    let config = manifest["config"]["digest"].as_str();
-    let config = config.with_context(|| format!("manifest {digest} names no configuration"))?;
-    Ok(ImageConfig::from_json(&load(&config.parse()?)?)?)
-}
-
-/// Runtimes connect a new terminal to the one that standard input is.
-pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
-    let input = std::io::stdin().is_terminal();
-    match wanted {
-        When::Always if !input => bail!("--tty always: standard input is not a terminal"),
-        When::Always => Ok(Terminal::New),
-        When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
-        When::Auto | When::Never => Ok(Terminal::None),
-    }
-}
-
-/// What the command line says of a container that is called `id`.
-pub(crate) fn wishes(
-    wanted: &args::Wanted,
-    command: &[OsString],
-    terminal: Terminal,
-    id: &str,
-    access: Access,
-) -> anyhow::Result<Wishes> {
-    let command = command.iter().map(|argument| {
-        let text = argument.to_str().map(ToOwned::to_owned);
-        text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
-    });
-    let hostname = wanted.hostname.clone().unwrap_or_else(|| id.to_owned());
-    // Source: Linux `__NEW_UTS_LEN`.
-    if hostname.is_empty() || hostname.len() > 64 {
-        bail!("\"{hostname}\" is no host name: it has 1 to 64 bytes");
-    }
-    Ok(Wishes {
-        command: command.collect::<anyhow::Result<_>>()?,
-        entrypoint: wanted.entrypoint.as_ref().map(|it| match it.as_str() {
-            "" => Vec::new(),
-            program => vec![program.to_owned()],
-        }),
-        env: environment(&wanted.env)?,
-        working_dir: wanted.workdir.clone(),
-        hostname,
-        terminal,
-        network: match wanted.network {
-            NetworkKind::None => Network::None,
-            NetworkKind::Host => Network::Host,
-        },
-        host_files: Vec::new(),
-        access,
-        volumes: Vec::new(),
-        map: None,
-        cgroup: None,
-        memory: wanted.memory,
-        pids: wanted.pids_limit,
-    })
-}
-
-/// What is asked for about the writable layer; none for the default.
-pub(crate) fn wish(wanted: &args::Wanted) -> Option<&Wish> {
-    if wanted.read_only { Some(&Wish::None) } else { wanted.writable.as_ref() }
-}
-
-/// Variables as they are given, or by their names alone as the caller has them.
-pub(crate) fn environment(given: &[String]) -> anyhow::Result<Vec<String>> {
-    let mut env = Vec::new();
-    for variable in given {
-        if variable.contains('=') {
-            env.push(variable.clone());
-        } else if let Some(value) = std::env::var_os(variable) {
-            let value = value.into_string().ok();
-            let value = value.with_context(|| format!("variable {variable} is not UTF-8"))?;
-            env.push(format!("{variable}={value}"));
-        }
-    }
-    Ok(env)
 }
 
 /// Twelve hexadecimal digits, as container ids are.

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::filestore;
 use container::root::Writable;
-use kernel::mount::Durability;
+use kernel::mount::{Durability, Freed};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use store::Store;
@@ -163,12 +163,12 @@ impl Place {
     }
 
     /// As roots take it.
-    pub(crate) fn writable(&self) -> Writable<'_> {
+    pub(crate) fn writable(&self, freed: Freed) -> Writable<'_> {
         match self {
             Self::None => Writable::None,
             Self::Memory(bytes) => Writable::Memory { bytes: *bytes },
             Self::Filestore(file, durability) => {
-                Writable::Filestore { file: file.as_fd(), durability: *durability }
+                Writable::Filestore { file: file.as_fd(), durability: *durability, freed }
             }
             Self::Directory(directory, durability) => {
                 Writable::Directory { directory: directory.as_fd(), durability: *durability }

@@ -18,6 +18,12 @@ use crate::user::User;
 /// What the container writes, to standard output and error, in its folder.
 pub const OUTPUT: &str = "log";
 
+/// In the folder of a container that is over: nothing is left of it outside of the folder.
+const OVER: &str = "over";
+
+/// In the folder of a container that is kept: its monitor is to remove it when it ends.
+const UNWANTED: &str = "unwanted";
+
 /// How often what another process does is looked at.
 pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
 
@@ -62,7 +68,10 @@ pub fn watch(
         // It may have ended just now. What it has begun is cleared up after.
         let _gone = runtime.process.signal(Signal::KILL);
     };
-    let exit = runtime.process.supervise(start.signals, &mut stop).map_err(runtime_failed)?;
+    let exit = runtime
+        .process
+        .supervise(start.signals, &mut stop, &mut || None)
+        .map_err(runtime_failed)?;
     if is_unwanted {
         return Err(RunError::Interrupted(start.id.to_owned()));
     }
@@ -88,7 +97,8 @@ pub fn watch(
     };
     state.begin(start.folder).map_err(write_failed)?;
     started();
-    let exit = container.supervise(start.signals, &mut |_| {}).map_err(runtime_failed)?;
+    let exit = container.supervise(start.signals, &mut |_| {}, &mut || start.look());
+    let exit = exit.map_err(runtime_failed)?;
     ended();
     state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;
     Ok(exit)
@@ -193,7 +203,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let run = || {
         enter(&runtime, folder)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };
-        kernel::process::spawn(exec, &setup)?.process.supervise(signals, &mut |_| {})
+        kernel::process::spawn(exec, &setup)?.process.supervise(signals, &mut |_| {}, &mut || None)
     };
     let exit = run();
     // The next command would not mind it.
@@ -206,11 +216,51 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
 /// # Errors
 /// The disk's.
 pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
-    crate::teardown::clear(folder, id);
-    match State::load(folder)? {
-        Some(mut state) if state.finished.is_none() => state.finish(None, now, folder),
-        _ => Ok(()),
+    if is_over(folder) {
+        return Ok(());
     }
+    // First what still runs has to end.
+    crate::teardown::clear(folder, id);
+    if let Some(mut state) = State::load(folder)?
+        && state.finished.is_none()
+    {
+        state.finish(None, now, folder)?;
+    }
+    note_over(folder, id);
+    Ok(())
+}
+
+/// Asks the monitor of a container that runs to remove it when it ends, which takes it less time than it would take whoever
+/// waits for the monitor.
+///
+/// # Errors
+/// The disk's.
+pub fn unwant(folder: &Path) -> std::io::Result<()> {
+    std::fs::write(folder.join(UNWANTED), "")
+}
+
+/// Whether somebody has asked for that.
+#[must_use]
+pub fn is_unwanted(folder: &Path) -> bool {
+    folder.join(UNWANTED).exists()
+}
+
+/// As [`crate::teardown::clear`], for a container whose folder stays and whose end is known: nobody has to do it again.
+pub fn clear(folder: &Path, id: &str) {
+    crate::teardown::clear(folder, id);
+    note_over(folder, id);
+}
+
+fn note_over(folder: &Path, id: &str) {
+    if let Err(error) = std::fs::write(folder.join(OVER), "") {
+        tracing::debug!(id, %error, "the next command looks at it again");
+    }
+}
+
+/// Whether [`clear`] has been there. Asked of each container that is kept, by every start.
+#[must_use]
+pub fn is_over(folder: &Path) -> bool {
+    folder.join(OVER).exists()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use kernel::mount::{Detached, MountError, Propagation, Reach};
 use kernel::process::{Exit, ProcessError, Setup, Signal, Signals};
@@ -20,6 +21,7 @@ use crate::files::{Executable, executable};
 use crate::program::{Unrunnable, unrunnable};
 use crate::runtime::{Kind, Runtime};
 use crate::stage::Stage;
+use crate::trim::Trimmer;
 
 /// Everything that one container needs.
 #[derive(Debug)]
@@ -46,6 +48,15 @@ pub struct Start<'a> {
     pub runtime: &'a Runtime,
     /// What is sent on to the container.
     pub signals: &'a Signals,
+    /// Who looks after its filestore meanwhile.
+    pub trimmer: Option<Trimmer<'a>>,
+}
+
+impl Start<'_> {
+    /// What is done while the container runs; answers when it is to be done again.
+    pub(crate) fn look(&self) -> Option<Duration> {
+        self.trimmer.as_ref().map(Trimmer::look)
+    }
 }
 
 /// The root's place in the bundle.
@@ -164,7 +175,10 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
         2 => remark("the container was asked to end twice: again to kill it"),
         _ => kill(start, &child.process),
     };
-    let exit = child.process.supervise(start.signals, &mut asked).map_err(runtime_failed)?;
+    let exit = child
+        .process
+        .supervise(start.signals, &mut asked, &mut || start.look())
+        .map_err(runtime_failed)?;
     // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
     // program's exit code another one.
     let started = pid_file.exists();

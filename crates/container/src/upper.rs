@@ -2,14 +2,16 @@
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use kernel::loopdev::Access;
-use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
+use kernel::mount::{Detached, Durability, Ext4Options, Freed, MountError, TmpfsOptions, Upper};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
+use crate::trim::Trimmer;
 use crate::userns::IdMap;
 
 /// Where changes go. The kinds have gVisor's names (`--overlay2`).
@@ -28,6 +30,8 @@ pub enum Writable<'a> {
         file: BorrowedFd<'a>,
         /// What a crash of the host may cost.
         durability: Durability,
+        /// When it loses what is freed inside: later, if somebody has a [`Trimmer`].
+        freed: Freed,
     },
     /// Into a directory of the host, whose contents outlive the root.
     Directory {
@@ -116,10 +120,8 @@ enum Fate {
     /// It is somebody else's, or there is none.
     #[default]
     Stay,
-    /// Nobody will see what is not on disk yet.
-    ShutDown,
-    /// As it should be.
-    Unmount,
+    /// Nobody will see what is not on disk yet: however durable it was, it goes with its container.
+    ShutDown(Durability),
     /// It is in memory.
     Free,
 }
@@ -130,10 +132,7 @@ const FREED_AT_ONCE: (u64, u64) = (64 << 20, 1000);
 impl Doomed {
     /// A file system of its own, by a directory in it.
     pub(crate) fn of_filestore(directory: OwnedFd, durability: Durability) -> Self {
-        let fate = match durability {
-            Durability::Volatile => Fate::ShutDown,
-            Durability::Durable => Fate::Unmount,
-        };
+        let fate = Fate::ShutDown(durability);
         Self { fate, upper: Some(directory) }
     }
 
@@ -147,7 +146,7 @@ impl Doomed {
     #[must_use]
     pub fn takes_long(&self) -> bool {
         match (self.fate, &self.upper) {
-            (Fate::ShutDown | Fate::Unmount, _) => true,
+            (Fate::ShutDown(_), _) => true,
             (Fate::Free, Some(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
                 let bytes = it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize);
                 let (most_bytes, most_files) = FREED_AT_ONCE;
@@ -161,7 +160,7 @@ impl Doomed {
     /// get zeros. `root` is the overlay. (Only where nothing is synced; else whoever syncs is told.)
     #[must_use]
     pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
-        if self.fate != Fate::ShutDown {
+        if self.fate != Fate::ShutDown(Durability::Volatile) {
             return false;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -170,9 +169,18 @@ impl Doomed {
         rustix::fs::syncfs(root).is_err()
     }
 
+    /// Who takes from a filestore what was freed inside; none for other layers.
+    #[must_use]
+    pub fn trimmer(&self, filestore: PathBuf) -> Option<Trimmer<'_>> {
+        match (self.fate, &self.upper) {
+            (Fate::ShutDown(_), Some(upper)) => Some(Trimmer::new(upper.as_fd(), filestore)),
+            _ => None,
+        }
+    }
+
     /// Lets go of what is not written yet, so that unmounting has nothing to wait for. What still runs on it gets `EIO`.
     pub fn shut_down(self) {
-        let (Fate::ShutDown, Some(upper)) = (self.fate, self.upper) else { return };
+        let (Fate::ShutDown(_), Some(upper)) = (self.fate, self.upper) else { return };
         if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
             tracing::debug!(%error, "the file system is unmounted with all that is in it");
         }
@@ -184,7 +192,7 @@ impl Doomed {
     /// The kernel's answer: not all could be written.
     pub fn keep(self) -> Result<(), Errno> {
         match (self.fate, self.upper) {
-            (Fate::ShutDown | Fate::Unmount, Some(upper)) => rustix::fs::syncfs(upper),
+            (Fate::ShutDown(_), Some(upper)) => rustix::fs::syncfs(upper),
             _ => Ok(()),
         }
     }
@@ -216,7 +224,9 @@ pub(crate) fn prepare(
             // What lies in memory has nothing to sync.
             (kernel::mount::tmpfs(&options)?, Durability::Volatile)
         }
-        Writable::Filestore { file, durability } => (mount_ext4(file, durability)?, durability),
+        Writable::Filestore { file, durability, freed } => {
+            (mount_ext4(file, durability, freed)?, durability)
+        }
         Writable::Directory { directory, durability } => {
             return Ok(Some(prepare_directory(directory, image, durability, map)?));
         }
@@ -225,9 +235,12 @@ pub(crate) fn prepare(
     Ok(Some(Layer { mount: Some(mount), upper, work, durability }))
 }
 
-fn mount_ext4(file: BorrowedFd<'_>, durability: Durability) -> Result<Detached, MountError> {
-    let barriers = durability == Durability::Durable;
-    let options = Ext4Options { barriers, direct_io: true, access: Access::ReadWrite };
+fn mount_ext4(
+    file: BorrowedFd<'_>,
+    durability: Durability,
+    freed: Freed,
+) -> Result<Detached, MountError> {
+    let options = Ext4Options { durability, freed, direct_io: true, access: Access::ReadWrite };
     kernel::mount::ext4(file, &options)
 }
 
@@ -239,7 +252,8 @@ pub(crate) fn volume(
     mode: u32,
     (user, group): (u32, u32),
 ) -> Result<(Detached, OwnedFd), UpperError> {
-    let mount = mount_ext4(file, durability)?;
+    // Nobody looks after it while the container runs.
+    let mount = mount_ext4(file, durability, Freed::AtOnce)?;
     rustix::fs::mkdirat(&mount, name, Mode::RWXU)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(&mount, name, flags, Mode::empty())?;

@@ -153,6 +153,7 @@ impl Fixture {
             terminal: wishes.terminal,
             runtime,
             signals: &Signals::block(&[]).unwrap(),
+            trimmer: None,
         };
         let result = quire_container::monitor::run(&start, &|_| {});
         quire_container::teardown::clear(folder.path(), &id);

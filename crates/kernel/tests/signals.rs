@@ -46,7 +46,8 @@ fn every_signal_reaches_the_child() {
     command.args(["-c", &script]).stdout(Stdio::piped());
     let mut child = spawn(command, &setup).unwrap();
     let mut requests = Vec::new();
-    let exit = child.process.supervise(&signals, &mut |count| requests.push(count)).unwrap();
+    let exit =
+        child.process.supervise(&signals, &mut |count| requests.push(count), &mut || None).unwrap();
     assert_eq!(exit, Exit::Code(7));
     // INT and TERM; the others ask nobody to end.
     assert_eq!(requests, [1, 2]);

@@ -1,7 +1,5 @@
 //! Many short-lived containers: what each waits for, and what each costs as long as it lives.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,17 +7,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::Context;
+use super::alive::{ALIVE, Setting, alive};
 use super::mount::import;
 use super::report::{Report, Sizes, Unit};
 use super::run::{Runtime, hide_cgroup2, quire_run, show_cgroup2};
 use crate::Skipped;
 use crate::inputs;
-use crate::process::{find, line, quiet};
+use crate::process::{find, line};
 
-/// How many runs one after the other, how many at a time in the second part, and how many are alive at once in the third.
+/// How many runs one after the other, and how many at a time in the second part.
 const SEQUENCE: usize = 1000;
 const AT_ONCE: usize = 8;
-const ALIVE: usize = 200;
 
 /// One way to run `true` in a container: a fresh command each time, by a number that no other run has.
 struct Way<'a> {
@@ -58,17 +56,21 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         latencies("One after the other", &ways, SEQUENCE, 1)?,
         latencies("Eight at a time", &ways, SEQUENCE / 2, AT_ONCE)?,
     ];
-    let findings = shares(&sizes);
-    sizes.push(alive(context, &store, &runtime.program)?);
+    let mut findings = shares(&sizes);
+    drop(ways);
+    let setting = Setting { context, store: &store, runtime: &runtime, folder: &folder };
+    let (more, found) = alive(&setting)?;
+    sizes.extend(more);
+    findings.extend(found);
     Ok(Report {
         name: "density",
         about: format!(
             "`true` in containers of one Debian image by crun: from `fork` to the end of the command, whose exit code is \
              checked. `crun alone` gets the config.json that Quire wrote and a plain folder for the root. With `self` a \
              process of its own unmounts and removes after that; what it takes from the next run is in the next run's \
-             time. The last table has {ALIVE} detached containers that sleep, at once: of each, the monitor's own memory \
-             (private pages), and what the kernel's memory (slab, page tables, stacks, per CPU) grew by, all that the \
-             container's process itself takes included."
+             time. {ALIVE} detached containers that sleep, at once: of each, the \
+             monitor's own memory (private pages), and what the kernel's memory (slab, page tables, stacks, per CPU, caches \
+             dropped) grew by. With a runtime alone that is the container itself: its process, namespaces and cgroups."
         ),
         tables: Vec::new(),
         sizes,
@@ -82,7 +84,7 @@ fn latencies(title: &str, ways: &[Way<'_>], runs: usize, at_once: usize) -> Resu
         if way.alone {
             hide_cgroup2()?;
         }
-        let measured = measure(way, runs, at_once);
+        let measured = measure(&*way.command, runs, at_once);
         if way.alone {
             show_cgroup2()?;
         }
@@ -107,7 +109,12 @@ fn latencies(title: &str, ways: &[Way<'_>], runs: usize, at_once: usize) -> Resu
 }
 
 /// The times in the order in which the runs began.
-fn measure(way: &Way<'_>, runs: usize, at_once: usize) -> Result<Vec<Duration>> {
+pub(super) fn measure(
+    command: &(dyn Fn(usize) -> Command + Sync),
+    runs: usize,
+    at_once: usize,
+) -> Result<Vec<Duration>> {
+    let make = command;
     let next = AtomicUsize::new(0);
     let work = || {
         let mut times = Vec::new();
@@ -116,7 +123,7 @@ fn measure(way: &Way<'_>, runs: usize, at_once: usize) -> Result<Vec<Duration>> 
             if number >= runs {
                 return anyhow::Ok(times);
             }
-            let mut command = (way.command)(number);
+            let mut command = make(number);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             let clock = Instant::now();
             let status = command.status()?;
@@ -136,7 +143,7 @@ fn measure(way: &Way<'_>, runs: usize, at_once: usize) -> Result<Vec<Duration>> 
     Ok(times.into_iter().map(|(_, time)| time).collect())
 }
 
-fn percentile(times: &[Duration], percent: usize) -> Duration {
+pub(super) fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
     // The smallest that so many percent are not above.
@@ -144,7 +151,7 @@ fn percentile(times: &[Duration], percent: usize) -> Duration {
     sorted[rank - 1]
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -166,87 +173,6 @@ fn shares(sizes: &[Sizes]) -> Vec<String> {
         }
     }
     findings
-}
-
-/// Containers that sleep, until they are removed.
-struct Alive<'a> {
-    quire: &'a Path,
-    store: PathBuf,
-    names: Vec<String>,
-}
-
-impl Alive<'_> {
-    fn command(&self) -> Command {
-        let mut quire = Command::new(self.quire);
-        quire.arg("--store").arg(&self.store).arg("--quiet");
-        quire
-    }
-}
-
-impl Drop for Alive<'_> {
-    fn drop(&mut self) {
-        let mut rm = self.command();
-        if let Err(error) = quiet(rm.args(["rm", "--container", "--force"]).args(&self.names)) {
-            eprintln!("containers of the bench may be left: {error:#}");
-        }
-    }
-}
-
-fn alive(context: &Context<'_>, store: &Path, runtime: &Path) -> Result<Sizes> {
-    let mut rows = Vec::new();
-    for kind in ["memory", "self"] {
-        let mut alive = Alive { quire: context.quire, store: store.to_owned(), names: Vec::new() };
-        let mut before = 0;
-        // The first pays for what all share, and so does not count.
-        for number in 0..=ALIVE {
-            let name = format!("density-{kind}-{number}");
-            let mut run = alive.command();
-            run.arg("run").arg("--runtime").arg(runtime).args(["--writable", kind, "--detach"]);
-            run.args(["--name", &name, "image", "--", "sleep", "1000"]);
-            alive.names.push(name);
-            quiet(&mut run)?;
-            if number == 0 {
-                before = kernel_memory()?;
-            }
-        }
-        let grown = kernel_memory()?.saturating_sub(before);
-        let mut monitors = 0;
-        for name in &alive.names[1..] {
-            let state = fs::read(store.join("containers").join(name).join("state.json"))?;
-            let state: serde_json::Value = serde_json::from_slice(&state)?;
-            let pid = state["monitor"].as_u64().context("a state without a monitor")?;
-            monitors += private(pid)?;
-        }
-        let count = u64::try_from(ALIVE)?;
-        rows.push((format!("quire run --detach, {kind}"), vec![monitors / count, grown / count]));
-    }
-    Ok(Sizes {
-        title: format!("Each of {ALIVE} alive at once"),
-        unit: Unit::Kilobytes,
-        columns: vec!["monitor", "kernel"],
-        rows,
-    })
-}
-
-/// Bytes of a file of `Name: NUMBER kB` lines that the lines of these names say.
-fn sum(path: &str, names: &[&str]) -> Result<u64> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    let mut sum = 0;
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        if words.next().is_some_and(|it| names.contains(&it.trim_end_matches(':'))) {
-            sum += words.next().context("a line without a number")?.parse::<u64>()? * 1024;
-        }
-    }
-    Ok(sum)
-}
-
-fn kernel_memory() -> Result<u64> {
-    sum("/proc/meminfo", &["Slab", "KernelStack", "PageTables", "Percpu"])
-}
-
-fn private(pid: u64) -> Result<u64> {
-    sum(&format!("/proc/{pid}/smaps_rollup"), &["Private_Clean", "Private_Dirty"])
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Benches: fixed inputs, rivals in the same run, and results that say what they were measured on.
 
+mod alive;
 mod cgroup;
 mod density;
 mod import;
@@ -8,14 +9,16 @@ mod mkcomposefs;
 mod mount;
 mod proxy;
 mod pull;
+mod removal;
 mod report;
 mod run;
+mod session;
 mod versions;
 mod walk;
+mod writable;
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -26,7 +29,7 @@ use tempfile::TempDir;
 
 use crate::Skipped;
 use crate::cache::Cache;
-use crate::process::{is_root, need, quiet, repository, shown, target_dir};
+use crate::process::{is_root, quiet, repository, shown, target_dir};
 use report::{Machine, Report};
 
 #[derive(Debug, clap::Args)]
@@ -58,6 +61,8 @@ enum Name {
     Run,
     /// Many containers: one after the other, eight at a time, and many alive at once
     Density,
+    /// Work in containers whose changes go to different places, and their removal
+    Writable,
     /// `ls -lR`, cold and warm
     Walk,
 }
@@ -73,24 +78,22 @@ struct Context<'a> {
     runs: usize,
 }
 
-/// Set for the second life of this process, in the mount namespace of its own.
-const INSIDE: &str = "QUIRE_BENCH_INSIDE";
-
 pub(crate) fn run(args: &Args) -> Result<()> {
-    if std::env::var_os(INSIDE).is_none() {
+    let cache = Cache::open()?;
+    let inside = session::inside()?;
+    let quire = target_dir()?.join("release/quire");
+    if inside.is_none() {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--release", "--package", "quire-cli"]).current_dir(repository());
         shown(&mut cargo)?;
+        if is_root() {
+            return session::again(&cache, &quire);
+        }
     }
-    if is_root() && std::env::var_os(INSIDE).is_none() {
-        // Whatever a contestant mounts is gone when the bench ends, however it ends.
-        let mut again = Command::new(need("unshare")?);
-        again.args(["--mount", "--propagation=private"]).arg(std::env::current_exe()?);
-        let error = again.args(std::env::args_os().skip(1)).env(INSIDE, "1").exec();
-        return Err(error).context("cannot start unshare");
-    }
-    let cache = Cache::open()?;
-    let benches: [(Name, Bench); 8] = [
+    let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
+    // podman wants short paths.
+    let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
+    let benches: [(Name, Bench); 9] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -98,16 +101,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (Name::Mount, mount::bench),
         (Name::Run, run::bench),
         (Name::Density, density::bench),
+        (Name::Writable, writable::bench),
         (Name::Walk, walk::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));
-    let quire = target_dir()?.join("release/quire");
     let machine = Machine::new(cache.dir())?;
     for (name, bench) in benches {
         if args.name != Name::All && args.name != name {
             continue;
         }
-        let work = Work(tempfile::Builder::new().prefix("bench-").tempdir_in(cache.dir())?);
+        let work =
+            Work(tempfile::Builder::new().prefix(prefix).rand_bytes(random).tempdir_in(folder)?);
         let context =
             Context { cache: &cache, quire: &quire, work: work.0.path(), runs: args.runs };
         match bench(&context) {

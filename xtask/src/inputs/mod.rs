@@ -1,6 +1,7 @@
 //! Real inputs, made from the packages of the Debian mirror that this machine's apt is configured for.
 
 mod apt;
+pub(crate) mod jobs;
 mod layer;
 pub(crate) mod layout;
 mod makers;
@@ -39,6 +40,8 @@ enum Input {
     Makers,
     /// Twenty versions of an application, for the bench of versions: 2 GB
     Versions,
+    /// An OCI layout of Debian with a compiler, git and work to do, for the bench of writable layers
+    DebianJobs,
     /// Debian sid as above with podman 5
     SidPodman,
     /// `crane`, for tests of eStargz layers: needs Go
@@ -57,6 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
             Input::Makers => makers::make(&cache, args.refresh)?,
             Input::Versions => versions::make(&cache, args.refresh)?.dir().to_owned(),
+            Input::DebianJobs => jobs::make(&cache, args.refresh)?,
             Input::Crane => tools::crane(&cache)?,
             Input::Cfsctl => tools::cfsctl(&cache)?,
             Input::SidPodman => sid::make_podman(&cache, args.refresh)?,

@@ -22,11 +22,9 @@ pub(crate) enum NetworkKind {
     Host,
 }
 
-// How a container is to be. What is not said is as the image says.
+// How a program is started in a container.
 #[derive(Debug, Args)]
-pub(crate) struct Wanted {
-    #[command(flatten)]
-    pub(crate) trust: Trust,
+pub(crate) struct Program {
     /// Set a variable, or with NAME alone pass on the caller's
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
@@ -36,6 +34,15 @@ pub(crate) struct Wanted {
     /// Where the command starts
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
+}
+
+// How a container is to be. What is not said is as the image says.
+#[derive(Debug, Args)]
+pub(crate) struct Wanted {
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) program: Program,
     /// Replace the image's entrypoint; empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
@@ -186,15 +193,8 @@ pub(crate) struct Wait {
 
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
-    /// Set a variable, or with NAME alone pass on the caller's
-    #[arg(short, long, value_name = "NAME[=VALUE]")]
-    pub(crate) env: Vec<String>,
-    /// User, and group, to run as: names or numbers
-    #[arg(short, long, value_name = "USER[:GROUP]")]
-    pub(crate) user: Option<String>,
-    /// Where the command starts
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) workdir: Option<String>,
+    #[command(flatten)]
+    pub(crate) program: Program,
     /// A terminal for the command: by default when standard input and output are one
     #[arg(short, long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) tty: When,

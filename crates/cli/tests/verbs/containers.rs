@@ -374,6 +374,33 @@ fn one_that_is_not_kept_is_gone_when_it_ends() {
 }
 
 #[test]
+fn one_that_is_removed_while_it_runs_leaves_its_name_at_once() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "c");
+    for kind in ["memory", "self", "self,durable"] {
+        // Twice with one name: the first one's end takes nothing from the second.
+        for _ in 0..2 {
+            start(&place, &["--name", "c", "--writable", kind], "while :; do sleep 0.05; done");
+            let state = fs::read(place.path("store/containers/c/state.json")).unwrap();
+            let state: Value = serde_json::from_slice(&state).unwrap();
+            let pid = i32::try_from(state["pid"].as_i64().unwrap()).unwrap();
+            let program = Pid::from_raw(pid).unwrap();
+            place.out("rm --force c");
+            assert!(!place.path("store/containers/c").exists(), "{kind}");
+            assert!(rustix::process::test_kill_process(program).is_err(), "{kind}");
+        }
+        wait_for("nothing to be left", || crate::writable::is_clean(&place));
+    }
+    // What its own command has ended leaves a note for all that come later.
+    start(&place, &["--name", "c"], "exit 0");
+    place.out("wait c");
+    let over = place.path("store/containers/c/over");
+    wait_for("its monitor to be done", || over.exists());
+    place.out("run -q a -- true");
+    assert_eq!(ps(&place, "c").unwrap()["status"], "exited");
+}
+
+#[test]
 fn volumes_and_limits_are_what_was_asked_for() {
     let Some(place) = place() else { return };
     fs::create_dir(place.path("host")).unwrap();

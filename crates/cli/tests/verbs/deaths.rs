@@ -3,14 +3,21 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rounds::rounds;
 use crate::runs::{cgroups, mounts, place, processes_with, runtimes, wait_for};
 use crate::writable::is_clean;
 
 /// Who is killed.
-const VICTIMS: [&str; 3] = ["quire", "everything of quire's and the runtime's", "everything"];
+const VICTIMS: [&str; 4] =
+    ["quire", "quire, by Ctrl-C", "everything of quire's and the runtime's", "everything"];
+/// What the container has besides.
+const EXTRAS: [&[&str]; 3] = [
+    &[],
+    &["--userns", "auto"],
+    &["--userns", "0:500000:65536", "--mount", "type=self,dst=/tmp,size=16m"],
+];
 
 /// Longer than a start and an end take.
 const MOMENTS: u64 = 60_000;
@@ -38,12 +45,15 @@ fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
         let runtime = pick(&mut random, &runtimes);
         let moment = Duration::from_micros(random(MOMENTS));
         let is_detached = random(2) == 0;
+        let extra = EXTRAS[usize::try_from(random(EXTRAS.len() as u64)).unwrap()];
         let name = format!("death-{}-{round}", std::process::id());
-        let told =
-            format!("{name}: {victim}, {kind}, {runtime}, {moment:?}, detached {is_detached}");
+        let told = format!(
+            "{name}: {victim}, {kind}, {runtime}, {moment:?}, detached {is_detached}, {extra:?}"
+        );
         let mut arguments =
             vec!["run", "-q", "--name", &name, "--writable", kind, "--runtime", runtime];
         arguments.extend(is_detached.then_some("-d"));
+        arguments.extend(extra);
         // The name is among the arguments of the program, so that it is found.
         let script = format!(": {name}; sleep 0.02");
         arguments.extend(["a", "--", "sh", "-c", &script]);
@@ -53,6 +63,10 @@ fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
         std::thread::sleep(moment);
         match victim {
             "quire" => child.kill().unwrap(),
+            "quire, by Ctrl-C" => {
+                let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+                kill_process(pid, Signal::INT).unwrap();
+            }
             victim => {
                 let mut pids = processes_with(folder);
                 if victim == "everything" {

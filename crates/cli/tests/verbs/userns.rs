@@ -169,7 +169,7 @@ fn auto_gives_every_container_ids_of_its_own() {
     // All at once; one has fewer.
     std::thread::scope(|scope| {
         for name in names {
-            let who = if name == "ns-two" { "auto,size=1000" } else { "auto" };
+            let who = if name == "ns-two" { "auto,size=1000" } else { "auto,size=2000" };
             let place = &place;
             scope.spawn(move || start(place, &["--name", name, "--userns", who], script));
         }
@@ -181,7 +181,7 @@ fn auto_gives_every_container_ids_of_its_own() {
     }
     let mut sizes = ranges.map(|(_, size)| size);
     sizes.sort_unstable();
-    assert_eq!(sizes, [1000, 65_536, 65_536, 65_536]);
+    assert_eq!(sizes, [1000, 2000, 2000, 2000]);
     for name in names {
         // A program may open its own output.
         wait_for("what it wrote", || place.out(&format!("logs {name}")) == "up\n");
@@ -191,6 +191,9 @@ fn auto_gives_every_container_ids_of_its_own() {
         assert_eq!(numbers, [0, first, size], "{}", ran.err);
         let ran = place.run_each(&["exec", "-u", "5:6", name, "id", "-u"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "5\n"), "{}", ran.err);
+        let ran = place.run_each(&["exec", "-u", "2000", name, "id"]);
+        let expect = "user 2000 is not in its map";
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{}", ran.err);
     }
     // Whose container is dead, however it died, is free.
     let state = fs::read(place.path("store/containers/ns-one/state.json")).unwrap();
@@ -238,6 +241,9 @@ fn everything_else_works_in_a_user_namespace() {
         let out = run_in(&place, runtime, &options, "cat /v/*; echo > /v/new; exit 0");
         assert_eq!(out, "open\n", "{runtime}");
         assert!(!place.path("host/new").exists());
+        let map = run_in(&place, runtime, &options, "cat /proc/self/uid_map");
+        let numbers: Vec<u64> = map.split_whitespace().map(|it| it.parse().unwrap()).collect();
+        assert!(numbers[0] == 0 && numbers[1] >= 65_536 && numbers[2] == 65_536, "{map}");
         let options = ["--userns", "auto", "--network", "host"];
         let script = "for d in /sys/fs/cgroup /sys/fs/cgroup/*; do echo > $d/quire-test && exit 9; done; ls /sys/kernel > /dev/null";
         run_in(&place, runtime, &options, script);

@@ -15,28 +15,6 @@ use super::marks::Pairs;
 /// The most bytes in a list of xattr names, and in a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
 const XATTR_MAX: usize = 65536;
 
-/// What shows that a file is the same and has not changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
-    device: (u32, u32),
-    pub(super) inode: u64,
-    pub(super) size: u64,
-    modified: (i64, u32),
-    changed: (i64, u32),
-}
-
-impl Seen {
-    pub(super) const fn of(stat: &Statx) -> Self {
-        Self {
-            device: (stat.stx_dev_major, stat.stx_dev_minor),
-            inode: stat.stx_ino,
-            size: stat.stx_size,
-            modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
-            changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
-        }
-    }
-}
-
 pub(super) fn stat(file: impl AsFd) -> Result<Statx, Errno> {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }

@@ -11,10 +11,11 @@ use image::tar::{Kind, Whiteout, whiteout};
 use image::tree::{Content, Inode, InodeId, Metadata, NAME_MAX, Node};
 use rustix::fs::{FileType, Mode, OFlags, Statx};
 use rustix::io::Errno;
+use store::walk::Seen;
 
 use super::content::Copier;
 use super::marks::{self, Marks, Opaque, Pairs};
-use super::read::{self, Seen};
+use super::read;
 use super::{ChangesError, Report, Upper};
 
 /// Hides what lower layers have in a directory. Source: OCI image-spec, "Opaque Whiteout".

@@ -5,15 +5,17 @@ use std::os::fd::BorrowedFd;
 use rustix::mount::MountAttrFlags;
 
 use super::context::Context;
-use super::{Detached, MountError};
+use super::{Detached, Durability, MountError};
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 use crate::object::name_of;
 
 /// How to mount an ext4.
 #[derive(Clone, Copy, Debug)]
 pub struct Ext4Options {
-    /// Whether syncing waits until the disk has it, past the disk's own cache.
-    pub barriers: bool,
+    /// What a crash of the host may cost.
+    pub durability: Durability,
+    /// When the file loses what is freed inside.
+    pub freed: Freed,
     /// Whether the loop device reads and writes past the page cache of the file, so that data is in memory once. The
     /// kernel quietly does without where the file system cannot.
     pub direct_io: bool,
@@ -21,7 +23,17 @@ pub struct Ext4Options {
     pub access: Access,
 }
 
-/// Mounts the ext4 that a file holds, attached nowhere. Blocks that are freed inside are punched out of the file.
+/// When blocks that are freed inside are punched out of the file. That is a call of the host's file system for each, for
+/// which an ext4 without a journal makes every `unlink` and `truncate` wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// With each call.
+    AtOnce,
+    /// When somebody calls [`crate::files::trim`].
+    Later,
+}
+
+/// Mounts the ext4 that a file holds, attached nowhere.
 ///
 /// The kernel keeps file and loop device for as long as the mount lives.
 ///
@@ -44,14 +56,20 @@ pub fn ext4(file: BorrowedFd<'_>, options: &Ext4Options) -> Result<Detached, Mou
             MountAttrFlags::MOUNT_ATTR_RDONLY
         }
         Access::ReadWrite => {
-            context.flag("discard")?;
+            if options.freed == Freed::AtOnce {
+                context.flag("discard")?;
+            }
             // A new file is zeros: writing more of them into it is what this would do in the background.
             context.flag("noinit_itable")?;
             MountAttrFlags::empty()
         }
     };
-    if !options.barriers {
+    if options.durability == Durability::Volatile {
         context.flag("nobarrier")?;
+        // Else a file that replaces another, by rename or after truncate, is written out when it is closed.
+        context.flag("noauto_da_alloc")?;
+        // Times are written with what else is written of an inode.
+        context.flag("lazytime")?;
     }
     context.create()?;
     context.mount(attributes)

@@ -18,7 +18,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 pub use attributes::{Attributes, Propagation, set_attributes};
 pub use erofs::{Acl, Backing, Erofs, ErofsOptions, Io, erofs};
 pub use error::{KernelMessages, MountError, Step};
-pub use ext4::{Ext4Options, ext4};
+pub use ext4::{Ext4Options, Freed, ext4};
 pub(crate) use overlay::by_descriptor;
 pub use overlay::{
     Credentials, Durability, OVERLAY_VERITY, OverlayOptions, Upper, Verity, XattrNamespace, overlay,

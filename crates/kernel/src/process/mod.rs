@@ -8,8 +8,9 @@ mod signals;
 mod spawn;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
@@ -184,7 +185,8 @@ impl Process {
     /// on to a process outside of ours: nobody gets one Ctrl-C twice.
     ///
     /// A program may ignore what asks it to end. `asked` is called after each `SIGINT` and
-    /// `SIGTERM` that arrived, with their number so far, from 1, so that the caller can insist.
+    /// `SIGTERM` that arrived, with their number so far, from 1, so that the caller can insist. `meanwhile` is called
+    /// now and then, and answers after how much time it has to be again, if it has to.
     ///
     /// # Errors
     /// As [`Process::wait`]. That the process has ended before a signal reached it is none.
@@ -192,14 +194,16 @@ impl Process {
         &self,
         signals: &Signals,
         asked: &mut dyn FnMut(u32),
+        meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
         let mut requests = 0_u32;
         loop {
+            let most = meanwhile().and_then(|it| Timespec::try_from(it).ok());
             let mut fds = [
                 PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];
-            match rustix::event::poll(&mut fds, None) {
+            match rustix::event::poll(&mut fds, most.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
             }

@@ -88,6 +88,21 @@ fn containers_are_alive_while_locked() {
     assert!(store.lock_container("c1").unwrap().is_none());
     assert_eq!(store.clear_dead().unwrap(), 0);
 
+    // Of the living nothing is read; who asks for one by its name is told.
+    let path = directory.path().join("containers/c1/container.json");
+    let sound = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "damaged").unwrap();
+    let (living, dead) = store.living_and_dead().unwrap();
+    assert_eq!((&living[..], dead.len()), (&["c1".to_owned()][..], 0));
+    assert_eq!(store.image_of_container("c1"), None);
+    let damaged = store.container("c1").unwrap().unwrap();
+    assert!(matches!(damaged.record, Err(ContainerError::Damaged { .. })));
+    assert_eq!(damaged.liveness, Liveness::Alive);
+    std::fs::write(&path, sound).unwrap();
+    assert_eq!(store.image_of_container("c1"), Some(image));
+    assert!(store.container("c2").unwrap().is_none() && store.container("../x").unwrap().is_none());
+
     // A copy of the descriptor keeps it alive, as in a monitor.
     let copy = container.fd().try_clone_to_owned().unwrap();
     drop(container);
@@ -105,6 +120,9 @@ fn containers_are_alive_while_locked() {
     rustix::fs::mkdirat(&copy, "work", none).unwrap();
     drop(copy);
     eventually(|| store.containers().unwrap()[0].2 == Liveness::Dead);
+    let (living, dead) = store.living_and_dead().unwrap();
+    assert!(living.is_empty() && dead[0].id == "c1");
+    assert_eq!(dead[0].record.as_ref().unwrap(), &record);
     eventually(|| store.clear_dead().unwrap() == 1);
     assert!(store.containers().unwrap().is_empty());
     assert!(matches!(store.lock_container("c1"), Err(ContainerError::Absent(_))));

@@ -81,17 +81,21 @@ impl Source<'_> {
 
 /// What shows that a file is the same and has not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
+pub struct Seen {
     device: (u32, u32),
-    inode: u64,
+    /// Its number in its file system.
+    pub inode: u64,
     mode: u16,
-    size: u64,
+    /// In bytes.
+    pub size: u64,
     modified: (i64, u32),
     changed: (i64, u32),
 }
 
 impl Seen {
-    pub(super) const fn of(stat: &Statx) -> Self {
+    /// What `stat` says.
+    #[must_use]
+    pub const fn of(stat: &Statx) -> Self {
         Self {
             device: (stat.stx_dev_major, stat.stx_dev_minor),
             inode: stat.stx_ino,

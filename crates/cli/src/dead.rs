@@ -1,0 +1,61 @@
+//! Containers that nobody watches any more, and what those that live can lend.
+
+use container::detached;
+use container::superblock::Superblock;
+use image::verity::ObjectId;
+use store::{FoundContainer, Store};
+
+use crate::context::now;
+
+/// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
+/// Answers how many containers are gone now, and those that live.
+pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
+    let (living, dead) = match store.living_and_dead() {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(%error, "cannot look for dead containers");
+            return (0, Vec::new());
+        }
+    };
+    let mut cleared = 0;
+    for FoundContainer { id, record, .. } in dead {
+        let keep = match record {
+            Ok(record) => record.keep,
+            Err(error) => {
+                tracing::warn!("{error}");
+                continue;
+            }
+        };
+        if keep && detached::is_over(&store.path().join("containers").join(&id)) {
+            continue;
+        }
+        match store.lock_container(&id) {
+            // Its monitor may have been killed, and the container with it or not.
+            Ok(Some(folder)) if keep => {
+                if let Err(error) = detached::bury(folder.path(), &id, now().0) {
+                    tracing::warn!(id, %error, "cannot note the end of a container");
+                }
+            }
+            Ok(Some(folder)) => {
+                container::teardown::clear(folder.path(), &id);
+                match folder.remove() {
+                    Ok(()) => cleared += 1,
+                    Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
+                }
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
+        }
+    }
+    (cleared, living)
+}
+
+/// How many containers of the image are asked for its superblock: where one cannot give it, neither can most others.
+const ASKED: usize = 4;
+
+/// The superblock of an image that a living container has mounted.
+pub(crate) fn share(store: &Store, living: &[String], image: ObjectId) -> Option<Superblock> {
+    let alike = living.iter().filter(|id| store.image_of_container(id) == Some(image));
+    let folder = |id: &String| store.path().join("containers").join(id);
+    alike.take(ASKED).find_map(|id| Superblock::take(&folder(id)))
+}

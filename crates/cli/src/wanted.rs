@@ -1,0 +1,97 @@
+//! What the command line says of a container, over what its image says.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+
+use anyhow::{Context as _, bail};
+use container::bundle::{Access, Network, Terminal, Wishes};
+use container::config::ImageConfig;
+use store::{Resolved, Store};
+
+use crate::args::{self, NetworkKind, When};
+use crate::writable::Wish;
+
+/// What the image's configuration says, or nothing for an image that never had one.
+pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
+    let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
+    let load = |digest: &store::Digest| {
+        store.manifest(digest)?.with_context(|| format!("the store lacks {digest}: import again"))
+    };
+    let manifest: serde_json::Value = serde_json::from_slice(&load(&digest)?)
+        .with_context(|| format!("manifest {digest} is not JSON"))?;
+    let config = manifest["config"]["digest"].as_str();
+    let config = config.with_context(|| format!("manifest {digest} names no configuration"))?;
+    Ok(ImageConfig::from_json(&load(&config.parse()?)?)?)
+}
+
+/// Runtimes connect a new terminal to the one that standard input is.
+pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
+    let input = std::io::stdin().is_terminal();
+    match wanted {
+        When::Always if !input => bail!("--tty always: standard input is not a terminal"),
+        When::Always => Ok(Terminal::New),
+        When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
+        When::Auto | When::Never => Ok(Terminal::None),
+    }
+}
+
+/// What the command line says of a container that is called `id`.
+pub(crate) fn wishes(
+    wanted: &args::Wanted,
+    command: &[OsString],
+    terminal: Terminal,
+    id: &str,
+    access: Access,
+) -> anyhow::Result<Wishes> {
+    let command = command.iter().map(|argument| {
+        let text = argument.to_str().map(ToOwned::to_owned);
+        text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
+    });
+    let hostname = wanted.hostname.clone().unwrap_or_else(|| id.to_owned());
+    // Source: Linux `__NEW_UTS_LEN`.
+    if hostname.is_empty() || hostname.len() > 64 {
+        bail!("\"{hostname}\" is no host name: it has 1 to 64 bytes");
+    }
+    Ok(Wishes {
+        command: command.collect::<anyhow::Result<_>>()?,
+        entrypoint: wanted.entrypoint.as_ref().map(|it| match it.as_str() {
+            "" => Vec::new(),
+            program => vec![program.to_owned()],
+        }),
+        env: environment(&wanted.program.env)?,
+        working_dir: wanted.program.workdir.clone(),
+        hostname,
+        terminal,
+        network: match wanted.network {
+            NetworkKind::None => Network::None,
+            NetworkKind::Host => Network::Host,
+        },
+        host_files: Vec::new(),
+        access,
+        volumes: Vec::new(),
+        map: None,
+        cgroup: None,
+        memory: wanted.memory,
+        pids: wanted.pids_limit,
+    })
+}
+
+/// What is asked for about the writable layer; none for the default.
+pub(crate) fn wish(wanted: &args::Wanted) -> Option<&Wish> {
+    if wanted.read_only { Some(&Wish::None) } else { wanted.writable.as_ref() }
+}
+
+/// Variables as they are given, or by their names alone as the caller has them.
+pub(crate) fn environment(given: &[String]) -> anyhow::Result<Vec<String>> {
+    let mut env = Vec::new();
+    for variable in given {
+        if variable.contains('=') {
+            env.push(variable.clone());
+        } else if let Some(value) = std::env::var_os(variable) {
+            let value = value.into_string().ok();
+            let value = value.with_context(|| format!("variable {variable} is not UTF-8"))?;
+            env.push(format!("{variable}={value}"));
+        }
+    }
+    Ok(env)
+}

@@ -1,0 +1,295 @@
+//! Many containers alive at once: what each takes of the memory, and whether the next one starts any later for them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::mount::{UnmountFlags, unmount};
+
+use super::Context;
+use super::density::{measure, nanoseconds, percentile};
+use super::measure::drop_caches;
+use super::report::{Sizes, Unit};
+use super::run::{Runtime, hide_cgroup2, quire_run, show_cgroup2};
+use super::writable::overlay;
+use crate::process::{line, quiet};
+
+/// How many.
+pub(super) const ALIVE: usize = 500;
+
+/// How many starts are timed before and after.
+const STARTS: usize = 60;
+
+/// What every container does.
+const SLEEP: [&str; 2] = ["sleep", "100000"];
+
+/// What is needed to have containers.
+pub(super) struct Setting<'a> {
+    pub(super) context: &'a Context<'a>,
+    pub(super) store: &'a Path,
+    pub(super) runtime: &'a Runtime,
+    /// The image unpacked.
+    pub(super) folder: &'a Path,
+}
+
+/// A way to have many containers. Whatever it has started it ends when it is dropped.
+enum Way {
+    Quire(&'static str),
+    Folder,
+    Overlay,
+    /// No container at all.
+    Process,
+}
+
+impl Way {
+    fn name(&self) -> String {
+        match self {
+            Self::Quire(kind) => format!("quire run --detach, {kind}"),
+            Self::Folder => String::from("crun alone, a plain folder"),
+            Self::Overlay => String::from("crun alone, plain overlayfs"),
+            Self::Process => String::from("a process that sleeps"),
+        }
+    }
+}
+
+/// What is alive; ended on drop.
+struct Alive<'a> {
+    setting: &'a Setting<'a>,
+    way: &'a Way,
+    names: Vec<String>,
+    processes: Vec<std::process::Child>,
+}
+
+impl Alive<'_> {
+    fn place(&self, name: &str) -> PathBuf {
+        self.setting.context.work.join("alive").join(name)
+    }
+
+    fn crun(&self) -> Command {
+        let mut crun = Command::new(&self.setting.runtime.program);
+        crun.arg("--root").arg(self.setting.runtime.bundle.join("state"));
+        crun
+    }
+
+    fn quire(&self) -> Command {
+        let mut quire = Command::new(self.setting.context.quire);
+        quire.arg("--store").arg(self.setting.store).arg("--quiet");
+        quire
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let name = format!("alive-{}", self.names.len());
+        let place = self.place(&name);
+        fs::create_dir_all(&place)?;
+        self.names.push(name.clone());
+        let runtime = self.setting.runtime;
+        let mut command = match self.way {
+            Way::Quire(kind) => {
+                let kind = match *kind {
+                    "dir" => format!("dir={}", place.display()),
+                    kind => kind.to_owned(),
+                };
+                let mut run = self.quire();
+                run.arg("run").arg("--runtime").arg(&runtime.program).args(["--writable", &kind]);
+                run.args(["--detach", "--name", &name, "image", "--"]).args(SLEEP);
+                run
+            }
+            Way::Folder | Way::Overlay => {
+                let (bundle, root) = (place.join("bundle"), place.join("root"));
+                let root = match self.way {
+                    Way::Overlay => {
+                        overlay(self.setting.folder, &place, &root)?;
+                        &*root
+                    }
+                    _ => self.setting.folder,
+                };
+                runtime.bundle_for(&bundle, root, &SLEEP)?;
+                let mut crun = self.crun();
+                crun.args(["run", "--detach", "--bundle"]).arg(&bundle).arg(&name);
+                crun
+            }
+            Way::Process => {
+                let mut sleep = Command::new(SLEEP[0]);
+                sleep.args(&SLEEP[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+                self.processes.push(sleep.spawn()?);
+                return Ok(());
+            }
+        };
+        // Not a pipe: a container would keep it open.
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let status = command.status()?;
+        if !status.success() {
+            bail!("{}: {status}", line(&command));
+        }
+        Ok(())
+    }
+
+    /// Bytes that only the monitors have, all together.
+    fn monitors(&self) -> Result<u64> {
+        let Way::Quire(_) = self.way else { return Ok(0) };
+        let mut sum = 0;
+        for name in &self.names[1..] {
+            let file = self.setting.store.join("containers").join(name).join("state.json");
+            let state: serde_json::Value = serde_json::from_slice(&fs::read(file)?)?;
+            sum += private(state["monitor"].as_u64().context("a state without a monitor")?)?;
+        }
+        Ok(sum)
+    }
+}
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        let told = |result: Result<String>| {
+            if let Err(error) = result {
+                eprintln!("containers of the bench may be left: {error:#}");
+            }
+        };
+        for process in &mut self.processes {
+            let _ended_already = process.kill();
+            let _waited = process.wait();
+        }
+        match self.way {
+            Way::Quire(_) => {
+                told(quiet(self.quire().args(["rm", "--container", "--force"]).args(&self.names)));
+            }
+            Way::Folder | Way::Overlay => {
+                for name in &self.names {
+                    told(quiet(self.crun().args(["delete", "--force", name])));
+                    let _not_mounted = unmount(self.place(name).join("root"), UnmountFlags::DETACH);
+                }
+            }
+            Way::Process => {}
+        }
+        drop(fs::remove_dir_all(self.setting.context.work.join("alive")));
+    }
+}
+
+/// Memory and starts, and what follows from them.
+pub(super) fn alive(setting: &Setting<'_>) -> Result<(Vec<Sizes>, Vec<String>)> {
+    let ways = [
+        Way::Quire("memory"),
+        Way::Quire("self"),
+        Way::Quire("dir"),
+        Way::Folder,
+        Way::Overlay,
+        Way::Process,
+    ];
+    let (mut memory, mut starts) = (Vec::new(), Vec::new());
+    for way in &ways {
+        let is_plain = matches!(way, Way::Folder | Way::Overlay);
+        if is_plain {
+            hide_cgroup2()?;
+        }
+        let measured = one(setting, way);
+        if is_plain {
+            show_cgroup2()?;
+        }
+        let (bytes, times) = measured.with_context(|| way.name())?;
+        memory.push((way.name(), bytes));
+        if let Some(times) = times {
+            starts.push((way.name(), times));
+        }
+    }
+    let kernel = |name: &str| memory.iter().find(|it| it.0.ends_with(name)).map_or(0, |it| it.1[1]);
+    let (plain, process) = (kernel("a plain folder"), kernel("a process that sleeps"));
+    let findings = ["memory", "self", "dir"].map(|kind| {
+        let added = kernel(&format!("detach, {kind}")).saturating_sub(plain);
+        format!(
+            "Kernel memory that Quire adds to a container with {kind}: {} kB, its monitor included, {} kB without what a \
+             process takes that only sleeps",
+            added / 1000,
+            added.saturating_sub(process) / 1000
+        )
+    });
+    let sizes = vec![
+        Sizes {
+            title: format!("Memory of each of {ALIVE} alive at once"),
+            unit: Unit::Kilobytes,
+            columns: vec!["monitor", "kernel"],
+            rows: memory,
+        },
+        Sizes {
+            title: format!("One more `true`, {STARTS} runs"),
+            unit: Unit::Milliseconds,
+            columns: vec!["p50, none alive", "p50, 500 alive", "p99, none alive", "p99, 500 alive"],
+            rows: starts,
+        },
+    ];
+    Ok((sizes, findings.to_vec()))
+}
+
+type Measured = (Vec<u64>, Option<Vec<u64>>);
+
+fn one(setting: &Setting<'_>, way: &Way) -> Result<Measured> {
+    let mut alive = Alive { setting, way, names: Vec::new(), processes: Vec::new() };
+    let before = starts(setting, way, "before")?;
+    // The first pays for what all share, and so does not count.
+    alive.start()?;
+    let memory = kernel_memory()?;
+    for _ in 0..ALIVE {
+        alive.start()?;
+    }
+    let grown = kernel_memory()?.saturating_sub(memory);
+    let monitors = alive.monitors()?;
+    let after = starts(setting, way, "after")?;
+    let times = before.zip(after).map(|(before, after)| {
+        let p50_and_p99 = [(&before, 50), (&after, 50), (&before, 99), (&after, 99)];
+        p50_and_p99.map(|(times, percent)| nanoseconds(percentile(times, percent))).to_vec()
+    });
+    let count = u64::try_from(ALIVE)?;
+    Ok((vec![monitors / count, grown / count], times))
+}
+
+/// How long `true` takes.
+fn starts(setting: &Setting<'_>, way: &Way, when: &str) -> Result<Option<Vec<Duration>>> {
+    let Setting { context, store, runtime, folder } = setting;
+    let (dir, bundle) = (context.work.join("dir"), context.work.join(format!("starts-{when}")));
+    fs::create_dir_all(&dir)?;
+    let times = match way {
+        Way::Quire(kind) => {
+            let kind = kind.replace("dir", &format!("dir={}", dir.display()));
+            measure(&|_| quire_run(context, store, &kind, &runtime.program), STARTS, 1)?
+        }
+        Way::Folder => {
+            runtime.bundle_for(&bundle, folder, &["true"])?;
+            let command = |number| {
+                let mut crun = Command::new(&runtime.program);
+                crun.arg("--root").arg(runtime.bundle.join("state"));
+                crun.args(["run", "--bundle"]).arg(&bundle).arg(format!("{when}-{number}"));
+                crun
+            };
+            measure(&command, STARTS, 1)?
+        }
+        Way::Overlay | Way::Process => return Ok(None),
+    };
+    Ok(Some(times))
+}
+
+/// Bytes of a file of `Name: NUMBER kB` lines that the lines of these names say.
+fn sum(path: &str, names: &[&str]) -> Result<u64> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    let mut sum = 0;
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|it| names.contains(&it.trim_end_matches(':'))) {
+            sum += words.next().context("a line without a number")?.parse::<u64>()? * 1024;
+        }
+    }
+    Ok(sum)
+}
+
+/// Without what the kernel only keeps in case somebody asks again.
+fn kernel_memory() -> Result<u64> {
+    for _ in 0..3 {
+        drop_caches()?;
+        // Some is freed by and by.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    sum("/proc/meminfo", &["Slab", "KernelStack", "PageTables", "Percpu"])
+}
+
+fn private(pid: u64) -> Result<u64> {
+    sum(&format!("/proc/{pid}/smaps_rollup"), &["Private_Clean", "Private_Dirty"])
+}

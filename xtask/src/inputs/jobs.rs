@@ -1,0 +1,27 @@
+//! An image that has work to do in it: what the bench of writable layers runs, and what it must answer.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::{layer, layout, rootfs};
+use crate::cache::Cache;
+
+/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with a compiler, git, and `/srv`, whose `run JOB` ends
+/// with 0 if the job answered as it did when the image was made.
+pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    let script = format!(
+        "cat > /srv/stress.c <<'END_OF_C'\n{}\nEND_OF_C\n{}",
+        include_str!("jobs/stress.c"),
+        include_str!("jobs/image.sh")
+    );
+    let packages = &["gcc", "make", "libc6-dev", "git", "perl", "sqlite3"];
+    let change = rootfs::Change { packages, script: &script, xattrs: &[] };
+    let base = rootfs::base(cache, false)?;
+    cache.entry("debian-jobs", refresh, |draft| {
+        let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
+        let mut config = layout::Config::new();
+        config.command(&["bash"]).env("LC_ALL", "C.UTF-8");
+        layout::write(draft, &config, &[base.layer()?, top])
+    })
+}
