@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -249,11 +249,14 @@ impl Ready {
         self.offer();
         let clock = || now().0;
         let mut started = || tell(report.take(), &[0]);
-        let result = detached::watch(&self.start(), &self.stop_signal, &clock, &mut started);
-        let lost = self.has_lost();
-        if lost {
-            self.log(LOST);
-        }
+        let (mut lost, mut is_told) = (false, false);
+        // Whoever waits for its end finds this in the log then, if there is room for it.
+        let mut ended = || {
+            lost = self.has_lost();
+            is_told = lost && log(&self.path, LOST);
+        };
+        let (start, signal) = (self.start(), &self.stop_signal);
+        let result = detached::watch(&start, signal, &clock, &mut started, &mut ended);
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();
         let is_unwanted = detached::is_unwanted(&self.path);
@@ -262,12 +265,12 @@ impl Ready {
             let error = anyhow::Error::new(error);
             let text = format!("{error:#}");
             match has_started {
-                true => self.log(&text),
+                true => drop(log(&self.path, &text)),
                 false => tell(report, &[&[exit_code(&error)], text.as_bytes()].concat()),
             }
         }
         if keep {
-            self.rest(lost);
+            self.rest(lost, is_told);
             return;
         }
         // Before another one can have its name, and its cgroup.
@@ -278,7 +281,7 @@ impl Ready {
     }
 
     /// Takes down what runs, and keeps what was written, with the log and the exit code.
-    fn rest(self, has_lost: bool) {
+    fn rest(self, has_lost: bool, is_told: bool) {
         let kept = match has_lost {
             true => {
                 self.root.doomed.shut_down();
@@ -294,11 +297,13 @@ impl Ready {
         detached::clear(&self.path, &self.id);
         if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
         {
+            // First, since it may be what the disk is full of.
+            drop(std::fs::remove_file(self.path.join(filestore::NAME)));
             let noted = kept::Place::Filestore { lost: true }.save(&self.path);
             if let Err(error) = noted {
                 tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
             }
-            drop(std::fs::remove_file(self.path.join(filestore::NAME)));
+            let _told = is_told || log(&self.path, LOST);
         }
     }
 
@@ -312,12 +317,12 @@ impl Ready {
             tracing::debug!(id = self.id, %error, "nobody can look at this container's changes");
         }
     }
+}
 
-    /// A sentence among what the container wrote.
-    fn log(&self, text: &str) {
-        let log = File::options().append(true).open(self.path.join(detached::OUTPUT));
-        let _written = log.map(|mut log| writeln!(log, "quire: {text}"));
-    }
+/// A sentence among what the container wrote; answers whether there was room for it.
+fn log(folder: &Path, text: &str) -> bool {
+    let log = File::options().append(true).open(folder.join(detached::OUTPUT));
+    log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
 }
 
 /// Whether the kernel and the runtime may still have something of a container.

@@ -40,6 +40,7 @@ pub fn watch(
     stop_signal: &str,
     now: &dyn Fn() -> i64,
     started: &mut dyn FnMut(),
+    ended: &mut dyn FnMut(),
 ) -> Result<Exit, RunError> {
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
@@ -98,6 +99,7 @@ pub fn watch(
     started();
     let exit = container.supervise(start.signals, &mut |_| {}, &mut || start.look());
     let exit = exit.map_err(runtime_failed)?;
+    ended();
     state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;
     Ok(exit)
 }

@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 const STATE: &str = "state.json";
 /// The exit code once more, in a file that is never replaced: whoever has it open reads it when the folder is gone, too.
 const CODE: &str = "code";
+/// The state while it is being written.
+const NEXT: &str = "state.next";
+/// At least as many bytes as an exit code takes, and a state.
+const CODE_MAX: usize = 16;
+const STATE_MAX: usize = 4096;
 
 /// How a container is doing. Times are seconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,13 +46,14 @@ impl State {
         }
     }
 
-    /// Notes the start.
+    /// Notes the start, and takes the room that it takes to note the end: the container may fill the disk.
     ///
     /// # Errors
     /// The disk's.
     pub fn begin(&self, folder: &Path) -> std::io::Result<()> {
-        File::create(folder.join(CODE))?;
-        self.save(folder)
+        std::fs::write(folder.join(CODE), [b' '; CODE_MAX])?;
+        self.save(folder)?;
+        std::fs::write(folder.join(NEXT), [b' '; STATE_MAX])
     }
 
     /// Writes it: whoever reads sees the old one or this.
@@ -59,8 +65,12 @@ impl State {
         reason = "a container does not outlive a crash of the host"
     )]
     fn save(&self, folder: &Path) -> std::io::Result<()> {
-        let next = folder.join("state.next");
-        std::fs::write(&next, serde_json::to_vec(self)?)?;
+        let next = folder.join(NEXT);
+        let bytes = serde_json::to_vec(self)?;
+        // Not cut short before it is written, or the room would be anybody's.
+        let file = File::options().write(true).create(true).truncate(false).open(&next)?;
+        file.write_all_at(&bytes, 0)?;
+        file.set_len(bytes.len() as u64)?;
         std::fs::rename(next, folder.join(STATE))
     }
 
@@ -99,9 +109,9 @@ impl Code {
     /// The exit code, as shells have it; none if nobody knows it, or not yet.
     #[must_use]
     pub fn read(&self) -> Option<i32> {
-        let mut bytes = [0; 16];
+        let mut bytes = [0; CODE_MAX];
         let length = self.0.read_at(&mut bytes, 0).ok()?;
-        std::str::from_utf8(&bytes[..length]).ok()?.parse().ok()
+        std::str::from_utf8(&bytes[..length]).ok()?.trim().parse().ok()
     }
 }
 

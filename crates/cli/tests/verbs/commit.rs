@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::mounts::Unmount;
 use crate::runs::{mounts, runtimes, wait_for};
-use crate::writable::{has, is_clean, loop_devices, run};
+use crate::writable::{has, is_clean, loop_devices, plain_ext4, run};
 use crate::{Place, Ran, add_programs, is_root};
 
 fn python(arguments: &[&str]) -> String {
@@ -520,6 +520,33 @@ fn what_is_killed_or_damaged_is_told() {
     }
     drop(container);
     wait_for("nothing to be left", || is_clean(&place));
+}
+
+#[test]
+fn what_was_lost_is_not_committed() {
+    let Some(place) = place() else { return };
+    let (small, _guard) = plain_ext4(&place, "small", 90 << 20, &["-m", "0"]);
+    let store = Place::new();
+    fs::create_dir(small.join("store")).unwrap();
+    symlink(small.join("store"), store.path("store")).unwrap();
+    store.out(&format!("import -q tar:{} a", place.path("base.tar").display()));
+    // More than the disk has, so that what is written cannot all be kept.
+    let script = "cat /dev/zero > /big; exit 0";
+    let command = ["--writable", "self,size=200m", "-u", "0", "a", "--", "sh", "-c", script];
+    let ran = store.run_each(&[&["run", "-q", "-d", "--name", "full"], &command[..]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    // As the kernel does by itself some seconds later.
+    rustix::fs::sync();
+    store.out("wait full");
+    let ran = store.run("commit full b");
+    assert!(ran.code == Some(2) && ran.err.contains("could be kept"), "{}", ran.err);
+    // Its place on the disk is free.
+    fs::write(small.join("file"), vec![1; 20 << 20]).unwrap();
+    fs::remove_file(small.join("file")).unwrap();
+    assert!(store.out("logs full").contains("was lost while it ran"));
+    store.out("rm --container full");
+    store.out("fsck");
+    wait_for("nothing to be left", || is_clean(&store));
 }
 
 #[test]

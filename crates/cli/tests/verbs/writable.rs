@@ -32,7 +32,12 @@ pub(crate) fn run(program: &str, arguments: &[&str]) {
 }
 
 /// An empty ext4 in a file of `place`, mounted.
-fn plain_ext4(place: &Place, name: &str, size: u64, features: &[&str]) -> (PathBuf, Unmount) {
+pub(crate) fn plain_ext4(
+    place: &Place,
+    name: &str,
+    size: u64,
+    features: &[&str],
+) -> (PathBuf, Unmount) {
     let (file, point) = (place.path(&format!("{name}.ext4")), place.path(name));
     fs::File::create(&file).unwrap().set_len(size).unwrap();
     fs::create_dir(&point).unwrap();
