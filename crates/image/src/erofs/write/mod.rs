@@ -214,7 +214,7 @@ pub fn write(
 /// all it has to be is a closure.
 pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
 
-/// As [`write`], for profiles whose images hold the bytes of external files: `contents` gives them. The composefs profile
+/// As [`write()`], for profiles whose images hold the bytes of external files: `contents` gives them. The composefs profile
 /// does not ask for any.
 ///
 /// # Errors

@@ -170,8 +170,10 @@ fn list(tree: &Tree) -> Vec<Item> {
     items
 }
 
-/// Whether the compact form can hold the inode, if the time is right. A directory's size is never too large: that would
-/// take 16 million names of the greatest length, which is more than a tree holds.
+/// Entries of a directory that are less than 4 GiB whatever their names are.
+const ENTRIES: usize = 16_000_000;
+
+/// Whether the compact form can hold the inode, if the time is right.
 fn is_narrow(inode: &Inode<'_>) -> bool {
     let metadata = inode.metadata();
     let ids = [metadata.uid, metadata.gid, inode.nlink()];
@@ -179,5 +181,7 @@ fn is_narrow(inode: &Inode<'_>) -> bool {
         Data::External { size, .. } => size,
         _ => 0,
     };
-    ids.iter().all(|id| u16::try_from(*id).is_ok()) && u32::try_from(size).is_ok()
+    ids.iter().all(|id| u16::try_from(*id).is_ok())
+        && u32::try_from(size).is_ok()
+        && inode.children().len() < ENTRIES
 }
