@@ -84,11 +84,12 @@ impl<'a> Waiting<'a> {
 
     /// Whether it stands still.
     fn is_paused(&self) -> bool {
-        let freezer = format!("/sys/fs/cgroup/freezer/quire-{}/freezer.state", self.1);
-        let unified = format!("/sys/fs/cgroup/quire-{}/cgroup.freeze", self.1);
-        let is =
-            |path: &str, text: &str| fs::read_to_string(path).is_ok_and(|it| it.trim() != text);
-        is(&freezer, "THAWED") || is(&unified, "0")
+        let is_not = |cgroup: &str, file: &str, text: &str| {
+            fs::read_to_string(format!("{cgroup}/{file}")).is_ok_and(|it| it.trim() != text)
+        };
+        crate::runs::cgroups(&self.1)
+            .iter()
+            .any(|it| is_not(it, "freezer.state", "THAWED") || is_not(it, "cgroup.freeze", "0"))
     }
 }
 
