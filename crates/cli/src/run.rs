@@ -134,7 +134,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
     wishes.volumes = volumes(&args.wanted, &files, map, &mut stage)?;
     wishes.map = map.cloned();
-    wishes.cgroup = Some(container::teardown::cgroup(&id));
+    wishes.cgroup = Some(container::teardown::cgroup(&id, &new_id()?));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&image, &wishes, &user)?;
     let config = runtime_config(&process, &user, &wishes, &image, &stage.root());

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{PipeWriter, Read as _, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kernel::process::{Exit, start_behind};
 use rustix::fs::FlockOperation;
@@ -15,8 +15,10 @@ use crate::monitor::ask;
 pub struct Paused {
     /// Closed to have it go on.
     hold: Option<PipeWriter>,
-    /// At its end when it does.
+    /// Says when it does; at its end without that if the child was killed.
     report: File,
+    folder: PathBuf,
+    id: String,
     /// So that nobody else has it go on before. The child has a copy.
     _lock: File,
 }
@@ -65,19 +67,21 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
         }
         // Also when it said no: it may have paused a part.
         resume(folder, id);
+        let _heard = report.write_all(&[1]);
     });
     let (report, _child) = report.map_err(PauseError::Watch)?;
     let mut report = File::from(report);
     drop(own_end);
     let mut answer = [0];
     let answered = report.read_exact(&mut answer);
-    let paused = Paused { hold: parent_end, report, _lock: lock };
+    let (folder, id) = (folder.to_owned(), id.to_owned());
+    let paused = Paused { hold: parent_end, report, folder, id, _lock: lock };
     match (answered, answer) {
         (Ok(()), [1]) => Ok(paused),
         (Ok(()), _) => Err(PauseError::Refused),
         (Err(source), _) => {
             // The child was killed: nobody knows how far it came.
-            resume(folder, id);
+            drop(paused);
             Err(PauseError::Pipe(source))
         }
     }
@@ -96,6 +100,9 @@ impl Drop for Paused {
     /// Returns when the container goes on.
     fn drop(&mut self) {
         drop(self.hold.take());
-        let _end = self.report.read(&mut [0]);
+        // The child may have been killed before it could have the container go on.
+        if self.report.read_exact(&mut [0]).is_err() {
+            resume(&self.folder, &self.id);
+        }
     }
 }

@@ -17,7 +17,7 @@ pub fn clear(folder: &Path, id: &str) {
     if folder.join(STATE).join(id).exists() {
         delete(folder, id);
     }
-    remove_cgroups(id);
+    remove_cgroups(folder, id);
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
     for place in places.filter(|path| path.is_dir() && is_place(path)) {
         // In another namespace than the container's own this finds nothing mounted.
@@ -30,27 +30,39 @@ pub fn clear(folder: &Path, id: &str) {
 /// Where cgroups are. Source: cgroups(7).
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Where the cgroups of a container are, from the root of each hierarchy: at a place that nobody else uses.
+/// What the names of all containers' cgroups begin with.
+const CGROUP: &str = "/quire-";
+
+/// Where the cgroups of a container are, from the root of each hierarchy. Names of containers are their store's own, and
+/// runtimes kill, freeze and limit whatever is in a cgroup: `unique` is something that no other store's container of this
+/// name has.
 #[must_use]
-pub fn cgroup(id: &str) -> String {
-    format!("/quire-{id}")
+pub fn cgroup(id: &str, unique: &str) -> String {
+    format!("{CGROUP}{id}-{unique}")
+}
+
+/// The same, of a container that may have been started, from its bundle.
+fn cgroup_of(folder: &Path) -> Option<String> {
+    let bytes = std::fs::read(folder.join("config.json")).ok()?;
+    let config: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+    let name = config["linux"]["cgroupsPath"].as_str()?.strip_prefix('/')?;
+    (name.starts_with(&CGROUP[1..]) && !name.contains('/')).then(|| name.to_owned())
 }
 
 /// How long the processes of a container may take to die, once they are killed.
 const DEATH: Duration = Duration::from_secs(3);
 
 /// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
-/// empty ones can be removed: it is waited a while for processes that are dying. (They may be those of another store's
-/// container of this name, so nothing is killed here.)
-fn remove_cgroups(id: &str) {
-    let path = cgroup(id);
+/// empty ones can be removed: it is waited a while for processes that are dying.
+fn remove_cgroups(folder: &Path, id: &str) {
+    let Some(name) = cgroup_of(folder) else { return };
     let hierarchies = std::fs::read_dir(CGROUPS).into_iter().flatten().flatten();
     // Links stand for several controllers of one hierarchy.
     let hierarchies = hierarchies.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
     let roots = hierarchies.map(|it| it.path()).chain([PathBuf::from(CGROUPS)]);
     let since = Instant::now();
     for root in roots {
-        let cgroup = root.join(path.trim_start_matches('/'));
+        let cgroup = root.join(&name);
         loop {
             match std::fs::remove_dir(&cgroup) {
                 Err(error)
@@ -65,6 +77,27 @@ fn remove_cgroups(id: &str) {
                 _ => {}
             }
             break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_cgroup_of_ours_is_taken_from_a_bundle() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(cgroup_of(folder.path()), None);
+        let check = |path: &str, expect: Option<&str>| {
+            let config = serde_json::json!({"linux": {"cgroupsPath": path}});
+            std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+            assert_eq!(cgroup_of(folder.path()).as_deref(), expect, "{path}");
+        };
+        check(&cgroup("a", "1"), Some("quire-a-1"));
+        check("/quire-a", Some("quire-a"));
+        for path in ["", "/", "/other", "quire-a", "/quire-a/..", "/quire-a/b"] {
+            check(path, None);
         }
     }
 }

@@ -84,11 +84,12 @@ impl<'a> Waiting<'a> {
 
     /// Whether it stands still.
     fn is_paused(&self) -> bool {
-        let freezer = format!("/sys/fs/cgroup/freezer/quire-{}/freezer.state", self.1);
-        let unified = format!("/sys/fs/cgroup/quire-{}/cgroup.freeze", self.1);
-        let is =
-            |path: &str, text: &str| fs::read_to_string(path).is_ok_and(|it| it.trim() != text);
-        is(&freezer, "THAWED") || is(&unified, "0")
+        let is_not = |cgroup: &str, file: &str, text: &str| {
+            fs::read_to_string(format!("{cgroup}/{file}")).is_ok_and(|it| it.trim() != text)
+        };
+        crate::runs::cgroups(&self.1)
+            .iter()
+            .any(|it| is_not(it, "freezer.state", "THAWED") || is_not(it, "cgroup.freeze", "0"))
     }
 }
 
@@ -316,18 +317,23 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         let container = Waiting::start(&place, "still", &["--runtime", runtime], "a");
         fs::write(container.root().join("!large"), vec![b'x'; 8 << 20]).unwrap();
         let pid = |child: &Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        for how in ["read", "INT", "TERM", "KILL"] {
+        for how in ["read", "helper", "INT", "TERM", "KILL"] {
             let child = stuck(&place, &container, &[]);
             assert!(container.is_paused(), "{runtime} {how}");
             match how {
                 "INT" => kill_process(pid(&child), Signal::INT).unwrap(),
                 "TERM" => kill_process(pid(&child), Signal::TERM).unwrap(),
                 "KILL" => kill_process(pid(&child), Signal::KILL).unwrap(),
+                "helper" => {
+                    let list = format!("/proc/{0}/task/{0}/children", child.id());
+                    let helper: i32 = fs::read_to_string(list).unwrap().trim().parse().unwrap();
+                    kill_process(Pid::from_raw(helper).unwrap(), Signal::KILL).unwrap();
+                }
                 _ => {}
             }
             let ended = child.wait_with_output().unwrap();
             match how {
-                "read" => {
+                "read" | "helper" => {
                     assert_eq!(ended.status.code(), Some(0));
                     assert!(ended.stdout.len() > 8 << 20);
                 }

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::Place;
-use crate::runs::{place, runtimes, wait_for};
+use crate::runs::{cgroups, place, runtimes, wait_for};
 
 /// Ends a container when a test ends early.
 pub(crate) struct Rm<'a>(pub(crate) &'a Place, pub(crate) &'a str);
@@ -525,4 +525,25 @@ fn what_a_detached_container_cannot_have_is_said() {
     place.out("wait twice");
     let ran = place.run("rm twice twice");
     assert!(ran.code == Some(0) && ran.err.contains("twice is gone already"), "{}", ran.err);
+}
+
+/// Runtimes kill and freeze whatever is in a container's cgroup.
+#[test]
+fn containers_of_one_name_in_two_stores_are_two() {
+    let (Some(one), Some(other)) = (place(), place()) else { return };
+    for runtime in runtimes() {
+        let name = format!("both-{runtime}-{}", std::process::id());
+        let _guards = (Rm(&one, &name), Rm(&other, &name));
+        let options = ["--name", &name, "--runtime", runtime];
+        start(&one, &options, "sleep 60");
+        start(&other, &[&options[..], &["--pids-limit", "9"]].concat(), "sleep 60");
+        let limit = |cgroup: &String| fs::read_to_string(format!("{cgroup}/pids.max")).ok();
+        let mut limits: Vec<_> = cgroups(&name).iter().filter_map(limit).collect();
+        limits.sort_unstable();
+        assert_eq!(limits, ["9\n", "max\n"], "{runtime}");
+        other.out(&format!("rm --force {name}"));
+        assert_eq!(ps(&one, &name).unwrap()["status"], "running", "{runtime}");
+        one.out(&format!("rm --force {name}"));
+        assert_eq!(cgroups(&name), Vec::<String>::new(), "{runtime}");
+    }
 }

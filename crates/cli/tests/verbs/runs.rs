@@ -252,7 +252,7 @@ fn a_container_on_the_hosts_network_can_not_touch_its_cgroups() {
 
 /// The cgroups of a container.
 pub(crate) fn cgroups(id: &str) -> Vec<String> {
-    let name = format!("quire-{id}");
+    let name = format!("quire-{id}-*");
     let all = Command::new("find").args(["/sys/fs/cgroup", "-name", &name]).output().unwrap();
     String::from_utf8(all.stdout).unwrap().lines().map(ToOwned::to_owned).collect()
 }
