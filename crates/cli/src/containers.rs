@@ -210,6 +210,12 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     let terminal = crate::wanted::terminal(args.tty)?;
     let store = context.open(OpenOptions::read())?;
     let (found, root) = running(&store, &args.container, &signals)?;
+    // While `commit` or `diff` look at it nothing new runs in it.
+    let goes_on =
+        container::pause::pass(&found.folder, &found.id, &|| crate::run::is_asked_to_end(&signals));
+    if !goes_on.with_context(|| format!("cannot see whether {} is paused", found.id))? {
+        bail!("interrupted while container {} was paused for somebody who looks at it", found.id);
+    }
     let map = IdMap::noted(&found.folder);
     let user = args.program.user.as_deref().map(|user| {
         let user = container::user::find(root.as_fd(), user)?;

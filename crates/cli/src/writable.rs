@@ -1,13 +1,16 @@
 //! `--writable`: where the changes to a root go.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
+use container::detached::GLANCE;
 use container::filestore;
 use container::root::Writable;
 use kernel::mount::{Durability, Freed};
@@ -124,17 +127,13 @@ impl Place {
                 Self::Filestore(file, *durability)
             }
             Wish::Directory(path, durability) => {
-                let opened = std::fs::File::open(path).with_context(|| {
+                let opened = File::open(path).with_context(|| {
                     format!("cannot open \"{}\" for --writable", path.display())
                 })?;
                 if !opened.metadata()?.is_dir() {
                     bail!("--writable: \"{}\" is no directory", path.display());
                 }
-                // Two overlays that write to one directory spoil it, and the kernel only warns of that. What `quire mount`
-                // has mounted holds no lock, since no process stays with it.
-                if rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive)
-                    == Err(Errno::WOULDBLOCK)
-                {
+                if !lock(&opened) {
                     bail!(
                         "--writable: \"{}\" is in use by another container: stop that (`quire ps`), or take another \
                          directory",
@@ -173,6 +172,22 @@ impl Place {
             Self::Directory(directory, durability) => {
                 Writable::Directory { directory: directory.as_fd(), durability: *durability }
             }
+        }
+    }
+}
+
+/// How long the monitor of a container that has ended may take to let go of its directory.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Whether the directory is this process's now. Two overlays that write to one directory spoil it, and the kernel only warns
+/// of that. What `quire mount` has mounted holds no lock, since no process stays with it; nor does every file system lock.
+fn lock(directory: &File) -> bool {
+    let since = Instant::now();
+    loop {
+        match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if since.elapsed() >= PATIENCE => return false,
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(GLANCE),
+            _ => return true,
         }
     }
 }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::detached::GLANCE;
-use crate::upper::{UpperError, at_rest, open_upper};
+use crate::upper::{UpperError, at_rest, last_use, open_upper};
 use crate::{filestore, offer};
 
 /// The note of which descriptor of a running container's process is its upper layer.
@@ -42,6 +42,8 @@ pub enum Place {
         device: u64,
         /// Its number in there.
         inode: u64,
+        /// Which use of the directory it was.
+        last_use: Option<String>,
     },
 }
 
@@ -88,8 +90,8 @@ pub enum KeptError {
     /// Another container writes there now.
     #[error("{} is in use by another container", .0.display())]
     InUse(PathBuf),
-    /// Another directory is there now.
-    #[error("the writable layer in {} is another one than the container had", .0.display())]
+    /// Another directory is there now, or somebody else has used it since.
+    #[error("{} has been written to since the container ended: its changes are not told apart any more", .0.display())]
     Other(PathBuf),
     /// The kernel refuses the filestore.
     #[error("cannot mount its filestore")]
@@ -120,7 +122,9 @@ impl Place {
     /// The kernel's answer.
     pub fn directory(path: &Path, upper: BorrowedFd<'_>) -> std::io::Result<Self> {
         let Stat { st_dev, st_ino, .. } = rustix::fs::fstat(upper)?;
-        Ok(Self::Directory { path: path.to_owned(), device: st_dev, inode: st_ino })
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let last_use = last_use(rustix::fs::open(path, flags, Mode::empty())?.as_fd());
+        Ok(Self::Directory { path: path.to_owned(), device: st_dev, inode: st_ino, last_use })
     }
 }
 
@@ -174,7 +178,7 @@ impl Changes {
             Place::Memory => Err(KeptError::Memory),
             Place::Filestore { lost: true } => Err(KeptError::Lost),
             Place::Filestore { lost: false } => of_filestore(&folder.join(filestore::NAME)),
-            Place::Directory { path, device, inode } => {
+            Place::Directory { path, device, inode, last_use: own } => {
                 let failed =
                     |errno: Errno| KeptError::Open { path: path.clone(), source: errno.into() };
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -185,7 +189,8 @@ impl Changes {
                 }
                 let upper = at_rest(opened.as_fd())?;
                 let found = rustix::fs::fstat(&upper).map_err(failed)?;
-                if (found.st_dev, found.st_ino) != (device, inode) {
+                let is_last = last_use(opened.as_fd()) == own;
+                if (found.st_dev, found.st_ino) != (device, inode) || !is_last {
                     return Err(KeptError::Other(path));
                 }
                 Ok(Self { upper, _mount: None, _lock: Some(opened) })
@@ -264,7 +269,12 @@ mod tests {
     fn a_place_is_found_again() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Place::load(folder.path()), None);
-        let directory = Place::Directory { path: "/a b".into(), device: 1, inode: u64::MAX };
+        let directory = Place::Directory {
+            path: "/a b".into(),
+            device: 1,
+            inode: u64::MAX,
+            last_use: Some("x".to_owned()),
+        };
         for place in [Place::None, Place::Memory, Place::Filestore { lost: true }, directory] {
             place.save(folder.path()).unwrap();
             assert_eq!(Place::load(folder.path()), Some(place));
@@ -287,7 +297,7 @@ mod tests {
         check(Some(Place::Filestore { lost: true }), "could be kept");
         check(Some(Place::Filestore { lost: false }), "cannot open");
         let path = folder.path().join("absent");
-        check(Some(Place::Directory { path, device: 0, inode: 0 }), "cannot open");
+        check(Some(Place::Directory { path, device: 0, inode: 0, last_use: None }), "cannot open");
         std::fs::write(folder.path().join(filestore::NAME), [0; 4096]).unwrap();
         check(Some(Place::Filestore { lost: false }), "e2fsck -f");
     }

@@ -2,11 +2,14 @@
 
 use std::fs::File;
 use std::io::{PipeWriter, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use kernel::process::{Exit, start_behind};
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
+use crate::detached::GLANCE;
 use crate::monitor::ask;
 
 /// A container whose processes do not run until this is dropped. A child of this process sees to it that they do then, also
@@ -20,11 +23,47 @@ pub struct Paused {
     folder: PathBuf,
     id: String,
     /// So that nobody else has it go on before. The child has a copy.
-    _lock: File,
+    lock: File,
 }
 
 /// Locked by whoever has the container paused.
 const LOCK: &str = "pause.lock";
+
+/// What stands in it from then on until the container goes on.
+const MARK: &[u8] = b"paused";
+
+/// Nothing that is not there any more can be lost by this.
+fn unmark(lock: &File) {
+    if let Err(error) = lock.set_len(0) {
+        tracing::debug!(%error, "the next one has the container go on once more");
+    }
+}
+
+/// Waits until nobody has the container paused, and has it go on if whoever had was killed, its child too. Answers false if
+/// `is_asked_to_end` did first.
+///
+/// # Errors
+/// The disk's.
+pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std::io::Result<bool> {
+    let lock = match File::options().write(true).open(folder.join(LOCK)) {
+        Ok(lock) => lock,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::WOULDBLOCK) if is_asked_to_end() => return Ok(false),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(GLANCE),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    if lock.metadata()?.len() > 0 {
+        resume(folder, id);
+        unmark(&lock);
+    }
+    Ok(true)
+}
 
 /// Why a container does not stand still.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +88,12 @@ pub enum PauseError {
 /// # Errors
 /// [`PauseError`]; then it is not paused.
 pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
-    let lock = File::create(folder.join(LOCK)).map_err(PauseError::Lock)?;
+    let lock = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
+    let lock = lock.map_err(PauseError::Lock)?;
     let locked = rustix::fs::flock(&lock, FlockOperation::LockExclusive);
     locked.map_err(|errno| PauseError::Lock(errno.into()))?;
+    lock.write_all_at(MARK, 0).map_err(PauseError::Lock)?;
+    let mark = lock.try_clone().map_err(PauseError::Lock)?;
     let (held, hold) = std::io::pipe().map_err(PauseError::Pipe)?;
     let mut parent_end = Some(hold);
     let mut own_end = Some(held);
@@ -67,6 +109,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
         }
         // Also when it said no: it may have paused a part.
         resume(folder, id);
+        unmark(&mark);
         let _heard = report.write_all(&[1]);
     });
     let (report, _child) = report.map_err(PauseError::Watch)?;
@@ -75,7 +118,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let mut answer = [0];
     let answered = report.read_exact(&mut answer);
     let (folder, id) = (folder.to_owned(), id.to_owned());
-    let paused = Paused { hold: parent_end, report, folder, id, _lock: lock };
+    let paused = Paused { hold: parent_end, report, folder, id, lock };
     match (answered, answer) {
         (Ok(()), [1]) => Ok(paused),
         (Ok(()), _) => Err(PauseError::Refused),
@@ -103,6 +146,7 @@ impl Drop for Paused {
         // The child may have been killed before it could have the container go on.
         if self.report.read_exact(&mut [0]).is_err() {
             resume(&self.folder, &self.id);
+            unmark(&self.lock);
         }
     }
 }

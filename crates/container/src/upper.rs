@@ -274,6 +274,15 @@ const BOOT: &str = "boot_id";
 /// In the layer's directory: whose ids the owners in there are, if not the image's own.
 const MAP: &str = "userns";
 
+/// In the layer's directory: which of its uses was the last. What is random in it.
+const USE: &str = "use";
+
+/// Which use of a directory was the last, if that was noted.
+pub(crate) fn last_use(directory: BorrowedFd<'_>) -> Option<String> {
+    let bytes = read(directory, USE).ok()?;
+    Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
 /// A directory may have been used before.
 fn prepare_directory(
     directory: BorrowedFd<'_>,
@@ -297,6 +306,8 @@ fn prepare_directory(
     if durability == Durability::Volatile {
         write(directory, BOOT, &boot)?;
     }
+    // Each has a number of its own. Source: Linux Documentation/admin-guide/sysctl/kernel.rst.
+    write(directory, USE, &read(CWD, "/proc/sys/kernel/random/uuid")?)?;
     let (upper, work) = directories(directory, image)?;
     Ok(Layer { mount: None, upper, work, durability })
 }

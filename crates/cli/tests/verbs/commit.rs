@@ -353,6 +353,28 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         assert_eq!(Ran::of(&second.wait_with_output().unwrap()).err, "");
         assert!(first.stdout == fs::read(place.path("second.tar")).unwrap());
         assert!(!container.is_paused());
+        // Nothing new runs in it meanwhile, and it goes on though everybody was killed who would see to that.
+        let exec =
+            |name: &str| place.command(&["exec", name, "sh", "-c", "exit 0"]).output().unwrap();
+        let child = stuck(&place, &container, &[]);
+        let mut waiting = place.command(&["exec", "still", "sh", "-c", "exit 0"]).spawn().unwrap();
+        drop(child.wait_with_output().unwrap());
+        assert_eq!(waiting.wait().unwrap().code(), Some(0), "{runtime}");
+        let child = stuck(&place, &container, &[]);
+        let list = format!("/proc/{0}/task/{0}/children", child.id());
+        let helper: i32 = fs::read_to_string(list).unwrap().trim().parse().unwrap();
+        kill_process(Pid::from_raw(helper).unwrap(), Signal::KILL).unwrap();
+        kill_process(pid(&child), Signal::KILL).unwrap();
+        drop(child.wait_with_output().unwrap());
+        assert!(container.is_paused(), "{runtime}");
+        let ran = Ran::of(&exec("still"));
+        assert!(ran.code == Some(0) && !container.is_paused(), "{runtime}: {}", ran.err);
+        // What no import would take is not looked at either: nobody waits for terabytes of zeros.
+        let hole = fs::File::create(container.root().join("hole")).unwrap();
+        hole.set_len(3 << 40).unwrap();
+        let ran = place.run("diff still");
+        assert!(ran.code == Some(2) && ran.err.contains("have more than"), "{}", ran.err);
+        fs::remove_file(container.root().join("hole")).unwrap();
         // Who removes what is being read does not leave a process that cannot end.
         let child = stuck(&place, &container, &[]);
         let ran = place.run("rm --container --force still");

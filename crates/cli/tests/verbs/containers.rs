@@ -56,6 +56,17 @@ fn a_directory_has_one_writer() {
         wait_for("what it writes", || written() == lines);
         place.out(&format!("rm --force {name}"));
     }
+    // Changes are of the last one that wrote there.
+    for name in ["early", "late"] {
+        let script = format!("echo 1 > /tmp/{name}");
+        start(&place, &["--name", name, "--writable", "dir=kept"], &script);
+        place.out(&format!("wait {name}"));
+    }
+    let _guards = ["early", "late"].map(|name| Rm(&place, name));
+    let ran = place.run("diff late");
+    assert!(ran.code == Some(1) && ran.out.contains("/tmp/late"), "{} {}", ran.out, ran.err);
+    let ran = place.run("diff early");
+    assert!(ran.code == Some(2) && ran.err.contains("written to since"), "{}", ran.err);
 }
 
 #[test]

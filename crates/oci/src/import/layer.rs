@@ -259,7 +259,7 @@ pub(super) fn replay(
             layer.set_object(inode, &object).map_err(LayerFailure::Tree)?;
         }
         let Some(mut entry) = next else { break };
-        count(&entry, shared)?;
+        count(&entry, shared.limits, shared.totals)?;
         if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.xattrs, shared.times)?
         {
             // A file of holes alone has no bytes in the tar, so that the recipe does not name its object.
@@ -274,12 +274,17 @@ pub(super) fn replay(
     Ok(Some(Gathered { layer, report, blob: blob.clone(), committed: Committed::default() }))
 }
 
-/// The layer that a tar holds, with the names of its objects, and nothing stored.
+/// The layer that a tar holds, with the names of its objects, and nothing stored. The limits are those of imports.
 pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerFailure> {
     let mut reader = Reader::new(tar);
     let mut layer = Layer::new();
     let mut buffer = vec![0; PIECE];
+    // A layer's tar has all bytes of its files: what can be imported is all that is looked at.
+    let all = Limits::default();
+    let limits = Limits { content_bytes: all.layer_bytes, ..all };
+    let totals = Totals::default();
     while let Some(mut entry) = reader.next_entry()? {
+        count(&entry, &limits, &totals)?;
         let body = add(&mut layer, &mut entry, walk::Xattrs::All, walk::Times::Exact)?;
         let Body::Object(Some(inode)) = body else { continue };
         let mut hasher = Hasher::new(algorithm);
@@ -305,7 +310,7 @@ fn object_at(places: &Places, position: u64) -> Option<ObjectId> {
     None
 }
 
-fn count<R>(entry: &Entry<'_, R>, shared: &Shared<'_, '_>) -> Result<(), LayerFailure> {
+fn count<R>(entry: &Entry<'_, R>, limits: &Limits, totals: &Totals) -> Result<(), LayerFailure> {
     let target = match entry.kind {
         Kind::Hardlink(target) | Kind::Symlink(target) => target.len(),
         _ => 0,
@@ -313,7 +318,7 @@ fn count<R>(entry: &Entry<'_, R>, shared: &Shared<'_, '_>) -> Result<(), LayerFa
     let inline = if entry.size <= INLINE_MAX as u64 { entry.size } else { 0 };
     let xattrs: usize = entry.xattrs.clone().map(|(name, value)| name.len() + value.len()).sum();
     let metadata = (entry.path.len() + target + xattrs) as u64 + inline;
-    let added = shared.totals.add(shared.limits, metadata, entry.size);
+    let added = totals.add(limits, metadata, entry.size);
     added.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
 }
 
@@ -459,7 +464,7 @@ impl<'a, 'q> Gatherer<'a, 'q> {
         if self.shared.stop.is_set() {
             return Err(LayerFailure::Stopped);
         }
-        count(&entry, self.shared)?;
+        count(&entry, self.shared.limits, self.shared.totals)?;
         let Shared { xattrs, times, .. } = *self.shared;
         match add(&mut self.layer, &mut entry, xattrs, times)? {
             Body::None => Ok(()),
