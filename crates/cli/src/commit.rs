@@ -15,7 +15,7 @@ use container::pause::{PauseError, Paused, pause};
 use image::erofs::Versions;
 use image::tar::write::WriteError;
 use image::tree::Tree;
-use oci::commit::{Commit, check};
+use oci::commit::{Change, Commit, check};
 use oci::export::Output;
 use oci::import::{BUDGET, Durable, Event, Limits, Options, Unsupported};
 use oci::manifest::Platform;
@@ -24,7 +24,7 @@ use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Store, walk};
 
 use crate::Answer;
 use crate::args;
-use crate::containers::{Found, find};
+use crate::containers::{Found, check_signal, find};
 use crate::context::{Context, now};
 use crate::export::{check_output, output};
 use crate::import::{give_up_when, tell, until_signal};
@@ -255,6 +255,11 @@ pub(crate) fn preview(
 
 pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<Answer> {
     let name: RefName = args.name.parse()?;
+    for change in &args.change {
+        if let Change::StopSignal(signal) = change {
+            check_signal(signal).context("--change STOPSIGNAL")?;
+        }
+    }
     let store = context.open(OpenOptions::write())?;
     let mut looked = look(&store, &args.container, Meanwhile::of(args.no_pause))?;
     let manifest = looked.manifest()?;

@@ -296,7 +296,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
 }
 
 /// Whether runtimes know a signal: some say nothing of one that they do not. Source: signal(7).
-fn check_signal(signal: &str) -> anyhow::Result<()> {
+pub(crate) fn check_signal(signal: &str) -> anyhow::Result<()> {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
         "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",

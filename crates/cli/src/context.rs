@@ -116,14 +116,25 @@ impl Context {
     /// What to do when a file system takes nothing more: which one, and what may help.
     fn room_hint(&self, error: &anyhow::Error) -> Option<String> {
         let refusal = refusal(error)?;
+        let outside = error.downcast_ref::<Outside>();
+        if let Some(Outside(None)) = outside {
+            return None;
+        }
         let disk = error.chain().find_map(|cause| cause.downcast_ref::<store::DiskError>());
-        let path = disk.map_or_else(|| self.store_directory(), |it| Ok(it.path.clone())).ok()?;
+        let path = match (outside, disk) {
+            (Some(Outside(Some(path))), _) => path.clone(),
+            (_, Some(disk)) => disk.path.clone(),
+            _ => self.store_directory().ok()?,
+        };
         // The file may be gone, or never have been.
         let place = path.ancestors().find(|it| it.is_dir())?.canonicalize().ok()?;
         let device = |path: &Path| std::fs::metadata(path).map(|it| it.dev()).ok();
         let of = device(&place);
         let top = place.ancestors().take_while(|it| device(it) == of).last()?.display();
         match refusal {
+            _ if outside.is_some() => Some(format!(
+                "the file system at {top} takes no more: name a file elsewhere, or - for standard output"
+            )),
             Errno::ROFS => Some(format!(
                 "the file system at {top} is read-only: mount it for writing, or use --store DIR for a store elsewhere"
             )),
@@ -161,6 +172,29 @@ impl Context {
         } else {
             format!("{store} is another user's: use sudo, or --store DIR for a store of your own")
         })
+    }
+}
+
+/// A cause is outside of the store: in the directory of an output, or at standard output.
+#[derive(Debug)]
+pub(crate) struct Outside(Option<PathBuf>);
+
+impl Outside {
+    /// Notes that, if a file system took nothing more.
+    pub(crate) fn note(error: anyhow::Error, directory: Option<PathBuf>) -> anyhow::Error {
+        match refusal(&error) {
+            Some(_) => error.context(Self(directory)),
+            None => error,
+        }
+    }
+}
+
+impl std::fmt::Display for Outside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Some(directory) => write!(f, "cannot write in {}", directory.display()),
+            None => f.write_str("cannot write to standard output"),
+        }
     }
 }
 

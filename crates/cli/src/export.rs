@@ -20,7 +20,7 @@ use store::{OpenOptions, Resolved, Store};
 
 use crate::Answer;
 use crate::args;
-use crate::context::Context;
+use crate::context::{Context, Outside};
 use crate::import::{give_up_when, until_signal};
 use crate::progress::Progress;
 use crate::{describe, report};
@@ -278,7 +278,10 @@ pub(crate) fn output<T>(
     committing: impl FnOnce(),
 ) -> anyhow::Result<T> {
     let path = match file {
-        Output::Stdout => return write(&mut report::standard_output()),
+        Output::Stdout => {
+            let written = write(&mut report::standard_output());
+            return written.map_err(|error| Outside::note(error, None));
+        }
         Output::File(path) => path,
     };
     let failed = || format!("cannot write {}", path.display());
@@ -297,10 +300,12 @@ pub(crate) fn output<T>(
         .tempfile_in(&parent)
         .with_context(failed)?;
     let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
-    let done = write(&mut out)?;
-    out.into_inner().map_err(std::io::IntoInnerError::into_error).with_context(failed)?;
+    let outside = |error| Outside::note(error, Some(parent.clone()));
+    let done = write(&mut out).map_err(outside)?;
+    let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
+    written.with_context(failed).map_err(outside)?;
     committing();
-    draft.as_file().sync_all().with_context(failed)?;
+    draft.as_file().sync_all().with_context(failed).map_err(outside)?;
     let published = match force {
         true => draft.persist(&path),
         false => draft.persist_noclobber(&path),

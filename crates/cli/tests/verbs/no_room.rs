@@ -128,6 +128,26 @@ fn a_full_disk() {
 }
 
 #[test]
+fn a_full_disk_outside_of_the_store() {
+    let Some(small) = Small::new() else { return };
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    fs::write(tree.join("large"), vec![b'x'; 4 << 20]).unwrap();
+    place.out("import dir:tree a");
+    small.leave_bytes(1 << 20);
+    let target = small.disk.join("a.erofs");
+    let ran = place.run(&format!("export a erofs:{}", target.display()));
+    let hint = format!("the file system at {} takes no more: name a file", small.disk.display());
+    assert!(ran.code == Some(2) && ran.err.contains(&hint), "{}", ran.err);
+    // Nothing of the store would help.
+    assert!(!ran.err.contains("quire gc") && !target.exists(), "{}", ran.err);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let ran = Ran::of(&place.command(&["export", "a", "erofs:-"]).stdout(full).output().unwrap());
+    assert!(ran.code == Some(2) && ran.err.contains("standard output"), "{}", ran.err);
+    assert!(!ran.err.contains("file system at"), "{}", ran.err);
+}
+
+#[test]
 fn a_full_table_of_inodes() {
     let Some((from, _daemon, target)) = registry() else { return };
     let Some(small) = Small::new() else { return };
