@@ -80,11 +80,11 @@ pub fn make(
     durability: Durability,
     search: &OsStr,
 ) -> Result<OwnedFd, FilestoreError> {
+    if !(SIZE_MIN..=SIZE_MAX).contains(&size.get()) {
+        return Err(FilestoreError::Size(size.get()));
+    }
     // ext4 counts blocks of 4 KiB.
     let size = size.get() & !4095;
-    if !(SIZE_MIN..=SIZE_MAX).contains(&size) {
-        return Err(FilestoreError::Size(size));
-    }
     let failed = |source| FilestoreError::Disk { size, source };
     let journal = match durability {
         Durability::Volatile => "",

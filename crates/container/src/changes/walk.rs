@@ -192,7 +192,7 @@ impl<'a> Walker<'a> {
             }
             // A socket's other names are sockets.
             FileType::Socket => self.report.skipped.push(self.whole_path()),
-            _ if self.is_linked(&stat, &own)? => {}
+            _ if self.is_linked(&stat)? => {}
             FileType::RegularFile if marks.is_metacopy => {
                 let content = origin.map(|it| it.node());
                 let Some(Node::Regular(content)) = content else {
@@ -242,7 +242,7 @@ impl<'a> Walker<'a> {
     }
 
     /// Writes a further name of a file that has one already; else remembers this one if it may have more.
-    fn is_linked(&mut self, stat: &Statx, own: &Pairs) -> Result<bool, ChangesError> {
+    fn is_linked(&mut self, stat: &Statx) -> Result<bool, ChangesError> {
         if stat.stx_nlink < 2 {
             return Ok(false);
         }
@@ -251,7 +251,6 @@ impl<'a> Walker<'a> {
             return Ok(false);
         };
         let metadata = self.metadata(stat)?;
-        let _as_its_first_name = own;
         self.member(Kind::Hardlink(&first), metadata, 0, &Pairs::new())?;
         Ok(true)
     }
