@@ -324,3 +324,28 @@ fn xattrs_are_kept_as_far_as_is_said() {
         }
     }
 }
+
+#[test]
+fn a_path_that_nothing_can_name_is_refused() {
+    let place = Place::new();
+    place.tree("tree", "x");
+    let deep = |length: usize| {
+        let mut path = format!("{}/", "d".repeat(199)).repeat(length / 200);
+        path.push_str(&"e".repeat(length % 200));
+        path
+    };
+    // With its leading slash and the name `/short` below.
+    for (length, is_taken) in [(4095 - 7, true), (4096 - 7, false)] {
+        let script = format!("s,^\\./etc,./{},", deep(length));
+        let mut tar = std::process::Command::new("tar");
+        tar.args(["--format=posix", "--transform", &script, "-cf", "deep.tar", "-C", "tree"]);
+        let made = tar.args(["./etc/short"]).current_dir(place.folder.path()).status().unwrap();
+        assert!(made.success());
+        let ran = place.run("import -q tar:deep.tar a");
+        assert_eq!(ran.code, Some(if is_taken { 0 } else { 2 }), "{}", ran.err);
+        assert!(is_taken || ran.err.contains("has 4096 bytes"), "{}", ran.err);
+        if is_taken {
+            place.out("verify a");
+        }
+    }
+}

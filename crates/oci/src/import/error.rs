@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use image::erofs::WriteError;
+use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
 
@@ -98,6 +99,14 @@ pub enum ImportError {
     Relocate {
         /// Why.
         source: TreeError,
+    },
+    /// A path is longer than any system call could name.
+    #[error("the path \"{}…\" has {length} bytes: paths may have up to {PATH_MAX}", start.escape_ascii())]
+    Path {
+        /// Its first bytes.
+        start: Vec<u8>,
+        /// How long it is, with its leading slash, in bytes.
+        length: usize,
     },
     /// The object is neither in the store nor in the folder of objects.
     #[error(

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use image::erofs::read::PATH_MAX;
 use image::erofs::{Profile, Versions};
 use image::tree::Tree;
 use image::verity::{Algorithm, ObjectId};
@@ -269,6 +270,7 @@ impl<'a> Job<'a> {
         let start = Instant::now();
         (options.progress)(Event::Writing);
         let inodes = made.tree.inode_count();
+        check_paths(&made.tree)?;
         let mut draft = transaction.image().map_err(ImportError::Object)?;
         let profile = Profile::Composefs(options.versions);
         let summary =
@@ -305,6 +307,17 @@ impl<'a> Job<'a> {
             times: made.times,
         })
     }
+}
+
+/// An image with a path that nothing can name could be read by nobody: [`image::erofs::read`] calls it corrupt.
+fn check_paths(tree: &Tree) -> Result<(), ImportError> {
+    let mut walk = tree.walk();
+    while let Some((path, _)) = walk.next() {
+        if path.len() > PATH_MAX {
+            return Err(ImportError::Path { start: path[..60].to_vec(), length: path.len() });
+        }
+    }
+    Ok(())
 }
 
 /// What a source was made into.
