@@ -146,10 +146,17 @@ fn show(ranges: &[IdRange]) -> String {
 }
 
 fn outside(ranges: &[IdRange], inside: u32) -> Option<u32> {
-    ranges.iter().find_map(|it| {
-        let offset = inside.checked_sub(it.inside).filter(|offset| *offset < it.count)?;
-        it.outside.checked_add(offset)
-    })
+    ranges.iter().find_map(|it| counterpart(inside, it.inside, it.count, it.outside))
+}
+
+/// What the container calls an id of the host; none if it has no name for it.
+pub(crate) fn inside(ranges: &[IdRange], outside: u32) -> Option<u32> {
+    ranges.iter().find_map(|it| counterpart(outside, it.outside, it.count, it.inside))
+}
+
+/// The id at the same place of a range that begins with `to`, if `id` is one of the `count` from `from` on.
+fn counterpart(id: u32, from: u32, count: u32, to: u32) -> Option<u32> {
+    to.checked_add(id.checked_sub(from).filter(|offset| *offset < count)?)
 }
 
 /// What is noted in a container's folder, for those who look for a range that is free.

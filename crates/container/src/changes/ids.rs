@@ -1,14 +1,17 @@
 //! Owners as the host numbers them, mapped back to what the container calls them.
 
+use kernel::process::IdRange;
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::userns::inside;
 
 /// How a container's user and group numbers stand for those of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owners {
     /// None where both are the same.
-    users: Option<Vec<Range>>,
-    groups: Option<Vec<Range>>,
+    users: Option<Vec<IdRange>>,
+    groups: Option<Vec<IdRange>>,
 }
 
 /// As `config.json` has it. Source: OCI runtime-spec, "User namespace mappings".
@@ -19,6 +22,12 @@ struct Range {
     #[serde(rename = "hostID")]
     host: u32,
     size: u32,
+}
+
+impl Range {
+    const fn read(self) -> IdRange {
+        IdRange { inside: self.container, outside: self.host, count: self.size }
+    }
 }
 
 /// Why there is no map.
@@ -45,7 +54,11 @@ impl Owners {
         let ranges = |key: &'static str| match &config["linux"][key] {
             Value::Null => Ok(None),
             Value::Array(ranges) if ranges.is_empty() => Ok(None),
-            ranges => Vec::deserialize(ranges).map(Some).map_err(|source| OwnersError(key, source)),
+            ranges => {
+                let ranges = Vec::<Range>::deserialize(ranges);
+                let ranges = ranges.map_err(|source| OwnersError(key, source))?;
+                Ok(Some(ranges.into_iter().map(Range::read).collect()))
+            }
         };
         Ok(Self { users: ranges("uidMappings")?, groups: ranges("gidMappings")? })
     }
@@ -120,12 +133,8 @@ impl Owners {
     }
 }
 
-fn find(ranges: Option<&[Range]>, host: u32) -> Option<u32> {
-    let Some(ranges) = ranges else { return Some(host) };
-    ranges.iter().find_map(|range| {
-        let offset = host.checked_sub(range.host).filter(|offset| *offset < range.size)?;
-        range.container.checked_add(offset)
-    })
+fn find(ranges: Option<&[IdRange]>, host: u32) -> Option<u32> {
+    ranges.map_or(Some(host), |ranges| inside(ranges, host))
 }
 
 #[cfg(test)]
