@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
-use container::root::{Checked, Layers, Root, RootError, Shape, Space, assemble};
+use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
 use kernel::mount::{Acl, Freed, Unmount};
@@ -68,7 +68,7 @@ pub(crate) fn root(
     let layers = Layers {
         name: &source,
         image: image.image.fd(),
-        objects: &[std::os::fd::AsFd::as_fd(&image.objects)],
+        data: Data::Objects(&[std::os::fd::AsFd::as_fd(&image.objects)]),
         acl: if has_acl { Acl::Keep } else { Acl::Ignore },
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.

@@ -1,4 +1,5 @@
-//! Root file systems: an image of the store, its objects, and perhaps a writable layer, in one detached mount.
+//! Root file systems: an image of the store, its objects or data blobs, and perhaps a writable layer, in one detached
+//! mount.
 //!
 //! Every mount that Quire makes of an image comes from [`assemble`], so that whoever has to stand behind a mount (a
 //! holder of lazy blobs, a monitor that shares superblocks) has one place to do so.
@@ -26,10 +27,29 @@ pub struct Layers<'a> {
     pub name: &'a str,
     /// The EROFS image, open for reading.
     pub image: BorrowedFd<'a>,
-    /// The directories that hold the objects, searched in this order.
-    pub objects: &'a [BorrowedFd<'a>],
+    /// Where the bytes of files are that are not in the image.
+    pub data: Data<'a>,
     /// Whether any inode of the image has a POSIX ACL.
     pub acl: Acl,
+}
+
+/// Where the bytes of an image's files are.
+#[derive(Debug, Clone, Copy)]
+pub enum Data<'a> {
+    /// In directories that hold objects, searched in this order: overlayfs goes there.
+    Objects(&'a [BorrowedFd<'a>]),
+    /// In data blobs, open for reading, in the order of the image's device table; their number and lengths were compared
+    /// with what it says. EROFS reads them itself, so there is no overlay where nothing is written.
+    Devices(&'a [BorrowedFd<'a>]),
+}
+
+impl<'a> Layers<'a> {
+    const fn objects(&self) -> &'a [BorrowedFd<'a>] {
+        match self.data {
+            Data::Objects(directories) => directories,
+            Data::Devices(_) => &[],
+        }
+    }
 }
 
 /// Who checks what is read.
@@ -187,13 +207,20 @@ fn assemble_in(
             Space::AsIs => None,
             Space::Free => Some(crate::upper::empty(lower.as_fd()).map_err(upper_failed)?),
         };
+        if let (Data::Devices(_), None) = (layers.data, &top) {
+            let mount = match mapped {
+                Some(mapped) => mapped,
+                None => again(layers, &image, workshop)?,
+            };
+            return Ok(Root { mount, image, doomed: Doomed::default() });
+        }
         let lower: Vec<_> = top.iter().chain([lower]).map(Detached::as_fd).collect();
-        let mount = stack(layers, checked, &lower, layers.objects, None).map_err(failed)?;
+        let mount = stack(layers, checked, &lower, layers.objects(), None).map_err(failed)?;
         return Ok(Root { mount, image, doomed: Doomed::default() });
     };
     let here = match workshop {
         Workshop::AsNeeded => {
-            Some(stack(layers, checked, &[lower.as_fd()], layers.objects, Some(&upper)))
+            Some(stack(layers, checked, &[lower.as_fd()], layers.objects(), Some(&upper)))
         }
         #[cfg(test)]
         Workshop::Apart => None,
@@ -209,15 +236,20 @@ fn assemble_in(
 }
 
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
-    // Buffered: the image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk.
-    // (Direct I/O, which keeps file data once and not twice, would read the disk anew for every container.)
-    let options = ErofsOptions { devices: &[], io: Io::Buffered, acl: layers.acl };
+    let (devices, io): (&[_], _) = match layers.data {
+        // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
+        // I/O would read the disk anew for every container.)
+        Data::Objects(_) => (&[], Io::Buffered),
+        // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
+        Data::Devices(devices) => (devices, Io::Direct),
+    };
+    let options = ErofsOptions { devices, io, acl: layers.acl };
     let image = kernel::mount::erofs(layers.image, &options)
         .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
     Ok(Superblock { mount: image.mount, backing: image.backing })
 }
 
-/// A mount of the same superblock, whose owners are mapped; of another one on kernels that clone no detached mounts.
+/// A second mount of the image, whose owners are mapped.
 fn mapped(
     layers: &Layers<'_>,
     image: &Superblock,
@@ -226,18 +258,29 @@ fn mapped(
 ) -> Result<Detached, RootError> {
     let name = || layers.name.to_owned();
     let namespace = map.namespace().map_err(|source| RootError::Map { name: name(), source })?;
+    let mount = again(layers, image, workshop)?;
     let failed = |source| RootError::Mount { name: name(), source };
+    mount.idmap(namespace.as_fd()).map_err(failed)?;
+    Ok(mount)
+}
+
+/// A second mount of the image: of the same superblock, or of another one on kernels that clone no detached mounts.
+fn again(
+    layers: &Layers<'_>,
+    image: &Superblock,
+    workshop: Workshop,
+) -> Result<Detached, RootError> {
     let cloned = match workshop {
         Workshop::AsNeeded => Some(image.mount.clone_detached()),
         #[cfg(test)]
         Workshop::Apart => None,
     };
-    let mount = match cloned {
-        Some(Err(MountError::Unsupported { .. })) | None => mount_image(layers)?.mount,
-        Some(clone) => clone.map_err(failed)?,
-    };
-    mount.idmap(namespace.as_fd()).map_err(failed)?;
-    Ok(mount)
+    match cloned {
+        Some(Err(MountError::Unsupported { .. })) | None => Ok(mount_image(layers)?.mount),
+        Some(clone) => {
+            clone.map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })
+        }
+    }
 }
 
 /// Whether the root directory is one of a writable file system.
@@ -270,9 +313,10 @@ fn stack(
         lower,
         data: objects,
         upper: upper.map(Layer::options),
-        verity: match checked {
-            Checked::ByKernel => Verity::Required,
-            Checked::AtImport => Verity::Off,
+        verity: match (layers.data, checked) {
+            (Data::Objects(_), Checked::ByKernel) => Verity::Required,
+            // Blobs that are sealed are checked wherever they are read.
+            (Data::Devices(_), _) | (_, Checked::AtImport) => Verity::Off,
         },
         xattrs: XattrNamespace::Trusted,
         credentials: Credentials::Mounter,
@@ -293,8 +337,8 @@ fn stack_apart(
     let work = || {
         // Where the directories are: asked before the namespace is new, since paths are those of this one.
         let directories = match &upper.mount {
-            Some(_) => layers.objects.to_vec(),
-            None => [layers.objects, &upper.directories()].concat(),
+            Some(_) => layers.objects().to_vec(),
+            None => [layers.objects(), &upper.directories()].concat(),
         };
         let paths = directories.iter().map(|fd| path_of(*fd));
         let paths = paths.collect::<Result<Vec<_>, _>>().map_err(lost)?;
@@ -304,7 +348,7 @@ fn stack_apart(
         let again = paths.iter().zip(&directories).map(|(path, fd)| open_again(path, *fd));
         let mut again = again.collect::<Result<Vec<_>, _>>().map_err(lost)?;
         let failed = |source| RootError::Mount { name: name(), source };
-        let upper_again = upper.again(again.split_off(layers.objects.len()));
+        let upper_again = upper.again(again.split_off(layers.objects().len()));
         if let Some(mount) = &upper.mount {
             // The one directory that is always there and that covers nothing: every path begins below what is mounted
             // on it.
@@ -384,7 +428,7 @@ mod tests {
         let layers = Layers {
             name: "quire:test",
             image: image.as_fd(),
-            objects: &[objects.as_fd()],
+            data: Data::Objects(&[objects.as_fd()]),
             acl: Acl::Ignore,
         };
         let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
