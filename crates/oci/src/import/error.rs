@@ -11,6 +11,7 @@ use image::verity::{Algorithm, ObjectId};
 use super::{DecodeError, LayerFailure};
 use crate::docker::DockerError;
 use crate::layout::LayoutError;
+use crate::native::{NativeError, PackError};
 use crate::source::Input;
 
 /// Why there is no new image. The store is as it was.
@@ -55,6 +56,12 @@ pub enum ImportError {
         /// Why.
         source: io::Error,
     },
+    /// The data cannot be packed.
+    #[error("cannot pack the data")]
+    Pack(#[source] PackError),
+    /// The image over data blobs cannot be made.
+    #[error("cannot make the image")]
+    Native(#[source] NativeError),
     /// A layer is not what it should be.
     #[error("cannot import layer {number} of {count} ({name})")]
     Layer {

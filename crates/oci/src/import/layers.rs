@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use image::tree::Builder;
-use store::Committed;
+use store::{Committed, Form};
 
 use super::decode::{Claimed, Decoder, Expected};
 use super::documents;
 use super::layer::{self, Gathered, LayerFailure, Shared, Totals, Wanted};
-use super::objects::{BATCH, Queue};
+use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
 use super::{DecodeError, Durable, Event, ImportError, Job, Made, Times, feed};
 use crate::Digest;
@@ -22,6 +22,7 @@ use crate::docker::Archive;
 use crate::files::Stream;
 use crate::layout::Layout;
 use crate::manifest::Platform;
+use crate::native::Dedup;
 use crate::source::{Choice, Input};
 
 /// Where a layer's blob comes from.
@@ -138,7 +139,9 @@ impl Job<'_> {
     pub(super) fn layers(&self, found: Found<'_>) -> Result<Made, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.options.progress)(Event::Layers(&sizes));
-        let gathered = self.gather(&found.layers)?;
+        let mut gathered = self.gather(&found.layers)?;
+        let tars = gathered.iter_mut().map(|it| Some((it.report.diff_id, it.tar.take()?)));
+        let tars: Vec<_> = tars.map(Option::unzip).collect();
         let mut reports = Vec::new();
         let mut blobs = Vec::new();
         let mut committed = Committed::default();
@@ -166,8 +169,12 @@ impl Job<'_> {
         for (digest, bytes) in [(config_digest, config), (digest, manifest)] {
             self.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
         }
+        let tree = tree.unwrap_or_default().finish();
+        let diff_ids: Vec<_> = reports.iter().map(|it| it.diff_id).collect();
+        let written = self.native(&tree, &diff_ids, tars)?;
         Ok(Made {
-            tree: tree.unwrap_or_default().finish(),
+            tree,
+            written,
             manifest: Some(digest),
             layers: reports,
             name: found.name,
@@ -237,7 +244,10 @@ impl Job<'_> {
     }
 
     /// Reads all layers at once, as many as there are threads, the largest first.
-    pub(super) fn gather(&self, sources: &[LayerSource<'_>]) -> Result<Vec<Gathered>, ImportError> {
+    pub(super) fn gather(
+        &self,
+        sources: &[LayerSource<'_>],
+    ) -> Result<Vec<Gathered<'_>>, ImportError> {
         let options = self.options;
         let readers = options.threads.get().min(sources.len());
         let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
@@ -250,6 +260,10 @@ impl Job<'_> {
             stop: &stop,
             limits: &options.limits,
             totals: &totals,
+            keep: match options.form {
+                Form::Objects => Keep::Object,
+                Form::Packed | Form::Tar => Keep::InTar,
+            },
             unsupported: options.unsupported,
             xattrs: options.xattrs,
             times: options.times,
@@ -257,7 +271,7 @@ impl Job<'_> {
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
         let next = AtomicUsize::new(0);
-        let results: Vec<Mutex<Option<Gathered>>> =
+        let results: Vec<Mutex<Option<Gathered<'_>>>> =
             sources.iter().map(|_| Mutex::new(None)).collect();
         let read = || {
             while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed))
@@ -309,17 +323,16 @@ impl Job<'_> {
     }
 
     /// One layer, from the store if it is there.
-    fn layer(
+    fn layer<'t>(
         &self,
         at: usize,
         source: &LayerSource<'_>,
-        shared: &Shared<'_, '_>,
-    ) -> Result<Gathered, LayerFailure> {
+        shared: &Shared<'t, '_>,
+    ) -> Result<Gathered<'t>, LayerFailure> {
         let progress = self.options.progress;
         if !source.is_wanted
             && let Some(diff_id) = &source.diff_id
-            && let Some(stored) = self.transaction.reuse_layer(diff_id)?
-            && let Some(gathered) = layer::replay(&stored, shared)?
+            && let Some(gathered) = self.stored(diff_id, shared)?
         {
             progress(Event::Reused { layer: at });
             return Ok(gathered);
@@ -358,14 +371,62 @@ impl Job<'_> {
         }
     }
 
+    /// A layer that the store has: made of its recipe, or, where its data is in another form than is wanted, of its tar.
+    fn stored<'t>(
+        &self,
+        diff_id: &Digest,
+        shared: &Shared<'t, '_>,
+    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
+        let Some(stored) = self.transaction.reuse_layer(diff_id)? else { return Ok(None) };
+        if self.has_data(&stored)? {
+            return layer::replay(&stored, shared);
+        }
+        let info = stored.info();
+        let Some(blob) = info.blobs.first() else { return Ok(None) };
+        let store = self.transaction.store();
+        let Ok(reader) = crate::export::layer_tar(store, diff_id) else { return Ok(None) };
+        let wanted = Wanted {
+            expected: Expected { digest: Some(&blob.digest), size: Some(blob.size) },
+            media_type: &blob.media_type,
+            diff_id: Some(diff_id),
+            tar_of: Some(Claimed { digest: blob.digest, size: blob.size }),
+        };
+        match self.unpack(reader, &wanted, shared, &|_| {}) {
+            Ok(mut gathered) => {
+                gathered.report.is_reused = true;
+                Ok(Some(gathered))
+            }
+            Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(layer = %diff_id, error, "the store's copy is not used");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether the store has a layer's data in the form that is wanted.
+    fn has_data(&self, layer: &store::Layer) -> Result<bool, LayerFailure> {
+        let transaction = &self.transaction;
+        let info = layer.info();
+        let has = match (self.options.form, self.options.dedup) {
+            (Form::Objects, _) => transaction.has_files(&info.objects),
+            (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
+            // Its blob shall be that of this layer alone.
+            (Form::Packed, Dedup::Layer) => Ok(false),
+            (Form::Tar, _) => transaction.reuse_tar(&info.diff_id).map(|it| it.is_some()),
+        };
+        has.map_err(LayerFailure::Data)
+    }
+
     /// A layer of which only a part is downloaded. `None` where that cannot be, or did not give the right one.
-    fn parts(
+    fn parts<'t>(
         &self,
         at: usize,
         blob: &mut dyn BlobSource,
         wanted: &Wanted<'_>,
-        shared: &Shared<'_, '_>,
-    ) -> Result<Option<Gathered>, LayerFailure> {
+        shared: &Shared<'t, '_>,
+    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
         let progress = self.options.progress;
         let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
             return Ok(None);
@@ -396,24 +457,28 @@ impl Job<'_> {
     }
 
     /// Unpacks one blob into the transaction of all layers, or into one of its own.
-    fn unpack(
+    fn unpack<'t>(
         &self,
         reader: impl Read + Send,
         wanted: &Wanted<'_>,
-        shared: &Shared<'_, '_>,
+        shared: &Shared<'t, '_>,
         read: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gathered, LayerFailure> {
-        match self.options.durable {
-            Durable::Together => layer::unpack(reader, wanted, shared, read),
-            Durable::EachLayer => {
+    ) -> Result<Gathered<'t>, LayerFailure> {
+        match (self.options.durable, shared.keep) {
+            // Data blobs are made of all tars, when all of them are here.
+            (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
+                layer::unpack(reader, wanted, shared, read)
+            }
+            (Durable::EachLayer, Keep::Object) => {
                 let own = shared.target.store().begin().map_err(LayerFailure::Commit)?;
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };
-                let mut gathered = layer::unpack(reader, wanted, &shared, read)?;
+                let gathered = layer::unpack(reader, wanted, &shared, read)?;
+                let Gathered { layer, report, blob, .. } = gathered;
                 // Each file's id came after its worker had let go.
                 let own = Arc::into_inner(own).expect("all files of the layer are stored");
-                gathered.committed = own.commit().map_err(LayerFailure::Commit)?;
-                Ok(gathered)
+                let committed = own.commit().map_err(LayerFailure::Commit)?;
+                Ok(Gathered { layer, report, blob, tar: None, committed })
             }
         }
     }

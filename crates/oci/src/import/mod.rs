@@ -13,6 +13,7 @@ mod feed;
 mod layer;
 pub(crate) mod layers;
 mod limits;
+mod native;
 mod objects;
 mod plain;
 mod recipe;
@@ -48,6 +49,7 @@ use objects::Target;
 use crate::Digest;
 use crate::layout::Layout;
 use crate::manifest::Platform;
+use crate::native::{Dedup, Written};
 use crate::source::Source;
 
 /// What to do with an entry of a tar that no tree can hold, such as a socket.
@@ -88,6 +90,10 @@ pub struct Options<'a> {
     pub threads: NonZeroUsize,
     /// When layers become durable.
     pub durable: Durable,
+    /// Where the data goes.
+    pub form: Form,
+    /// What packed blobs leave out.
+    pub dedup: Dedup,
     /// Entries that no tree can hold.
     pub unsupported: Unsupported,
     /// Which xattrs of directories and tars are kept. Dumps have what they have.
@@ -271,17 +277,22 @@ impl<'a> Job<'a> {
         (options.progress)(Event::Writing);
         let inodes = made.tree.inode_count();
         check_paths(&made.tree)?;
-        let mut draft = transaction.image().map_err(ImportError::Object)?;
-        let profile = Profile::Composefs(options.versions);
-        let summary =
-            image::erofs::write(&made.tree, &profile, &mut draft).map_err(ImportError::Image)?;
-        let image = draft.finish().map_err(ImportError::Object)?;
+        let (image, image_bytes) = match made.written {
+            Some(Written { image, bytes, .. }) => (image, bytes),
+            None => {
+                let mut draft = transaction.image().map_err(ImportError::Object)?;
+                let profile = Profile::Composefs(options.versions);
+                let summary = image::erofs::write(&made.tree, &profile, &mut draft)
+                    .map_err(ImportError::Image)?;
+                (draft.finish().map_err(ImportError::Object)?, summary.bytes)
+            }
+        };
         drop(made.tree);
         if let Some(name) = &name {
             let reference = Reference {
                 image,
                 manifest: made.manifest,
-                form: Form::Objects,
+                form: options.form,
                 created: options.now,
             };
             transaction.set_ref(name.clone(), reference);
@@ -298,7 +309,7 @@ impl<'a> Job<'a> {
         made.times.commit = start.elapsed();
         Ok(Report {
             image,
-            image_bytes: summary.bytes,
+            image_bytes,
             manifest: made.manifest,
             name,
             layers: made.layers,
@@ -323,6 +334,8 @@ fn check_paths(tree: &Tree) -> Result<(), ImportError> {
 /// What a source was made into.
 struct Made {
     tree: Tree,
+    /// Its image, if that was written already.
+    written: Option<Written>,
     manifest: Option<Digest>,
     layers: Vec<LayerReport>,
     name: Option<String>,

@@ -1,0 +1,146 @@
+//! Imports whose data goes into data blobs.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::ops::Range;
+
+use image::erofs::Fingerprints;
+use image::tree::Tree;
+use image::verity::ObjectId;
+use store::{DataBlob, DataBlobDraft, DraftError, Form, StoredObject, Transaction};
+
+use super::layer::{KeptTar, TarFile};
+use super::{ImportError, Job, check_paths};
+use crate::Digest;
+use crate::native::{self, Dedup, Packed, Packer, Places, Written};
+
+/// A layer's tar, by its digest.
+type Tar<'t> = (Digest, KeptTar<'t>);
+
+impl Job<'_> {
+    /// Writes an image over data blobs, if one is wanted: of these layers, of which some have their tars here, and the
+    /// others are in the store.
+    pub(super) fn native(
+        &self,
+        tree: &Tree,
+        layers: &[Digest],
+        tars: Vec<Option<Tar<'_>>>,
+    ) -> Result<Option<Written>, ImportError> {
+        if self.options.form == Form::Objects {
+            return Ok(None);
+        }
+        check_paths(tree)?;
+        let transaction = &*self.transaction;
+        let mut kept = Tars::default();
+        let mut found = HashMap::new();
+        let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
+        for (diff_id, KeptTar { mut draft, files }) in tars.into_iter().flatten() {
+            if self.options.form == Form::Tar {
+                draft.set_layer(diff_id);
+                for TarFile { object, sha256, offset, size } in &files {
+                    draft.add(*object, *sha256, *offset, *size, &[]);
+                }
+                let blob = draft.finish().map_err(ImportError::Object)?;
+                for file in files {
+                    found.entry(file.object).or_insert_with(|| file.stored(&blob));
+                }
+                continue;
+            }
+            for TarFile { object, sha256, offset, size } in &files {
+                let file = Packed { object, size: *size, sha256: Some(*sha256) };
+                let read = |into: &mut [u8], at| draft.read_exact_at(into, offset + at);
+                packer.add(&file, read).map_err(ImportError::Pack)?;
+            }
+            packer.end_layer().map_err(ImportError::Pack)?;
+            kept.add(draft, &files);
+        }
+        found.extend(packer.finish().map_err(ImportError::Pack)?);
+        let places = Found { transaction, form: self.options.form, layers, found, tars: kept };
+        native::write(transaction, tree, &places, Fingerprints::default())
+            .map(Some)
+            .map_err(ImportError::Native)
+    }
+}
+
+impl TarFile {
+    fn stored(&self, blob: &DataBlob) -> StoredObject {
+        StoredObject {
+            object: self.object,
+            blob: blob.id,
+            blob_bytes: blob.bytes,
+            kind: blob.kind,
+            offset: self.offset,
+            size: self.size,
+            end_len: 0,
+            sha256: self.sha256,
+        }
+    }
+}
+
+/// Tars that are read again, for the ends of files.
+#[derive(Default)]
+struct Tars<'t> {
+    drafts: Vec<DataBlobDraft<'t>>,
+    /// Which one, where in it, and how many bytes.
+    files: HashMap<ObjectId, (usize, u64, u64)>,
+}
+
+impl<'t> Tars<'t> {
+    fn add(&mut self, draft: DataBlobDraft<'t>, files: &[TarFile]) {
+        let number = self.drafts.len();
+        self.drafts.push(draft);
+        for file in files {
+            self.files.entry(file.object).or_insert((number, file.offset, file.size));
+        }
+    }
+}
+
+/// Where the data of an import's files is.
+struct Found<'t> {
+    transaction: &'t Transaction<'t>,
+    form: Form,
+    /// The image's layers, from the lowest to the uppermost.
+    layers: &'t [Digest],
+    /// What is in the blobs of this import, or was found for them.
+    found: HashMap<ObjectId, StoredObject>,
+    tars: Tars<'t>,
+}
+
+impl Places for Found<'_> {
+    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
+        if let Some(found) = self.found.get(object) {
+            return Ok(Some(*found));
+        }
+        match self.form {
+            Form::Tar => self.transaction.reuse_in_tars(object, self.layers),
+            _ => self.transaction.reuse_packed(object),
+        }
+    }
+
+    fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        if let Some((tar, offset, size)) = self.tars.files.get(object) {
+            return copy(start..*size, &mut buffer, out, |into, at| {
+                self.tars.drafts[*tar].read_exact_at(into, offset + at)
+            });
+        }
+        let reader = self.transaction.read_object(object).map_err(io::Error::other)?;
+        copy(start..reader.size(), &mut buffer, out, |into, at| reader.read_exact_at(into, at))
+    }
+}
+
+fn copy(
+    range: Range<u64>,
+    buffer: &mut [u8],
+    out: &mut dyn Write,
+    read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let Range { start: mut at, end } = range;
+    while at < end {
+        let count = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
+        read(&mut buffer[..count], at)?;
+        out.write_all(&buffer[..count])?;
+        at += count as u64;
+    }
+    Ok(())
+}
