@@ -5,6 +5,7 @@
 //! what the store does not have. Between them are bounded channels, and all that is on its way counts against one
 //! budget of bytes. Nothing is visible before every digest was compared.
 
+mod convert;
 mod copy;
 mod decode;
 mod documents;
@@ -32,6 +33,7 @@ use image::tree::Tree;
 use image::verity::{Algorithm, ObjectId};
 use store::{Committed, Form, RefName, Reference, Seconds, Store, walk};
 
+pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::ImportError;
 pub use layer::LayerFailure;

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::ops::Range;
 
 use image::erofs::Fingerprints;
 use image::tree::Tree;
@@ -118,29 +117,12 @@ impl Places for Found<'_> {
     }
 
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()> {
-        let mut buffer = vec![0; 64 << 10];
         if let Some((tar, offset, size)) = self.tars.files.get(object) {
-            return copy(start..*size, &mut buffer, out, |into, at| {
+            return native::copy(start..*size, out, |into, at| {
                 self.tars.drafts[*tar].read_exact_at(into, offset + at)
             });
         }
         let reader = self.transaction.read_object(object).map_err(io::Error::other)?;
-        copy(start..reader.size(), &mut buffer, out, |into, at| reader.read_exact_at(into, at))
+        native::copy(start..reader.size(), out, |into, at| reader.read_exact_at(into, at))
     }
-}
-
-fn copy(
-    range: Range<u64>,
-    buffer: &mut [u8],
-    out: &mut dyn Write,
-    read: impl Fn(&mut [u8], u64) -> io::Result<()>,
-) -> io::Result<()> {
-    let Range { start: mut at, end } = range;
-    while at < end {
-        let count = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
-        read(&mut buffer[..count], at)?;
-        out.write_all(&buffer[..count])?;
-        at += count as u64;
-    }
-    Ok(())
 }

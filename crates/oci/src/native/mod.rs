@@ -8,7 +8,7 @@ mod write;
 pub use pack::PackError;
 pub(crate) use pack::{Packed, Packer};
 pub use write::NativeError;
-pub(crate) use write::{Places, Written, write};
+pub(crate) use write::{Places, Written, copy, write};
 
 /// What a packed blob leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

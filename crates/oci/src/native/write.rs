@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
+use std::ops::Range;
 
 use image::erofs::{
     BlockSize, DataBlob, Fingerprints, Native, Piece, Stored, WriteError, write_native,
@@ -141,6 +142,23 @@ fn check(path: &[u8], inode: &Inode<'_>) -> Result<(), NativeError> {
     }
     if inode.xattrs().any(|(name, _)| name.starts_with(b"trusted.overlay.")) {
         return refused("has an xattr \"trusted.overlay.…\"");
+    }
+    Ok(())
+}
+
+/// Copies a range of bytes that `read` gives by their place.
+pub(crate) fn copy(
+    range: Range<u64>,
+    out: &mut dyn Write,
+    read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let Range { start: mut at, end } = range;
+    let mut buffer = [0; 16 << 10];
+    while at < end {
+        let count = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
+        read(&mut buffer[..count], at)?;
+        out.write_all(&buffer[..count])?;
+        at += count as u64;
     }
     Ok(())
 }

@@ -1,0 +1,244 @@
+//! Another storage form for an image that the store has.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read, Write};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use image::erofs::Fingerprints;
+use image::tree::{Content, Node, Tree};
+use image::verity::ObjectId;
+use store::{Committed, DraftError, Form, ObjectReader, Store, StoredObject, Transaction};
+
+use super::layers::{BlobSource, Found, LayerSource};
+use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report, Times};
+use crate::Digest;
+use crate::export::layer_tar;
+use crate::manifest::{Document, Manifest, ManifestError};
+use crate::native::{self, PackError, Packed, Packer, Places, Written};
+
+/// Bytes that are copied at once.
+const PIECE: usize = 256 << 10;
+
+/// An image of the store.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    /// The image.
+    pub image: &'a ObjectId,
+    /// What it was made from, if that is known: then its layers keep their exact bytes.
+    pub manifest: Option<&'a Digest>,
+}
+
+/// Makes the image in another form, from what the store has; every byte is verified on its way. The old image, and what
+/// only it needs, is garbage when no name stands for it any more.
+///
+/// # Errors
+/// [`ImportError`]; then nothing was changed.
+pub fn convert(
+    store: &Store,
+    image: &Stored<'_>,
+    options: &Options<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let job = Job::begin(store, options)?;
+    let made = match image.manifest {
+        Some(manifest) => job.layers(from_store(store, manifest)?)?,
+        None => job.tree(image.image)?,
+    };
+    job.finish(made, options.name.cloned(), start)
+}
+
+/// The layers that the store has.
+fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, ImportError> {
+    let read = |digest: &Digest| {
+        let found = store.manifest(digest).map_err(ImportError::Manifest)?;
+        let wrong = |source| ImportError::Stored { digest: Box::new(*digest), source };
+        found.ok_or_else(|| wrong(Box::new(ManifestError::Absent)))
+    };
+    let manifest = read(digest)?;
+    let wrong = |digest: &Digest| {
+        let digest = Box::new(*digest);
+        move |source| ImportError::Stored { digest, source: Box::new(source) }
+    };
+    let Manifest { config, layers } = match Document::parse(&manifest).map_err(wrong(digest))? {
+        Document::Image(manifest) => manifest,
+        Document::Index(_) => {
+            let media_type = crate::manifest::INDEX.to_owned();
+            let source = ManifestError::MediaType { kind: "manifest", media_type };
+            return Err(wrong(digest)(source));
+        }
+    };
+    let config_bytes = read(&config.digest)?;
+    let settings =
+        crate::manifest::Config::parse(&config_bytes).map_err(wrong(&config.digest))?;
+    let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?;
+    let layers = layers.iter().zip(diff_ids).map(|(layer, diff_id)| LayerSource {
+        name: layer.digest.to_string(),
+        source: Mutex::new(Box::new(Tar { store, diff_id: *diff_id })),
+        media_type: layer.media_type.clone(),
+        digest: None,
+        size: None,
+        diff_id: Some(*diff_id),
+        is_wanted: false,
+    });
+    Ok(Found {
+        layers: layers.collect(),
+        manifest: Some((*digest, manifest)),
+        config: Some((config.digest, config_bytes)),
+        name: None,
+    })
+}
+
+/// The tar of a layer of the store, for a layer whose recipe does not tell all of it.
+struct Tar<'s> {
+    store: &'s Store,
+    diff_id: Digest,
+}
+
+impl BlobSource for Tar<'_> {
+    fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
+        if failure.is_some() {
+            return None;
+        }
+        Some(match layer_tar(self.store, &self.diff_id) {
+            Ok(tar) => Box::new(tar),
+            Err(error) => Box::new(Failing(Some(std::io::Error::other(error)))),
+        })
+    }
+}
+
+/// Says why there is nothing to read.
+struct Failing(Option<std::io::Error>);
+
+impl Read for Failing {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(self.0.take().unwrap_or_else(|| std::io::ErrorKind::UnexpectedEof.into()))
+    }
+}
+
+impl Job<'_> {
+    /// The image of a tree that came without layers.
+    fn tree(&self, image: &ObjectId) -> Result<Made, ImportError> {
+        (self.options.progress)(Event::Walking);
+        let store = self.transaction.store();
+        let failed =
+            |source| ImportError::Image(Box::new(source));
+        let tree = store.tree(image).map_err(failed)?;
+        let written = match self.options.form {
+            Form::Tar => return Err(ImportError::NoLayers(*image)),
+            Form::Objects => {
+                self.objects(&tree)?;
+                None
+            }
+            Form::Packed => Some(self.pack(&tree)?),
+        };
+        Ok(Made {
+            tree,
+            written,
+            manifest: None,
+            layers: Vec::new(),
+            name: None,
+            committed: Committed::default(),
+            times: Times::default(),
+        })
+    }
+}
+
+/// Calls `visit` for each object of a tree, once.
+fn each_object(
+    tree: &Tree,
+    mut visit: impl FnMut(&ObjectId, u64) -> Result<(), ImportError>,
+) -> Result<(), ImportError> {
+    let mut seen = HashSet::new();
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        if let Node::Regular(Content::External { object: Some(object), size, .. }) =
+            entry.inode.node()
+            && seen.insert(object)
+        {
+            visit(&object, size)?;
+        }
+    }
+    Ok(())
+}
+
+impl Job<'_> {
+    /// Makes sure that each object of a tree has a file of its own.
+    fn objects(&self, tree: &Tree) -> Result<(), ImportError> {
+        let mut buffer = vec![0; PIECE];
+        each_object(tree, |object, size| {
+            self.go_on()?;
+            if self.transaction.reuse(object, size).map_err(ImportError::Object)? {
+                return Ok(());
+            }
+            let failed = |source| ImportError::Pack(PackError::Read { object: *object, source });
+            let mut reader = self.open(object)?;
+            let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
+            loop {
+                let count = reader.read(&mut buffer).map_err(failed)?;
+                if count == 0 {
+                    break;
+                }
+                draft.write_all(&buffer[..count]).map_err(ImportError::Write)?;
+            }
+            let actual = Box::new(draft.finish().map_err(ImportError::Object)?);
+            if *actual != *object {
+                return Err(ImportError::Pack(PackError::Damaged { expected: *object, actual }));
+            }
+            Ok(())
+        })
+    }
+
+    /// Packs the objects of a tree, in its order, and writes its image.
+    fn pack(&self, tree: &Tree) -> Result<Written, ImportError> {
+        let transaction = &*self.transaction;
+        let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
+        each_object(tree, |object, size| {
+            let mut reader = None;
+            let read = |into: &mut [u8], at| {
+                let reader = match &mut reader {
+                    Some(reader) => reader,
+                    empty => empty.insert(self.open(object).map_err(io::Error::other)?),
+                };
+                ObjectReader::read_exact_at(reader, into, at)
+            };
+            packer.add(&Packed { object, size, sha256: None }, read).map_err(ImportError::Pack)
+        })?;
+        let places = FromTree {
+            transaction,
+            found: packer.finish().map_err(ImportError::Pack)?,
+        };
+        native::write(transaction, tree, &places, Fingerprints::default())
+            .map_err(ImportError::Native)
+    }
+
+    fn open(&self, object: &ObjectId) -> Result<ObjectReader, ImportError> {
+        let opened = self.transaction.store().object(object);
+        opened.map_err(|source| ImportError::Lookup { object: *object, source })
+    }
+
+    fn go_on(&self) -> Result<(), ImportError> {
+        match self.options.cancel.load(Ordering::Relaxed) {
+            true => Err(ImportError::Cancelled),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Where the data of a packed tree is.
+struct FromTree<'t> {
+    transaction: &'t Transaction<'t>,
+    found: HashMap<ObjectId, StoredObject>,
+}
+
+impl Places for FromTree<'_> {
+    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
+        Ok(self.found.get(object).copied())
+    }
+
+    fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()> {
+        let reader = self.transaction.store().object(object).map_err(io::Error::other)?;
+        native::copy(start..reader.size(), out, |into, at| reader.read_exact_at(into, at))
+    }
+}
