@@ -132,6 +132,10 @@ pub(crate) enum Verb {
     /// Remove the name and password for a registry
     #[cfg(feature = "registry")]
     Logout(Logout),
+    /// Store an image in another form
+    ///
+    /// Every byte is verified on its way. What was only the old form's is garbage then, which `gc` frees.
+    Convert(Convert),
     /// Make an image file, without a store
     Build(Build),
     /// Mount an image on a directory
@@ -210,9 +214,60 @@ pub(crate) struct Import {
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) tree: TreeOptions,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
     /// The platform to take from an index, as os/architecture[/variant]
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
+    /// Memory for data under way, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    pub(crate) memory: u64,
+}
+
+// Where the data of an image goes.
+#[derive(Debug, Args)]
+pub(crate) struct FormOptions {
+    /// How the data is stored; `auto` is what is best here, and `quire doctor` says why
+    #[arg(long, value_enum, value_name = "FORM", default_value_t)]
+    pub(crate) form: FormWish,
+    /// Of `packed`: what need not be stored again. With `layer`, an image is the same on every host
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
+    pub(crate) dedup: DedupWish,
+}
+
+/// How an image's data is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum FormWish {
+    /// `packed` where the kernel shares pages between such images, else `objects`
+    #[default]
+    Auto,
+    /// A file for each content; overlayfs finds them, and all images share them, in memory too
+    Objects,
+    /// Packed blobs, that EROFS reads by itself: half of the inodes, and the fastest start
+    Packed,
+    /// The layers' tars as they are, that EROFS reads by itself: nothing is unpacked
+    Tar,
+}
+
+/// What packed blobs leave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum DedupWish {
+    /// What any packed blob of the store has
+    #[default]
+    Store,
+    /// What the same layer has already
+    Layer,
+}
+
+// Which image, and how it is to be stored.
+#[derive(Debug, Args)]
+pub(crate) struct Convert {
+    /// A name, an image id or its beginning
+    pub(crate) name: String,
+    /// What the image in its new form is to be called; by default its name moves to it
+    pub(crate) new: Option<String>,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
     /// Memory for data under way, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
@@ -235,6 +290,8 @@ pub(crate) struct Pull {
     /// Leave out sockets and unknown types, and say which, instead of refusing the image
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
     /// Memory for data under way, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
@@ -315,7 +372,7 @@ pub(crate) struct RegistryOptions {
 }
 
 // How a source becomes a tree.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct TreeOptions {
     /// Where the objects are that a dump refers to
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -331,7 +388,7 @@ pub(crate) struct TreeOptions {
 }
 
 // Which extended attributes are kept, of directories and tars.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct XattrOptions {
     /// Drop all extended attributes; ACLs and file capabilities are such, too
     #[arg(long)]

@@ -52,7 +52,7 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, OpenOptions::create())?;
     let wishes =
-        Wishes { name: None, tree: &args.tree, platform: None, budget: oci::import::BUDGET };
+        Wishes { name: None, tree: &args.tree, form: crate::forms::OBJECTS, platform: None, budget: oci::import::BUDGET };
     let done = work(context, &store, &source, &wishes)?;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {

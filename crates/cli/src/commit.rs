@@ -41,7 +41,7 @@ struct Looked {
     paused: Option<Paused>,
     /// Nobody starts to remove what has ended, and `gc` leaves the image.
     _lock: Option<ContainerDir>,
-    _image: OpenImage,
+    image: OpenImage,
 }
 
 /// Whether a container that runs goes on while it is looked at.
@@ -288,6 +288,9 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
         limits: Limits::default(),
         budget: BUDGET,
         durable: Durable::Together,
+        // What is below is in this form already.
+        form: looked.image.form,
+        dedup: Dedup::Store,
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         unsupported: Unsupported::Refuse,
         xattrs: walk::Xattrs::All,

@@ -1,5 +1,6 @@
 //! `mount` and `umount`.
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -8,7 +9,7 @@ use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, asse
 use container::superblock::Superblock;
 use image::erofs::read::Image;
 use kernel::mount::{Acl, Freed, Unmount};
-use store::{OpenImage, OpenOptions, Resolved};
+use store::{Form, OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
 use crate::args::{self, Trust, VerityPolicy};
@@ -65,10 +66,15 @@ pub(crate) fn root(
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
     let has_acl = opened.superblock().composefs.is_none_or(|header| header.has_acl);
     let source = format!("{SOURCE}{name}");
+    let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
+    let objects = [image.objects.as_fd()];
     let layers = Layers {
         name: &source,
         image: image.image.fd(),
-        data: Data::Objects(&[std::os::fd::AsFd::as_fd(&image.objects)]),
+        data: match image.form {
+            Form::Objects => Data::Objects(&objects),
+            Form::Packed | Form::Tar => Data::Devices(&devices),
+        },
         acl: if has_acl { Acl::Keep } else { Acl::Ignore },
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
@@ -149,12 +155,13 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
     for directory in &args.directories {
         let path = std::fs::canonicalize(directory)
             .with_context(|| format!("cannot find \"{}\"", directory.display()))?;
-        let source = mounted_at(&path)?
+        let mount = mounted_at(&path)?
             .with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
-        if !source.starts_with(SOURCE) {
+        if !mount.is_ours() {
             bail!(
-                "what is mounted on \"{}\" is not Quire's but \"{source}\": use umount",
-                directory.display()
+                "what is mounted on \"{}\" is not Quire's but \"{}\": use umount",
+                directory.display(),
+                mount.source
             );
         }
         kernel::mount::unmount(&path, how)?;
@@ -162,21 +169,50 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// The source of what is mounted last on a path.
-fn mounted_at(path: &Path) -> anyhow::Result<Option<String>> {
+/// What is mounted somewhere.
+#[derive(Debug, PartialEq, Eq)]
+struct Mounted {
+    /// The file system.
+    kind: String,
+    source: String,
+}
+
+impl Mounted {
+    /// Overlays have the name that we gave them. EROFS says what the kernel opened: a descriptor, which only who mounts
+    /// by the new mount calls has for a source, or a loop device, whose file then has an image's name.
+    fn is_ours(&self) -> bool {
+        if self.source.starts_with(SOURCE) {
+            return true;
+        }
+        if self.kind != "erofs" {
+            return false;
+        }
+        let Some(device) = self.source.strip_prefix("/dev/loop") else {
+            return self.source.starts_with("/proc/self/fd/");
+        };
+        let file = std::fs::read_to_string(format!("/sys/block/loop{device}/loop/backing_file"));
+        let name = file.unwrap_or_default();
+        let name = name.trim_end().rsplit('/').next().unwrap_or_default();
+        image::verity::ObjectId::from_hex(name.as_bytes()).is_ok()
+    }
+}
+
+/// What is mounted last on a path.
+fn mounted_at(path: &Path) -> anyhow::Result<Option<Mounted>> {
     let text = std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")?;
-    Ok(source_of(&text, std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())))
+    Ok(mount_of(&text, std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())))
 }
 
 /// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` stands for bytes that would confuse.
-fn source_of(mountinfo: &[u8], path: &[u8]) -> Option<String> {
+fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Mounted> {
     let lines = mountinfo.split(|&byte| byte == b'\n');
+    let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
     let mut found = lines.filter_map(|line| {
         let mut fields = line.split(|&byte| byte == b' ');
         let point = unescape(fields.nth(4)?);
-        let mut rest = fields.skip_while(|field| *field != b"-").skip(2);
-        let source = unescape(rest.next()?);
-        (point == path).then(|| String::from_utf8_lossy(&source).into_owned())
+        let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+        let (kind, source) = (text(rest.next()?), text(rest.next()?));
+        (point == path).then_some(Mounted { kind, source })
     });
     found.next_back()
 }
@@ -209,14 +245,23 @@ mod tests {
     const MOUNTINFO: &[u8] = b"\
         36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n\
         40 35 0:50 / /mnt/a\\040b ro,relatime - overlay quire:x:latest ro,lowerdir+=y\n\
-        41 35 0:51 / /mnt/a\\040b ro,relatime shared:2 master:3 - overlay quire:y:1 ro\n";
+        41 35 0:51 / /mnt/a\\040b ro,relatime shared:2 master:3 - overlay quire:y:1 ro\n\
+        42 35 0:52 / /native ro,relatime - erofs /proc/self/fd/5 ro,user_xattr,acl\n\
+        43 35 98:1 / /other ro,relatime - erofs /dev/sda1 ro,user_xattr,acl\n";
 
     #[test]
     fn the_uppermost_mount_counts() {
-        let cases =
-            [("/mnt", Some("/dev/root")), ("/mnt/a b", Some("quire:y:1")), ("/mnt/a", None)];
+        let cases = [
+            ("/mnt", Some(("/dev/root", false))),
+            ("/mnt/a b", Some(("quire:y:1", true))),
+            ("/mnt/a", None),
+            ("/native", Some(("/proc/self/fd/5", true))),
+            ("/other", Some(("/dev/sda1", false))),
+        ];
         for (path, expect) in cases {
-            assert_eq!(source_of(MOUNTINFO, path.as_bytes()).as_deref(), expect, "{path}");
+            let found = mount_of(MOUNTINFO, path.as_bytes());
+            let found = found.as_ref().map(|it| (it.source.as_str(), it.is_ours()));
+            assert_eq!(found, expect, "{path}");
         }
     }
 }
