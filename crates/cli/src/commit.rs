@@ -82,7 +82,7 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
             (Changes::of_ended(lock.path()).with_context(failed)?, None, Some(lock))
         }
     };
-    Ok(Looked { tree, ids, changes, paused, _lock: lock, _image: image, found })
+    Ok(Looked { tree, ids, changes, paused, _lock: lock, image, found })
 }
 
 fn ids(folder: &Path) -> anyhow::Result<Owners> {

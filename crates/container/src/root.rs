@@ -385,7 +385,9 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::MetadataExt as _;
 
-    use image::erofs::{Profile, Versions};
+    use image::erofs::{
+        BlockSize, DataBlob, Fingerprints, Profile, Stored, Versions, write_native,
+    };
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
     use image::verity::{Algorithm, digest};
 
@@ -457,5 +459,93 @@ mod tests {
         assert_eq!(std::fs::read(&place).unwrap(), bytes);
         assert!(mounts().contains(" overlay quire:test "));
         kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
+    }
+
+    /// An image whose one file is in a blob, behind a block of something else.
+    struct Native {
+        folder: tempfile::TempDir,
+        bytes: Vec<u8>,
+    }
+
+    impl Native {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let bytes: Vec<u8> = (0..=255).cycle().take(3 * 4096 + 5).collect();
+            let object = digest(Algorithm::Sha256, &bytes);
+            let blob = [&[0xee; 4096][..], &bytes[..3 * 4096]].concat();
+            let mut builder = Builder::new();
+            let size = bytes.len() as u64;
+            let content = Content::External { size, object: Some(object), location: Location::None };
+            let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(content));
+            builder.insert(InodeId::ROOT, b"file", inode.unwrap(), Link::Equal).unwrap();
+            let find = |_: &_| {
+                let (tail, fingerprint) = (5, [7; 32]);
+                Some(Stored { device: 0, offset: 4096, tail, fingerprint })
+            };
+            let device =
+                DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };
+            let native = image::erofs::Native {
+                block_size: BlockSize::B4096,
+                devices: &[device],
+                find: &find,
+                fingerprints: Fingerprints::default(),
+                uuid: [0; 16],
+            };
+            let mut give = |_: image::tree::Inode<'_>, _, out: &mut dyn std::io::Write| {
+                out.write_all(&bytes[3 * 4096..])
+            };
+            let mut out = File::create(folder.path().join("image")).unwrap();
+            write_native(&builder.finish(), &native, &mut give, &mut out).unwrap();
+            std::fs::write(folder.path().join("blob"), blob).unwrap();
+            Self { folder, bytes }
+        }
+
+        fn root(&self, shape: &Shape<'_>, workshop: Workshop) -> Root {
+            let open = |name| File::open(self.folder.path().join(name)).unwrap();
+            let (image, blob) = (open("image"), open("blob"));
+            let layers = Layers {
+                name: "quire:native",
+                image: image.as_fd(),
+                data: Data::Devices(&[blob.as_fd()]),
+                acl: Acl::Keep,
+            };
+            assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()
+        }
+    }
+
+    #[test]
+    fn an_image_over_blobs_is_mounted_alone_until_something_is_written() {
+        if !is_root() {
+            return;
+        }
+        let native = Native::new();
+        let map: IdMap = "0:100000:10\n0:200000:10".parse().unwrap();
+        own_mounts(Propagation::Private).unwrap();
+        let memory = Writable::Memory { bytes: None };
+        let none = Writable::None;
+        let cases = [
+            (none, None, Space::AsIs, "erofs"),
+            (none, Some(&map), Space::AsIs, "erofs"),
+            (none, None, Space::Free, "overlay"),
+            (memory, Some(&map), Space::AsIs, "overlay"),
+        ];
+        for (writable, map, space, kind) in cases {
+            for workshop in [Workshop::AsNeeded, Workshop::Apart] {
+                let root = native.root(&Shape { writable, map, space }, workshop);
+                let point = tempfile::tempdir().unwrap();
+                root.mount.attach_at(point.path()).unwrap();
+                drop(root);
+                let file = point.path().join("file");
+                assert_eq!(std::fs::read(&file).unwrap(), native.bytes);
+                let owner = std::fs::metadata(&file).unwrap().uid();
+                assert_eq!(owner, if map.is_some() { 100_000 } else { 0 });
+                let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+                let at = format!(" {} ", point.path().display());
+                let line = mounts.lines().find(|line| line.contains(&at)).unwrap();
+                assert!(line.contains(&format!(" - {kind} ")), "{line}");
+                assert_eq!(std::fs::write(&file, b"new").is_ok(), matches!(writable, Writable::Memory { .. }));
+                kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
+            }
+        }
     }
 }

@@ -1,22 +1,21 @@
 //! Another storage form for an image that the store has.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use image::erofs::Fingerprints;
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
-use store::{Committed, DraftError, Form, ObjectReader, Store, StoredObject, Transaction};
+use store::{Form, ObjectReader, Store};
 
 use super::layers::{BlobSource, Found, LayerSource};
-use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report, Times};
+use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report};
 use crate::Digest;
 use crate::export::layer_tar;
 use crate::manifest::{Document, Manifest, ManifestError};
-use crate::native::{self, PackError, Packed, Packer, Places, Written};
+use crate::native::PackError;
 
 /// Bytes that are copied at once.
 const PIECE: usize = 256 << 10;
@@ -122,26 +121,11 @@ impl Job<'_> {
     fn tree(&self, image: &ObjectId) -> Result<Made, ImportError> {
         (self.options.progress)(Event::Walking);
         let store = self.transaction.store();
-        let failed =
-            |source| ImportError::Image(Box::new(source));
-        let tree = store.tree(image).map_err(failed)?;
-        let written = match self.options.form {
-            Form::Tar => return Err(ImportError::NoLayers(*image)),
-            Form::Objects => {
-                self.objects(&tree)?;
-                None
-            }
-            Form::Packed => Some(self.pack(&tree)?),
-        };
-        Ok(Made {
-            tree,
-            written,
-            manifest: None,
-            layers: Vec::new(),
-            name: None,
-            committed: Committed::default(),
-            times: Times::default(),
-        })
+        let tree = store.tree(image).map_err(|source| ImportError::Tree(Box::new(source)))?;
+        if self.options.form == Form::Objects {
+            self.objects(&tree)?;
+        }
+        self.made(tree)
     }
 }
 
@@ -190,29 +174,6 @@ impl Job<'_> {
         })
     }
 
-    /// Packs the objects of a tree, in its order, and writes its image.
-    fn pack(&self, tree: &Tree) -> Result<Written, ImportError> {
-        let transaction = &*self.transaction;
-        let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
-        each_object(tree, |object, size| {
-            let mut reader = None;
-            let read = |into: &mut [u8], at| {
-                let reader = match &mut reader {
-                    Some(reader) => reader,
-                    empty => empty.insert(self.open(object).map_err(io::Error::other)?),
-                };
-                ObjectReader::read_exact_at(reader, into, at)
-            };
-            packer.add(&Packed { object, size, sha256: None }, read).map_err(ImportError::Pack)
-        })?;
-        let places = FromTree {
-            transaction,
-            found: packer.finish().map_err(ImportError::Pack)?,
-        };
-        native::write(transaction, tree, &places, Fingerprints::default())
-            .map_err(ImportError::Native)
-    }
-
     fn open(&self, object: &ObjectId) -> Result<ObjectReader, ImportError> {
         let opened = self.transaction.store().object(object);
         opened.map_err(|source| ImportError::Lookup { object: *object, source })
@@ -223,22 +184,5 @@ impl Job<'_> {
             true => Err(ImportError::Cancelled),
             false => Ok(()),
         }
-    }
-}
-
-/// Where the data of a packed tree is.
-struct FromTree<'t> {
-    transaction: &'t Transaction<'t>,
-    found: HashMap<ObjectId, StoredObject>,
-}
-
-impl Places for FromTree<'_> {
-    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
-        Ok(self.found.get(object).copied())
-    }
-
-    fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()> {
-        let reader = self.transaction.store().object(object).map_err(io::Error::other)?;
-        native::copy(start..reader.size(), out, |into, at| reader.read_exact_at(into, at))
     }
 }

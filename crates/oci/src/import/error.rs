@@ -56,6 +56,28 @@ pub enum ImportError {
         /// Why.
         source: io::Error,
     },
+    /// There are no tars to keep.
+    #[error("it came without layers, whose tars the form `tar` keeps: use --form packed or objects")]
+    NoLayers,
+    /// The image to convert cannot be read.
+    #[error("cannot read the image")]
+    Tree(#[source] Box<TreeOfError>),
+    /// An object of the image cannot be opened.
+    #[error("cannot open object {object}")]
+    Lookup {
+        /// Which one.
+        object: ObjectId,
+        /// Why.
+        source: StoreError,
+    },
+    /// What the image was made from is not to be had.
+    #[error("cannot read {digest}, which the image was made from")]
+    Stored {
+        /// The manifest, or its config.
+        digest: Box<Digest>,
+        /// Why.
+        source: Box<ManifestError>,
+    },
     /// The data cannot be packed.
     #[error("cannot pack the data")]
     Pack(#[source] PackError),

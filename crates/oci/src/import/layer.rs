@@ -195,8 +195,10 @@ pub(super) struct Gathered<'t> {
 #[derive(Debug)]
 pub(super) struct KeptTar<'t> {
     pub(super) draft: DataBlobDraft<'t>,
-    /// In the order of the tar. Files whose bytes are not together are not among them: those are objects.
+    /// In the order of the tar.
     pub(super) files: Vec<TarFile>,
+    /// Those whose bytes are not together in the tar, with their sizes: they are objects.
+    pub(super) sparse: Vec<(ObjectId, u64)>,
 }
 
 /// The bytes of a file in a layer's tar.
@@ -208,6 +210,16 @@ pub(super) struct TarFile {
     pub(super) offset: u64,
     /// How many they are.
     pub(super) size: u64,
+}
+
+/// A file of a layer whose tar is kept.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    /// Where its bytes begin; `None` when they are not together.
+    offset: Option<u64>,
+    size: u64,
+    /// As soon as that is known.
+    named: Option<Named>,
 }
 
 /// What is known of a layer beforehand.
@@ -439,8 +451,8 @@ struct Gatherer<'a, 'q> {
     batch: Batch,
     known: Arc<Known>,
     ids: Vec<(u32, Named)>,
-    /// By their numbers, files whose bytes are kept in the tar: where, and what they are called as soon as that is known.
-    files: Vec<Option<(u64, u64, Option<Named>)>>,
+    /// By their numbers, if the tar is kept.
+    files: Vec<Seen>,
     skipped: Vec<Vec<u8>>,
     /// Zero bytes that went by last, since the last entry's content.
     zeros: u64,
@@ -525,18 +537,13 @@ impl<'a, 'q> Gatherer<'a, 'q> {
     fn keep<R>(&mut self, entry: &Entry<'_, R>) -> Keep {
         let is_together =
             matches!(entry.segments, [it] if it.offset == 0 && it.length == entry.size);
-        match self.shared.keep {
-            Keep::Object => Keep::Object,
-            Keep::InTar if is_together => {
-                self.files.push(Some((entry.position, entry.size, None)));
-                Keep::InTar
-            }
-            // The bytes of a sparse file stand nowhere as a whole.
-            Keep::InTar => {
-                self.files.push(None);
-                Keep::Object
-            }
+        if self.shared.keep == Keep::Object {
+            return Keep::Object;
         }
+        let offset = is_together.then_some(entry.position);
+        self.files.push(Seen { offset, size: entry.size, named: None });
+        // The bytes of a sparse file stand nowhere as a whole.
+        if is_together { Keep::InTar } else { Keep::Object }
     }
 
     fn small<R: Read>(
@@ -617,8 +624,8 @@ impl<'a, 'q> Gatherer<'a, 'q> {
 
     fn resolve(&mut self) -> Result<(), LayerFailure> {
         for (number, named) in &self.ids {
-            if let Some(Some((_, _, name))) = self.files.get_mut(*number as usize) {
-                *name = Some(*named);
+            if let Some(file) = self.files.get_mut(*number as usize) {
+                file.named = Some(*named);
             }
         }
         let layer = &mut self.layer;
@@ -665,11 +672,15 @@ impl<'a, 'q> Gatherer<'a, 'q> {
             is_reused: false,
             skipped: self.skipped,
         };
-        let files = self.files.into_iter().flatten().filter_map(|(offset, size, named)| {
-            let Named { object, sha256 } = named?;
-            Some(TarFile { object, sha256: sha256?, offset, size })
-        });
-        let tar = copy.map(|draft| KeptTar { draft, files: files.collect() });
+        let (mut files, mut sparse) = (Vec::new(), Vec::new());
+        for Seen { offset, size, named } in self.files {
+            let Named { object, sha256 } = named.expect("all are settled");
+            match offset.zip(sha256) {
+                Some((offset, sha256)) => files.push(TarFile { object, sha256, offset, size }),
+                None => sparse.push((object, size)),
+            }
+        }
+        let tar = copy.map(|draft| KeptTar { draft, files, sparse });
         Ok(Gathered { layer: self.layer, report, blob, tar, committed: Committed::default() })
     }
 }

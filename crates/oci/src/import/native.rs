@@ -1,12 +1,14 @@
 //! Imports whose data goes into data blobs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use image::erofs::Fingerprints;
-use image::tree::Tree;
+use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
-use store::{DataBlob, DataBlobDraft, DraftError, Form, StoredObject, Transaction};
+use store::{
+    DataBlob, DataBlobDraft, DraftError, Form, ObjectReader, StoredObject, Transaction,
+};
 
 use super::layer::{KeptTar, TarFile};
 use super::{ImportError, Job, check_paths};
@@ -33,7 +35,7 @@ impl Job<'_> {
         let mut kept = Tars::default();
         let mut found = HashMap::new();
         let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
-        for (diff_id, KeptTar { mut draft, files }) in tars.into_iter().flatten() {
+        for (diff_id, KeptTar { mut draft, files, sparse }) in tars.into_iter().flatten() {
             if self.options.form == Form::Tar {
                 draft.set_layer(diff_id);
                 for TarFile { object, sha256, offset, size } in &files {
@@ -50,14 +52,68 @@ impl Job<'_> {
                 let read = |into: &mut [u8], at| draft.read_exact_at(into, offset + at);
                 packer.add(&file, read).map_err(ImportError::Pack)?;
             }
+            self.pack_own(&mut packer, &sparse)?;
             packer.end_layer().map_err(ImportError::Pack)?;
             kept.add(draft, &files);
         }
         found.extend(packer.finish().map_err(ImportError::Pack)?);
         let places = Found { transaction, form: self.options.form, layers, found, tars: kept };
-        native::write(transaction, tree, &places, Fingerprints::default())
-            .map(Some)
-            .map_err(ImportError::Native)
+        let written = native::write(transaction, tree, &places, Fingerprints::default())
+            .map_err(ImportError::Native)?;
+        if self.options.form == Form::Packed {
+            // They are in the blobs.
+            transaction.forget_objects();
+        }
+        Ok(Some(written))
+    }
+
+    /// Packs objects that this import has made, which are no objects any more when the image is written.
+    fn pack_own(
+        &self,
+        packer: &mut Packer<'_>,
+        objects: &[(ObjectId, u64)],
+    ) -> Result<(), ImportError> {
+        for (object, size) in objects {
+            let mut reader = None;
+            let read = |into: &mut [u8], at| {
+                let reader = match &mut reader {
+                    Some(reader) => reader,
+                    empty => {
+                        let opened = self.transaction.read_object(object);
+                        empty.insert(opened.map_err(io::Error::other)?)
+                    }
+                };
+                ObjectReader::read_exact_at(reader, into, at)
+            };
+            let file = Packed { object, size: *size, sha256: None };
+            packer.add(&file, read).map_err(ImportError::Pack)?;
+        }
+        Ok(())
+    }
+
+    /// Packs the objects that this import has made of a tree, in its order, and writes its image.
+    pub(super) fn pack(&self, tree: &Tree) -> Result<Written, ImportError> {
+        let transaction = &*self.transaction;
+        let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
+        let mut seen = HashSet::new();
+        let mut objects = Vec::new();
+        let mut walk = tree.walk();
+        while let Some((_, entry)) = walk.next() {
+            if let Node::Regular(Content::External { object: Some(object), size, .. }) =
+                entry.inode.node()
+                && seen.insert(object)
+            {
+                objects.push((object, size));
+            }
+        }
+        self.pack_own(&mut packer, &objects)?;
+        let found = packer.finish().map_err(ImportError::Pack)?;
+        let (form, layers, tars) = (Form::Packed, &[][..], Tars::default());
+        let places = Found { transaction, form, layers, found, tars };
+        let written = native::write(transaction, tree, &places, Fingerprints::default())
+            .map_err(ImportError::Native)?;
+        transaction.forget_objects();
+        Ok(written)
     }
 }
 
