@@ -19,6 +19,8 @@ mod hostile;
 mod laid_out;
 #[path = "read/mkfs.rs"]
 mod mkfs;
+#[path = "read/native.rs"]
+mod native;
 #[path = "read/patched.rs"]
 mod patched;
 #[path = "read/read_back.rs"]
