@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -100,12 +100,17 @@ fn give_objects(
         {
             continue;
         }
-        let from = store.object(&object)?;
+        let mut from = store.object(&object)?;
         let mut options = File::options();
         std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), MODE);
-        let copy = options.open(work.join(object.to_string())).with_context(failed)?;
-        kernel::files::copy(from.as_fd(), copy.as_fd())
-            .with_context(|| format!("cannot copy object {object}"))?;
+        let mut copy = options.open(work.join(object.to_string())).with_context(failed)?;
+        match from.file() {
+            Some(file) => {
+                kernel::files::copy(file.as_fd(), copy.as_fd()).map(drop).map_err(io::Error::from)
+            }
+            None => io::copy(&mut from, &mut copy).map(drop),
+        }
+        .with_context(|| format!("cannot copy object {object}"))?;
         new.insert(object);
     }
     if new.is_empty() {

@@ -276,6 +276,11 @@ impl Directory {
         }
     }
 
+    /// What the directory itself is.
+    pub(crate) fn stat_self(&self) -> Result<Stat, DiskError> {
+        rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("stat", "", errno))
+    }
+
     /// Renames, never replacing anything.
     pub(crate) fn rename_new(
         &self,

@@ -24,7 +24,7 @@ use crate::manifests::{Links, ManifestError};
 use crate::record::RecordError;
 use crate::refs::{RefError, RefName, Reference};
 use crate::repair::ALONE;
-use crate::store::{Store, StoreError, belongs};
+use crate::store::{Store, belongs};
 
 /// Why the check itself could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -282,11 +282,9 @@ impl Store {
     }
 
     fn open_to_hash(&self, id: &ObjectId) -> Result<Option<File>, DiskError> {
-        match self.object(id) {
-            Ok(file) => Ok(Some(file)),
-            Err(StoreError::NoObject(_)) => Ok(None),
-            Err(StoreError::Disk(error)) => Err(error),
-            Err(other) => Err(self.objects.failed("open", "", io::Error::other(other))),
+        match self.object_file(id) {
+            Ok(found) => Ok(found.map(|it| it.0)),
+            Err(error) => Err(self.disk_error(error)),
         }
     }
 

@@ -90,6 +90,10 @@ pub enum Garbage {
     Object(ObjectId),
     /// A layer as it came, whole or in part, the pin of an unfinished pull, or where a layer's chunks are.
     Blob(BlobFile),
+    /// A data blob.
+    DataBlob(ObjectId),
+    /// The index of a data blob.
+    DataIndex(ObjectId),
     /// A dead container's folder.
     Container(String),
     /// What a dead command left in `tmp/`.
@@ -402,6 +406,8 @@ impl From<Item> for Garbage {
             Item::Layer(digest) => Self::Layer(digest),
             Item::Manifest(digest) => Self::Manifest(digest),
             Item::Blob(file) => Self::Blob(file),
+            Item::DataBlob(id) => Self::DataBlob(id),
+            Item::DataIndex(id) => Self::DataIndex(id),
         }
     }
 }

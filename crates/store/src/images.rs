@@ -4,7 +4,9 @@ use image::erofs::read::{Cached, Image, Owners, ReadError, View, to_tree};
 use image::tree::{Content, Node};
 use image::verity::ObjectId;
 
+use crate::data::BlobKind;
 use crate::open::ImageFile;
+use crate::refs::Form;
 use crate::store::{Store, StoreError};
 
 impl Store {
@@ -24,6 +26,40 @@ impl Store {
 pub(crate) fn id_of(name: &[u8]) -> Option<ObjectId> {
     let id = ObjectId::from_hex(name).ok()?;
     (id.to_string().as_bytes() == name).then_some(id)
+}
+
+/// A data blob that an image has as a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DeviceUse {
+    /// Its name; none if the device table has something else.
+    pub(crate) blob: Option<ObjectId>,
+    /// Its length, as the image says.
+    pub(crate) bytes: u64,
+}
+
+/// What the superblock of an image says of where its data is.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    pub(crate) form: Form,
+    /// In order; none of a composefs image.
+    pub(crate) uses: Vec<DeviceUse>,
+}
+
+/// Reads the table of devices.
+pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
+    let image = Image::open(image)?;
+    let block = image.superblock().block_bits.size();
+    let uses = image
+        .devices()
+        .iter()
+        .map(|slot| DeviceUse { blob: id_of(&slot.tag), bytes: slot.blocks.saturating_mul(block) });
+    let uses: Vec<_> = uses.collect();
+    let form = match (uses.is_empty(), block == BlobKind::Tar.block_size()) {
+        (true, _) => Form::Objects,
+        (false, true) => Form::Tar,
+        (false, false) => Form::Packed,
+    };
+    Ok(Devices { form, uses })
 }
 
 /// A file of an image whose bytes are an object.

@@ -24,6 +24,10 @@ pub struct Seconds(pub i64);
 pub enum Form {
     /// Whole files in `objects/`, through a composefs image.
     Objects,
+    /// In packed data blobs, through EROFS alone.
+    Packed,
+    /// In layers' tars, through EROFS alone.
+    Tar,
 }
 
 /// A checked name: `[host[:port]/]path[:tag]` by the grammar of OCI references. Without a tag it

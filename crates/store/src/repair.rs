@@ -71,7 +71,7 @@ impl Store {
             Item::Manifest(digest) => self.manifest(digest).is_err(),
             Item::Blob(BlobFile::Whole(digest)) => self.blob_damage(digest).is_some(),
             Item::Blob(BlobFile::Chunks(diff_id)) => self.chunks_damage(diff_id).is_some(),
-            Item::Blob(_) => false,
+            Item::Blob(_) | Item::DataBlob(_) | Item::DataIndex(_) => false,
         }
     }
 }

@@ -1,13 +1,11 @@
 //! An image's files, and their bytes, verified as they pass.
 
-use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::FileExt as _;
 
 use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tree::{Content, Node, Tree};
 use image::verity::{Hasher, ObjectId};
-use store::{OpenImage, Store};
+use store::{ObjectReader, OpenImage, Store};
 
 use super::{BytesError, ExportError, Options};
 use crate::import::Event;
@@ -158,7 +156,7 @@ fn object_of(content: Content<'_>) -> Result<(ObjectId, u64), BytesError> {
 }
 
 /// Fills all of a buffer. Answers whether there was enough.
-fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
+fn fill(file: &mut ObjectReader, into: &mut [u8]) -> io::Result<bool> {
     match file.read_exact(into) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),

@@ -3,6 +3,7 @@
 mod concurrency;
 mod crash;
 mod damage;
+mod data;
 mod disk_full;
 mod format;
 mod import;

@@ -30,7 +30,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     let image = import(&store, "one", &files).unwrap();
     let object = store.object(&digest(Algorithm::Sha256, &files["own-1"])).unwrap();
     let opened = store.open_image(&image).unwrap();
-    let found = sealed(object.as_fd()).unwrap();
+    let found = sealed(object.file().unwrap().as_fd()).unwrap();
     assert_eq!(sealed(opened.image.fd()).unwrap(), found);
     match found {
         Sealed::Verity => assert!(opened.kernel_verity),
@@ -56,7 +56,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     store.gc(NOW).unwrap();
     assert!(!store.has(&id, bytes).unwrap());
     transaction.commit().unwrap();
-    assert_eq!(sealed(store.object(&id).unwrap().as_fd()).unwrap(), found);
+    assert_eq!(sealed(store.object(&id).unwrap().file().unwrap().as_fd()).unwrap(), found);
     store.clear_dead().unwrap();
     check_clean(&store).unwrap();
     assert!(!store.has(&id, bytes).unwrap());

@@ -117,7 +117,7 @@ fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
 /// [`DEVICE_TABLE`] in slots.
 const DEVICE_SLOT: u16 = {
     const SLOT: u64 = size_of::<RawDeviceSlot>() as u64;
-    assert!(DEVICE_TABLE % SLOT == 0 && DEVICE_TABLE / SLOT == 9);
+    assert!(DEVICE_TABLE.is_multiple_of(SLOT) && DEVICE_TABLE / SLOT == 9);
     9
 };
 
