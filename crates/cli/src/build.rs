@@ -51,12 +51,22 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
     let (place, _lock) = workplace(&beside)?;
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, OpenOptions::create())?;
-    let wishes =
-        Wishes { name: None, tree: &args.tree, form: crate::forms::OBJECTS, platform: None, budget: oci::import::BUDGET };
+    let wishes = Wishes {
+        name: None,
+        tree: &args.tree,
+        form: crate::forms::OBJECTS,
+        platform: None,
+        budget: oci::import::BUDGET,
+    };
     let done = work(context, &store, &source, &wishes)?;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {
-        give_objects(&store, &target::read(&image)?, folder, &place.path().join("objects"))?;
+        give_objects(
+            &store,
+            &target::read(&store, &image)?,
+            folder,
+            &place.path().join("objects"),
+        )?;
     }
     let mut bytes = image.image.into_file();
     let Some(output) = output else {

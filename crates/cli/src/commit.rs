@@ -19,6 +19,7 @@ use oci::commit::{Change, Commit, check};
 use oci::export::Output;
 use oci::import::{BUDGET, Durable, Event, Limits, Options, Unsupported};
 use oci::manifest::Platform;
+use oci::native::Dedup;
 use serde_json::{Value, json};
 use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Store, walk};
 
@@ -63,7 +64,7 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
     let id = &found.id;
     let record = found.record.as_ref().with_context(|| format!("container {id} is damaged"))?;
     let image = store.open_image(&record.image)?;
-    let tree = crate::target::read(&image)?;
+    let tree = crate::target::read(store, &image)?;
     let ids = ids(&found.folder).with_context(|| format!("cannot read what container {id} is"))?;
     let failed = || format!("cannot look at what container {id} changed");
     let (changes, paused, lock) = match found.is_running() {

@@ -68,7 +68,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     let store = context.open(OpenOptions::read())?;
     let found = crate::names::resolve(&store, &args.name)?;
     let opened = store.open_image(&found.image)?;
-    let tree = read(&opened)?;
+    let tree = read(&store, &opened)?;
     let (refs, _) = store.readable_refs()?;
     let refs = refs.into_iter().filter(|(_, it)| it.image == found.image);
     let names: Vec<_> = refs.map(|(name, _)| name.to_string()).collect();

@@ -475,7 +475,8 @@ mod tests {
             let blob = [&[0xee; 4096][..], &bytes[..3 * 4096]].concat();
             let mut builder = Builder::new();
             let size = bytes.len() as u64;
-            let content = Content::External { size, object: Some(object), location: Location::None };
+            let content =
+                Content::External { size, object: Some(object), location: Location::None };
             let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(content));
             builder.insert(InodeId::ROOT, b"file", inode.unwrap(), Link::Equal).unwrap();
             let find = |_: &_| {
@@ -543,7 +544,10 @@ mod tests {
                 let at = format!(" {} ", point.path().display());
                 let line = mounts.lines().find(|line| line.contains(&at)).unwrap();
                 assert!(line.contains(&format!(" - {kind} ")), "{line}");
-                assert_eq!(std::fs::write(&file, b"new").is_ok(), matches!(writable, Writable::Memory { .. }));
+                assert_eq!(
+                    std::fs::write(&file, b"new").is_ok(),
+                    matches!(writable, Writable::Memory { .. })
+                );
                 kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
             }
         }

@@ -5,6 +5,7 @@ use std::io;
 use image::verity::{Algorithm, Hasher, ObjectId};
 
 use crate::data::BlobKind;
+use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::store::StoreError;
 use crate::transaction::Transaction;
@@ -46,6 +47,14 @@ pub enum DraftError {
     Index {
         /// Why.
         source: io::Error,
+    },
+    /// It is not known whether the store has a layer's tar.
+    #[error("cannot look for the tar of layer {diff_id} in the store")]
+    Tar {
+        /// The layer.
+        diff_id: Box<Digest>,
+        /// Why.
+        source: Box<StoreError>,
     },
     /// An id that cannot be in this store, or could not be looked up.
     #[error("cannot look for {id} in the store")]

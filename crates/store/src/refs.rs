@@ -20,7 +20,6 @@ pub struct Seconds(pub i64);
 /// The storage form of an image's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[non_exhaustive]
 pub enum Form {
     /// Whole files in `objects/`, through a composefs image.
     Objects,

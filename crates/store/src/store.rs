@@ -319,6 +319,14 @@ impl Store {
         Ok(self.stored(object)?.is_some_and(|it| it.size == size))
     }
 
+    /// Whether an object has a file of its own, of whatever size.
+    pub(crate) fn stat_object(&self, object: &ObjectId) -> Result<bool, StoreError> {
+        self.check_algorithm(object)?;
+        let (shard, rest) = split(object);
+        let Some(shard) = self.objects.open_if_there(shard)? else { return Ok(false) };
+        Ok(shard.stat(rest)?.is_some_and(|stat| is_object(&stat, crate::disk::length(&stat))))
+    }
+
     /// The directory of an object; `None` if the store lacks it.
     pub(crate) fn shard(&self, id: &ObjectId) -> Result<Option<&Directory>, DiskError> {
         let first = id.as_bytes().first().copied().unwrap_or_default();

@@ -22,6 +22,7 @@ use data::Data;
 
 mod commit;
 mod data;
+mod forms;
 
 /// Why an import could not begin or be committed. Nothing of it is visible then.
 #[derive(Debug, thiserror::Error)]

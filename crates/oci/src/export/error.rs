@@ -108,7 +108,7 @@ pub enum ExportError {
         /// Which one.
         image: ObjectId,
         /// Why.
-        source: Box<image::erofs::read::ReadError>,
+        source: Box<store::ContentsError>,
     },
     /// A file of the image cannot be given.
     #[error("cannot give \"{}\"", path.escape_ascii())]

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read as _};
 
-use image::erofs::read::{Cached, Image, Owners, View, to_tree};
+use image::erofs::read::Owners;
 use image::tree::{Content, Node, Tree};
 use image::verity::{Hasher, ObjectId};
 use store::{ObjectReader, OpenImage, Store};
@@ -19,9 +19,10 @@ pub(super) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
         .open_image(id)
         .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
     verify(&opened)?;
-    let failed = |source| ExportError::Tree { image: *id, source: Box::new(source) };
-    let image = Image::open(Cached::new(&opened.image)).map_err(failed)?;
-    Ok(to_tree(&image, View::Composefs(Owners::AsWritten)).map_err(failed)?.tree)
+    let tree = store.tree(&opened, Owners::AsWritten);
+    let failed =
+        |source: store::ContentsError| ExportError::Tree { image: *id, source: Box::new(source) };
+    Ok(tree.map_err(failed)?.tree)
 }
 
 /// Compares the image's file with its name, unless the kernel does so on each read.

@@ -1,11 +1,12 @@
 //! Another storage form for an image that the store has.
 
 use std::collections::HashSet;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write as _};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use image::erofs::read::Owners;
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
 use store::{Form, ObjectReader, Store};
@@ -52,8 +53,7 @@ pub fn convert(
 fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, ImportError> {
     let read = |digest: &Digest| {
         let found = store.manifest(digest).map_err(ImportError::Manifest)?;
-        let wrong = |source| ImportError::Stored { digest: Box::new(*digest), source };
-        found.ok_or_else(|| wrong(Box::new(ManifestError::Absent)))
+        found.ok_or_else(|| ImportError::NoDocument(Box::new(*digest)))
     };
     let manifest = read(digest)?;
     let wrong = |digest: &Digest| {
@@ -69,8 +69,7 @@ fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, Import
         }
     };
     let config_bytes = read(&config.digest)?;
-    let settings =
-        crate::manifest::Config::parse(&config_bytes).map_err(wrong(&config.digest))?;
+    let settings = crate::manifest::Config::parse(&config_bytes).map_err(wrong(&config.digest))?;
     let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?;
     let layers = layers.iter().zip(diff_ids).map(|(layer, diff_id)| LayerSource {
         name: layer.digest.to_string(),
@@ -121,7 +120,9 @@ impl Job<'_> {
     fn tree(&self, image: &ObjectId) -> Result<Made, ImportError> {
         (self.options.progress)(Event::Walking);
         let store = self.transaction.store();
-        let tree = store.tree(image).map_err(|source| ImportError::Tree(Box::new(source)))?;
+        let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;
+        let tree = store.tree(&opened, Owners::AsWritten);
+        let tree = tree.map_err(|source| ImportError::Tree { image: *image, source })?.tree;
         if self.options.form == Form::Objects {
             self.objects(&tree)?;
         }

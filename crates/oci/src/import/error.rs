@@ -7,10 +7,13 @@ use image::erofs::WriteError;
 use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
+use store::{ContentsError, OpenImageError, StoreError};
 
 use super::{DecodeError, LayerFailure};
+use crate::Digest;
 use crate::docker::DockerError;
 use crate::layout::LayoutError;
+use crate::manifest::ManifestError;
 use crate::native::{NativeError, PackError};
 use crate::source::Input;
 
@@ -57,11 +60,21 @@ pub enum ImportError {
         source: io::Error,
     },
     /// There are no tars to keep.
-    #[error("it came without layers, whose tars the form `tar` keeps: use --form packed or objects")]
+    #[error(
+        "it came without layers, whose tars the form `tar` keeps: use --form packed or objects"
+    )]
     NoLayers,
+    /// The image to convert cannot be opened.
+    #[error(transparent)]
+    OpenImage(Box<OpenImageError>),
     /// The image to convert cannot be read.
-    #[error("cannot read the image")]
-    Tree(#[source] Box<TreeOfError>),
+    #[error("cannot read image {image}")]
+    Tree {
+        /// Which one.
+        image: ObjectId,
+        /// Why.
+        source: ContentsError,
+    },
     /// An object of the image cannot be opened.
     #[error("cannot open object {object}")]
     Lookup {
@@ -70,7 +83,10 @@ pub enum ImportError {
         /// Why.
         source: StoreError,
     },
-    /// What the image was made from is not to be had.
+    /// The store lacks what the image was made from.
+    #[error("the store has no {0}, which the image was made from")]
+    NoDocument(Box<Digest>),
+    /// What the image was made from cannot be read.
     #[error("cannot read {digest}, which the image was made from")]
     Stored {
         /// The manifest, or its config.

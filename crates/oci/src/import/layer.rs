@@ -14,7 +14,9 @@ use store::{Blob, BlobKind, Committed, DataBlobDraft, LayerDraft, LayerInfo, wal
 use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
 use super::feed::{self, Feed, Tar};
 use super::limits::{LimitError, Limits};
-use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Stopped, Target};
+use super::objects::{
+    BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Stopped, Target,
+};
 use super::recipe::{Pending, Places, Replay};
 use super::stop::Stop;
 use super::{LayerReport, Unsupported};
@@ -165,9 +167,9 @@ impl Totals {
 
 /// What all layers of one import share.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<'a, 'q> {
+pub(super) struct Shared<'t, 'a, 'q> {
     /// What the layer is added to.
-    pub(super) target: &'a Target<'q>,
+    pub(super) target: &'t Target<'q>,
     pub(super) queue: &'a Queue<'q>,
     pub(super) stop: &'a Stop<'q>,
     pub(super) limits: &'a Limits,
@@ -236,7 +238,7 @@ pub(super) struct Wanted<'a> {
 pub(super) fn unpack<'t>(
     source: impl Read + Send,
     wanted: &Wanted<'_>,
-    shared: &Shared<'t, '_>,
+    shared: &Shared<'t, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Gathered<'t>, LayerFailure> {
     let Shared { stop, limits, .. } = *shared;
@@ -278,7 +280,7 @@ pub(super) fn unpack<'t>(
 /// Makes a layer's tree from the recipe that the store has of it. `None` when that does not tell all.
 pub(super) fn replay<'t>(
     stored: &store::Layer,
-    shared: &Shared<'t, '_>,
+    shared: &Shared<'t, '_, '_>,
 ) -> Result<Option<Gathered<'t>>, LayerFailure> {
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
@@ -445,9 +447,9 @@ fn fill<R: Read>(entry: &mut Entry<'_, R>, mut into: &mut [u8]) -> Result<(), Ta
 }
 
 /// A layer while its tar goes by.
-struct Gatherer<'a, 'q> {
+struct Gatherer<'t, 'a, 'q> {
     layer: Layer,
-    recipe: Pending<LayerDraft<'a>>,
+    recipe: Pending<LayerDraft<'t>>,
     batch: Batch,
     known: Arc<Known>,
     ids: Vec<(u32, Named)>,
@@ -458,12 +460,12 @@ struct Gatherer<'a, 'q> {
     zeros: u64,
     /// A block of zeros went by behind the last entry: the tar's own end.
     ended: bool,
-    shared: &'a Shared<'a, 'q>,
+    shared: &'a Shared<'t, 'a, 'q>,
 }
 
-impl<'a, 'q> Gatherer<'a, 'q> {
+impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
     /// Reads the tar to its end.
-    fn read(feed: &mut Feed<'_>, shared: &'a Shared<'a, 'q>) -> Result<Self, LayerFailure> {
+    fn read(feed: &mut Feed<'_>, shared: &'a Shared<'t, 'a, 'q>) -> Result<Self, LayerFailure> {
         let draft = shared.target.layer()?;
         let known = Arc::new(Known::default());
         let mut gatherer = Self {
@@ -637,10 +639,10 @@ impl<'a, 'q> Gatherer<'a, 'q> {
     /// Stores the recipe of a layer whose blob was read to its end.
     fn store(
         self,
-        tar: Tar<'a>,
+        tar: Tar<'t>,
         decoded: &Decoded,
         wanted: &Wanted<'_>,
-    ) -> Result<Gathered<'a>, LayerFailure> {
+    ) -> Result<Gathered<'t>, LayerFailure> {
         let Tar { diff_id, length, copy } = tar;
         let diff_id = &diff_id;
         // Without a digest to compare with, an input that was cut off would do for a smaller image.

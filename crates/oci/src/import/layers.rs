@@ -139,9 +139,10 @@ impl Job<'_> {
     pub(super) fn layers(&self, found: Found<'_>) -> Result<Made, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.options.progress)(Event::Layers(&sizes));
-        let mut gathered = self.gather(&found.layers)?;
+        let stop = Stop::new(self.options.cancel);
+        let mut gathered = self.gather(&found.layers, &stop)?;
         let tars = gathered.iter_mut().map(|it| Some((it.report.diff_id, it.tar.take()?)));
-        let tars: Vec<_> = tars.map(Option::unzip).collect();
+        let tars: Vec<_> = tars.collect();
         let mut reports = Vec::new();
         let mut blobs = Vec::new();
         let mut committed = Committed::default();
@@ -244,20 +245,20 @@ impl Job<'_> {
     }
 
     /// Reads all layers at once, as many as there are threads, the largest first.
-    pub(super) fn gather(
-        &self,
+    pub(super) fn gather<'t>(
+        &'t self,
         sources: &[LayerSource<'_>],
-    ) -> Result<Vec<Gathered<'_>>, ImportError> {
+        stop: &'t Stop<'t>,
+    ) -> Result<Vec<Gathered<'t>>, ImportError> {
         let options = self.options;
         let readers = options.threads.get().min(sources.len());
         let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
-        let stop = Stop::new(options.cancel);
-        let queue = Queue::new(budget, &stop);
+        let queue = Queue::new(budget, stop);
         let totals = Totals::default();
         let shared = Shared {
             target: &self.transaction,
             queue: &queue,
-            stop: &stop,
+            stop,
             limits: &options.limits,
             totals: &totals,
             keep: match options.form {
@@ -327,7 +328,7 @@ impl Job<'_> {
         &self,
         at: usize,
         source: &LayerSource<'_>,
-        shared: &Shared<'t, '_>,
+        shared: &Shared<'t, '_, '_>,
     ) -> Result<Gathered<'t>, LayerFailure> {
         let progress = self.options.progress;
         if !source.is_wanted
@@ -375,7 +376,7 @@ impl Job<'_> {
     fn stored<'t>(
         &self,
         diff_id: &Digest,
-        shared: &Shared<'t, '_>,
+        shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<Gathered<'t>>, LayerFailure> {
         let Some(stored) = self.transaction.reuse_layer(diff_id)? else { return Ok(None) };
         if self.has_data(&stored)? {
@@ -425,7 +426,7 @@ impl Job<'_> {
         at: usize,
         blob: &mut dyn BlobSource,
         wanted: &Wanted<'_>,
-        shared: &Shared<'t, '_>,
+        shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<Gathered<'t>>, LayerFailure> {
         let progress = self.options.progress;
         let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
@@ -461,7 +462,7 @@ impl Job<'_> {
         &self,
         reader: impl Read + Send,
         wanted: &Wanted<'_>,
-        shared: &Shared<'t, '_>,
+        shared: &Shared<'t, '_, '_>,
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<Gathered<'t>, LayerFailure> {
         match (self.options.durable, shared.keep) {
@@ -473,8 +474,11 @@ impl Job<'_> {
                 let own = shared.target.store().begin().map_err(LayerFailure::Commit)?;
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };
-                let gathered = layer::unpack(reader, wanted, &shared, read)?;
-                let Gathered { layer, report, blob, .. } = gathered;
+                let (layer, report, blob) = {
+                    let Gathered { layer, report, blob, .. } =
+                        layer::unpack(reader, wanted, &shared, read)?;
+                    (layer, report, blob)
+                };
                 // Each file's id came after its worker had let go.
                 let own = Arc::into_inner(own).expect("all files of the layer are stored");
                 let committed = own.commit().map_err(LayerFailure::Commit)?;

@@ -6,14 +6,12 @@ use std::io::{self, Write};
 use image::erofs::Fingerprints;
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
-use store::{
-    DataBlob, DataBlobDraft, DraftError, Form, ObjectReader, StoredObject, Transaction,
-};
+use store::{DataBlob, DataBlobDraft, DraftError, Form, ObjectReader, StoredObject, Transaction};
 
 use super::layer::{KeptTar, TarFile};
 use super::{ImportError, Job, check_paths};
 use crate::Digest;
-use crate::native::{self, Dedup, Packed, Packer, Places, Written};
+use crate::native::{self, Packed, Packer, Places, Written};
 
 /// A layer's tar, by its digest.
 type Tar<'t> = (Digest, KeptTar<'t>);

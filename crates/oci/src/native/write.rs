@@ -11,8 +11,6 @@ use image::tree::{Content, Inode, Node, Tree};
 use image::verity::ObjectId;
 use store::{BlobKind, DraftError, StoredObject, Transaction};
 
-use crate::Digest;
-
 /// Why there is no such image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

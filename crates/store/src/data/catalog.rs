@@ -7,8 +7,9 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use image::verity::{Algorithm, ObjectId};
 use rustix::fs::Stat;
 
-use super::{DataError, DataFile, Entry, Index, ObjectReader, StoredObject};
+use super::{BlobKind, DataBlob, DataError, DataFile, Entry, Index, ObjectReader, StoredObject};
 use super::{blob_name, index_name};
+use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, length};
 use crate::store::{Store, StoreError, is_object};
 
@@ -145,6 +146,35 @@ impl Store {
         let Some(catalog) = self.catalog(look)? else { return Ok(None) };
         let Some(blob) = catalog.objects.get(&key) else { return Ok(None) };
         Ok(catalog.blobs.get(blob).and_then(|loaded| first(&loaded.index, blob, &key)))
+    }
+
+    /// As [`stored`](Self::stored), in a blob of this kind.
+    pub(crate) fn stored_as(
+        &self,
+        object: &ObjectId,
+        kind: BlobKind,
+    ) -> Result<Option<StoredObject>, StoreError> {
+        let Some(key) = key(object) else { return Ok(None) };
+        let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
+        let Some(blob) = catalog.objects.get(&key) else { return Ok(None) };
+        let one = catalog.blobs.get_key_value(blob);
+        let blobs = one.into_iter().chain(&catalog.blobs);
+        let mut of_kind = blobs.filter(|(_, loaded)| loaded.index.header.kind == kind);
+        Ok(of_kind.find_map(|(blob, loaded)| first(&loaded.index, blob, &key)))
+    }
+
+    /// The data blob that is a layer's tar.
+    pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<DataBlob>, StoreError> {
+        let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
+        let found = catalog.blobs.iter().find_map(|(id, loaded)| {
+            let header = &loaded.index.header;
+            (header.layer == Some(*diff_id) && header.dropped == 0).then_some(DataBlob {
+                id: *id,
+                bytes: header.bytes,
+                kind: header.kind,
+            })
+        });
+        Ok(found)
     }
 
     /// As [`stored`](Self::stored), in one of these blobs, the first that has it.

@@ -303,6 +303,7 @@ impl Index {
         StoredObject {
             object: entry.object(),
             blob: *blob,
+            blob_bytes: self.header.bytes,
             kind: self.header.kind,
             offset: entry.offset,
             size: entry.size,

@@ -67,6 +67,8 @@ pub struct StoredObject {
     pub object: ObjectId,
     /// The blob.
     pub blob: ObjectId,
+    /// Length of the blob in bytes.
+    pub blob_bytes: u64,
     /// What the blob is made of.
     pub kind: BlobKind,
     /// Where in the blob it begins; 0 if nothing of it is there.

@@ -122,7 +122,7 @@ impl Transaction<'_> {
     }
 
     /// In which finished blob of this import an object is.
-    fn made(&self, id: &ObjectId) -> Option<StoredObject> {
+    pub(super) fn made(&self, id: &ObjectId) -> Option<StoredObject> {
         let state = self.state();
         state.data.iter().find_map(|(blob, data)| match data {
             Data::Here(made) => data::first_of(&made.index, blob, id),
@@ -137,7 +137,7 @@ impl Transaction<'_> {
         opened.map(|it| it.0).ok_or_else(|| directory.failed("open", &name, Errno::NOENT))
     }
 
-    fn lookup_failed(&self, id: &ObjectId, source: StoreError) -> DraftError {
+    pub(super) fn lookup_failed(&self, id: &ObjectId, source: StoreError) -> DraftError {
         self.fail();
         DraftError::Lookup { id: *id, source: Box::new(source) }
     }
