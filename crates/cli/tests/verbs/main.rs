@@ -8,6 +8,7 @@ mod commit;
 mod containers;
 mod deaths;
 mod export;
+mod forms;
 mod help;
 mod images;
 #[cfg(feature = "registry")]

@@ -44,6 +44,8 @@ impl Home {
             limits: Limits::default(),
             budget: 8 << 20,
             durable: Durable::Together,
+            form: store::Form::Objects,
+            dedup: Dedup::Store,
             threads: NonZeroUsize::new(3).unwrap(),
             unsupported: Unsupported::Refuse,
             xattrs: walk::Xattrs::All,

@@ -208,6 +208,8 @@ fn run<'a>(
         budget: import::BUDGET,
         threads: 2.try_into().unwrap(),
         durable: Durable::EachLayer,
+        form: store::Form::Objects,
+        dedup: crate::native::Dedup::Store,
         unsupported: Unsupported::Refuse,
         xattrs: walk::Xattrs::All,
         times: walk::Times::Exact,
