@@ -286,7 +286,7 @@ fn listen(cargo: &mut Command, log: &mut File) -> Result<Ran> {
 
 /// What libtest prints, read line by line.
 #[derive(Debug, Default)]
-struct Summary {
+pub(crate) struct Summary {
     passed: u64,
     failed: Vec<String>,
     skipped: BTreeSet<(String, String)>,
@@ -299,8 +299,19 @@ struct Summary {
 }
 
 impl Summary {
+    /// Tests that passed, without those that said they were skipped.
+    pub(crate) fn passed(&self) -> u64 {
+        let skipped = u64::try_from(self.skipped_tests.len()).unwrap_or(u64::MAX);
+        self.passed.saturating_sub(skipped)
+    }
+
+    /// The reasons that tests gave.
+    pub(crate) fn skipped(&self) -> impl Iterator<Item = &str> {
+        self.skipped.iter().map(|(_, reason)| reason.as_str())
+    }
+
     /// What is worth showing of this line.
-    fn line<'a>(&mut self, line: &'a str) -> Option<&'a str> {
+    pub(crate) fn line<'a>(&mut self, line: &'a str) -> Option<&'a str> {
         if let Some(name) =
             line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----"))
         {
