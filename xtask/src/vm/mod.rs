@@ -129,7 +129,10 @@ fn boot_and_test(
         .iter()
         .map(|it| format!("{} {} {}\n", it.name, it.limit.as_secs(), it.command))
         .collect();
-    let environment = format!("export CI=true QUIRE_CACHE='{}'\n", cache.dir().display());
+    let mut environment = format!("export CI=true QUIRE_CACHE='{}'\n", cache.dir().display());
+    if let Some(data) = root::data() {
+        environment += &format!("export QUIRE_TEST_DATA='{}'\n", data.display());
+    }
     let paths = ["initramfs.cpio", "disk", "console"].map(|it| work.path().join(it));
     let [initramfs, disk, _] = &paths;
     let start = Instant::now();
@@ -168,6 +171,9 @@ fn step(
     let name = format!("{number}:{test}/{}", run.program.1);
     Step { name, limit: run.limit, command, harness: run.harness }
 }
+
+/// More of a line is not shown.
+const LONGEST_LINE: usize = 400;
 
 #[derive(Debug, Default)]
 struct Tally {
@@ -210,7 +216,9 @@ impl Tally {
             let all = verbose || shown.is_empty() || matches!(outcome.code, 124 | 137);
             let lines: Vec<&str> =
                 if all { outcome.output.iter().map(String::as_str).collect() } else { shown };
-            lines.iter().for_each(|line| println!("      {line}"));
+            for line in lines {
+                println!("      {}", line.chars().take(LONGEST_LINE).collect::<String>());
+            }
         }
         for reason in &allowed {
             println!("      skipped: {reason}");

@@ -16,10 +16,10 @@ const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chm
     find sleep true false id env date dd sync uname hostname stty seq truncate mktemp tee readlink realpath dirname basename \
     expr test printf echo timeout setsid setpriv kill mknod mkfifo sha256sum cmp diff tar gzip ldd \
     mount umount unshare nsenter losetup mountpoint findmnt ip \
-    chattr lsattr mkfs.ext4 mke2fs e2fsck debugfs setfattr getfattr setfacl getfacl mkfs.erofs fsck.erofs dump.erofs crun runc";
+    chattr lsattr mkfs.ext4 mke2fs e2fsck debugfs script python3 docker-registry df du fincore setfattr getfattr setfacl getfacl mkfs.erofs fsck.erofs dump.erofs crun runc";
 
 /// Programs of sid that tests find by `QUIRE_CACHE`.
-const SID: [&str; 2] = ["mkfs.erofs", "fsck.erofs"];
+const SID: [&str; 4] = ["mkfs.erofs", "fsck.erofs", "mkcomposefs", "composefs-info"];
 
 const GUEST: &str = include_str!("guest.sh");
 
@@ -87,6 +87,7 @@ pub(crate) fn write(
         draft.stripped(built, Path::new(&program.place()))?;
     }
     draft.sid(&cache.dir().join("sid"))?;
+    draft.python()?;
     draft.files()?;
     draft.text("vm/init", GUEST, 0o755)?;
     draft.text("vm/plan", plan, 0o644)?;
@@ -107,6 +108,11 @@ pub(crate) fn write(
     ]);
     quiet(mkfs.arg("-d").arg(&draft.root).arg(file).arg("2G"))?;
     Ok(())
+}
+
+/// The large inputs of tests, where there are some.
+pub(crate) fn data() -> Option<PathBuf> {
+    std::env::var_os("QUIRE_TEST_DATA").map(PathBuf::from).filter(|it| it.is_dir())
 }
 
 struct Draft {
@@ -213,8 +219,28 @@ impl Draft {
         Ok(())
     }
 
-    /// What tests find by the paths that cargo compiles into them.
+    /// Python's own modules, without its tests and caches.
+    fn python(&self) -> Result<()> {
+        let Some(python) = find("python3") else { return Ok(()) };
+        let places = "import sysconfig; print(sysconfig.get_path('stdlib'))";
+        let library = quiet(Command::new(python).args(["-c", places]))?;
+        let library = Path::new(library.trim());
+        let place = self.place(library)?;
+        let mut tar = Command::new("sh");
+        tar.args(["-c", r#"tar -C "$1" --exclude=__pycache__ --exclude=test --exclude=idlelib --exclude=tkinter \
+            --exclude=ensurepip --exclude='config-*' --exclude=dist-packages -c . | tar -C "$2" -x"#, "sh"]);
+        fs::create_dir_all(&place)?;
+        quiet(tar.arg(library).arg(&place))?;
+        Ok(())
+    }
+
+    /// What tests find by the paths that cargo compiles into them, and by the environment.
     fn files(&self) -> Result<()> {
+        if let Some(data) = data() {
+            for entry in fs::read_dir(&data)?.filter_map(Result::ok) {
+                fs::copy(entry.path(), self.place(&entry.path())?)?;
+            }
+        }
         fs::create_dir_all(self.place(&target_dir()?.join("tmp/x"))?.with_file_name(""))?;
         let mut git = Command::new("git");
         git.args(["ls-files", "testdata", "crates/*/tests", "crates/*/Cargo.toml"]);

@@ -14,8 +14,8 @@ use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
 use crate::stage::{
-    Composefs, Stage, chain, mountinfo, open_directory, read_at, set_xattr, since, skipped,
-    write_at,
+    Composefs, Stage, chain, is_before, mountinfo, open_directory, read_at, set_xattr, since,
+    skipped, write_at,
 };
 
 fn options<'a>(lower: &'a [BorrowedFd<'a>], data: &'a [BorrowedFd<'a>]) -> OverlayOptions<'a> {
@@ -300,8 +300,13 @@ fn errors_pass_on_what_the_kernel_says() {
     // A file as a layer.
     let error = mount::overlay(&options(&[file.as_fd()], &[objects.as_fd()])).unwrap_err();
     let text = chain(&error);
-    assert!(text.contains("cannot set option `lowerdir"), "{text}");
-    assert!(text.contains("` of overlay quire:test (the kernel says: "), "{text}");
+    if is_before(6, 5) {
+        // Overlays had no options of their own then, only one string, which is read at the end.
+        assert!(text.starts_with("cannot create the superblock of overlay quire:test"), "{text}");
+    } else {
+        assert!(text.contains("cannot set option `lowerdir"), "{text}");
+        assert!(text.contains("` of overlay quire:test (the kernel says: "), "{text}");
+    }
 
     // One lower layer alone is no overlay.
     let error = mount::overlay(&options(&[image.as_fd()], &[])).unwrap_err();
