@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::cache::Cache;
 use crate::process::{self, repository, target_dir};
-use crate::{Failed, Skipped, diff_walk, fuzz, inputs, oracle, tools};
+use crate::{Failed, Skipped, diff_walk, fuzz, inputs, oracle, tools, vm};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -104,8 +104,8 @@ enum Rounds {
 fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     let cache = Cache::open()?;
     let cargo = |words: &str| {
-        let mut command = Command::new(env!("CARGO"));
-        command.args(words.split(' ')).current_dir(repository());
+        let mut command = process::cargo();
+        command.args(words.split(' '));
         command
     };
     let tier = |name: &str| args.tiers.is_empty() || args.tiers.iter().any(|it| it == name);
@@ -151,6 +151,16 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
             process::quiet(&mut cargo("build --package quire-cli"))?;
             diff_walk::short(&cache)
         });
+    }
+    if tier("vm") {
+        let kernels: &[&str] = match rounds {
+            Rounds::Few => &["newest", "lts"],
+            Rounds::Many => &["newest", "lts", "oldest"],
+        };
+        let tests = if rounds == Rounds::Few { "short" } else { "all" };
+        for kernel in kernels {
+            tally.command(&format!("vm, {kernel}"), || vm::tier(kernel, tests));
+        }
     }
     if tier("oracle") {
         tally.command("oracle", || {

@@ -83,8 +83,8 @@ fn list(cache: &Cache) {
         println!("{name:<10} {about}{short}");
     }
     println!("\nmay be skipped, besides what came with a later kernel:");
-    for skip in plan::SKIPS {
-        println!("  {:?}: {:?}: {}", skip.on, skip.text, skip.why);
+    for (text, why) in plan::SKIPS {
+        println!("  {text:?}: {why}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::cache::Cache;
-use crate::process::{find, line, need, quiet, repository, target_dir};
+use crate::process::{cargo, find, line, need, quiet, repository, target_dir};
 
 /// What the script of the guest and the tests call. Where the host lacks one, tests say so in the guest.
 const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown stat head tail sed grep cut tr sort wc \
@@ -40,10 +40,10 @@ impl Program {
 
 /// Builds `quire` and these programs, or all of the workspace's.
 pub(crate) fn build() -> Result<BTreeMap<Program, PathBuf>> {
-    let mut cargo = Command::new(env!("CARGO"));
+    let mut cargo = cargo();
     // The same words as `cargo test --workspace` builds for, so that nothing is built twice.
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-    let output = cargo.current_dir(repository()).stderr(std::process::Stdio::inherit()).output()?;
+    let output = cargo.stderr(std::process::Stdio::inherit()).output()?;
     if !output.status.success() {
         bail!("{}: {}", line(&cargo), output.status);
     }

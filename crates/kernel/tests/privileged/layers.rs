@@ -60,9 +60,13 @@ fn composefs_is_read_through() {
     assert_eq!(read_at(&overlay, "big").unwrap(), composefs.content);
     assert_eq!(read_at(&overlay, "small").unwrap(), "inline\n");
     assert_eq!(read_at(&overlay, "ab/cdef"), Err(Errno::NOENT), "data layers have no names");
-    // Looking at metadata does not need the data.
-    let stat = rustix::fs::statat(&overlay, "lost", AtFlags::empty()).unwrap();
-    assert_eq!(stat.st_size, i64::try_from(composefs.content.len()).unwrap());
+    // Looking at metadata does not need the data, since overlays look for it when it is read.
+    let stat = rustix::fs::statat(&overlay, "lost", AtFlags::empty());
+    if is_before(6, 5) {
+        assert_eq!(stat.err(), Some(Errno::IO));
+    } else {
+        assert_eq!(stat.unwrap().st_size, i64::try_from(composefs.content.len()).unwrap());
+    }
     assert!(read_at(&overlay, "lost").is_err());
     assert!(!overlay.is_writable().unwrap());
 
