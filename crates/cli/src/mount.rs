@@ -1,6 +1,7 @@
 //! `mount` and `umount`.
 
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -66,6 +67,7 @@ pub(crate) fn root(
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
     let has_acl = opened.superblock().composefs.is_none_or(|header| header.has_acl);
     let source = format!("{SOURCE}{name}");
+    let domain = domain(context, trust)?;
     let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
     let objects = [image.objects.as_fd()];
     let layers = Layers {
@@ -76,6 +78,7 @@ pub(crate) fn root(
             Form::Packed | Form::Tar => Data::Devices(&devices),
         },
         acl: if has_acl { Acl::Keep } else { Acl::Ignore },
+        domain: domain.as_deref(),
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = shared.filter(|_| trust.digest.is_none());
@@ -93,6 +96,35 @@ pub(crate) fn root(
             Ok(assemble(&layers, None, Checked::AtImport, shape)?)
         }
         root => Ok(root?),
+    }
+}
+
+/// The most bytes in the name of a domain: what an option of a mount takes.
+const DOMAIN_MAX: usize = 200;
+
+/// With whom pages are shared.
+fn domain(context: &Context, trust: &Trust) -> anyhow::Result<Option<String>> {
+    match trust.domain.as_deref() {
+        Some("none") => Ok(None),
+        Some(name) => {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            if name.is_empty() || name.len() > DOMAIN_MAX || !name.bytes().all(is_plain) {
+                bail!(
+                    "--domain: \"{}\" is no name of a domain: it has 1 to {DOMAIN_MAX} letters, digits, '-', '_' and '.'",
+                    name.escape_debug()
+                );
+            }
+            Ok(Some(name.to_owned()))
+        }
+        None => {
+            let store = context.store_directory()?;
+            let stat = std::fs::metadata(&store)
+                .with_context(|| format!("cannot look at {}", store.display()))?;
+            // The directory, whatever its path is: all images in it were written by who may write there.
+            let named = format!("quire {} {}", stat.dev(), stat.ino());
+            let digest = store::Digest::sha256(named.as_bytes()).to_string();
+            Ok(Some(format!("quire-{}", &digest["sha256:".len()..][..32])))
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Credentials, Detached, ErofsOptions, Io, MountError, OverlayOptions, Propagation, Verity,
+    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions, Propagation, Verity,
     XattrNamespace,
 };
 use kernel::process::{ProcessError, own_mounts};
@@ -31,6 +31,9 @@ pub struct Layers<'a> {
     pub data: Data<'a>,
     /// Whether any inode of the image has a POSIX ACL.
     pub acl: Acl,
+    /// With which other images over data blobs the pages of equal files are in memory once, where the kernel can: all of one
+    /// domain have to be trusted alike. Nobody, if there is none.
+    pub domain: Option<&'a str>,
 }
 
 /// Where the bytes of an image's files are.
@@ -236,14 +239,14 @@ fn assemble_in(
 }
 
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
-    let (devices, io): (&[_], _) = match layers.data {
+    let (devices, io, share): (&[_], _, _) = match layers.data {
         // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
         // I/O would read the disk anew for every container.)
-        Data::Objects(_) => (&[], Io::Buffered),
+        Data::Objects(_) => (&[], Io::Buffered, None),
         // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
-        Data::Devices(devices) => (devices, Io::Direct),
+        Data::Devices(devices) => (devices, Io::Direct, layers.domain.map(Domain)),
     };
-    let options = ErofsOptions { devices, io, acl: layers.acl };
+    let options = ErofsOptions { devices, io, acl: layers.acl, share };
     let image = kernel::mount::erofs(layers.image, &options)
         .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
     Ok(Superblock { mount: image.mount, backing: image.backing })
@@ -432,6 +435,7 @@ mod tests {
             image: image.as_fd(),
             data: Data::Objects(&[objects.as_fd()]),
             acl: Acl::Ignore,
+            domain: None,
         };
         let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let before = mounts();
@@ -509,6 +513,7 @@ mod tests {
                 image: image.as_fd(),
                 data: Data::Devices(&[blob.as_fd()]),
                 acl: Acl::Keep,
+                domain: Some("test"),
             };
             assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()
         }

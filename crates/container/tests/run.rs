@@ -84,6 +84,7 @@ impl Fixture {
             image: self.image.as_fd(),
             data: Data::Objects(&[self.objects.as_fd()]),
             acl: Acl::Ignore,
+            domain: None,
         };
         assemble(&layers, None, checked, &Shape { writable, map: None, space: Space::AsIs })
     }

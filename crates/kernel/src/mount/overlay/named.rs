@@ -28,7 +28,7 @@ enum Naming {
 const EACH: KernelVersion = KernelVersion { major: 6, minor: 8 };
 /// The first kernel with data-only layers. Before, redirects lead into ordinary layers too; that their files are seen by
 /// name as well is what the whiteouts in the roots of composefs images are for.
-const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
+pub(crate) const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
 
 /// Every layer has a path. Those in /proc lead to what is attached somewhere; a detached mount is
 /// attached at a temporary directory for the time being.
