@@ -1,7 +1,7 @@
 //! The forms of images: which one is best here, and `convert`.
 
 use anyhow::Context as _;
-use kernel::features::KernelVersion;
+use kernel::features::{Can, page_sharing};
 use oci::import::Stored;
 use oci::native::Dedup;
 use store::{Form, OpenOptions, RefName};
@@ -21,16 +21,12 @@ pub(crate) struct Choice {
 /// As composefs has it.
 pub(crate) const OBJECTS: Choice = Choice { form: Form::Objects, dedup: Dedup::Store };
 
-/// The first Linux version whose EROFS shares pages between images.
-pub(crate) const SHARES_PAGES: KernelVersion = KernelVersion { major: 7, minor: 0 };
-
 /// What `auto` is here, and why.
 pub(crate) fn auto() -> (Form, &'static str) {
-    match KernelVersion::running() {
-        Some(version) if version >= SHARES_PAGES => {
-            (Form::Packed, "this kernel shares pages between EROFS images")
-        }
-        _ => (Form::Objects, "before Linux 7.0 only objects are shared in memory between images"),
+    match page_sharing().can {
+        Can::Yes => (Form::Packed, "this kernel has equal files of all images in memory once"),
+        Can::No => (Form::Objects, "this kernel has only equal objects in memory once"),
+        Can::Unknown => (Form::Objects, "it is not known what else this kernel can"),
     }
 }
 
@@ -68,4 +64,13 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     })?;
     import::tell(context, &done)?;
     Ok(Answer::Yes)
+}
+
+/// As options and records have it.
+pub(crate) const fn word(form: Form) -> &'static str {
+    match form {
+        Form::Objects => "objects",
+        Form::Packed => "packed",
+        Form::Tar => "tar",
+    }
 }

@@ -142,6 +142,11 @@ fn superblock(
     Ok(Erofs { mount, backing: Backing::File, io, sharing })
 }
 
+/// Whether this kernel would share pages, by asking for it on behalf of no image.
+pub(crate) fn try_sharing() -> Result<Sharing, MountError> {
+    share(&Context::open("erofs", &"erofs")?, Domain("quire-probe"))
+}
+
 fn share(context: &Context<'_>, domain: Domain<'_>) -> Result<Sharing, MountError> {
     // Kernels before 7.0 do not know it. Later ones that were built without only say so in the log.
     match context.flag("inode_share") {
