@@ -96,6 +96,7 @@ fn kept_json(it: &Kept) -> Value {
 fn kept(kept: &Kept) -> String {
     match kept {
         Kept::InUse(image) => format!("image {image} is mounted or open"),
+        Kept::Blob(blob) => format!("data blob {blob} is mounted or open"),
         Kept::Container(image, id) => format!("image {image} is container {id}'s"),
         _ => "an image in use".to_owned(),
     }

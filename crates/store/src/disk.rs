@@ -3,6 +3,7 @@
 //! Everything is named by a directory and one name in it, symlinks are never followed, and every
 //! change passes through [`Trace`], so that a test can record an import and replay it to any point.
 
+mod punch;
 mod remove;
 
 use std::ffi::OsStr;

@@ -7,11 +7,15 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use image::verity::{Algorithm, ObjectId};
 use rustix::fs::Stat;
 
-use super::{BlobKind, DataBlob, DataError, DataFile, Entry, Index, ObjectReader, StoredObject};
+use super::{
+    BlobKind, Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader,
+    StoredObject,
+};
 use super::{blob_name, index_name};
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, length};
 use crate::store::{Store, StoreError, is_object};
+use crate::work::Workspace;
 
 /// What a file or directory looks like from outside: other bytes, another stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +61,12 @@ impl Catalog {
         for file in data.list()? {
             let Some(DataFile::Index(id)) = DataFile::parse(&file.name) else { continue };
             let Some(stat) = data.stat(index_name(&id))? else { continue };
+            let stamp = Stamp::of(&stat);
             match before.remove(&id) {
-                Some(known) if known.stamp == Stamp::of(&stat) => {
-                    drop(self.blobs.insert(id, known))
+                Some(known)
+                    if known.stamp == stamp && blob_is_there(data, &id, &known.index)?.is_ok() =>
+                {
+                    self.blobs.insert(id, known);
                 }
                 known => {
                     is_less |= known.is_some();
@@ -105,16 +112,24 @@ fn load(data: &Directory, id: &ObjectId) -> Result<Result<Option<Loaded>, DataEr
         Ok(index) => index,
         Err(reason) => return Ok(Err(DataError::Index { blob: *id, reason })),
     };
-    // A crash while it was removed, or damage.
-    match data.stat(blob_name(id))? {
-        Some(blob) if is_object(&blob, index.header.bytes) => {}
-        Some(blob) => {
-            let (expected, actual) = (index.header.bytes, length(&blob));
-            return Ok(Err(DataError::Length { blob: *id, expected, actual }));
-        }
-        None => return Ok(Err(DataError::Absent(*id))),
+    if let Err(error) = blob_is_there(data, id, &index)? {
+        return Ok(Err(error));
     }
     Ok(Ok(Some(Loaded { stamp: Stamp::of(&stat), index: Arc::new(index) })))
+}
+
+/// Whether the blob of an index is there, as long as it must be: not after a crash while it was removed, or damage.
+fn blob_is_there(
+    data: &Directory,
+    id: &ObjectId,
+    index: &Index,
+) -> Result<Result<(), DataError>, DiskError> {
+    let expected = index.header.bytes;
+    Ok(match data.stat(blob_name(id))? {
+        Some(blob) if is_object(&blob, expected) => Ok(()),
+        Some(blob) => Err(DataError::Length { blob: *id, expected, actual: length(&blob) }),
+        None => Err(DataError::Absent(*id)),
+    })
 }
 
 /// How sure a look at the indexes must be.
@@ -276,7 +291,7 @@ impl Store {
                 None => return Err(StoreError::NoObject(*object)),
             },
         };
-        self.open_part(&found)
+        self.open_stored(&found)
     }
 
     /// Opens an object that is in a data blob.
@@ -285,15 +300,23 @@ impl Store {
     /// [`StoreError`] when it is there no more, or cannot be read.
     pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
         let _lock = self.lock_shared()?;
-        self.open_part(stored)
+        self.open_stored(stored)
     }
 
-    /// The store's lock is held.
-    fn open_part(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+    fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+        let index = self.index_of(&stored.blob)?;
+        self.open_part(stored, &*index.ok_or(StoreError::NoObject(stored.object))?)
+    }
+
+    /// Opens what a recent index has. The store's lock is held.
+    pub(crate) fn open_part(
+        &self,
+        stored: &StoredObject,
+        index: &Index,
+    ) -> Result<ObjectReader, StoreError> {
         let (object, blob) = (stored.object, stored.blob);
         let absent = || StoreError::NoObject(object);
         let key = key(&object).ok_or_else(absent)?;
-        let index = self.index_of(&blob)?.ok_or_else(absent)?;
         let places = index.places(&key);
         let entry = places.iter().find(|it| it.offset == stored.offset).ok_or_else(absent)?;
         let data = self.data_there()?;
@@ -303,8 +326,39 @@ impl Store {
             0 => None,
             _ => data.read(&name)?.map(|it| it.0),
         };
-        let part = open_part(&index, entry, file, ends.as_ref());
+        let part = open_part(index, entry, file, ends.as_ref());
         part.map_err(|source| data.failed("read", &name, source).into())
+    }
+
+    /// Replaces an index by one of some of its entries, durably. The store is locked exclusively, and no import runs.
+    pub(crate) fn drop_entries(
+        &self,
+        blob: &ObjectId,
+        index: &Index,
+        keep: &[Entry],
+    ) -> Result<(), DiskError> {
+        let data = self.data_there()?;
+        let name = index_name(blob);
+        let failed = |source| data.failed("make", &name, source);
+        let Some((old, _)) = data.read(&name)? else { return Ok(()) };
+        let mut builder = Builder::new().map_err(failed)?;
+        for entry in keep {
+            let end = index.end(&old, entry).map_err(failed)?;
+            builder.add(entry, &end).map_err(failed)?;
+        }
+        let dropped = index.entries.len().saturating_sub(keep.len()) as u64;
+        let dropped = index.header.dropped.saturating_add(dropped);
+        let header = Header { dropped, ..index.header.clone() };
+        let work = Workspace::make(&self.tmp)?;
+        let mut file = work.directory.create("index")?;
+        file.write_all(&builder.encode(&header).map_err(failed)?)?;
+        file.publish_mode()?;
+        drop(file);
+        work.directory.sync_file("index")?;
+        work.directory.rename_over("index", data, &name)?;
+        data.sync()?;
+        self.forget_indexes();
+        work.remove()
     }
 
     /// An object's own file.

@@ -298,6 +298,14 @@ impl Index {
         found.ok().and_then(|found| self.order.get(found)).and_then(entry)
     }
 
+    /// The last object that begins at this place in the blob or before it.
+    pub(crate) fn before(&self, offset: u64) -> Option<&Entry> {
+        let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| self.entries.get(at));
+        let after =
+            self.order.partition_point(|at| entry(at).is_some_and(|it| it.offset <= offset));
+        after.checked_sub(1).and_then(|at| self.order.get(at)).and_then(entry)
+    }
+
     /// Where an entry says that its object is.
     pub(crate) fn stored(&self, blob: &ObjectId, entry: &Entry) -> StoredObject {
         StoredObject {

@@ -12,7 +12,7 @@ pub use reader::ObjectReader;
 
 pub(crate) use catalog::Catalog;
 pub(crate) use draft::WHAT;
-pub(crate) use index::{Builder, Entry, Index};
+pub(crate) use index::{Builder, Entry, Header, Index};
 
 use std::fs::File;
 

@@ -1,15 +1,19 @@
 //! Data blobs: made, found, read, and kept as long as something needs them.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
+use image::erofs::read::Owners;
+use image::erofs::{BlockSize, Fingerprints, Native, PACKED_TAIL_MAX, Piece, Stored, write_native};
+use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
 
-use super::{Failure, check, open};
+use super::{Failure, check, import, import_as, open, sample};
 use crate::{
-    BlobKind, DataBlob, Digest, DraftError, OpenOptions, Store, StoreError, Transaction,
+    BlobKind, DataBlob, Digest, DraftError, Form, OpenOptions, Store, StoreError, Transaction,
     TransactionError, Where,
 };
 
@@ -17,13 +21,75 @@ use crate::{
 pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<DataBlob, Failure> {
     let mut draft = import.data_blob(BlobKind::Packed)?;
     for bytes in files {
-        let (whole, end) = bytes.split_at(bytes.len() / 4096 * 4096);
+        let end = match bytes.len() % 4096 {
+            end if end <= usize::from(PACKED_TAIL_MAX) => end,
+            _ => 0,
+        };
+        let (whole, end) = bytes.split_at(bytes.len() - end);
         let offset = draft.position();
         draft.write_all(whole)?;
         draft.align()?;
         let sha256 = Sha256::digest(bytes).into();
         draft.add(id(bytes), sha256, offset, bytes.len() as u64, end);
     }
+    Ok(draft.finish()?)
+}
+
+/// An image over data blobs: objects that none has get into a new one.
+pub(super) fn add_native(
+    import: &Transaction<'_>,
+    tree: &Tree,
+    objects: &[Vec<u8>],
+) -> Result<ObjectId, Failure> {
+    let mut new = Vec::new();
+    for bytes in objects {
+        if import.reuse_stored(&id(bytes), bytes.len() as u64)?.is_none() {
+            new.push(bytes.clone());
+        }
+    }
+    if !new.is_empty() {
+        pack(import, &new)?;
+    }
+    let mut places = BTreeMap::new();
+    let mut devices = Vec::new();
+    for bytes in objects {
+        let stored = import.reuse_stored(&id(bytes), bytes.len() as u64)?.unwrap();
+        if stored.size == u64::from(stored.end_len) {
+            continue;
+        }
+        let size = match import.store().index_of(&stored.blob)? {
+            Some(index) => index.header.bytes,
+            None => import.made_bytes(&stored.blob).unwrap(),
+        };
+        let device = image::erofs::DataBlob { id: stored.blob, bytes: size };
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+        let device = u16::try_from(devices.iter().position(|it| *it == device).unwrap())?;
+        let (tail, fingerprint) = (u16::try_from(stored.end_len)?, stored.sha256);
+        places.insert(id(bytes), Stored { device, offset: stored.offset, tail, fingerprint });
+    }
+    let find = |id: &ObjectId| places.get(id).copied();
+    let native = Native {
+        block_size: BlockSize::B4096,
+        devices: &devices,
+        find: &find,
+        fingerprints: Fingerprints::Shared,
+        uuid: [0; 16],
+    };
+    let mut contents = |inode: Inode<'_>, piece, out: &mut dyn std::io::Write| {
+        let Node::Regular(Content::External { object: Some(object), .. }) = inode.node() else {
+            panic!()
+        };
+        let bytes = objects.iter().find(|it| id(it) == object).unwrap();
+        let from = match piece {
+            Piece::Whole => 0,
+            Piece::End(from) | Piece::From(from) => from,
+        };
+        out.write_all(&bytes[usize::try_from(from).unwrap()..])
+    };
+    let mut draft = import.image()?;
+    write_native(tree, &native, &mut contents, &mut draft)?;
     Ok(draft.finish()?)
 }
 
@@ -54,7 +120,7 @@ fn objects_in_a_blob_are_found_and_read() {
 
     let import = store.begin().unwrap();
     let blob = pack(&import, &files).unwrap();
-    assert_eq!(blob.bytes, 8192 + 16384 + 4096 + 73 * 4096 + 4096);
+    assert_eq!(blob.bytes, 8192 + 20480 + 4096 + 73 * 4096 + 4096);
     for bytes in &files {
         // Before the commit, only for the import itself.
         let (object, size) = (id(bytes), bytes.len() as u64);
@@ -210,4 +276,91 @@ fn the_store_says_that_it_has_data_blobs() {
     let import = store.begin().unwrap();
     pack(&import, &files("b")).unwrap();
     import.commit().unwrap();
+}
+
+/// Everything in a native image is found again.
+#[test]
+fn a_native_image_is_opened_with_its_devices() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (one, two) = (sample("one", 12), sample("two", 12));
+    let first = import_as(&store, "one", &one, Form::Packed).unwrap();
+    let second = import_as(&store, "two", &two, Form::Packed).unwrap();
+    check(&store).unwrap();
+    // All that is shared is in the first one's blob.
+    assert_eq!(store.open_image(&first).unwrap().devices.len(), 1);
+    let opened = store.open_image(&second).unwrap();
+    assert_eq!((opened.form, opened.devices.len()), (Form::Packed, 2));
+    for device in &opened.devices {
+        let mut bytes = Vec::new();
+        (&device.file).read_to_end(&mut bytes).unwrap();
+        assert_eq!((id(&bytes), bytes.len() as u64), (device.id, device.bytes));
+    }
+    assert_eq!(
+        std::fs::read_dir(directory.path().join("objects"))
+            .unwrap()
+            .flatten()
+            .filter(|it| std::fs::read_dir(it.path()).unwrap().next().is_some())
+            .count(),
+        0
+    );
+    // The tree is that of the composefs image of the same files.
+    let composefs = import(&store, "composefs", &two).unwrap();
+    let dump = |id: &ObjectId| {
+        let tree = store.tree(&store.open_image(id).unwrap(), Owners::AsWritten).unwrap().tree;
+        let mut found = Vec::new();
+        let mut walk = tree.walk();
+        while let Some((path, entry)) = walk.next() {
+            found.push((path.to_vec(), format!("{:?}", entry.inode.node())));
+        }
+        found
+    };
+    assert_eq!(dump(&second), dump(&composefs));
+    assert!(dump(&second).len() > 24);
+}
+
+#[test]
+fn a_blob_that_is_not_as_the_image_says_is_never_mounted() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    let opened = store.open_image(&image).unwrap();
+    let (blob, bytes) = (opened.devices[0].id, opened.devices[0].bytes);
+    drop(opened);
+    let path = directory.path().join("data").join(blob.to_string());
+    let mut permissions = std::fs::metadata(&path).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
+    std::fs::set_permissions(&path, permissions).unwrap();
+    let why = || {
+        let error = store.open_image(&image).unwrap_err();
+        crate::fsck::chain(&error)
+    };
+    for length in [0, bytes - 4096, bytes - 1, bytes + 4096] {
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        let text = why();
+        let wanted = format!("data blob {blob} has {length} bytes, not {bytes}");
+        assert!(text.contains(&wanted) && text.contains("quire fsck"), "{text}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(why().contains(&format!("data blob {blob} is not in the store")), "{}", why());
+    std::fs::create_dir(&path).unwrap();
+    assert!(why().contains("no regular file"), "{}", why());
+    std::fs::remove_dir(&path).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    assert!(why().contains("no regular file"), "{}", why());
+}
+
+#[test]
+fn an_image_without_its_blob_is_not_committed() {
+    let (here, there) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let store = open(here.path());
+    let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    let bytes = std::fs::read(here.path().join("images").join(image.to_string())).unwrap();
+    let import = open(there.path());
+    let import = import.begin().unwrap();
+    let mut draft = import.image().unwrap();
+    draft.write_all(&bytes).unwrap();
+    draft.finish().unwrap();
+    let error = import.commit().unwrap_err();
+    assert!(matches!(error, TransactionError::NoDevice { .. }), "{error}");
 }

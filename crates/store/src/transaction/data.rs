@@ -130,6 +130,15 @@ impl Transaction<'_> {
         })
     }
 
+    /// Length of a blob that this import has made.
+    #[cfg(test)]
+    pub(crate) fn made_bytes(&self, blob: &ObjectId) -> Option<u64> {
+        match self.state().data.get(blob)? {
+            Data::Here(made) => Some(made.index.header.bytes),
+            Data::Store => None,
+        }
+    }
+
     /// A file of the import's own directory, for reading.
     pub(crate) fn read_back(&self, number: u64) -> Result<File, DiskError> {
         let (directory, name) = (&self.work.directory, number.to_string());
