@@ -9,6 +9,8 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "read/blobs.rs"]
+mod blobs;
 #[path = "read/composefs.rs"]
 mod composefs;
 #[path = "read/given.rs"]

@@ -8,9 +8,10 @@ use crate::verity::ObjectId;
 
 use super::super::place::BlockSize;
 
-/// Most bytes of a file's end that a packed blob leaves to images, of files that do not end with a block: with more, a
-/// block of the blob is had for it. A multiple of nothing; the whole of a file with no more bytes is its end.
-pub const PACKED_TAIL_MAX: u16 = 3000;
+/// Most bytes of a file's end that a packed blob leaves to images, of files that do not end with a block; with more, the
+/// end has a block of the blob. A larger number makes one image and its blobs smaller, but inodes spread, and every
+/// image has the ends again: `docs/format/erofs-profile.md` has the numbers.
+pub const PACKED_TAIL_MAX: u16 = 2048;
 
 /// Devices that an image may have: the root has to be near its beginning.
 pub const DEVICES_MAX: usize = 4096;

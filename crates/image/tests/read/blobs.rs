@@ -1,0 +1,508 @@
+//! Images over data blobs, rule by rule.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use quire_image::erofs::layout::{compat, incompat};
+use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
+use quire_image::erofs::{
+    BlockSize, DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, Piece, Stored, WriteError,
+    write_native, write_with,
+};
+use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Node, Tree, XattrsId};
+use quire_image::verity::{Algorithm, ObjectId, digest};
+use sha2::{Digest as _, Sha256};
+
+use crate::hostile::{self, Random};
+use crate::mkfs::{self, mounted, prepare};
+use crate::native::{Blobs, PACKED, Way, canonical, make, sources, spread};
+use crate::source::list;
+use crate::standalone::{METADATA, Objects, external, give, profile, random_tree, tree_of};
+use crate::tools::{environment, find, folder, newer, run, skipped};
+
+/// A tree of files by name, without directories.
+fn flat(files: &[(&str, usize)], objects: &mut Objects) -> Tree {
+    let mut builder = Builder::new();
+    for (at, (name, size)) in files.iter().enumerate() {
+        let bytes = (0..*size).map(|byte| (byte * 31 + at + byte / 4096) as u8).collect();
+        let node = match size {
+            0 => Node::Regular(Content::Inline(&[])),
+            _ => Node::Regular(external(objects, bytes)),
+        };
+        let inode = builder.inode(&METADATA, XattrsId::NONE, node).unwrap();
+        builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
+    }
+    builder.finish()
+}
+
+const SIZES: [(&str, usize); 9] = [
+    ("0", 0),
+    ("1", 1),
+    ("2048", 2048),
+    ("4095", 4095),
+    ("4096", 4096),
+    ("4097", 4097),
+    ("6144", 6144),
+    ("8191", 8191),
+    ("70000", 70_000),
+];
+
+/// Where the bytes of files are: worked out by hand from the rules.
+#[test]
+fn where_files_are() {
+    let mut objects = Objects::new();
+    let tree = flat(&SIZES, &mut objects);
+    let mut blobs = Blobs::default();
+    blobs.add(&objects, PACKED);
+    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096, Fingerprints::Shared);
+    let image = Image::open(&bytes[..]).unwrap();
+    let slot = &image.devices()[0];
+    assert_eq!(slot.first_block, bytes.len() as u64 / 4096);
+    assert_eq!(slot.blocks, blobs.bytes[0].len() as u64 / 4096);
+    assert_eq!(slot.tag, *digest(Algorithm::Sha256, &blobs.bytes[0]).to_string().as_bytes());
+    let mut found = Vec::new();
+    for (name, _) in SIZES {
+        let nid = image.lookup(&image.root().unwrap(), name.as_bytes()).unwrap().unwrap();
+        let inode = image.inode(nid).unwrap();
+        assert!(!inode.is_chunk_based());
+        let place = |place| match place {
+            Place::Data(Device(1), at) => {
+                assert_eq!(at.0 % 4096, 0);
+                "blob"
+            }
+            Place::Inline(_) => "behind",
+            place => panic!("{place:?}"),
+        };
+        let extents = image.extents(&inode).map(Result::unwrap);
+        found.push((name, extents.map(|it| (place(it.place), it.len)).collect::<Vec<_>>()));
+    }
+    let expected = [
+        ("0", vec![]),
+        ("1", vec![("behind", 1)]),
+        ("2048", vec![("behind", 2048)]),
+        ("4095", vec![("blob", 4095)]),
+        ("4096", vec![("blob", 4096)]),
+        ("4097", vec![("blob", 4096), ("behind", 1)]),
+        ("6144", vec![("blob", 4096), ("behind", 2048)]),
+        ("8191", vec![("blob", 8191)]),
+        // 17 blocks are 69632 bytes.
+        ("70000", vec![("blob", 69_632), ("behind", 368)]),
+    ];
+    assert_eq!(found, expected);
+}
+
+/// Without devices and fingerprints nothing is new.
+#[test]
+fn no_devices_and_no_fingerprints_is_standalone() {
+    let mut random = Random(3);
+    for _ in 0..30 {
+        let (tree, objects) = random_tree(&mut random);
+        let none = Blobs::default();
+        let (ours, _) = make(&tree, &objects, &none, BlockSize::B4096, Fingerprints::Omitted);
+        let mut alone = Vec::new();
+        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
+            Node::Regular(Content::External { object, .. }) => {
+                give(&objects[&object.unwrap()], piece, out)
+            }
+            node => panic!("{node:?}"),
+        };
+        write_with(&tree, &profile(Flavor::Linux), &mut contents, &mut alone).unwrap();
+        assert!(ours == alone);
+    }
+}
+
+/// The same tree in another order of insertion is the same image.
+#[test]
+fn the_order_of_insertion_does_not_matter() {
+    let image = |files: &[(&str, usize)], names: &[(&str, usize)]| {
+        let mut objects = Objects::new();
+        drop(flat(files, &mut objects));
+        let mut builder = Builder::new();
+        for (name, at) in names {
+            let (_, bytes) = objects.iter().nth(*at).unwrap();
+            let node = Node::Regular(external(&mut objects.clone(), bytes.clone()));
+            let inode = builder.inode(&METADATA, XattrsId::NONE, node).unwrap();
+            builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
+        }
+        let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(9));
+        make(&builder.finish(), &objects, &blobs, BlockSize::B4096, Fingerprints::Inline).0
+    };
+    let names: Vec<_> = SIZES[1..].iter().zip(0..).map(|((name, _), at)| (*name, at)).collect();
+    let backwards: Vec<_> = names.iter().rev().copied().collect();
+    assert!(image(&SIZES[1..], &names) == image(&SIZES[1..], &backwards));
+}
+
+/// What `mkfs.erofs --xattr-inode-digest` writes of the same files, byte for byte: the prefix, and each fingerprint.
+#[test]
+fn fingerprints_are_those_of_mkfs() {
+    let Some(mkfs) = newer("mkfs.erofs") else {
+        return skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+    };
+    let dir = folder();
+    let (source, theirs) = (dir.path().join("s"), dir.path().join("i.img"));
+    fs::create_dir(&source).unwrap();
+    let mut objects = Objects::new();
+    let tree = flat(&SIZES, &mut objects);
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        let bytes = match entry.inode.node() {
+            Node::Regular(Content::External { object, .. }) => objects[&object.unwrap()].clone(),
+            _ => Vec::new(),
+        };
+        fs::write(source.join(std::str::from_utf8(entry.name).unwrap()), bytes).unwrap();
+    }
+    let words = ["--xattr-inode-digest", "-Exattr-name-filter"].map(Path::new);
+    run(&mkfs, words.into_iter().chain([&*theirs, &source]));
+    let theirs = fs::read(&theirs).unwrap();
+    let mut blobs = Blobs::default();
+    blobs.add(&objects, PACKED);
+    for fingerprints in [Fingerprints::Inline, Fingerprints::Shared] {
+        let (ours, _) = make(&tree, &objects, &blobs, BlockSize::B4096, fingerprints);
+        // From the length of the prefix on, with its padding to 4 bytes.
+        let prefix = |image: &[u8]| {
+            assert_eq!((image[1024 + 91], image[1024 + 105]), (1, 0));
+            let start = image[1024 + 92..1024 + 96].try_into().unwrap();
+            let start = u32::from_le_bytes(start) as usize * 4;
+            image[start..start + 24].to_vec()
+        };
+        assert_eq!(prefix(&ours), b"\x15\0\0erofs.fingerprint.v1\0");
+        assert_eq!(prefix(&ours), prefix(&theirs));
+        let [one, other] = [&ours, &theirs].map(|bytes| Image::open(&bytes[..]).unwrap());
+        for image in [&one, &other] {
+            let superblock = image.superblock();
+            let has = (superblock.compat & compat::ISHARE_XATTRS, superblock.fingerprint_prefix);
+            assert_eq!(has, (compat::ISHARE_XATTRS, Some(0)));
+            assert_eq!(superblock.incompat & incompat::XATTR_PREFIXES, incompat::XATTR_PREFIXES);
+        }
+        for bytes in objects.values() {
+            let entry = [b"\0\x80\x27\0sha256:", &Sha256::digest(bytes)[..], b"\0"].concat();
+            let count = |image: &[u8]| image.windows(44).filter(|it| **it == entry).count();
+            assert_eq!((count(&ours), count(&theirs)), (1, 1));
+        }
+        for (name, size) in SIZES {
+            let fingerprint = |image: &Image<&[u8]>| {
+                let nid = image.lookup(&image.root().unwrap(), name.as_bytes()).unwrap().unwrap();
+                image.fingerprint(&image.inode(nid).unwrap()).unwrap()
+            };
+            assert_eq!(fingerprint(&one), fingerprint(&other), "{name}");
+            assert_eq!(fingerprint(&one).is_some(), size > 0, "{name}");
+        }
+    }
+}
+
+/// The layer's tar as GNU tar made it, with blocks where it says that they are.
+#[test]
+fn a_tar_of_gnu_tar() {
+    let Some(dir) = prepare("blobs::a_tar_of_gnu_tar") else { return };
+    let Some(tar) = find("tar") else { return skipped("there is no tar") };
+    let at = |name: &str| dir.path().join(name);
+    let (source, mountpoint, archive, image) = (at("s"), at("m"), at("t.tar"), at("i.img"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&mountpoint).unwrap();
+    let mut made = Objects::new();
+    let tree = flat(&SIZES, &mut made);
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        let bytes = match entry.inode.node() {
+            Node::Regular(Content::External { object, .. }) => made[&object.unwrap()].clone(),
+            _ => Vec::new(),
+        };
+        fs::write(source.join(std::str::from_utf8(entry.name).unwrap()), bytes).unwrap();
+    }
+    let words = ["--sort=name", "--format=ustar", "-C"].map(Path::new);
+    run(&tar, words.into_iter().chain([&*source, Path::new("-cf"), &archive, Path::new(".")]));
+    let listing = list(&source);
+    let (tree, objects) = tree_of(&source, &listing);
+    // "block 3: ./1", of which the next block is the first of the file.
+    let text = run(&tar, [Path::new("-tRf"), &archive]);
+    let mut blobs = Blobs { bytes: vec![fs::read(&archive).unwrap()], stored: BTreeMap::new() };
+    for line in String::from_utf8(text).unwrap().lines() {
+        let Some((block, name)) = line.strip_prefix("block ").unwrap().split_once(": ./") else {
+            continue;
+        };
+        let Ok(bytes) = fs::read(source.join(name)) else { continue };
+        let offset = (block.parse::<u64>().unwrap() + 1) * 512;
+        let fingerprint = Sha256::digest(&bytes).into();
+        let stored = Stored { device: 0, offset, tail: 0, fingerprint };
+        blobs.stored.insert(digest(Algorithm::Sha256, &bytes), stored);
+    }
+    assert_eq!(blobs.stored.len(), SIZES.len());
+    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B512, Fingerprints::Shared);
+    fs::write(&image, &bytes).unwrap();
+    let shown = mounted(&image, [&*archive], &mountpoint);
+    mkfs::compare_source("mounted", &shown, &listing, &[]);
+    // All of them are there, none in the image.
+    let opened = Image::open(&bytes[..]).unwrap();
+    let mut ranges = Vec::new();
+    opened.device_ranges(|range| ranges.push(range.len)).unwrap();
+    ranges.sort_unstable();
+    let sizes: Vec<_> = SIZES[1..].iter().map(|(_, size)| *size as u64).collect();
+    assert_eq!(ranges, sizes);
+}
+
+/// A device that does not fit into the address space is named in tables of chunks.
+#[test]
+fn more_than_one_address_space_holds() {
+    let Some(dir) = prepare("blobs::more_than_one_address_space_holds") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    for (block_size, way) in [(BlockSize::B4096, PACKED), (BlockSize::B512, Way::Tar)] {
+        let mut objects = Objects::new();
+        let tree = flat(&SIZES, &mut objects);
+        let mut blobs = Blobs::default();
+        blobs.add(&Objects::new(), PACKED);
+        blobs.add(&objects, way);
+        let mut table = blobs.table();
+        // 15 TiB or 1.875 TiB; what is read of it is only that it is not read.
+        table[0].bytes = block_size.bytes() * 15 << 28;
+        let find = |id: &ObjectId| blobs.stored.get(id).copied();
+        let fingerprints = Fingerprints::Shared;
+        let uuid = [0; 16];
+        let native = Native { block_size, devices: &table, find: &find, fingerprints, uuid };
+        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
+            Node::Regular(Content::External { object, .. }) => {
+                give(&objects[&object.unwrap()], piece, out)
+            }
+            node => panic!("{node:?}"),
+        };
+        let mut bytes = Vec::new();
+        write_native(&tree, &native, &mut contents, &mut bytes).unwrap();
+        let opened = Image::open(&bytes[..]).unwrap();
+        let starts: Vec<_> = opened.devices().iter().map(|slot| slot.first_block).collect();
+        assert_eq!(starts, [bytes.len() as u64 / block_size.bytes(), 0]);
+        assert_eq!(opened.superblock().incompat & incompat::CHUNKED_FILE, incompat::CHUNKED_FILE);
+        fs::write(&image, &bytes).unwrap();
+        let files = blobs.files(dir.path());
+        let ours = mkfs::read(&opened, &sources(&blobs.slices()));
+        let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+        mkfs::compare("chunks", &ours, &theirs);
+        for bytes in objects.values() {
+            let digest = Sha256::digest(bytes).to_vec();
+            assert!(theirs.values().any(|seen| seen.content == digest));
+        }
+    }
+}
+
+/// What cannot be is refused before anything is written.
+#[test]
+fn what_cannot_be_is_refused() {
+    let mut objects = Objects::new();
+    let tree = flat(&[("a", 10_000)], &mut objects);
+    let (&id, content) = objects.iter().next().unwrap();
+    let blob = |bytes| DataBlob { id: digest(Algorithm::Sha256, b"blob"), bytes };
+    let refused = |blobs: &[DataBlob], place: Option<(u16, u64, u16)>| {
+        let find = |asked: &ObjectId| {
+            assert_eq!(*asked, id);
+            let (device, offset, tail) = place?;
+            Some(Stored { device, offset, tail, fingerprint: [7; 32] })
+        };
+        let native = Native {
+            block_size: BlockSize::B4096,
+            devices: blobs,
+            find: &find,
+            fingerprints: Fingerprints::Shared,
+            uuid: [0; 16],
+        };
+        let mut image = Vec::new();
+        let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| give(content, piece, out);
+        let written = write_native(&tree, &native, &mut contents, &mut image);
+        assert!(written.is_ok() || image.is_empty());
+        written.map(|_| ()).map_err(|error| error.to_string())
+    };
+    let good = [blob(8 * 4096)];
+    assert_eq!(refused(&good, None), Ok(()));
+    assert_eq!(refused(&good, Some((0, 0, 0))), Ok(()));
+    assert_eq!(refused(&good, Some((0, 5 * 4096, 0))), Ok(()));
+    assert_eq!(refused(&good, Some((0, 6 * 4096, 1808))), Ok(()));
+    let misplaced = |offset, device, tail| {
+        Err(format!(
+            "\"/a\" has 10000 bytes, which cannot be at byte {offset} of data blob {device} with \
+             {tail} of them in the image"
+        ))
+    };
+    for (device, offset, tail) in [
+        // Its end is outside, at first by one block.
+        (0, 6 * 4096, 0),
+        (0, 7 * 4096, 1808),
+        (0, u64::MAX - 4095, 0),
+        (1, 0, 0),
+        (0, 512, 0),
+        // What is before the end is no whole blocks.
+        (0, 0, 1807),
+        (0, 0, 10_001),
+    ] {
+        assert_eq!(refused(&good, Some((device, offset, tail))), misplaced(offset, device, tail));
+    }
+    let name = digest(Algorithm::Sha256, b"blob");
+    for bytes in [0, 4095, 4097, 1 << 44] {
+        let expected =
+            format!("data blob {name} has {bytes} bytes, not 1 to 2^32 - 1 blocks of 4096");
+        assert_eq!(refused(&[blob(bytes)], None), Err(expected));
+    }
+    let wide = DataBlob { id: digest(Algorithm::Sha512, b"blob"), bytes: 4096 };
+    let expected = format!(
+        "data blob {} is named by sha512, but a device table has room for sha256 only",
+        wide.id
+    );
+    assert_eq!(refused(&[wide], None), Err(expected));
+    assert_eq!(refused(&vec![blob(4096); DEVICES_MAX], Some((4095, 0, 10_000))), Ok(()));
+    let many = refused(&vec![blob(4096); DEVICES_MAX + 1], None);
+    assert_eq!(many, Err("the image is too large: it has more than 4096 data blobs".to_owned()));
+}
+
+/// Who gives the ends of files is not believed about their length; and is asked for no more than them.
+#[test]
+fn ends_are_asked_for() {
+    let mut objects = Objects::new();
+    let tree = flat(&[("a", 10_000), ("b", 8192)], &mut objects);
+    let mut blobs = Blobs::default();
+    blobs.add(&objects, PACKED);
+    let (table, mut asked) = (blobs.table(), Vec::new());
+    let find = |id: &ObjectId| blobs.stored.get(id).copied();
+    let native = Native {
+        block_size: BlockSize::B4096,
+        devices: &table,
+        find: &find,
+        fingerprints: Fingerprints::Inline,
+        uuid: [0; 16],
+    };
+    for (len, is_right) in [(1807, false), (1808, true), (1809, false)] {
+        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| {
+            asked.push((file.path(), piece));
+            out.write_all(&vec![1; len])
+        };
+        let written = write_native(&tree, &native, &mut contents, &mut io::sink());
+        match written {
+            Ok(_) => assert!(is_right, "{len}"),
+            Err(WriteError::ContentSize { size: 10_000, .. }) => assert!(!is_right, "{len}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(asked, vec![(b"/a".to_vec(), Piece::End(8192)); 3]);
+}
+
+/// Ends behind as many xattrs as there can be, at every length that may be a trouble.
+#[test]
+fn ends_behind_large_xattrs() {
+    let mut objects = Objects::new();
+    let mut builder = Builder::new();
+    let mut number = 0_usize;
+    for xattr in [0, 1, 300, 450, 3000, 4000, 4030, 4090, 4096, 65_535] {
+        for end in [0, 1, 400, 447, 448, 449, 511, 2048, 2049, 4031, 4032, 4033, 4095] {
+            let value = vec![b'v'; xattr];
+            let name = format!("user.{number}");
+            let pair = [(name.as_bytes(), &value[..])];
+            let xattrs = builder.xattrs(pair.into_iter().take(xattr)).unwrap();
+            let bytes = (0..8192 + end).map(|at| (at / 7 + number) as u8).collect();
+            let node = Node::Regular(external(&mut objects, bytes));
+            let inode = builder.inode(&METADATA, xattrs, node).unwrap();
+            let name = format!("{xattr}-{end}");
+            builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
+            number += 1;
+        }
+    }
+    let tree = builder.finish();
+    for block_size in [BlockSize::B4096, BlockSize::B512] {
+        let mut blobs = Blobs::default();
+        blobs.add(&objects, Way::Packed(4095));
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        let image = Image::open(&bytes[..]).unwrap();
+        let (mut walk, slices) = (tree.walk(), blobs.slices());
+        while let Some((path, entry)) = walk.next() {
+            let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
+                panic!("only files")
+            };
+            let nid = image.lookup(&image.root().unwrap(), &path[1..]).unwrap().unwrap();
+            let inode = image.inode(nid).unwrap();
+            let mut got = vec![0; inode.size() as usize];
+            image.read(&inode, ByteOffset(0), &mut got, &sources(&slices)).unwrap();
+            assert!(got == objects[&object.unwrap()], "{path:?}");
+            let name = entry.inode.xattrs().next();
+            let (name, value) = name.unwrap_or((b"user.none", b""));
+            let expected = (!value.is_empty()).then(|| value.to_vec());
+            assert_eq!(image.xattr(&inode, name).unwrap(), expected, "{path:?}");
+        }
+    }
+}
+
+/// fsck.erofs 1.5 knows devices, but no fingerprints, and does not find data by addresses, so that it can only look at
+/// names; a blob that is not the one is seen by the tag.
+#[test]
+fn an_old_fsck_and_tags() {
+    let Some(fsck) = find("fsck.erofs") else { return skipped("there is no fsck.erofs") };
+    let dir = folder();
+    let image = dir.path().join("i.img");
+    let mut objects = Objects::new();
+    let tree = flat(&SIZES, &mut objects);
+    let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(5));
+    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096, Fingerprints::Omitted);
+    fs::write(&image, &bytes).unwrap();
+    let files = blobs.files(dir.path());
+    let words = files.iter().map(|file| format!("--device={}", file.display()));
+    run(&fsck, words.chain([image.display().to_string()]));
+    let opened = Image::open(&bytes[..]).unwrap();
+    for (slot, bytes) in opened.devices().iter().zip(&blobs.bytes) {
+        assert_eq!(slot.object_id(), Some(digest(Algorithm::Sha256, bytes)));
+    }
+}
+
+/// Damaged images end in errors, never in a panic.
+#[test]
+fn damaged() {
+    let (tree, mut objects) = random_tree(&mut Random(98));
+    let tree = canonical(&tree, &mut objects, 64);
+    for (seed, block_size, ways) in
+        [(6, BlockSize::B4096, [PACKED, PACKED]), (7, BlockSize::B512, [Way::Tar, PACKED])]
+    {
+        let blobs = spread(&objects, &ways, 1, &mut Random(seed));
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        hostile::damage(&bytes, 250, seed);
+    }
+}
+
+/// Sizes of images of a directory and of their blobs, by where ends and fingerprints are. The directory is said by
+/// `QUIRE_MEASURE`: `cargo test -p quire-image --test read -- --ignored --nocapture native::sizes`.
+#[test]
+#[ignore = "a measurement, not a test"]
+#[expect(clippy::print_stdout, reason = "what it is for")]
+fn sizes() {
+    let Some(source) = environment("QUIRE_MEASURE").map(PathBuf::from) else {
+        return skipped("QUIRE_MEASURE names no directory");
+    };
+    let (tree, mut objects) = tree_of(&source, &list(&source));
+    let tree = canonical(&tree, &mut objects, 64);
+    objects.retain(|_, bytes| bytes.len() > 64);
+    println!("{} inodes, {} objects", tree.inode_count(), objects.len());
+    let all = [Fingerprints::Omitted, Fingerprints::Inline, Fingerprints::Shared];
+    let ways = [0, 512, 1024, 2048, 3000, 3400].map(Way::Packed);
+    for way in ways.into_iter().chain([Way::Tar]) {
+        let mut blobs = Blobs::default();
+        blobs.add(&objects, way);
+        let block_size = if way == Way::Tar { BlockSize::B512 } else { BlockSize::B4096 };
+        for fingerprints in all {
+            let (image, _) = make(&tree, &objects, &blobs, block_size, fingerprints);
+            let shared = u32::from_le_bytes(image[1024 + 44..1024 + 48].try_into().unwrap());
+            let (inodes, blob) = (u64::from(shared) * block_size.bytes(), blobs.bytes[0].len());
+            let total = image.len() + blob;
+            println!(
+                "{way:?} {fingerprints:?}: image {} (inodes {inodes}), blob {blob}, total {total}",
+                image.len()
+            );
+        }
+    }
+    let (image, _) =
+        make(&tree, &objects, &Blobs::default(), BlockSize::B4096, Fingerprints::Shared);
+    println!("self-contained: {}", image.len());
+    let Some(mkfs) = newer("mkfs.erofs") else {
+        return skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+    };
+    let dir = folder();
+    for words in ["", "--xattr-inode-digest=erofs.fingerprint.v1"] {
+        let image = dir.path().join("theirs.img");
+        let files = [image.to_str().unwrap(), source.to_str().unwrap()];
+        run(&mkfs, words.split_whitespace().chain(files));
+        println!("mkfs.erofs {words}: {}", fs::metadata(&image).unwrap().len());
+    }
+}
