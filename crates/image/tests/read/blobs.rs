@@ -17,8 +17,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::hostile::{self, Random};
 use crate::mkfs::{self, mounted, prepare};
-use crate::native::{Blobs, PACKED, Way, canonical, make, sources, spread};
-use crate::source::list;
+use crate::native::{Blobs, PACKED, Way, canonical, check_with_fsck, make, sources, spread};
+use crate::source::{acl, list};
 use crate::standalone::{METADATA, Objects, external, give, profile, random_tree, tree_of};
 use crate::tools::{environment, find, folder, newer, run, skipped};
 
@@ -446,6 +446,44 @@ fn an_old_fsck_and_tags() {
     for (slot, bytes) in opened.devices().iter().zip(&blobs.bytes) {
         assert_eq!(slot.object_id(), Some(digest(Algorithm::Sha256, bytes)));
     }
+}
+
+/// Names that many pairs have are long prefixes, if that makes the image smaller; the kernel shows them as they were.
+#[test]
+fn long_names_are_prefixes() {
+    let Some(dir) = prepare("blobs::long_names_are_prefixes") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    let make_with = |name: &str, count: usize| {
+        let mut builder = Builder::new();
+        for number in 0..count {
+            let value = number.to_string();
+            let pairs: [(&[u8], &[u8]); 2] =
+                [(name.as_bytes(), value.as_bytes()), (b"system.posix_acl_access", &acl())];
+            let xattrs = builder.xattrs(pairs).unwrap();
+            let node = Node::Regular(Content::Inline(&[]));
+            let inode = builder.inode(&METADATA, xattrs, node).unwrap();
+            builder.insert(InodeId::ROOT, value.as_bytes(), inode, Link::Equal).unwrap();
+        }
+        let (tree, none) = (builder.finish(), Blobs::default());
+        let made = make(&tree, &Objects::new(), &none, BlockSize::B4096, Fingerprints::Inline);
+        fs::write(&image, &made.0).unwrap();
+        let ours = mkfs::read(&Image::open(&made.0[..]).unwrap(), &[]);
+        let shown = mounted(&image, None, &mountpoint);
+        mkfs::compare("prefixes", &ours, &shown);
+        for (path, seen) in &shown {
+            let value = seen.xattrs.get(name.as_bytes());
+            assert_eq!(value, Some(path).filter(|path| !path.is_empty()), "{path:?}");
+        }
+        check_with_fsck(&image, &[]);
+        made.0[1024 + 91]
+    };
+    // 14 bytes and one of value are 16, or 4: 12 are saved each time. The prefix takes 17 bytes, padded 20.
+    let name = "user.fourteen bytes";
+    assert_eq!(make_with(name, 1), 1);
+    assert_eq!(make_with(name, 2), 2);
+    assert_eq!(make_with("security.selinux", 50), 2);
+    assert_eq!(make_with("trusted.none.of.a.prefix.but.this", 100), 2);
 }
 
 /// Damaged images end in errors, never in a panic.

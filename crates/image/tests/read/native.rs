@@ -144,7 +144,7 @@ const MIXTURES: [(BlockSize, &[Way], usize); 6] = [
     (BlockSize::B512, &[], 1),
 ];
 
-fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
+pub fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
     let Some(fsck) = newer("fsck.erofs") else {
         return skipped("there is no newer fsck.erofs in the cache: cargo xtask inputs sid");
     };
