@@ -23,6 +23,8 @@ mod laid_out;
 mod mkfs;
 #[path = "read/native.rs"]
 mod native;
+#[path = "read/others.rs"]
+mod others;
 #[path = "read/patched.rs"]
 mod patched;
 #[path = "read/read_back.rs"]
