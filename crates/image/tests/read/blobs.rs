@@ -10,7 +10,7 @@ use quire_image::erofs::{
     BlockSize, DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, Piece, Stored, WriteError,
     write_native, write_with,
 };
-use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Node, Tree, XattrsId};
+use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 
@@ -125,7 +125,9 @@ fn the_order_of_insertion_does_not_matter() {
             builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
         }
         let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(9));
-        make(&builder.finish(), &objects, &blobs, BlockSize::B4096, Fingerprints::Inline).0
+        let tree = builder.finish();
+        [Fingerprints::Inline, Fingerprints::Shared]
+            .map(|way| make(&tree, &objects, &blobs, BlockSize::B4096, way).0)
     };
     let names: Vec<_> = SIZES[1..].iter().zip(0..).map(|((name, _), at)| (*name, at)).collect();
     let backwards: Vec<_> = names.iter().rev().copied().collect();
@@ -274,8 +276,7 @@ fn ends_are_asked_for() {
 }
 
 /// Ends behind as many xattrs as there can be, at every length that may be a trouble.
-#[test]
-fn ends_behind_large_xattrs() {
+fn large_xattrs() -> (Tree, Objects) {
     let mut objects = Objects::new();
     let mut builder = Builder::new();
     let mut number = 0_usize;
@@ -293,7 +294,12 @@ fn ends_behind_large_xattrs() {
             number += 1;
         }
     }
-    let tree = builder.finish();
+    (builder.finish(), objects)
+}
+
+#[test]
+fn ends_behind_large_xattrs() {
+    let (tree, objects) = large_xattrs();
     for block_size in [BlockSize::B4096, BlockSize::B512] {
         let mut blobs = Blobs::default();
         blobs.add(&objects, Way::Packed(4095));
@@ -315,6 +321,92 @@ fn ends_behind_large_xattrs() {
             assert_eq!(image.xattr(&inode, name).unwrap(), expected, "{path:?}");
         }
     }
+}
+
+#[test]
+fn the_kernel_reads_ends_behind_large_xattrs() {
+    let Some(dir) = prepare("blobs::the_kernel_reads_ends_behind_large_xattrs") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    let (tree, objects) = large_xattrs();
+    let mut blobs = Blobs::default();
+    blobs.add(&objects, Way::Packed(4095));
+    let files = blobs.files(dir.path());
+    for block_size in [BlockSize::B4096, BlockSize::B512] {
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        fs::write(&image, &bytes).unwrap();
+        check_with_fsck(&image, &files);
+        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
+        let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+        mkfs::compare("large xattrs", &ours, &theirs);
+        let mut walk = tree.walk();
+        while let Some((path, entry)) = walk.next() {
+            let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
+                panic!("only files")
+            };
+            let digest = Sha256::digest(&objects[&object.unwrap()]).to_vec();
+            assert_eq!(theirs[&path[1..]].content, digest, "{path:?}");
+        }
+    }
+}
+
+/// A file of more than 4 GiB on a device, and as many devices as there can be.
+#[test]
+fn large_files_and_many_devices() {
+    let mut builder = Builder::new();
+    let id = digest(Algorithm::Sha256, b"a file of that size");
+    let size = (1 << 32) + 5000;
+    let node = Content::External { size, object: Some(id), location: Location::Object };
+    let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
+    builder.insert(InodeId::ROOT, b"a", inode, Link::Equal).unwrap();
+    let tree = builder.finish();
+    let blob = |at: usize| DataBlob {
+        id: digest(Algorithm::Sha256, &at.to_le_bytes()),
+        bytes: if at == DEVICES_MAX - 1 { 1 << 33 } else { 4096 },
+    };
+    let devices: Vec<_> = (0..DEVICES_MAX).map(blob).collect();
+    let device = u16::try_from(DEVICES_MAX - 1).unwrap();
+    // 1048577 blocks and 904 bytes.
+    let stored = Stored { device, offset: 3 * 4096, tail: 904, fingerprint: [1; 32] };
+    let find = |_: &ObjectId| Some(stored);
+    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| {
+        assert_eq!(piece, Piece::End((1 << 32) + 4096));
+        out.write_all(&[b'e'; 904])
+    };
+    let mut bytes = Vec::new();
+    write_native(&tree, &native, &mut contents, &mut bytes).unwrap();
+    let image = Image::open(&bytes[..]).unwrap();
+    assert_eq!(image.devices().len(), DEVICES_MAX);
+    let nid = image.lookup(&image.root().unwrap(), b"a").unwrap().unwrap();
+    let inode = image.inode(nid).unwrap();
+    let places: Vec<_> = image.extents(&inode).map(|it| it.unwrap()).collect();
+    assert_eq!((inode.size(), places.len()), (size, 2));
+    let start = Place::Data(Device(4096), ByteOffset(3 * 4096));
+    assert_eq!((places[0].place, places[0].len), (start, (1 << 32) + 4096));
+    assert!(matches!(places[1].place, Place::Inline(_)));
+    let mut end = [0; 904];
+    image.read(&inode, ByteOffset((1 << 32) + 4096), &mut end, &[]).unwrap();
+    assert_eq!(end, [b'e'; 904]);
+}
+
+/// An object has one size.
+#[test]
+fn files_of_one_object_and_other_sizes_are_refused() {
+    let id = digest(Algorithm::Sha256, b"two");
+    let mut builder = Builder::new();
+    for (name, size) in [(b"a", 5000), (b"b", 5001)] {
+        let node = Content::External { size, object: Some(id), location: Location::Object };
+        let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
+        builder.insert(InodeId::ROOT, name, inode, Link::Equal).unwrap();
+    }
+    let stored = Stored { device: 0, offset: 0, tail: 0, fingerprint: [1; 32] };
+    let (devices, find) = ([DataBlob { id, bytes: 8192 }], |_: &ObjectId| Some(stored));
+    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
+    let error = write_native(&builder.finish(), &native, &mut contents, &mut io::sink());
+    let expected = "\"/b\" has not the 5001 bytes that it should have";
+    assert_eq!(error.unwrap_err().to_string(), expected);
 }
 
 /// Names that many pairs have are long prefixes, if that makes the image smaller; the kernel shows them as they were.
