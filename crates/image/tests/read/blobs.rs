@@ -57,6 +57,12 @@ fn where_files_are() {
     let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096, Fingerprints::Shared);
     let image = Image::open(&bytes[..]).unwrap();
     let slot = &image.devices()[0];
+    // A tag that is no object id of ours: digits of the other case, and none.
+    let mut other = slot.clone();
+    other.tag.make_ascii_uppercase();
+    assert!(slot.object_id().is_some() && other.object_id().is_none());
+    other.tag = [0; 64];
+    assert_eq!(other.object_id(), None);
     assert_eq!(slot.first_block, bytes.len() as u64 / 4096);
     assert_eq!(slot.blocks, blobs.bytes[0].len() as u64 / 4096);
     assert_eq!(slot.tag, *digest(Algorithm::Sha256, &blobs.bytes[0]).to_string().as_bytes());

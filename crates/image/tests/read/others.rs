@@ -145,6 +145,7 @@ fn an_old_fsck_and_tags() {
     let opened = Image::open(&bytes[..]).unwrap();
     for (slot, bytes) in opened.devices().iter().zip(&blobs.bytes) {
         assert_eq!(slot.object_id(), Some(digest(Algorithm::Sha256, bytes)));
+        assert_eq!(slot.bytes(), Some(bytes.len() as u64));
     }
 }
 
