@@ -119,7 +119,7 @@ pub fn make(
 }
 
 /// Objects by turns in one of `ways`, or in the image itself.
-fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Random) -> Blobs {
+pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Random) -> Blobs {
     let mut parts = vec![Objects::new(); ways.len() + in_image];
     let count = parts.len();
     for (id, bytes) in objects {
@@ -132,7 +132,7 @@ fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Random)
     blobs
 }
 
-const PACKED: Way = Way::Packed(PACKED_TAIL_MAX);
+pub const PACKED: Way = Way::Packed(PACKED_TAIL_MAX);
 
 /// Mixtures, with the block size of each.
 const MIXTURES: [(BlockSize, &[Way], usize); 6] = [
@@ -144,7 +144,7 @@ const MIXTURES: [(BlockSize, &[Way], usize); 6] = [
     (BlockSize::B512, &[], 1),
 ];
 
-fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
+pub fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
     let Some(fsck) = newer("fsck.erofs") else {
         return skipped("there is no newer fsck.erofs in the cache: cargo xtask inputs sid");
     };
@@ -193,7 +193,8 @@ fn the_kernel_shows_what_we_read() {
     let mut trees: Vec<_> = (0..12).map(|_| random_tree(&mut random)).collect();
     trees.push(largest());
     for (case, (tree, objects)) in trees.iter().enumerate() {
-        for (block_size, ways, in_image) in MIXTURES {
+        let mixtures = if case < 12 { &MIXTURES[..] } else { &MIXTURES[4..5] };
+        for (block_size, ways, in_image) in mixtures.iter().copied() {
             let blobs = spread(objects, ways, in_image, &mut random);
             let (bytes, _) = make(tree, objects, &blobs, block_size, Fingerprints::Shared);
             fs::write(&image, &bytes).unwrap();
@@ -236,7 +237,7 @@ fn check_same(what: &str, got: &Tree, expected: &Tree) {
 }
 
 /// The same tree with files of up to so many bytes in itself, and larger ones as objects, as they come back.
-fn canonical(tree: &Tree, objects: &mut Objects, inline_max: usize) -> Tree {
+pub fn canonical(tree: &Tree, objects: &mut Objects, inline_max: usize) -> Tree {
     let mut builder = Builder::new();
     let mut ids = BTreeMap::from([(InodeId::ROOT, InodeId::ROOT)]);
     let root = tree.root();

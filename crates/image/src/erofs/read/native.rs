@@ -217,4 +217,10 @@ impl DeviceSlot {
         let object = ObjectId::from_hex(&self.tag).ok()?;
         (object.to_string().as_bytes() == self.tag).then_some(object)
     }
+
+    /// Bytes in the device, if the image says. What is missing of them the kernel would read as zeros.
+    #[must_use]
+    pub const fn bytes(&self) -> Option<u64> {
+        self.len
+    }
 }

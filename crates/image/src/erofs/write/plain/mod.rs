@@ -59,7 +59,7 @@ pub(super) fn write(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let survey = Survey::of(tree, options.flavor, BlockSize::B4096)?;
+    let survey = Survey::of(tree, options.flavor, BlockSize::B4096, Fingerprints::Omitted)?;
     finish(survey, options.uuid, contents, out)
 }
 
@@ -69,7 +69,7 @@ pub(super) fn write_native(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let mut survey = Survey::of(tree, Flavor::Linux, native.block_size)?;
+    let mut survey = Survey::of(tree, Flavor::Linux, native.block_size, native.fingerprints)?;
     survey.add_files(native, contents)?;
     finish(survey, native.uuid, contents, out)
 }

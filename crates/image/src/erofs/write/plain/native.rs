@@ -8,9 +8,10 @@ use crate::verity::ObjectId;
 
 use super::super::place::BlockSize;
 
-/// Most bytes of a file's end that a packed blob leaves to images, of files that do not end with a block: with more, a
-/// block of the blob is had for it. A multiple of nothing; the whole of a file with no more bytes is its end.
-pub const PACKED_TAIL_MAX: u16 = 3000;
+/// Most bytes of a file's end that a packed blob leaves to images, of files that do not end with a block; with more, the
+/// end has a block of the blob. A larger number makes one image and its blobs smaller, but inodes spread, and every
+/// image has the ends again: `docs/format/erofs-profile.md` has the numbers.
+pub const PACKED_TAIL_MAX: u16 = 2048;
 
 /// Devices that an image may have: the root has to be near its beginning.
 pub const DEVICES_MAX: usize = 4096;
@@ -28,6 +29,19 @@ pub struct Native<'a> {
     pub fingerprints: Fingerprints,
     /// The volume's uuid; zeros for none.
     pub uuid: [u8; 16],
+}
+
+impl<'a> Native<'a> {
+    /// With shared fingerprints and no uuid.
+    #[must_use]
+    pub fn new(
+        block_size: BlockSize,
+        devices: &'a [DataBlob],
+        find: &'a dyn Fn(&ObjectId) -> Option<Stored>,
+    ) -> Self {
+        let (fingerprints, uuid) = (Fingerprints::default(), [0; 16]);
+        Self { block_size, devices, find, fingerprints, uuid }
+    }
 }
 
 impl fmt::Debug for Native<'_> {
@@ -58,7 +72,7 @@ pub struct Stored {
     /// Bytes of the file's end that are not on the device, but are to be behind the inode. What is before them is whole
     /// blocks. 0 when all is on the device, where zeros follow up to a block's end.
     pub tail: u16,
-    /// SHA-256 of the file's bytes.
+    /// SHA-256 of the file's bytes. Who answers vouches for it: kernels take files with the same for the same file.
     pub fingerprint: [u8; 32],
 }
 

@@ -93,6 +93,7 @@ impl<'a> Survey<'a> {
         tree: &'a Tree,
         flavor: Flavor,
         block_size: BlockSize,
+        fingerprints: Fingerprints,
     ) -> Result<Self, WriteError> {
         let mut survey = Self {
             tree,
@@ -131,6 +132,11 @@ impl<'a> Survey<'a> {
             if is_narrow(&inode) && inode.metadata().mtime == survey.epoch {
                 item.form = Form::Compact;
             }
+        }
+        if fingerprints != Fingerprints::Omitted {
+            survey.prefixes.add_fingerprint();
+            // The image has a table of them anyway, which older kernels do not know.
+            survey.xattrs.shorten(|base, infix| survey.prefixes.add(base, infix));
         }
         let none = std::iter::empty();
         survey.xattrs.share(none).ok_or(WriteError::TooLarge("shared xattrs"))?;
@@ -224,7 +230,6 @@ impl<'a> Survey<'a> {
             }
         }
         if wanted {
-            self.prefixes.add_fingerprint();
             let share_all = native.fingerprints == Fingerprints::Shared;
             let bound = self.tree.inode_bound();
             let added = self.files.set_fingerprints(hashes.into_iter(), bound, share_all);
