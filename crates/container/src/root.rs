@@ -8,8 +8,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions, Propagation, Verity,
-    XattrNamespace,
+    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions, Propagation,
+    Verity, XattrNamespace,
 };
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};

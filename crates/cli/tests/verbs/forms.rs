@@ -201,7 +201,10 @@ fn what_came_without_layers_is_packed_too() {
 
 #[test]
 fn the_same_layers_give_the_same_image_where_that_is_wanted() {
-    let (first, second) = (place(), place());
+    let (first, second) = (place(), Place::new());
+    for tar in ["lower.tar", "upper.tar"] {
+        std::fs::copy(first.path(tar), second.path(tar)).unwrap();
+    }
     // This store has some of the upper layer's contents already.
     second.out("import --form packed tar:lower.tar before");
     let import = |place: &Place, dedup: &str| {
@@ -229,7 +232,7 @@ fn a_blob_that_was_cut_off_is_never_mounted() {
         let length = std::fs::metadata(&blob).unwrap().len();
         std::fs::set_permissions(&blob, std::fs::Permissions::from_mode(0o644)).unwrap();
         let file = std::fs::File::options().write(true).open(&blob).unwrap();
-        file.set_len(length - 4096).unwrap();
+        file.set_len(length / 2).unwrap();
         std::fs::create_dir(place.path("point")).unwrap();
         let _guard = Unmount(place.path("point"));
         for line in ["mount a point", "mount --writable memory a point"] {

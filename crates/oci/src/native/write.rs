@@ -44,7 +44,7 @@ pub(crate) trait Places {
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()>;
 }
 
-/// Writes the image of a tree over data blobs. Answers its id, what was written, and the blobs that it needs.
+/// Writes the image of a tree over data blobs. Answers its id, and its length.
 pub(crate) fn write(
     transaction: &Transaction<'_>,
     tree: &Tree,
@@ -84,7 +84,7 @@ pub(crate) fn write(
     let mut draft = transaction.image()?;
     let summary = write_native(tree, &native, &mut contents, &mut draft)?;
     let image = draft.finish()?;
-    Ok(Written { image, bytes: summary.bytes, blobs: devices.iter().map(|it| it.id).collect() })
+    Ok(Written { image, bytes: summary.bytes })
 }
 
 /// What was written.
@@ -93,8 +93,6 @@ pub(crate) struct Written {
     pub(crate) image: ObjectId,
     /// Bytes of the image.
     pub(crate) bytes: u64,
-    /// The blobs that the image needs.
-    pub(crate) blobs: Vec<ObjectId>,
 }
 
 /// From so many bytes on, a tail may find no place in a block of 512 bytes.
