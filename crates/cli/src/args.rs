@@ -107,12 +107,17 @@ pub(crate) enum Verb {
     /// Bring an image from a registry into the store
     #[cfg(feature = "registry")]
     Pull(Pull),
-    /// Give an image back as an OCI layout, a docker archive, a tar or an EROFS image
+    /// Give an image back as an OCI layout, a docker archive, a tar, an EROFS image or a disk
     ///
     /// `erofs:FILE` is one image with all files in it, which needs no store: Linux mounts it (`mount -t erofs -o ro FILE DIR`),
     /// equal files are in it once, nothing is lost, and the same image gives the same bytes. `gvisor:FILE` is one for gVisor,
     /// as the root of a container by the annotations `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`:
     /// gVisor reads no xattrs, so ACLs, capabilities of programs and labels are left out; how many files lose some is said.
+    ///
+    /// `disk:FILE` is a raw disk for a virtual machine: a GPT whose one partition is what `erofs:FILE` is, as a read-only root
+    /// for the processor that the image is for. It has no boot loader: give the machine a kernel that has EROFS and the disk's
+    /// driver, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=`, with the id that is told), or an initramfs
+    /// that finds roots by their type, as systemd's does. The same image gives the same bytes.
     Export(Export),
     /// Bring an image of the store to a registry
     ///
@@ -361,7 +366,7 @@ pub(crate) struct Export {
     pub(crate) name: String,
     // Not a doc comment: to rustdoc the brackets would be a link.
     #[arg(
-        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE or gvisor:FILE (FILE - for standard output)"
+        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE or disk:FILE (FILE - for standard output)"
     )]
     pub(crate) target: OsString,
     /// How layers are packed in an OCI layout; by default as-it-was
@@ -373,6 +378,9 @@ pub(crate) struct Export {
     /// Leave sockets, and what else no tar can hold, out of a tar, and say which
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
+    /// The platform that a disk is for, as linux/architecture; by default the image's, or else this machine's
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod attached;
 mod commit;
 mod containers;
 mod deaths;
+mod disk;
 mod export;
 mod help;
 mod images;
