@@ -9,10 +9,13 @@ use clap::{
 };
 
 mod containers;
+mod derive;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
 };
+
+pub(crate) use derive::{Filter, Merge};
 
 use crate::userns::UserNs;
 use crate::writable::Wish;
@@ -179,6 +182,29 @@ pub(crate) enum Verb {
     /// A container that runs is paused meanwhile. One that has ended is there until `rm`; what it wrote with --writable memory
     /// is gone with its end. The new image runs as the one below does, but for what --change says.
     Commit(Commit),
+    /// Make an image of several: each is laid over those before it
+    ///
+    /// A path in a later image decides what is there, with its owner, permissions and times. Directories are merged; what is
+    /// no directory replaces a directory with all that is in it, and the other way round. The root directory's metadata are
+    /// the last image's. Nothing in an image hides anything of those before it: a character device 0:0 is a file like others.
+    ///
+    /// No file is read or written: the new image names the same objects. It has no layers and no configuration (command,
+    /// environment, user), as one that came from a directory: `quire run NAME -- COMMAND` runs it, `quire export` writes it as
+    /// tar:, erofs:, gvisor: or disk:, and a tar imported again is an image of one layer, to be pushed.
+    Merge(Merge),
+    /// Make an image of a part of another: what matches globs, or what does not
+    ///
+    /// What an --exclude matches is left out, with all that is below it. Of the rest is kept what an --include matches, with
+    /// all that is below it, and the directories above that, with their metadata; or all of it, without --include. Whatever
+    /// the order of the options, --exclude wins. A file with several names stays while one of them does.
+    ///
+    /// Globs are as in .gitignore. Without a slash, but at the end, a glob matches names at any depth (`*.pyc`); with one it
+    /// matches paths from the image's root on (`usr/share/doc`, `/etc`). At the end, a slash says that only directories are
+    /// meant. `*` and `?` match bytes, but no slash; `**` matches any number of directories; `[a-z]`, `[!a]` and `{a,b}` are
+    /// there too, and `\` before what is meant as it is. Links are not followed. A glob that matches nothing is told.
+    ///
+    /// No file is read or written, and the new image has no layers and no configuration, as one of `quire merge`.
+    Filter(Filter),
     /// Write what a container changed as a tar, the layer that `commit` would add
     Snapshot(Snapshot),
     /// Show what images take on disk, and what they share

@@ -175,7 +175,7 @@ impl Job<'_> {
         let name = &self.args.name;
         self.found.manifest.with_context(|| {
             format!(
-                "{name} came from a directory or a dump and has no layers: `quire export {name} tar:FILE` writes its \
+                "{name} came from a directory or a dump, or was merged or filtered, and has no layers: `quire export {name} tar:FILE` writes its \
                  files, and `quire import tar:FILE` makes an image of one layer of them"
             )
         })

@@ -9,12 +9,14 @@ mod containers;
 mod deaths;
 mod disk;
 mod export;
+mod filter;
 mod help;
 mod images;
 #[cfg(feature = "registry")]
 mod logins;
 #[cfg(feature = "registry")]
 mod makers;
+mod merge;
 mod mounts;
 #[cfg(feature = "registry")]
 mod progress;

@@ -30,6 +30,7 @@ pub use bytes::{Bytes, BytesError, layer_tar};
 pub use disk::{DiskReport, RootType, to_disk};
 pub use erofs::{ErofsReport, to_erofs};
 pub use error::ExportError;
+pub(crate) use files::tree;
 pub use flatten::{TarReport, to_tar};
 pub use layout::{LayoutReport, to_layout};
 pub use plan::{Compression, How, Plan, PlannedLayer, architecture, plan, plan_for};
