@@ -74,8 +74,10 @@ pub fn merge(
     let mut builder = Builder::new();
     for image in images {
         go_on(options)?;
-        builder.lay(&read(store, image)?).map_err(|error| entry(image, error))?;
+        let laid = builder.lay_some(&read(store, image)?, |_, _| unless_cancelled(options));
+        laid.map_err(|error| entry(image, error))?;
     }
+    go_on(options)?;
     finish(job, builder.finish(), options, start)
 }
 
@@ -95,12 +97,9 @@ pub fn filter(
     let whole = read(store, image)?;
     let mut builder = Builder::new();
     let mut matcher = globs.matcher();
-    let laid = builder.lay_some(&whole, |path, entry| {
-        // From here on nothing else is to be done.
-        if options.cancel.load(Ordering::Relaxed) {
-            return Choice::Leave;
-        }
-        matcher.choose(path, entry)
+    let laid = builder.lay_some(&whole, |path, entry| match unless_cancelled(options) {
+        Choice::Keep => matcher.choose(path, entry),
+        left => left,
     });
     laid.map_err(|error| entry(image, error))?;
     go_on(options)?;
@@ -155,6 +154,14 @@ fn go_on(options: &Options<'_>) -> Result<(), DeriveError> {
     match options.cancel.load(Ordering::Relaxed) {
         true => Err(ImportError::Cancelled.into()),
         false => Ok(()),
+    }
+}
+
+/// Nothing more of a tree, once nobody wants it.
+fn unless_cancelled(options: &Options<'_>) -> Choice {
+    match options.cancel.load(Ordering::Relaxed) {
+        true => Choice::Leave,
+        false => Choice::Keep,
     }
 }
 
