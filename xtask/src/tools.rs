@@ -11,7 +11,7 @@ use crate::process::{find, is_root, quiet};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 28] = [
+const PACKAGES: [(&str, &str); 30] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -40,6 +40,8 @@ const PACKAGES: [(&str, &str); 28] = [
     ("strace", "strace"),
     ("unshare", "util-linux"),
     ("chattr", "e2fsprogs"),
+    ("sfdisk", "fdisk"),
+    ("sgdisk", "gdisk"),
 ];
 
 #[derive(Debug, clap::Args)]

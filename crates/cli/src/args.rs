@@ -9,10 +9,13 @@ use clap::{
 };
 
 mod containers;
+mod derive;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
 };
+
+pub(crate) use derive::{Filter, Merge};
 
 use crate::userns::UserNs;
 use crate::writable::Wish;
@@ -107,12 +110,17 @@ pub(crate) enum Verb {
     /// Bring an image from a registry into the store
     #[cfg(feature = "registry")]
     Pull(Pull),
-    /// Give an image back as an OCI layout, a docker archive, a tar or an EROFS image
+    /// Give an image back as an OCI layout, a docker archive, a tar, an EROFS image or a disk
     ///
     /// `erofs:FILE` is one image with all files in it, which needs no store: Linux mounts it (`mount -t erofs -o ro FILE DIR`),
     /// equal files are in it once, nothing is lost, and the same image gives the same bytes. `gvisor:FILE` is one for gVisor,
     /// as the root of a container by the annotations `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`:
     /// gVisor reads no xattrs, so ACLs, capabilities of programs and labels are left out; how many files lose some is said.
+    ///
+    /// `disk:FILE` is a raw disk for a virtual machine: a GPT whose one partition is what `erofs:FILE` is, as a read-only root
+    /// for the processor that the image is for. It has no boot loader: give the machine a kernel that has EROFS and the disk's
+    /// driver, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=`, with the id that is told), or an initramfs
+    /// that finds roots by their type, as systemd's does. The same image gives the same bytes.
     Export(Export),
     /// Bring an image of the store to a registry
     ///
@@ -178,6 +186,29 @@ pub(crate) enum Verb {
     /// A container that runs is paused meanwhile. One that has ended is there until `rm`; what it wrote with --writable memory
     /// is gone with its end. The new image runs as the one below does, but for what --change says.
     Commit(Commit),
+    /// Make an image of several: each is laid over those before it
+    ///
+    /// A path in a later image decides what is there, with its owner, permissions and times. Directories are merged; what is
+    /// no directory replaces a directory with all that is in it, and the other way round. The root directory's metadata are
+    /// the last image's. Nothing in an image hides anything of those before it: a character device 0:0 is a file like others.
+    ///
+    /// No file is read or written: the new image names the same objects. It has no layers and no configuration (command,
+    /// environment, user), as one that came from a directory: `quire run NAME -- COMMAND` runs it, `quire export` writes it as
+    /// tar:, erofs:, gvisor: or disk:, and a tar imported again is an image of one layer, to be pushed.
+    Merge(Merge),
+    /// Make an image of a part of another: what matches globs, or what does not
+    ///
+    /// What an --exclude matches is left out, with all that is below it. Of the rest is kept what an --include matches, with
+    /// all that is below it, and the directories above that, with their metadata; or all of it, without --include. Whatever
+    /// the order of the options, --exclude wins. A file with several names stays while one of them does.
+    ///
+    /// Globs are as in .gitignore. Without a slash, but at the end, a glob matches names at any depth (`*.pyc`); with one it
+    /// matches paths from the image's root on (`usr/share/doc`, `/etc`). At the end, a slash says that only directories are
+    /// meant. `*` and `?` match bytes, but no slash; `**` matches any number of directories; `[a-z]`, `[!a]` and `{a,b}` are
+    /// there too, and `\` before what is meant as it is. Links are not followed. A glob that matches nothing is told.
+    ///
+    /// No file is read or written, and the new image has no layers and no configuration, as one of `quire merge`.
+    Filter(Filter),
     /// Write what a container changed as a tar, the layer that `commit` would add
     Snapshot(Snapshot),
     /// Show what images take on disk, and what they share
@@ -418,7 +449,7 @@ pub(crate) struct Export {
     pub(crate) name: String,
     // Not a doc comment: to rustdoc the brackets would be a link.
     #[arg(
-        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE or gvisor:FILE (FILE - for standard output)"
+        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE or disk:FILE (FILE - for standard output)"
     )]
     pub(crate) target: OsString,
     /// How layers are packed in an OCI layout; by default as-it-was
@@ -430,6 +461,9 @@ pub(crate) struct Export {
     /// Leave sockets, and what else no tar can hold, out of a tar, and say which
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
+    /// The platform that a disk is for, as linux/architecture; by default the image's, or else this machine's
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -178,7 +178,7 @@ impl Looked {
         record.and_then(|it| it.manifest).with_context(|| {
             let name = record.and_then(|it| it.name.as_deref()).unwrap_or("NAME");
             format!(
-                "the image of container {id} came from a directory or a dump and has no layers to add one to: `quire export \
+                "the image of container {id} came from a directory or a dump, or was merged or filtered, and has no layers to add one to: `quire export \
                  {name} tar:FILE` and `quire import tar:FILE` make an image of one layer of it; `quire snapshot {id} FILE` \
                  saves what the container changed"
             )

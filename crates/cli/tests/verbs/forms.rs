@@ -102,7 +102,8 @@ fn mounted(place: &Place, name: &str, options: &str) -> BTreeMap<Vec<u8>, String
     let guard = Unmount(point.clone());
     place.out(&format!("mount{options} {name} point"));
     let found = seen(&point);
-    place.out("umount point");
+    // Programs that other tests start have our open files for a moment.
+    place.out("umount --lazy point");
     drop(guard);
     found
 }
@@ -200,6 +201,38 @@ fn what_came_without_layers_is_packed_too() {
 }
 
 #[test]
+fn merging_and_filtering_leave_data_where_it_is() {
+    if !is_root() {
+        return;
+    }
+    let place = place();
+    place.out("merge lower upper expect");
+    let expect = mounted(&place, "expect", "");
+    for (lower, upper) in
+        [("packed", "packed"), ("tar", "tar"), ("packed", "tar"), ("tar", "objects")]
+    {
+        let other = Place::new();
+        for (name, form) in [("lower", lower), ("upper", upper)] {
+            std::fs::copy(place.path(&format!("{name}.tar")), other.path("a.tar")).unwrap();
+            other.out(&format!("import --form {form} tar:a.tar {name}"));
+        }
+        let blobs = |place: &Place| json(place, "du --json")["dataBlobs"].clone();
+        let before = blobs(&other);
+        other.out("merge lower upper both");
+        if upper != "objects" {
+            assert_eq!(blobs(&other), before, "{lower} and {upper}");
+        }
+        assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
+        other.out("filter --include usr/lib lower part");
+        other.out("rm lower upper");
+        other.out("gc");
+        other.out("fsck");
+        assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
+        assert!(mounted(&other, "part", "").contains_key(&b"usr/lib/4097"[..]));
+    }
+}
+
+#[test]
 fn the_same_layers_give_the_same_image_where_that_is_wanted() {
     let (first, second) = (place(), Place::new());
     for tar in ["lower.tar", "upper.tar"] {
@@ -212,10 +245,10 @@ fn the_same_layers_give_the_same_image_where_that_is_wanted() {
         (image(place, dedup), json(place, "du --json")["dataBlobs"].clone())
     };
     let (alone, _) = import(&first, "layer");
-    assert_eq!(import(&second, "layer").0, alone);
-    assert_eq!(import(&first, "store").0, alone);
     // What is there is not stored again, so that the image has another device.
     assert_ne!(import(&second, "store").0, alone);
+    assert_eq!(import(&second, "layer").0, alone);
+    assert_eq!(import(&first, "store").0, alone);
 }
 
 #[test]
@@ -232,7 +265,7 @@ fn a_blob_that_was_cut_off_is_never_mounted() {
         let length = std::fs::metadata(&blob).unwrap().len();
         std::fs::set_permissions(&blob, std::fs::Permissions::from_mode(0o644)).unwrap();
         let file = std::fs::File::options().write(true).open(&blob).unwrap();
-        file.set_len(length / 2).unwrap();
+        file.set_len(4096).unwrap();
         std::fs::create_dir(place.path("point")).unwrap();
         let _guard = Unmount(place.path("point"));
         for line in ["mount a point", "mount --writable memory a point"] {

@@ -7,7 +7,9 @@ mod attached;
 mod commit;
 mod containers;
 mod deaths;
+mod disk;
 mod export;
+mod filter;
 mod forms;
 mod help;
 mod images;
@@ -15,6 +17,7 @@ mod images;
 mod logins;
 #[cfg(feature = "registry")]
 mod makers;
+mod merge;
 mod mounts;
 #[cfg(feature = "registry")]
 mod progress;

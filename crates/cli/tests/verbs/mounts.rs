@@ -188,7 +188,13 @@ fn a_policy_is_asked_before_anything_is_mounted() {
     std::fs::create_dir(place.path("point")).unwrap();
     std::fs::write(place.path("none.toml"), "default = \"none\"\n").unwrap();
     std::fs::write(place.path("bad.toml"), "defualt = \"any\"\n").unwrap();
-    for (command, code) in [("mount a point", 2), ("run --runtime /bin/true a true", 125)] {
+    let commands = [
+        ("mount a point", 2),
+        ("run --runtime /bin/true a true", 125),
+        ("merge a a b", 2),
+        ("filter a b", 2),
+    ];
+    for (command, code) in commands {
         let refused = place.run(&format!("--policy none.toml {command}"));
         assert_eq!(refused.code, Some(code), "{}", refused.err);
         let expect = "a:latest is refused by the default of none.toml: no rule there is for local";

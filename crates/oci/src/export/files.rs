@@ -14,7 +14,7 @@ use crate::import::Event;
 const PIECE: usize = 1 << 20;
 
 /// What an image is made of, after it was verified itself.
-pub(super) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
+pub(crate) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
     let opened = store
         .open_image(id)
         .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;

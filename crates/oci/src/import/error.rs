@@ -167,6 +167,26 @@ pub enum ImportError {
         /// There was a folder to look in.
         looked: bool,
     },
+    /// A file of an image that a new one is made of is none that the store could have.
+    #[error("cannot take \"{}\": {reason}", path.escape_ascii())]
+    File {
+        /// The file.
+        path: Vec<u8>,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// An object of an image that a new one is made of is gone, or has another size.
+    #[error(
+        "the store lacks object {object} of \"{}\", or it is damaged: import that image again, and `quire fsck` tells of \
+         damage",
+        path.escape_ascii()
+    )]
+    Gone {
+        /// The object.
+        object: ObjectId,
+        /// A file that has it.
+        path: Vec<u8>,
+    },
     /// A file among the given objects has other bytes than its name says.
     #[error("{} is not object {expected}, but {actual}", path.display())]
     NotObject {

@@ -258,7 +258,7 @@ pub(crate) fn import_found(
 }
 
 impl<'a> Job<'a> {
-    fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
+    pub(crate) fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
         if store.algorithm() != Algorithm::Sha256 {
             return Err(ImportError::Algorithm(store.algorithm()));
         }
@@ -266,8 +266,13 @@ impl<'a> Job<'a> {
         Ok(Self { transaction, options })
     }
 
+    /// Whether the store has an object; from here on `gc` leaves it alone.
+    pub(crate) fn claim(&self, object: &ObjectId, size: u64) -> Result<bool, ImportError> {
+        self.transaction.reuse(object, size).map_err(ImportError::Object)
+    }
+
     /// Writes the image, and makes all durable and visible.
-    fn finish(
+    pub(crate) fn finish(
         self,
         mut made: Made,
         name: Option<RefName>,
@@ -334,7 +339,7 @@ fn check_paths(tree: &Tree) -> Result<(), ImportError> {
 }
 
 /// What a source was made into.
-struct Made {
+pub(crate) struct Made {
     tree: Tree,
     /// Its image, if that was written already.
     written: Option<Written>,
@@ -346,7 +351,23 @@ struct Made {
     times: Times,
 }
 
-struct Job<'a> {
+impl Made {
+    /// A tree that no layers make, and its image if that was written already.
+    pub(crate) fn of(tree: Tree, written: Option<Written>) -> Self {
+        Self {
+            tree,
+            written,
+            manifest: None,
+            layers: Vec::new(),
+            name: None,
+            committed: Committed::default(),
+            times: Times::default(),
+        }
+    }
+}
+
+/// An import at work: a transaction, and how it is to be done.
+pub(crate) struct Job<'a> {
     transaction: Target<'a>,
     options: &'a Options<'a>,
 }

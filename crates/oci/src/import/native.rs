@@ -89,11 +89,31 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Packs the objects that this import has made of a tree, in its order, and writes its image.
+    /// Packs the objects of a tree, in its order, and writes its image.
     pub(super) fn pack(&self, tree: &Tree) -> Result<Written, ImportError> {
+        let written = self.over_blobs(tree, &|_, _| Ok(None))?;
+        // They are in the blobs.
+        self.transaction.forget_objects();
+        Ok(written)
+    }
+
+    /// Writes the image of a tree whose objects are in data blobs of the store, of whatever kind; those that are not are
+    /// packed.
+    pub(crate) fn derived(&self, tree: &Tree) -> Result<Written, ImportError> {
+        check_paths(tree)?;
+        self.over_blobs(tree, &|object, size| {
+            self.transaction.reuse_stored(object, size).map_err(ImportError::Object)
+        })
+    }
+
+    fn over_blobs(
+        &self,
+        tree: &Tree,
+        find: &dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportError>,
+    ) -> Result<Written, ImportError> {
         let transaction = &*self.transaction;
         let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
-        let mut seen = HashSet::new();
+        let (mut seen, mut found) = (HashSet::new(), HashMap::new());
         let mut objects = Vec::new();
         let mut walk = tree.walk();
         while let Some((_, entry)) = walk.next() {
@@ -101,17 +121,18 @@ impl Job<'_> {
                 entry.inode.node()
                 && seen.insert(object)
             {
-                objects.push((object, size));
+                match find(&object, size)? {
+                    Some(stored) => drop(found.insert(object, stored)),
+                    None => objects.push((object, size)),
+                }
             }
         }
         self.pack_own(&mut packer, &objects)?;
-        let found = packer.finish().map_err(ImportError::Pack)?;
+        found.extend(packer.finish().map_err(ImportError::Pack)?);
         let (form, layers, tars) = (Form::Packed, &[][..], Tars::default());
         let places = Found { transaction, form, layers, found, tars };
-        let written = native::write(transaction, tree, &places, Fingerprints::default())
-            .map_err(ImportError::Native)?;
-        transaction.forget_objects();
-        Ok(written)
+        native::write(transaction, tree, &places, Fingerprints::default())
+            .map_err(ImportError::Native)
     }
 }
 

@@ -11,11 +11,11 @@ use std::{collections::HashMap, thread};
 use image::dump::Strictness;
 use image::tree::{Content, InodeId, Location, Node, Tree};
 use image::verity::ObjectId;
-use store::{Committed, Form, walk};
+use store::{Form, walk};
 
 use super::objects::BATCH;
 use super::stop::Stop;
-use super::{Event, ImportError, Job, Made, Times, copy};
+use super::{Event, ImportError, Job, Made, copy};
 use crate::files::{self, Stream};
 use crate::source::Input;
 
@@ -100,15 +100,7 @@ impl Job<'_> {
             Form::Packed => Some(self.pack(&tree)?),
             Form::Tar => return Err(ImportError::NoLayers),
         };
-        Ok(Made {
-            tree,
-            written,
-            manifest: None,
-            layers: Vec::new(),
-            name: None,
-            committed: Committed::default(),
-            times: Times::default(),
-        })
+        Ok(Made::of(tree, written))
     }
 
     /// Makes sure that the store has all of these, on several threads. Answers the object of each.

@@ -59,10 +59,6 @@ pub(crate) fn write(
     let devices: Vec<DataBlob> = blobs.iter().map(|(blob, _)| *blob).collect();
     let find = |object: &ObjectId| {
         let stored = found.get(object)?;
-        // A tail is within one block.
-        if stored.end_len >= TAIL_END && is_tar {
-            return None;
-        }
         Some(Stored {
             device: numbers.get(&stored.blob).copied().unwrap_or_default(),
             offset: stored.offset,
@@ -94,9 +90,6 @@ pub(crate) struct Written {
     /// Bytes of the image.
     pub(crate) bytes: u64,
 }
-
-/// From so many bytes on, a tail may find no place in a block of 512 bytes.
-const TAIL_END: u32 = 449;
 
 type Found = (HashMap<ObjectId, StoredObject>, Vec<(DataBlob, BlobKind)>);
 
