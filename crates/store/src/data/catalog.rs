@@ -250,15 +250,12 @@ impl Store {
         }
         // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
         let _lock = self.lock_shared()?;
-        let found = match self.find_stored(object, Look::Thorough)? {
-            Some(found) => found,
-            // A gc may just have freed one of two.
-            None => match self.object_file(object)? {
-                Some((file, stat)) => return Ok(ObjectReader::whole(file, length(&stat))),
-                None => return Err(StoreError::NoObject(*object)),
-            },
-        };
-        self.open_stored(&found)
+        if let Some(found) = self.find_stored(object, Look::Thorough)? {
+            return self.open_stored(&found);
+        }
+        // Published meanwhile.
+        let file = self.object_file(object)?.ok_or(StoreError::NoObject(*object))?;
+        Ok(ObjectReader::whole(file.0, length(&file.1)))
     }
 
     /// Opens an object that is in a data blob.
