@@ -191,7 +191,15 @@ impl Store {
 
     /// The index of a blob, as far as it can be read.
     pub(crate) fn index_of(&self, blob: &ObjectId) -> Result<Option<Arc<Index>>, StoreError> {
-        let Some(catalog) = self.catalog(Look::Thorough)? else { return Ok(None) };
+        let Some(data) = self.data()? else { return Ok(None) };
+        let mut catalog = self.lock_catalog();
+        if let Some(known) = catalog.blobs.get(blob)
+            && data.stat(index_name(blob))?.is_some_and(|it| Stamp::of(&it) == known.stamp)
+            && blob_is_there(data, blob, &known.index)?.is_ok()
+        {
+            return Ok(Some(Arc::clone(&known.index)));
+        }
+        catalog.list(data)?;
         Ok(catalog.blobs.get(blob).map(|it| Arc::clone(&it.index)))
     }
 
@@ -250,8 +258,13 @@ impl Store {
         }
         // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
         let _lock = self.lock_shared()?;
-        if let Some(found) = self.find_stored(object, Look::Thorough)? {
-            return self.open_stored(&found);
+        for look in [Look::Quick, Look::Thorough] {
+            let Some(found) = self.find_stored(object, look)? else { continue };
+            match self.open_stored(&found) {
+                // It was there a moment ago.
+                Err(StoreError::NoObject(_)) if look == Look::Quick => {}
+                other => return other,
+            }
         }
         // Published meanwhile.
         let file = self.object_file(object)?.ok_or(StoreError::NoObject(*object))?;
