@@ -40,6 +40,11 @@ pub(crate) struct DeviceUse {
     pub(crate) bytes: u64,
 }
 
+/// Whether an image has its files' bytes on devices or in itself; one of small files only has no devices.
+fn is_native<S: ReadAt>(image: &Image<S>) -> bool {
+    image.superblock().composefs.is_none() || !image.devices().is_empty()
+}
+
 /// What the superblock of an image says of where its data is.
 #[derive(Debug)]
 pub(crate) struct Devices {
@@ -57,10 +62,10 @@ pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
         .iter()
         .map(|slot| DeviceUse { blob: id_of(&slot.tag), bytes: slot.blocks.saturating_mul(block) });
     let uses: Vec<_> = uses.collect();
-    let form = match (uses.is_empty(), block == BlobKind::Tar.block_size()) {
-        (true, _) => Form::Objects,
-        (false, true) => Form::Tar,
-        (false, false) => Form::Packed,
+    let form = match (is_native(&image), block == BlobKind::Tar.block_size()) {
+        (false, _) => Form::Objects,
+        (true, true) => Form::Tar,
+        (true, false) => Form::Packed,
     };
     Ok(Devices { form, uses })
 }
@@ -100,7 +105,7 @@ pub(crate) fn uses(
     visit: &mut dyn FnMut(&[u8], Use),
 ) -> Result<(), ContentsError> {
     let image = Image::open(Cached::new(image))?;
-    if !image.devices().is_empty() {
+    if is_native(&image) {
         return ranges(&image, visit);
     }
     let tree = to_tree(&image, View::Composefs(Owners::FirstMet))?.tree;
@@ -157,7 +162,7 @@ fn ranges<S: ReadAt>(
 pub(crate) fn inside(image: &ImageFile) -> Result<Vec<ObjectId>, ContentsError> {
     let image = Image::open(Cached::new(image))?;
     let mut found = Vec::new();
-    if image.devices().is_empty() {
+    if !is_native(&image) {
         return Ok(found);
     }
     let objects = Objects { algorithm: Algorithm::Sha256, inline_max: INLINE_MAX, find: &|_| None };
@@ -182,7 +187,7 @@ impl Store {
     /// [`ContentsError`] when it cannot be read.
     pub fn tree(&self, image: &OpenImage, owners: Owners) -> Result<ImageTree, ContentsError> {
         let read = Image::open(Cached::new(&image.image))?;
-        if read.devices().is_empty() {
+        if !is_native(&read) {
             return Ok(to_tree(&read, View::Composefs(owners))?);
         }
         let indexes: Vec<_> = image

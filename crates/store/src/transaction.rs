@@ -50,7 +50,7 @@ pub enum TransactionError {
     #[error("image {image} has a data blob {blob}, which is not in the store")]
     NoDevice {
         /// The image.
-        image: ObjectId,
+        image: Box<ObjectId>,
         /// What it needs, as its device table says.
         blob: String,
     },

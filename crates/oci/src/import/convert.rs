@@ -122,7 +122,9 @@ impl Job<'_> {
         let store = self.transaction.store();
         let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;
         let tree = store.tree(&opened, Owners::AsWritten);
-        let tree = tree.map_err(|source| ImportError::Tree { image: *image, source })?.tree;
+        let tree = tree
+            .map_err(|source| ImportError::Tree { image: *image, source: Box::new(source) })?
+            .tree;
         if self.options.form == Form::Objects {
             self.objects(&tree)?;
         }
@@ -157,7 +159,7 @@ impl Job<'_> {
             if self.transaction.reuse(object, size).map_err(ImportError::Object)? {
                 return Ok(());
             }
-            let failed = |source| ImportError::Pack(PackError::Read { object: *object, source });
+            let failed = |source| ImportError::from(PackError::Read { object: *object, source });
             let mut reader = self.open(object)?;
             let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
             loop {
@@ -169,7 +171,7 @@ impl Job<'_> {
             }
             let actual = Box::new(draft.finish().map_err(ImportError::Object)?);
             if *actual != *object {
-                return Err(ImportError::Pack(PackError::Damaged { expected: *object, actual }));
+                return Err(ImportError::from(PackError::Damaged { expected: *object, actual }));
             }
             Ok(())
         })
@@ -177,7 +179,7 @@ impl Job<'_> {
 
     fn open(&self, object: &ObjectId) -> Result<ObjectReader, ImportError> {
         let opened = self.transaction.store().object(object);
-        opened.map_err(|source| ImportError::Lookup { object: *object, source })
+        opened.map_err(|source| ImportError::Lookup { object: *object, source: Box::new(source) })
     }
 
     fn go_on(&self) -> Result<(), ImportError> {

@@ -73,7 +73,7 @@ pub enum ImportError {
         /// Which one.
         image: ObjectId,
         /// Why.
-        source: ContentsError,
+        source: Box<ContentsError>,
     },
     /// An object of the image cannot be opened.
     #[error("cannot open object {object}")]
@@ -81,7 +81,7 @@ pub enum ImportError {
         /// Which one.
         object: ObjectId,
         /// Why.
-        source: StoreError,
+        source: Box<StoreError>,
     },
     /// The store lacks what the image was made from.
     #[error("the store has no {0}, which the image was made from")]
@@ -96,10 +96,10 @@ pub enum ImportError {
     },
     /// The data cannot be packed.
     #[error("cannot pack the data")]
-    Pack(#[source] PackError),
+    Pack(#[source] Box<PackError>),
     /// The image over data blobs cannot be made.
     #[error("cannot make the image")]
-    Native(#[source] NativeError),
+    Native(#[source] Box<NativeError>),
     /// A layer is not what it should be.
     #[error("cannot import layer {number} of {count} ({name})")]
     Layer {
@@ -223,5 +223,20 @@ pub enum ImportError {
 impl ImportError {
     pub(super) fn layout(source: LayoutError) -> Self {
         Self::Layout(Box::new(source))
+    }
+}
+
+impl From<PackError> for ImportError {
+    fn from(error: PackError) -> Self {
+        match error {
+            PackError::Stopped => Self::Cancelled,
+            error => Self::Pack(Box::new(error)),
+        }
+    }
+}
+
+impl From<NativeError> for ImportError {
+    fn from(error: NativeError) -> Self {
+        Self::Native(Box::new(error))
     }
 }

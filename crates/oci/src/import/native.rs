@@ -13,6 +13,9 @@ use super::{ImportError, Job, check_paths};
 use crate::Digest;
 use crate::native::{self, Packed, Packer, Places, Written};
 
+/// Finds an object of a size in a data blob.
+type Find<'f> = dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportError> + 'f;
+
 /// A layer's tar, by its digest.
 type Tar<'t> = (Digest, KeptTar<'t>);
 
@@ -48,16 +51,15 @@ impl Job<'_> {
             for TarFile { object, sha256, offset, size } in &files {
                 let file = Packed { object, size: *size, sha256: Some(*sha256) };
                 let read = |into: &mut [u8], at| draft.read_exact_at(into, offset + at);
-                packer.add(&file, read).map_err(ImportError::Pack)?;
+                packer.add(&file, read)?;
             }
             self.pack_own(&mut packer, &sparse)?;
-            packer.end_layer().map_err(ImportError::Pack)?;
+            packer.end_layer()?;
             kept.add(draft, &files);
         }
-        found.extend(packer.finish().map_err(ImportError::Pack)?);
+        found.extend(packer.finish()?);
         let places = Found { transaction, form: self.options.form, layers, found, tars: kept };
-        let written = native::write(transaction, tree, &places, Fingerprints::default())
-            .map_err(ImportError::Native)?;
+        let written = native::write(transaction, tree, &places, Fingerprints::default())?;
         if self.options.form == Form::Packed {
             // They are in the blobs.
             transaction.forget_objects();
@@ -84,7 +86,7 @@ impl Job<'_> {
                 ObjectReader::read_exact_at(reader, into, at)
             };
             let file = Packed { object, size: *size, sha256: None };
-            packer.add(&file, read).map_err(ImportError::Pack)?;
+            packer.add(&file, read)?;
         }
         Ok(())
     }
@@ -106,11 +108,7 @@ impl Job<'_> {
         })
     }
 
-    fn over_blobs(
-        &self,
-        tree: &Tree,
-        find: &dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportError>,
-    ) -> Result<Written, ImportError> {
+    fn over_blobs(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
         let transaction = &*self.transaction;
         let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
         let (mut seen, mut found) = (HashSet::new(), HashMap::new());
@@ -128,11 +126,10 @@ impl Job<'_> {
             }
         }
         self.pack_own(&mut packer, &objects)?;
-        found.extend(packer.finish().map_err(ImportError::Pack)?);
+        found.extend(packer.finish()?);
         let (form, layers, tars) = (Form::Packed, &[][..], Tars::default());
         let places = Found { transaction, form, layers, found, tars };
-        native::write(transaction, tree, &places, Fingerprints::default())
-            .map_err(ImportError::Native)
+        Ok(native::write(transaction, tree, &places, Fingerprints::default())?)
     }
 }
 

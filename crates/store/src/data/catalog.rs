@@ -224,7 +224,15 @@ impl Store {
 
     /// The index of a blob, as far as it can be read.
     pub(crate) fn index_of(&self, blob: &ObjectId) -> Result<Option<Arc<Index>>, StoreError> {
-        let Some(catalog) = self.catalog(Look::Thorough)? else { return Ok(None) };
+        let Some(data) = self.data()? else { return Ok(None) };
+        let mut catalog = self.lock_catalog();
+        if let Some(known) = catalog.blobs.get(blob)
+            && data.stat(index_name(blob))?.is_some_and(|it| Stamp::of(&it) == known.stamp)
+            && blob_is_there(data, blob, &known.index)?.is_ok()
+        {
+            return Ok(Some(Arc::clone(&known.index)));
+        }
+        catalog.list(data)?;
         Ok(catalog.blobs.get(blob).map(|it| Arc::clone(&it.index)))
     }
 
@@ -283,15 +291,17 @@ impl Store {
         }
         // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
         let _lock = self.lock_shared()?;
-        let found = match self.find_stored(object, Look::Thorough)? {
-            Some(found) => found,
-            // A gc may just have freed one of two.
-            None => match self.object_file(object)? {
-                Some((file, stat)) => return Ok(ObjectReader::whole(file, length(&stat))),
-                None => return Err(StoreError::NoObject(*object)),
-            },
-        };
-        self.open_stored(&found)
+        for look in [Look::Quick, Look::Thorough] {
+            let Some(found) = self.find_stored(object, look)? else { continue };
+            match self.open_stored(&found) {
+                // It was there a moment ago.
+                Err(StoreError::NoObject(_)) if look == Look::Quick => {}
+                other => return other,
+            }
+        }
+        // Published meanwhile.
+        let file = self.object_file(object)?.ok_or(StoreError::NoObject(*object))?;
+        Ok(ObjectReader::whole(file.0, length(&file.1)))
     }
 
     /// Opens an object that is in a data blob.

@@ -88,7 +88,7 @@ impl<'t> DataBlobDraft<'t> {
     pub fn align(&mut self) -> Result<(), DraftError> {
         let block = self.kind.block_size();
         let over = self.position() % block;
-        let missing = usize::try_from((block - over) % block).expect("less than a block");
+        let missing = usize::try_from((block - over) % block).unwrap_or(0);
         let taken = self.take(&ZEROS[..missing]);
         taken.map_err(|source| self.transaction.write_failed(WHAT, source))
     }
@@ -123,11 +123,12 @@ impl<'t> DataBlobDraft<'t> {
         let on_disk = self.hasher.size();
         let end = offset.checked_add(buffer.len() as u64).filter(|it| *it <= self.position());
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let split = on_disk.clamp(offset, end) - offset;
-        let (first, second) = buffer.split_at_mut(usize::try_from(split).expect("in the buffer"));
+        let split = on_disk.clamp(offset, end);
+        let first = usize::try_from(split - offset).map_err(io::Error::other)?;
+        let (first, second) = buffer.split_at_mut(first);
         self.written.read_exact_at(first, offset)?;
         if !second.is_empty() {
-            let from = usize::try_from(offset + split - on_disk).expect("in what was gathered");
+            let from = usize::try_from(split - on_disk).map_err(io::Error::other)?;
             second.copy_from_slice(&self.gathered[from..from + second.len()]);
         }
         Ok(())

@@ -350,6 +350,23 @@ fn a_blob_that_is_not_as_the_image_says_is_never_mounted() {
     assert!(why().contains("no regular file"), "{}", why());
 }
 
+/// Its objects are in an index whose blob is empty.
+#[test]
+fn a_native_image_of_small_files_has_no_devices() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let files = sample("small", 3);
+    let image = import_as(&store, "small", &files, Form::Packed).unwrap();
+    let opened = store.open_image(&image).unwrap();
+    assert_eq!((opened.form, opened.devices.len()), (Form::Packed, 0));
+    drop(opened);
+    super::check_clean(&store).unwrap();
+    assert_eq!(bytes_of(&store, &id(&files["own-1"])), files["own-1"]);
+    store.remove_ref(&"small".parse().unwrap()).unwrap();
+    super::check_clean(&store).unwrap();
+    assert!(store.data_there().unwrap().list().unwrap().is_empty());
+}
+
 #[test]
 fn an_image_without_its_blob_is_not_committed() {
     let (here, there) = (TempDir::new().unwrap(), TempDir::new().unwrap());

@@ -231,3 +231,46 @@ fn gc_does_nothing_when_an_index_is_damaged() {
     assert!(matches!(error, crate::GcError::Data(_)), "{error}");
     assert_eq!(names(&store), 2);
 }
+
+/// Imports of all forms, readers and `gc` at once, each as a process of its own would.
+#[test]
+fn readers_imports_and_gc_do_not_hurt_each_other() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    let kept = import_as(&open(path), "kept", &sample("kept", 12), Form::Packed).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..2_usize {
+            scope.spawn(move || {
+                let store = open(path);
+                for round in 0..12 {
+                    let form = if round % 3 == 0 { Form::Objects } else { Form::Packed };
+                    let own = format!("own-{thread}-{}", round % 4);
+                    import_as(&store, &own, &sample(&own, 12), form).unwrap();
+                    if round % 2 == 1 {
+                        store.remove_ref(&name(&own)).unwrap();
+                    }
+                }
+            });
+        }
+        scope.spawn(move || {
+            let store = open(path);
+            for _ in 0..20 {
+                store.gc(NOW).unwrap();
+            }
+        });
+        scope.spawn(move || {
+            let store = open(path);
+            for _ in 0..40 {
+                store.open_image(&kept).unwrap();
+                for bytes in sample("kept", 12).into_values().filter(|it| it.len() > 64) {
+                    let mut read = Vec::new();
+                    store.object(&id(&bytes)).unwrap().read_to_end(&mut read).unwrap();
+                    assert_eq!(read, bytes);
+                }
+            }
+        });
+    });
+    let store = open(path);
+    check(&store).unwrap();
+    check_clean(&store).unwrap();
+}

@@ -270,7 +270,7 @@ impl Transaction<'_> {
                     Some(blob) => blob.to_string(),
                     None => "that is none of a store's".to_owned(),
                 };
-                return Err(super::TransactionError::NoDevice { image: *image, blob });
+                return Err(super::TransactionError::NoDevice { image: Box::new(*image), blob });
             }
         }
         Ok(())

@@ -32,12 +32,10 @@ fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
     Index::read(&file, bytes.len() as u64).unwrap().unwrap()
 }
 
-fn check(
-    index: &Index,
-    ranges: &[(u64, u64)],
-    objects: &[&str],
-    expected: Option<(&[&str], &[(u64, u64)])>,
-) {
+/// What is kept, and what is free.
+type Expected<'a> = (&'a [&'a str], &'a [(u64, u64)]);
+
+fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Option<Expected<'_>>) {
     let objects = objects.iter().map(|it| id(it).as_bytes().try_into().unwrap()).collect();
     let cut = Cut::of(index, &NeededParts { ranges: ranges.to_vec(), objects });
     let found = cut.map(|cut| {
