@@ -31,8 +31,13 @@ pub(crate) fn auto() -> (Form, &'static str) {
 }
 
 pub(crate) fn choose(options: &FormOptions) -> Choice {
+    choose_again(options, None)
+}
+
+/// As [`choose`], for an image that may be here already: left to us, it stays in its form.
+pub(crate) fn choose_again(options: &FormOptions, here: Option<Form>) -> Choice {
     let form = match options.form {
-        FormWish::Auto => auto().0,
+        FormWish::Auto => here.unwrap_or_else(|| auto().0),
         FormWish::Objects => Form::Objects,
         FormWish::Packed => Form::Packed,
         FormWish::Tar => Form::Tar,

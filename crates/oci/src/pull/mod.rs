@@ -257,12 +257,13 @@ fn here(
     layers: &[Descriptor],
 ) -> Option<Pulled> {
     let name = options.import.name?;
-    let StoredReference { image, manifest: named, .. } = store.reference(name).ok()??;
+    let StoredReference { image, manifest: named, form, .. } = store.reference(name).ok()??;
     let has_layers = match options.layers {
         Layers::Forget => true,
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
     };
-    let same = named == Some(*manifest) && has_layers && store.open_image(&image).is_ok();
+    let is_so = form == options.import.form;
+    let same = named == Some(*manifest) && is_so && has_layers && store.open_image(&image).is_ok();
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }
 
