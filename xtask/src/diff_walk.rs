@@ -18,7 +18,7 @@ use image::erofs::read::{ByteOffset, FileType, Image, ImageTree, Owners, View, t
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, Hasher, ObjectId};
 use kernel::mount::{
-    Acl, Credentials, ErofsOptions, Io, OverlayOptions, Propagation, Verity, XattrNamespace,
+    Credentials, ErofsOptions, OverlayOptions, Propagation, Verity, XattrNamespace,
 };
 
 use crate::cache::Cache;
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let empty = tempfile::tempdir()?;
     let objects = File::open(args.objects.as_deref().unwrap_or(empty.path()))?;
     let file = File::open(&args.image)?;
-    let options = ErofsOptions { devices: &[], io: Io::Direct, acl: Acl::Keep };
+    let options = ErofsOptions::default();
     let erofs = kernel::mount::erofs(file.as_fd(), &options)?;
     let mount = kernel::mount::overlay(&OverlayOptions {
         name: "diff-walk",
@@ -120,7 +120,7 @@ fn alone(args: &Args, image: &Image<&[u8]>) -> Result<()> {
     let (tree, contents) = (found.tree, Contents::Read(&digests));
     kernel::process::own_mounts(Propagation::Private)?;
     let file = File::open(&args.image)?;
-    let options = ErofsOptions { devices: &[], io: Io::Direct, acl: Acl::Keep };
+    let options = ErofsOptions::default();
     let erofs = kernel::mount::erofs(file.as_fd(), &options)?;
     let point = tempfile::tempdir()?;
     erofs.mount.attach_at(point.path())?;

@@ -211,7 +211,7 @@ fn assemble_in(
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     // Buffered: the image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk.
     // (Direct I/O, which keeps file data once and not twice, would read the disk anew for every container.)
-    let options = ErofsOptions { devices: &[], io: Io::Buffered, acl: layers.acl };
+    let options = ErofsOptions { io: Io::Buffered, acl: layers.acl, ..ErofsOptions::default() };
     let image = kernel::mount::erofs(layers.image, &options)
         .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
     Ok(Superblock { mount: image.mount, backing: image.backing })

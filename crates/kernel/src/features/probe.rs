@@ -115,6 +115,9 @@ pub(super) fn overlay_by_descriptor(directory: BorrowedFd<'_>) -> Feature {
 
 pub(super) fn overlay_data_layers(directory: BorrowedFd<'_>) -> Feature {
     match stack(directory, mount::overlay) {
+        Ok(()) if KernelVersion::running().is_some_and(|it| it < mount::DATA_LAYERS) => {
+            Feature::yes("stacked one as an ordinary layer (data layers are from Linux 6.5 on)")
+        }
         Ok(()) => Feature::yes("stacked one"),
         Err(error) => Feature::refused(&error, error.errno()),
     }
