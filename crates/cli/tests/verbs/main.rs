@@ -23,6 +23,7 @@ mod registries;
 mod rounds;
 mod runs;
 mod userns;
+mod verity;
 mod volumes;
 mod waits;
 mod writable;
