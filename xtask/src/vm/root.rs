@@ -226,7 +226,7 @@ impl Draft {
     }
 
     /// Python's own modules, without its tests and caches.
-    fn python(&self) -> Result<()> {
+    fn python(&mut self) -> Result<()> {
         let Some(python) = installed("python3") else { return Ok(()) };
         let places = "import sysconfig; print(sysconfig.get_path('stdlib'))";
         let library = quiet(Command::new(python).args(["-c", places]))?;
@@ -237,6 +237,10 @@ impl Draft {
             --exclude=ensurepip --exclude='config-*' --exclude=dist-packages -c . | tar -C "$2" -x"#, "sh"]);
         fs::create_dir_all(&place)?;
         quiet(tar.arg(library).arg(&place))?;
+        // Some are programs' libraries that load others.
+        for module in fs::read_dir(library.join("lib-dynload"))?.filter_map(Result::ok) {
+            self.libraries(&module.path())?;
+        }
         Ok(())
     }
 
