@@ -89,6 +89,7 @@ pub(crate) const TESTS: &[Test] = &[
             },
             Run {
                 since: FILESTORES,
+                limit: Duration::from_secs(3600),
                 ..run("quire-cli", "verbs", &["containers::", "deaths::", "userns::"])
             },
             run("quire-cli", "composefs", &[]),
