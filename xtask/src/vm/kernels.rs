@@ -81,11 +81,19 @@ pub(crate) fn find(cache: &Cache, wanted: &str, refresh: bool) -> Result<Kernel>
     match (found, kept) {
         (Ok(dir), _) => Kernel::open(dir),
         (Err(error), Some(kept)) => {
-            println!("using the kept Linux {}, since apt has no other: {error:#}", kept.release);
+            println!("   using the kept Linux {}: {}", kept.release, reason(&error));
             Ok(kept)
+        }
+        (Err(error), None) if error.is::<Skipped>() => {
+            bail!(Skipped(format!("no kernel {wanted} is kept, and {}", reason(&error))))
         }
         (Err(error), None) => Err(error),
     }
+}
+
+/// Without the word that ends a run with it.
+fn reason(error: &anyhow::Error) -> String {
+    error.downcast_ref::<Skipped>().map_or_else(|| format!("{error:#}"), |it| it.0.clone())
 }
 
 /// The file is written again whenever apt says that the kernel is the current one.
@@ -103,7 +111,7 @@ struct Apt<'a> {
 impl<'a> Apt<'a> {
     fn open(cache: &Cache, wanted: &'a str) -> Result<Self> {
         let mirror = apt::mirror()?;
-        let dir = tempfile::tempdir_in(cache.dir())?;
+        let dir = super::work(cache)?;
         for folder in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.path().join(folder))?;
         }
@@ -125,10 +133,7 @@ impl<'a> Apt<'a> {
         let count =
             lists.filter(|it| it.file_name().to_string_lossy().contains("_Packages")).count();
         if count < suites.len() {
-            bail!(Skipped(format!(
-                "no kernel {wanted} is kept, and apt's mirror does not answer for {}",
-                suites.join(" and ")
-            )));
+            bail!(Skipped(format!("apt's mirror does not answer for {}", suites.join(" and "))));
         }
         Ok(apt)
     }

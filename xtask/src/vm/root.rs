@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::cache::Cache;
-use crate::process::{cargo, find, line, need, quiet, repository, target_dir};
+use crate::process::{cargo, line, need, quiet, repository, target_dir};
 
 /// What the script of the guest and the tests call. Where the host lacks one, tests say so in the guest.
 const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown stat head tail sed grep cut tr sort wc \
@@ -77,7 +77,7 @@ pub(crate) fn write(
     let mut draft = Draft { root: work.join("root"), done: BTreeSet::new() };
     draft.skeleton()?;
     for name in PROGRAMS.split_whitespace() {
-        if let Some(program) = find(name) {
+        if let Some(program) = installed(name) {
             draft.program(&program)?;
         }
     }
@@ -108,6 +108,12 @@ pub(crate) fn write(
     ]);
     quiet(mkfs.arg("-d").arg(&draft.root).arg(file).arg("2G"))?;
     Ok(())
+}
+
+/// A program of the host where the guest looks for it, not in the folders of whoever runs us.
+fn installed(name: &str) -> Option<PathBuf> {
+    let folders = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+    folders.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file())
 }
 
 /// The large inputs of tests, where there are some.
@@ -220,8 +226,8 @@ impl Draft {
     }
 
     /// Python's own modules, without its tests and caches.
-    fn python(&self) -> Result<()> {
-        let Some(python) = find("python3") else { return Ok(()) };
+    fn python(&mut self) -> Result<()> {
+        let Some(python) = installed("python3") else { return Ok(()) };
         let places = "import sysconfig; print(sysconfig.get_path('stdlib'))";
         let library = quiet(Command::new(python).args(["-c", places]))?;
         let library = Path::new(library.trim());
@@ -231,6 +237,10 @@ impl Draft {
             --exclude=ensurepip --exclude='config-*' --exclude=dist-packages -c . | tar -C "$2" -x"#, "sh"]);
         fs::create_dir_all(&place)?;
         quiet(tar.arg(library).arg(&place))?;
+        // Some are programs' libraries that load others.
+        for module in fs::read_dir(library.join("lib-dynload"))?.filter_map(Result::ok) {
+            self.libraries(&module.path())?;
+        }
         Ok(())
     }
 
@@ -243,7 +253,7 @@ impl Draft {
         }
         fs::create_dir_all(self.place(&target_dir()?.join("tmp/x"))?.with_file_name(""))?;
         let mut git = Command::new("git");
-        git.args(["ls-files", "testdata", "crates/*/tests", "crates/*/Cargo.toml"]);
+        git.args(["ls-files", "testdata", ":(glob)crates/*/tests/**", "crates/*/Cargo.toml"]);
         for name in quiet(git.current_dir(repository()))?.lines() {
             let from = repository().join(name);
             if from.is_file() {

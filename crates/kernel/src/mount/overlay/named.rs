@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::{OverlayOptions, finish, object, set_features};
+use super::{OVERLAY_VERITY, OverlayOptions, Verity, because_of_age, finish, object, set_features};
 use crate::features::KernelVersion;
 use crate::mount::context::Context;
 use crate::mount::{self, DETACHED_SOURCES, Detached, MountError, Step, Unmount, unmount};
@@ -45,7 +45,11 @@ pub(super) fn overlay(options: &OverlayOptions<'_>) -> Result<Detached, MountErr
 
 fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, MountError> {
     let object = object(options);
-    // First, since an attempt uses up detached lower layers.
+    // First, since an attempt uses up detached lower layers, and these kernels say what they lack at its end.
+    let too_old = KernelVersion::running().is_some_and(|version| version < OVERLAY_VERITY);
+    if options.verity != Verity::Off && too_old {
+        return Err(because_of_age(MountError::call(Step::Create, &object, Errno::INVAL), options));
+    }
     let upper = options.upper.iter().flat_map(|upper| [upper.upper, upper.work]);
     for layer in options.data.iter().copied().chain(upper) {
         if !is_attached(layer)? {
