@@ -9,6 +9,7 @@ use container::bundle::Access;
 use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
+use kernel::features::KernelVersion;
 use kernel::mount::{Acl, Freed, Unmount};
 use store::{Form, OpenImage, OpenOptions, Resolved};
 
@@ -61,6 +62,7 @@ pub(crate) fn root(
     shared: Option<Superblock>,
 ) -> anyhow::Result<Root> {
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
+    check_form(image, &name)?;
     let checked = check(context, image, &name, trust)?;
     let opened =
         Image::open(&image.image).with_context(|| format!("cannot read image {}", image.id))?;
@@ -96,6 +98,21 @@ pub(crate) fn root(
             Ok(assemble(&layers, None, Checked::AtImport, shape)?)
         }
         root => Ok(root?),
+    }
+}
+
+/// The first Linux version whose EROFS knows long prefixes of xattrs, blocks of 512 bytes, and addresses over all devices.
+const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
+
+/// Older kernels would only say that something is invalid.
+fn check_form(image: &OpenImage, name: &str) -> anyhow::Result<()> {
+    match KernelVersion::running() {
+        Some(version) if version < NATIVE && image.form != Form::Objects => bail!(
+            "{name} has the form {}, which Linux mounts from {NATIVE} on, and this is {version}: \
+             `quire convert --form objects {name}`",
+            crate::forms::word(image.form)
+        ),
+        _ => Ok(()),
     }
 }
 
