@@ -553,7 +553,7 @@ mod tests {
                     std::fs::write(&file, b"new").is_ok(),
                     matches!(writable, Writable::Memory { .. })
                 );
-                kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
+                kernel::mount::unmount(point.path(), kernel::mount::Unmount::Lazy).unwrap();
             }
         }
     }

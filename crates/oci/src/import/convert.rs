@@ -43,7 +43,7 @@ pub fn convert(
     let start = Instant::now();
     let job = Job::begin(store, options)?;
     let made = match image.manifest {
-        Some(manifest) => job.layers(from_store(store, manifest)?)?,
+        Some(manifest) => job.layers(&from_store(store, manifest)?)?,
         None => job.tree(image.image)?,
     };
     job.finish(made, options.name.cloned(), start)

@@ -136,7 +136,7 @@ pub(super) fn from_tar<'a>(
 
 impl Job<'_> {
     /// Reads all layers and lays them one over the other.
-    pub(super) fn layers(&self, found: Found<'_>) -> Result<Made, ImportError> {
+    pub(super) fn layers(&self, found: &Found<'_>) -> Result<Made, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.options.progress)(Event::Layers(&sizes));
         let stop = Stop::new(self.options.cancel);
@@ -159,11 +159,11 @@ impl Job<'_> {
             blobs.push(gathered.blob);
             committed += gathered.committed;
         }
-        let (config_digest, config) = match found.config {
+        let (config_digest, config) = match found.config.clone() {
             Some(config) => config,
             None => documents::config(self.options.platform, &reports),
         };
-        let (digest, manifest) = match found.manifest {
+        let (digest, manifest) = match found.manifest.clone() {
             Some(manifest) => manifest,
             None => documents::manifest(&config_digest, config.len(), &blobs),
         };
@@ -178,7 +178,7 @@ impl Job<'_> {
             written,
             manifest: Some(digest),
             layers: reports,
-            name: found.name,
+            name: found.name.clone(),
             committed,
             times: Times::default(),
         })
@@ -347,7 +347,7 @@ impl Job<'_> {
             tar_of: None,
         };
         if let Some(gathered) = self.parts(at, &mut **blob, &wanted, shared)? {
-            blob.done();
+            self.read(&mut **blob);
             progress(Event::Done { layer: at });
             return Ok(gathered);
         }
@@ -362,7 +362,7 @@ impl Job<'_> {
             }
             match self.unpack(reader, &wanted, shared, &read) {
                 Ok(gathered) => {
-                    blob.done();
+                    self.read(&mut **blob);
                     progress(Event::Done { layer: at });
                     return Ok(gathered);
                 }
@@ -418,6 +418,14 @@ impl Job<'_> {
             (Form::Tar, _) => transaction.reuse_tar(&info.diff_id).map(|it| it.is_some()),
         };
         has.map_err(LayerFailure::Data)
+    }
+
+    /// A layer was read.
+    fn read(&self, blob: &mut dyn BlobSource) {
+        // Of data blobs nothing is kept before all of them are.
+        if self.options.form == Form::Objects {
+            blob.done();
+        }
     }
 
     /// A layer of which only a part is downloaded. `None` where that cannot be, or did not give the right one.
@@ -485,6 +493,14 @@ impl Job<'_> {
                 Ok(Gathered { layer, report, blob, tar: None, committed })
             }
         }
+    }
+}
+
+/// All of an image is in the store, in this form.
+#[cfg(any(test, feature = "registry"))]
+pub(super) fn kept(found: &Found<'_>, form: Form) {
+    if form != Form::Objects {
+        found.layers.iter().for_each(|layer| lock(&layer.source).done());
     }
 }
 

@@ -230,10 +230,10 @@ pub fn import(
     let made = match source {
         Source::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
-            job.layers(layers::from_layout(&layout, choice, options.platform)?)?
+            job.layers(&layers::from_layout(&layout, choice, options.platform)?)?
         }
-        Source::DockerArchive { file, choice } => job.layers(job.docker(file, choice)?)?,
-        Source::Tar(input) => job.layers(layers::from_tar(input, options.cancel)?)?,
+        Source::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
+        Source::Tar(input) => job.layers(&layers::from_tar(input, options.cancel)?)?,
         Source::Directory(directory) => job.directory(directory)?,
         Source::Dump(input) => job.dump(input)?,
     };
@@ -253,8 +253,10 @@ pub(crate) fn import_found(
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, options)?;
-    let made = job.layers(found)?;
-    job.finish(made, options.name.cloned(), start)
+    let made = job.layers(&found)?;
+    let report = job.finish(made, options.name.cloned(), start)?;
+    layers::kept(&found, options.form);
+    Ok(report)
 }
 
 impl<'a> Job<'a> {
