@@ -248,14 +248,14 @@ pub fn import(
 #[cfg(any(test, feature = "registry"))]
 pub(crate) fn import_found(
     store: &Store,
-    found: Found<'_>,
+    found: &Found<'_>,
     options: &Options<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, options)?;
-    let made = job.layers(&found)?;
+    let made = job.layers(found)?;
     let report = job.finish(made, options.name.cloned(), start)?;
-    layers::kept(&found, options.form);
+    layers::kept(found, options.form);
     Ok(report)
 }
 

@@ -242,7 +242,7 @@ pub fn pull(
     };
     let budget = budget.saturating_sub(memory);
     let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
-    let report = import::import_found(store, found, &import).map_err(not_imported)?;
+    let report = import::import_found(store, &found, &import).map_err(not_imported)?;
     if let Err(error) = store.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
     }

@@ -226,7 +226,7 @@ fn run<'a>(
         },
         cancel: &AtomicBool::new(false),
     };
-    import::import_found(store, found, &options)?;
+    import::import_found(store, &found, &options)?;
     Ok(events.into_inner().unwrap())
 }
 
