@@ -1,10 +1,11 @@
 # The front door. Recipes that take more than a line live in xtask: `cargo xtask --help`.
-.PHONY: demo test check-all bench inputs oracle fmt install clean
+.PHONY: demo test check-all vm bench inputs oracle fmt install clean
 PREFIX ?= /usr/local
 
 demo:      ; cargo xtask demo
 test:      ; cargo xtask test
 check-all: ; cargo xtask check-all
+vm:        ; cargo xtask vm newest
 bench:     ; cargo xtask bench all
 inputs:    ; cargo xtask inputs
 oracle:    ; cargo xtask oracle mkcomposefs

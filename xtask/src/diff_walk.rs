@@ -9,16 +9,16 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use image::erofs::read::{ByteOffset, FileType, Image, ImageTree, Owners, View, to_tree};
+use image::erofs::read::{ByteOffset, FileType, Image, ImageTree, Owners, ReadAt, View, to_tree};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, Hasher, ObjectId};
 use kernel::mount::{
-    Acl, Credentials, ErofsOptions, Io, OverlayOptions, Propagation, Verity, XattrNamespace,
+    Credentials, ErofsOptions, OverlayOptions, Propagation, Verity, XattrNamespace,
 };
 
 use crate::cache::Cache;
@@ -32,6 +32,9 @@ pub(crate) struct Args {
     /// Its objects; without them the contents of files are not compared
     #[arg(long, value_name = "DIR")]
     objects: Option<PathBuf>,
+    /// The data blobs that it has as devices, each under its name
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
     /// A directory that the image was made of: compared too
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
@@ -53,6 +56,7 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
     let args = Args {
         image: store.join("images").join(id),
         objects: Some(store.join("objects")),
+        data: None,
         against: Some(source),
     };
     // In a process of its own, since it moves into a mount namespace.
@@ -72,7 +76,25 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
     process::quiet(export.arg(target))?;
     let mut walk = Command::new(std::env::current_exe()?);
     let against = args.against.as_deref().unwrap_or(place.path());
-    process::shown(walk.arg("diff-walk").arg(&alone).arg("--against").arg(against))
+    process::shown(walk.arg("diff-walk").arg(&alone).arg("--against").arg(against))?;
+
+    // And over data blobs: packed ones, and the tar itself.
+    let tar = place.path().join("base.tar");
+    let mut make = Command::new("tar");
+    make.args(["--format=posix", "--xattrs", "--acls", "--numeric-owner", "-cf"]).arg(&tar);
+    process::quiet(make.arg("-C").arg(against).arg("."))?;
+    for form in ["packed", "tar"] {
+        let mut import = Command::new(crate::quire()?);
+        import.arg("--store").arg(&store).args(["--json", "import", "--form", form]);
+        import.arg(format!("tar:{}", tar.display())).arg(form);
+        let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
+        let id = report["image"].as_str().context("import told no image")?;
+        let mut walk = Command::new(std::env::current_exe()?);
+        walk.arg("diff-walk").arg(store.join("images").join(id));
+        walk.arg("--data").arg(store.join("data"));
+        process::shown(walk.arg("--against").arg(against))?;
+    }
+    Ok(())
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -91,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let empty = tempfile::tempdir()?;
     let objects = File::open(args.objects.as_deref().unwrap_or(empty.path()))?;
     let file = File::open(&args.image)?;
-    let options = ErofsOptions { devices: &[], io: Io::Direct, acl: Acl::Keep };
+    let options = ErofsOptions::default();
     let erofs = kernel::mount::erofs(file.as_fd(), &options)?;
     let mount = kernel::mount::overlay(&OverlayOptions {
         name: "diff-walk",
@@ -116,11 +138,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// An image that is mounted by itself and holds its files. Their digests are those of what our reader reads.
 fn alone(args: &Args, image: &Image<&[u8]>) -> Result<()> {
     let found = to_tree(image, View::Plain)?;
-    let digests = digests(image, &found)?;
+    let devices = image.devices().iter().map(|slot| {
+        let id = slot.object_id().context("a device is named by no digest")?;
+        let data = args.data.as_deref().context("the image has devices: say --data DIR")?;
+        let path = data.join(id.to_string());
+        File::open(&path).with_context(|| format!("cannot open {}", path.display()))
+    });
+    let devices = devices.collect::<Result<Vec<_>>>()?;
+    let digests = digests(image, &found, &devices)?;
     let (tree, contents) = (found.tree, Contents::Read(&digests));
     kernel::process::own_mounts(Propagation::Private)?;
     let file = File::open(&args.image)?;
-    let options = ErofsOptions { devices: &[], io: Io::Direct, acl: Acl::Keep };
+    let fds: Vec<_> = devices.iter().map(|it| it.as_fd()).collect();
+    let options = ErofsOptions { devices: &fds, ..ErofsOptions::default() };
     let erofs = kernel::mount::erofs(file.as_fd(), &options)?;
     let point = tempfile::tempdir()?;
     erofs.mount.attach_at(point.path())?;
@@ -133,7 +163,14 @@ fn alone(args: &Args, image: &Image<&[u8]>) -> Result<()> {
 }
 
 /// Of each inode of a tree that was made of an image, the digest of the bytes that our reader reads.
-fn digests(image: &Image<&[u8]>, found: &ImageTree) -> Result<Vec<Option<ObjectId>>> {
+fn digests(
+    image: &Image<&[u8]>,
+    found: &ImageTree,
+    devices: &[File],
+) -> Result<Vec<Option<ObjectId>>> {
+    let devices = devices.iter().map(|file| Ok(Bytes(file, file.metadata()?.len())));
+    let devices = devices.collect::<Result<Vec<_>>>()?;
+    let devices: Vec<&dyn ReadAt> = devices.iter().map(|it| it as &dyn ReadAt).collect();
     let mut digests = vec![None; found.tree.inode_bound()];
     let mut buffer = vec![0; 1 << 20];
     for (nid, digest) in found.nids.iter().zip(&mut digests) {
@@ -144,7 +181,7 @@ fn digests(image: &Image<&[u8]>, found: &ImageTree) -> Result<Vec<Option<ObjectI
         let mut hasher = Hasher::new(Algorithm::Sha256);
         let mut at = ByteOffset(0);
         loop {
-            match image.read(&inode, at, &mut buffer, &[])? {
+            match image.read(&inode, at, &mut buffer, &devices)? {
                 0 => break,
                 read => hasher.update(&buffer[..read]),
             }
@@ -153,6 +190,19 @@ fn digests(image: &Image<&[u8]>, found: &ImageTree) -> Result<Vec<Option<ObjectI
         *digest = Some(hasher.finish());
     }
     Ok(digests)
+}
+
+/// A file of so many bytes.
+struct Bytes<'a>(&'a File, u64);
+
+impl ReadAt for Bytes<'_> {
+    fn len(&self) -> u64 {
+        self.1
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_exact_at(buffer, offset)
+    }
 }
 
 fn tell(tree: &Tree, differences: &[String]) -> Result<()> {

@@ -30,6 +30,19 @@ pub(crate) fn quiet(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// This cargo, in the repository. Without what the cargo that started us says about us: some packages would be built anew for that.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    let ours = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
+    for (name, _) in env::vars_os() {
+        if ours.iter().any(|it| name.as_encoded_bytes().starts_with(it.as_bytes())) {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(repository());
+    command
+}
+
 /// Runs it with our own terminal; anything but exit code 0 is an error.
 pub(crate) fn shown(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {}", line(command)))?;

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::cache::Cache;
 use crate::process::{self, repository, target_dir};
-use crate::{Failed, Skipped, diff_walk, fuzz, inputs, oracle, tools};
+use crate::{Failed, Skipped, diff_walk, fuzz, inputs, oracle, tools, vm};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -104,8 +104,8 @@ enum Rounds {
 fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     let cache = Cache::open()?;
     let cargo = |words: &str| {
-        let mut command = Command::new(env!("CARGO"));
-        command.args(words.split(' ')).current_dir(repository());
+        let mut command = process::cargo();
+        command.args(words.split(' '));
         command
     };
     let tier = |name: &str| args.tiers.is_empty() || args.tiers.iter().any(|it| it == name);
@@ -151,6 +151,16 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
             process::quiet(&mut cargo("build --package quire-cli"))?;
             diff_walk::short(&cache)
         });
+    }
+    if tier("vm") {
+        let kernels: &[&str] = match rounds {
+            Rounds::Few => &["newest", "lts"],
+            Rounds::Many => &["newest", "lts", "oldest"],
+        };
+        let tests = if rounds == Rounds::Few { "short" } else { "all" };
+        for kernel in kernels {
+            tally.command(&format!("vm, {kernel}"), || vm::tier(kernel, tests));
+        }
     }
     if tier("oracle") {
         tally.command("oracle", || {
@@ -286,7 +296,7 @@ fn listen(cargo: &mut Command, log: &mut File) -> Result<Ran> {
 
 /// What libtest prints, read line by line.
 #[derive(Debug, Default)]
-struct Summary {
+pub(crate) struct Summary {
     passed: u64,
     failed: Vec<String>,
     skipped: BTreeSet<(String, String)>,
@@ -299,8 +309,19 @@ struct Summary {
 }
 
 impl Summary {
+    /// Tests that passed, without those that said they were skipped.
+    pub(crate) fn passed(&self) -> u64 {
+        let skipped = u64::try_from(self.skipped_tests.len()).unwrap_or(u64::MAX);
+        self.passed.saturating_sub(skipped)
+    }
+
+    /// The reasons that tests gave.
+    pub(crate) fn skipped(&self) -> impl Iterator<Item = &str> {
+        self.skipped.iter().map(|(_, reason)| reason.as_str())
+    }
+
     /// What is worth showing of this line.
-    fn line<'a>(&mut self, line: &'a str) -> Option<&'a str> {
+    pub(crate) fn line<'a>(&mut self, line: &'a str) -> Option<&'a str> {
         if let Some(name) =
             line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----"))
         {

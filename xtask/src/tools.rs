@@ -6,12 +6,12 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::Skipped;
 use crate::cache::{Cache, remove};
 use crate::process::{find, is_root, quiet};
+use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 28] = [
+const PACKAGES: [(&str, &str); 30] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -40,6 +40,8 @@ const PACKAGES: [(&str, &str); 28] = [
     ("strace", "strace"),
     ("unshare", "util-linux"),
     ("chattr", "e2fsprogs"),
+    ("sfdisk", "fdisk"),
+    ("sgdisk", "gdisk"),
 ];
 
 #[derive(Debug, clap::Args)]
@@ -51,7 +53,7 @@ pub(crate) struct Args {
 
 /// Installs what is missing, or says what to install.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let missing = install(&PACKAGES);
+    let missing = install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat());
     match missing {
         Err(error) if args.strict => Err(error),
         Err(error) => {

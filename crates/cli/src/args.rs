@@ -9,10 +9,13 @@ use clap::{
 };
 
 mod containers;
+mod derive;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
 };
+
+pub(crate) use derive::{Filter, Merge};
 
 use crate::userns::UserNs;
 use crate::writable::Wish;
@@ -107,12 +110,17 @@ pub(crate) enum Verb {
     /// Bring an image from a registry into the store
     #[cfg(feature = "registry")]
     Pull(Pull),
-    /// Give an image back as an OCI layout, a docker archive, a tar or an EROFS image
+    /// Give an image back as an OCI layout, a docker archive, a tar, an EROFS image or a disk
     ///
     /// `erofs:FILE` is one image with all files in it, which needs no store: Linux mounts it (`mount -t erofs -o ro FILE DIR`),
     /// equal files are in it once, nothing is lost, and the same image gives the same bytes. `gvisor:FILE` is one for gVisor,
     /// as the root of a container by the annotations `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`:
     /// gVisor reads no xattrs, so ACLs, capabilities of programs and labels are left out; how many files lose some is said.
+    ///
+    /// `disk:FILE` is a raw disk for a virtual machine: a GPT whose one partition is what `erofs:FILE` is, as a read-only root
+    /// for the processor that the image is for. It has no boot loader: give the machine a kernel that has EROFS and the disk's
+    /// driver, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=`, with the id that is told), or an initramfs
+    /// that finds roots by their type, as systemd's does. The same image gives the same bytes.
     Export(Export),
     /// Bring an image of the store to a registry
     ///
@@ -132,6 +140,10 @@ pub(crate) enum Verb {
     /// Remove the name and password for a registry
     #[cfg(feature = "registry")]
     Logout(Logout),
+    /// Store an image in another form
+    ///
+    /// Every byte is verified on its way. What was only the old form's is garbage then, which `gc` frees.
+    Convert(Convert),
     /// Make an image file, without a store
     Build(Build),
     /// Mount an image on a directory
@@ -174,6 +186,29 @@ pub(crate) enum Verb {
     /// A container that runs is paused meanwhile. One that has ended is there until `rm`; what it wrote with --writable memory
     /// is gone with its end. The new image runs as the one below does, but for what --change says.
     Commit(Commit),
+    /// Make an image of several: each is laid over those before it
+    ///
+    /// A path in a later image decides what is there, with its owner, permissions and times. Directories are merged; what is
+    /// no directory replaces a directory with all that is in it, and the other way round. The root directory's metadata are
+    /// the last image's. Nothing in an image hides anything of those before it: a character device 0:0 is a file like others.
+    ///
+    /// No file is read or written: the new image names the same objects. It has no layers and no configuration (command,
+    /// environment, user), as one that came from a directory: `quire run NAME -- COMMAND` runs it, `quire export` writes it as
+    /// tar:, erofs:, gvisor: or disk:, and a tar imported again is an image of one layer, to be pushed.
+    Merge(Merge),
+    /// Make an image of a part of another: what matches globs, or what does not
+    ///
+    /// What an --exclude matches is left out, with all that is below it. Of the rest is kept what an --include matches, with
+    /// all that is below it, and the directories above that, with their metadata; or all of it, without --include. Whatever
+    /// the order of the options, --exclude wins. A file with several names stays while one of them does.
+    ///
+    /// Globs are as in .gitignore. Without a slash, but at the end, a glob matches names at any depth (`*.pyc`); with one it
+    /// matches paths from the image's root on (`usr/share/doc`, `/etc`). At the end, a slash says that only directories are
+    /// meant. `*` and `?` match bytes, but no slash; `**` matches any number of directories; `[a-z]`, `[!a]` and `{a,b}` are
+    /// there too, and `\` before what is meant as it is. Links are not followed. A glob that matches nothing is told.
+    ///
+    /// No file is read or written, and the new image has no layers and no configuration, as one of `quire merge`.
+    Filter(Filter),
     /// Write what a container changed as a tar, the layer that `commit` would add
     Snapshot(Snapshot),
     /// Show what images take on disk, and what they share
@@ -210,9 +245,60 @@ pub(crate) struct Import {
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) tree: TreeOptions,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
     /// The platform to take from an index, as os/architecture[/variant]
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
+    /// Memory for data under way, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    pub(crate) memory: u64,
+}
+
+// Where the data of an image goes.
+#[derive(Debug, Args)]
+pub(crate) struct FormOptions {
+    /// How the data is stored; `auto` is what is best here, and `quire doctor` says why
+    #[arg(long, value_enum, value_name = "FORM", default_value_t)]
+    pub(crate) form: FormWish,
+    /// Of `packed`: what need not be stored again. With `layer`, an image is the same on every host
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
+    pub(crate) dedup: DedupWish,
+}
+
+/// How an image's data is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum FormWish {
+    /// `packed` where the kernel shares pages between such images, else `objects`
+    #[default]
+    Auto,
+    /// A file for each content; overlayfs finds them, and all images share them, in memory too
+    Objects,
+    /// Packed blobs, that EROFS reads by itself: half of the inodes, and the fastest start
+    Packed,
+    /// The layers' tars as they are, that EROFS reads by itself: nothing is unpacked
+    Tar,
+}
+
+/// What packed blobs leave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum DedupWish {
+    /// What any packed blob of the store has
+    #[default]
+    Store,
+    /// What the same layer has already
+    Layer,
+}
+
+// Which image, and how it is to be stored.
+#[derive(Debug, Args)]
+pub(crate) struct Convert {
+    /// A name, an image id or its beginning
+    pub(crate) name: String,
+    /// What the image in its new form is to be called; by default its name moves to it
+    pub(crate) new: Option<String>,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
     /// Memory for data under way, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
@@ -235,6 +321,8 @@ pub(crate) struct Pull {
     /// Leave out sockets and unknown types, and say which, instead of refusing the image
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
     /// Memory for data under way, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
@@ -315,7 +403,7 @@ pub(crate) struct RegistryOptions {
 }
 
 // How a source becomes a tree.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct TreeOptions {
     /// Where the objects are that a dump refers to
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -331,7 +419,7 @@ pub(crate) struct TreeOptions {
 }
 
 // Which extended attributes are kept, of directories and tars.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct XattrOptions {
     /// Drop all extended attributes; ACLs and file capabilities are such, too
     #[arg(long)]
@@ -361,7 +449,7 @@ pub(crate) struct Export {
     pub(crate) name: String,
     // Not a doc comment: to rustdoc the brackets would be a link.
     #[arg(
-        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE or gvisor:FILE (FILE - for standard output)"
+        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE or disk:FILE (FILE - for standard output)"
     )]
     pub(crate) target: OsString,
     /// How layers are packed in an OCI layout; by default as-it-was
@@ -373,6 +461,9 @@ pub(crate) struct Export {
     /// Leave sockets, and what else no tar can hold, out of a tar, and say which
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
+    /// The platform that a disk is for, as linux/architecture; by default the image's, or else this machine's
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -409,6 +500,11 @@ pub(crate) struct Trust {
     /// Refuse any image but the one with this id, and verify the image itself first
     #[arg(long, value_name = "ID")]
     pub(crate) digest: Option<image::verity::ObjectId>,
+    /// With which images of the forms `packed` and `tar` the pages of equal files are in memory once (from Linux 7.0 on):
+    /// those of the same NAME. By default those of the same store; `none` shares with nobody. Who can choose an image of a
+    /// domain can change what all in it read, so give tenants domains of their own, with names that nobody guesses
+    #[arg(long, value_name = "NAME", env = "QUIRE_DOMAIN")]
+    pub(crate) domain: Option<String>,
 }
 
 #[derive(Debug, Args)]

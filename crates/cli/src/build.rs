@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -51,12 +51,22 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
     let (place, _lock) = workplace(&beside)?;
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, OpenOptions::create())?;
-    let wishes =
-        Wishes { name: None, tree: &args.tree, platform: None, budget: oci::import::BUDGET };
+    let wishes = Wishes {
+        name: None,
+        tree: &args.tree,
+        form: crate::forms::OBJECTS,
+        platform: None,
+        budget: oci::import::BUDGET,
+    };
     let done = work(context, &store, &source, &wishes)?;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {
-        give_objects(&store, &target::read(&image)?, folder, &place.path().join("objects"))?;
+        give_objects(
+            &store,
+            &target::read(&store, &image)?,
+            folder,
+            &place.path().join("objects"),
+        )?;
     }
     let mut bytes = image.image.into_file();
     let Some(output) = output else {
@@ -100,12 +110,17 @@ fn give_objects(
         {
             continue;
         }
-        let from = store.object(&object)?;
+        let mut from = store.object(&object)?;
         let mut options = File::options();
         std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), MODE);
-        let copy = options.open(work.join(object.to_string())).with_context(failed)?;
-        kernel::files::copy(from.as_fd(), copy.as_fd())
-            .with_context(|| format!("cannot copy object {object}"))?;
+        let mut copy = options.open(work.join(object.to_string())).with_context(failed)?;
+        match from.file() {
+            Some(file) => {
+                kernel::files::copy(file.as_fd(), copy.as_fd()).map(drop).map_err(io::Error::from)
+            }
+            None => io::copy(&mut from, &mut copy).map(drop),
+        }
+        .with_context(|| format!("cannot copy object {object}"))?;
         new.insert(object);
     }
     if new.is_empty() {

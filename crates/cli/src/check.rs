@@ -176,6 +176,11 @@ fn finding(damage: &Damage) -> Finding {
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
         Damage::Unreadable(object, reason) => damaged("object", object.to_string(), reason),
         Damage::BadImage(image, reason) => damaged("image", image.to_string(), reason),
+        Damage::DataBlob(id, reason) => damaged("data blob", id.to_string(), reason),
+        Damage::DataIndex(id, reason) => damaged("index of data blob", id.to_string(), reason),
+        Damage::Stored { object, blob, why } => {
+            damaged("object", object.to_string(), &format!("in data blob {blob}, {why}"))
+        }
         Damage::Layer(id, reason) => damaged("layer", id.to_string(), reason),
         Damage::Manifest(id, reason) => damaged("manifest", id.to_string(), reason),
         Damage::Blob(id, reason) => damaged("blob", id.to_string(), reason),

@@ -19,6 +19,7 @@ use oci::commit::{Change, Commit, check};
 use oci::export::Output;
 use oci::import::{BUDGET, Durable, Event, Limits, Options, Unsupported};
 use oci::manifest::Platform;
+use oci::native::Dedup;
 use serde_json::{Value, json};
 use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Store, walk};
 
@@ -41,7 +42,7 @@ struct Looked {
     paused: Option<Paused>,
     /// Nobody starts to remove what has ended, and `gc` leaves the image.
     _lock: Option<ContainerDir>,
-    _image: OpenImage,
+    image: OpenImage,
 }
 
 /// Whether a container that runs goes on while it is looked at.
@@ -63,7 +64,7 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
     let id = &found.id;
     let record = found.record.as_ref().with_context(|| format!("container {id} is damaged"))?;
     let image = store.open_image(&record.image)?;
-    let tree = crate::target::read(&image)?;
+    let tree = crate::target::read(store, &image)?;
     let ids = ids(&found.folder).with_context(|| format!("cannot read what container {id} is"))?;
     let failed = || format!("cannot look at what container {id} changed");
     let (changes, paused, lock) = match found.is_running() {
@@ -82,7 +83,7 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
             (Changes::of_ended(lock.path()).with_context(failed)?, None, Some(lock))
         }
     };
-    Ok(Looked { tree, ids, changes, paused, _lock: lock, _image: image, found })
+    Ok(Looked { tree, ids, changes, paused, _lock: lock, image, found })
 }
 
 fn ids(folder: &Path) -> anyhow::Result<Owners> {
@@ -177,7 +178,7 @@ impl Looked {
         record.and_then(|it| it.manifest).with_context(|| {
             let name = record.and_then(|it| it.name.as_deref()).unwrap_or("NAME");
             format!(
-                "the image of container {id} came from a directory or a dump and has no layers to add one to: `quire export \
+                "the image of container {id} came from a directory or a dump, or was merged or filtered, and has no layers to add one to: `quire export \
                  {name} tar:FILE` and `quire import tar:FILE` make an image of one layer of it; `quire snapshot {id} FILE` \
                  saves what the container changed"
             )
@@ -288,6 +289,9 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
         limits: Limits::default(),
         budget: BUDGET,
         durable: Durable::Together,
+        // What is below is in this form already.
+        form: looked.image.form,
+        dedup: Dedup::Store,
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         unsupported: Unsupported::Refuse,
         xattrs: walk::Xattrs::All,

@@ -60,7 +60,9 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         Some(_) => "self: one file with an ext4 inside",
         None => "memory, for want of mkfs.ext4 (package e2fsprogs)",
     };
-    let chosen = [&chosen[..], &[("writable", writable)]].concat();
+    let (form, why) = crate::forms::auto();
+    let form = format!("{}: {why}", crate::forms::word(form));
+    let chosen = [&chosen[..], &[("form", &form), ("writable", writable)]].concat();
     let policy = crate::policy::describe(context);
     let root = rustix::process::geteuid().is_root();
     if context.json {

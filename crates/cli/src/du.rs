@@ -31,6 +31,7 @@ fn print(
 ) -> anyhow::Result<()> {
     let chosen = |it: &&ImageUse| wanted.is_empty() || wanted.contains(&it.image);
     let total = all.objects
+        + all.data
         + all.image_files
         + all.layers
         + all.manifests
@@ -51,9 +52,9 @@ fn print(
         });
         report::json(&json!({
             "images": images.collect::<Vec<Value>>(),
-            "objects": all.objects, "imageFiles": all.image_files, "layers": all.layers,
+            "objects": all.objects, "data": all.data, "imageFiles": all.image_files, "layers": all.layers,
             "manifests": all.manifests, "blobs": all.blobs, "containers": all.containers, "tmp": all.tmp,
-            "unusedObjects": all.unused_objects, "total": total,
+            "unusedObjects": all.unused_objects, "unusedData": all.unused_data, "total": total,
             "unreadable": all.unreadable,
         }))?;
         return Ok(());
@@ -85,6 +86,14 @@ fn print(
                 out,
                 "of the files, {} are seen in no image: layers have them, or `quire gc` frees them",
                 size(all.unused_objects)
+            )?;
+        }
+        if all.data > 0 {
+            writeln!(
+                out,
+                "of which {} data blobs, {} of them in no image",
+                size(all.data),
+                size(all.unused_data)
             )?;
         }
         if all.containers + all.tmp > 0 {

@@ -1,4 +1,4 @@
-//! `export`: an image becomes a layout, an archive or a tar again, or an EROFS image that needs no store.
+//! `export`: an image becomes a layout, an archive or a tar again, or an EROFS image or a disk that needs no store.
 
 use std::fs::{File, Permissions};
 use std::io::{IsTerminal as _, Write};
@@ -13,8 +13,9 @@ use anyhow::{Context as _, bail};
 use image::erofs::Flavor;
 use image::verity::ObjectId;
 use oci::Digest;
-use oci::export::{Compression, How, Options, Output, Plan, Target};
+use oci::export::{Compression, How, Options, Output, Plan, RootType, Target};
 use oci::import::{Event, Unsupported};
+use oci::manifest::Platform;
 use serde_json::{Map, Value, json};
 use store::{OpenOptions, Resolved, Store};
 
@@ -56,6 +57,7 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
         Target::DockerArchive { file: Output::Stdout, .. }
             | Target::Tar(Output::Stdout)
             | Target::Erofs { file: Output::Stdout, .. }
+            | Target::Disk(Output::Stdout)
     ) {
         return Ok(Answer::Yes);
     }
@@ -76,11 +78,15 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
 
 /// What can be seen to be wrong before anything is opened.
 fn check(context: &Context, args: &args::Export, target: &Target) -> anyhow::Result<()> {
+    if args.platform.is_some() && !matches!(target, Target::Disk(_)) {
+        bail!("--platform is for disk:FILE alone");
+    }
     let (what, output) = match target {
         Target::Layout { .. } => return Ok(()),
         Target::DockerArchive { file, .. } => ("layers of docker archives", file),
         Target::Tar(file) => ("a flat tar", file),
         Target::Erofs { file, .. } => ("an EROFS image", file),
+        Target::Disk(file) => ("a disk", file),
     };
     if matches!(args.compression, Some(args::Compression::Gzip | args::Compression::Zstd)) {
         bail!("{what} cannot be compressed: write to - and pipe it into a compressor");
@@ -161,6 +167,7 @@ impl Job<'_> {
             }
             Target::Tar(file) => self.tar(file, &self.found.image),
             Target::Erofs { flavor, file } => self.erofs(*flavor, file),
+            Target::Disk(file) => self.disk(file),
         }
     }
 
@@ -168,7 +175,7 @@ impl Job<'_> {
         let name = &self.args.name;
         self.found.manifest.with_context(|| {
             format!(
-                "{name} came from a directory or a dump and has no layers: `quire export {name} tar:FILE` writes its \
+                "{name} came from a directory or a dump, or was merged or filtered, and has no layers: `quire export {name} tar:FILE` writes its \
                  files, and `quire import tar:FILE` makes an image of one layer of them"
             )
         })
@@ -258,6 +265,59 @@ impl Job<'_> {
             "withoutXattrs": written.without_xattrs,
         }));
         Ok(told)
+    }
+
+    fn disk(&self, file: &Output) -> anyhow::Result<Told> {
+        let architecture = self.architecture()?;
+        let root = RootType::of(&architecture).with_context(|| {
+            let known: Vec<_> = RootType::architectures().collect();
+            format!(
+                "there are no root partitions for {architecture:?}: --platform linux/ARCHITECTURE says another, one of {}",
+                known.join(", ")
+            )
+        })?;
+        let written = self.output(file, |out| {
+            Ok(oci::export::to_disk(self.store, &self.found.image, root, out, self.options)?)
+        })?;
+        let mut told = Told::default();
+        told.lines.push(format!("PARTUUID={} for {architecture}", written.partition));
+        told.lines.push(format!(
+            "{} inodes, {}",
+            written.image.inodes,
+            report::size(written.bytes)
+        ));
+        told.json = object(json!({
+            "architecture": architecture,
+            "partition": written.partition.to_string(),
+            "inodes": written.image.inodes,
+            "imageBytes": written.image.bytes,
+            "bytes": written.bytes,
+        }));
+        Ok(told)
+    }
+
+    /// For which processor the image is.
+    fn architecture(&self) -> anyhow::Result<String> {
+        if let Some(platform) = &self.args.platform {
+            let platform: Platform = platform.parse()?;
+            if platform.os != "linux" {
+                bail!("--platform {platform}: disks are for linux");
+            }
+            return Ok(platform.architecture);
+        }
+        let said = match &self.found.manifest {
+            Some(manifest) => oci::export::architecture(self.store, manifest)?,
+            None => None,
+        };
+        Ok(said.unwrap_or_else(|| {
+            let here = Platform::linux(std::env::consts::ARCH);
+            self.context.remark(&format!(
+                "{} does not say which processor it is for: the disk is for {here}, as this machine is; --platform says \
+                 another",
+                self.args.name
+            ));
+            here.architecture
+        }))
     }
 
     /// As [`output`].

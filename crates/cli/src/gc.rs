@@ -77,6 +77,8 @@ fn words(garbage: &Garbage) -> (&'static str, String) {
         Garbage::Blob(BlobFile::Pin(id)) => ("unfinished pull", id.to_string()),
         Garbage::Blob(BlobFile::Chunks(id)) => ("table of chunks", id.to_string()),
         Garbage::Blob(BlobFile::Signatures(id)) => ("signatures", id.to_string()),
+        Garbage::DataBlob(id) => ("data blob", id.to_string()),
+        Garbage::DataIndex(id) => ("index of a data blob", id.to_string()),
         Garbage::Container(id) => ("container", id.clone()),
         Garbage::Leftover(name) => ("leftover", name.clone()),
     }
@@ -94,6 +96,7 @@ fn kept_json(it: &Kept) -> Value {
 fn kept(kept: &Kept) -> String {
     match kept {
         Kept::InUse(image) => format!("image {image} is mounted or open"),
+        Kept::Blob(blob) => format!("data blob {blob} is mounted or open"),
         Kept::Container(image, id) => format!("image {image} is container {id}'s"),
         _ => "an image in use".to_owned(),
     }

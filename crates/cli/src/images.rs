@@ -68,7 +68,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     let store = context.open(OpenOptions::read())?;
     let found = crate::names::resolve(&store, &args.name)?;
     let opened = store.open_image(&found.image)?;
-    let tree = read(&opened)?;
+    let tree = read(&store, &opened)?;
     let (refs, _) = store.readable_refs()?;
     let refs = refs.into_iter().filter(|(_, it)| it.image == found.image);
     let names: Vec<_> = refs.map(|(name, _)| name.to_string()).collect();
@@ -85,6 +85,8 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         report::json(&json!({
             "image": found.image.to_string(),
             "names": names,
+            "form": opened.form,
+            "dataBlobs": opened.devices.iter().map(|it| it.id.to_string()).collect::<Vec<_>>(),
             "imageBytes": opened.image.size(),
             "inodes": tree.inode_count(),
             "fileBytes": bytes,
@@ -105,6 +107,14 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         report::size(bytes),
         report::size(opened.image.size())
     )?;
+    match opened.devices.as_slice() {
+        [] => writeln!(out, "form      {}", crate::forms::word(opened.form))?,
+        devices => {
+            let bytes = devices.iter().map(|it| it.bytes).sum();
+            let (word, size) = (crate::forms::word(opened.form), report::size(bytes));
+            writeln!(out, "form      {word}, in {} data blobs of {size}", devices.len())?;
+        }
+    }
     let checked = if opened.kernel_verity { "by the kernel" } else { "at import" };
     writeln!(out, "verified  {checked}")?;
     if let Some(digest) = found.manifest {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use image::erofs::Versions;
 use kernel::process::{Signal, Signals};
-use oci::import::{Durable, Event, Limits, Options, Report, Unsupported};
+use oci::import::{Durable, Event, ImportError, Limits, Options, Report, Unsupported};
 use oci::manifest::Platform;
 use oci::source::Source;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -29,6 +29,7 @@ pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<A
     let wishes = Wishes {
         name: name.as_ref(),
         tree: &args.tree,
+        form: crate::forms::choose(&args.form),
         platform: args.platform.as_deref(),
         budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
     };
@@ -45,6 +46,7 @@ pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<A
 pub(crate) struct Wishes<'a> {
     pub(crate) name: Option<&'a RefName>,
     pub(crate) tree: &'a TreeOptions,
+    pub(crate) form: crate::forms::Choice,
     pub(crate) platform: Option<&'a str>,
     /// Bytes.
     pub(crate) budget: usize,
@@ -56,6 +58,16 @@ pub(crate) fn work(
     store: &Store,
     source: &Source,
     wishes: &Wishes<'_>,
+) -> anyhow::Result<Report> {
+    with_options(context, store, wishes, |options| oci::import::import(store, source, options))
+}
+
+/// Does what takes the options of an import, with progress shown, until done or told to stop.
+pub(crate) fn with_options(
+    context: &Context,
+    store: &Store,
+    wishes: &Wishes<'_>,
+    work: impl FnOnce(&Options<'_>) -> Result<Report, ImportError> + Send,
 ) -> anyhow::Result<Report> {
     let platform = match wishes.platform {
         Some(text) => text.parse()?,
@@ -73,6 +85,8 @@ pub(crate) fn work(
         limits: Limits::default(),
         budget: wishes.budget,
         durable: Durable::Together,
+        form: wishes.form.form,
+        dedup: wishes.form.dedup,
         threads,
         unsupported: match wishes.tree.skip_unsupported {
             true => Unsupported::Skip,
@@ -93,7 +107,7 @@ pub(crate) fn work(
         progress: &|event: Event<'_>| progress.tell(event),
         cancel: &cancel,
     };
-    let result = until_signal(&cancel, || oci::import::import(store, source, &options))?;
+    let result = until_signal(&cancel, || work(&options))?;
     progress.finish();
     Ok(result?)
 }

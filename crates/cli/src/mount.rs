@@ -1,5 +1,7 @@
 //! `mount` and `umount`.
 
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -7,8 +9,9 @@ use container::bundle::Access;
 use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
+use kernel::features::KernelVersion;
 use kernel::mount::{Acl, Freed, Unmount};
-use store::{OpenImage, OpenOptions, Resolved};
+use store::{Form, OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
 use crate::args::{self, Trust, VerityPolicy};
@@ -59,17 +62,25 @@ pub(crate) fn root(
     shared: Option<Superblock>,
 ) -> anyhow::Result<Root> {
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
+    check_form(image, &name)?;
     let checked = check(context, image, &name, trust)?;
     let opened =
         Image::open(&image.image).with_context(|| format!("cannot read image {}", image.id))?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
     let has_acl = opened.superblock().composefs.is_none_or(|header| header.has_acl);
     let source = format!("{SOURCE}{name}");
+    let domain = domain(context, trust)?;
+    let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
+    let objects = [image.objects.as_fd()];
     let layers = Layers {
         name: &source,
         image: image.image.fd(),
-        data: Data::Objects(&[std::os::fd::AsFd::as_fd(&image.objects)]),
+        data: match image.form {
+            Form::Objects => Data::Objects(&objects),
+            Form::Packed | Form::Tar => Data::Devices(&devices),
+        },
         acl: if has_acl { Acl::Keep } else { Acl::Ignore },
+        domain: domain.as_deref(),
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = shared.filter(|_| trust.digest.is_none());
@@ -87,6 +98,50 @@ pub(crate) fn root(
             Ok(assemble(&layers, None, Checked::AtImport, shape)?)
         }
         root => Ok(root?),
+    }
+}
+
+/// The first Linux version whose EROFS knows long prefixes of xattrs, blocks of 512 bytes, and addresses over all devices.
+const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
+
+/// Older kernels would only say that something is invalid.
+fn check_form(image: &OpenImage, name: &str) -> anyhow::Result<()> {
+    match KernelVersion::running() {
+        Some(version) if version < NATIVE && image.form != Form::Objects => bail!(
+            "{name} has the form {}, which Linux mounts from {NATIVE} on, and this is {version}: \
+             `quire convert --form objects {name}`",
+            crate::forms::word(image.form)
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The most bytes in the name of a domain: what an option of a mount takes.
+const DOMAIN_MAX: usize = 200;
+
+/// With whom pages are shared.
+fn domain(context: &Context, trust: &Trust) -> anyhow::Result<Option<String>> {
+    match trust.domain.as_deref() {
+        Some("none") => Ok(None),
+        Some(name) => {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            if name.is_empty() || name.len() > DOMAIN_MAX || !name.bytes().all(is_plain) {
+                bail!(
+                    "--domain: \"{}\" is no name of a domain: it has 1 to {DOMAIN_MAX} letters, digits, '-', '_' and '.'",
+                    name.escape_debug()
+                );
+            }
+            Ok(Some(name.to_owned()))
+        }
+        None => {
+            let store = context.store_directory()?;
+            let stat = std::fs::metadata(&store)
+                .with_context(|| format!("cannot look at {}", store.display()))?;
+            // The directory, whatever its path is: all images in it were written by who may write there.
+            let named = format!("quire {} {}", stat.dev(), stat.ino());
+            let digest = store::Digest::sha256(named.as_bytes()).to_string();
+            Ok(Some(format!("quire-{}", &digest["sha256:".len()..][..32])))
+        }
     }
 }
 
@@ -149,12 +204,13 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
     for directory in &args.directories {
         let path = std::fs::canonicalize(directory)
             .with_context(|| format!("cannot find \"{}\"", directory.display()))?;
-        let source = mounted_at(&path)?
+        let mount = mounted_at(&path)?
             .with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
-        if !source.starts_with(SOURCE) {
+        if !mount.is_ours() {
             bail!(
-                "what is mounted on \"{}\" is not Quire's but \"{source}\": use umount",
-                directory.display()
+                "what is mounted on \"{}\" is not Quire's but \"{}\": use umount",
+                directory.display(),
+                mount.source
             );
         }
         kernel::mount::unmount(&path, how)?;
@@ -162,21 +218,50 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// The source of what is mounted last on a path.
-fn mounted_at(path: &Path) -> anyhow::Result<Option<String>> {
+/// What is mounted somewhere.
+#[derive(Debug, PartialEq, Eq)]
+struct Mounted {
+    /// The file system.
+    kind: String,
+    source: String,
+}
+
+impl Mounted {
+    /// Overlays have the name that we gave them. EROFS says what the kernel opened: a descriptor, which only who mounts
+    /// by the new mount calls has for a source, or a loop device, whose file then has an image's name.
+    fn is_ours(&self) -> bool {
+        if self.source.starts_with(SOURCE) {
+            return true;
+        }
+        if self.kind != "erofs" {
+            return false;
+        }
+        let Some(device) = self.source.strip_prefix("/dev/loop") else {
+            return self.source.starts_with("/proc/self/fd/");
+        };
+        let file = std::fs::read_to_string(format!("/sys/block/loop{device}/loop/backing_file"));
+        let name = file.unwrap_or_default();
+        let name = name.trim_end().rsplit('/').next().unwrap_or_default();
+        image::verity::ObjectId::from_hex(name.as_bytes()).is_ok()
+    }
+}
+
+/// What is mounted last on a path.
+fn mounted_at(path: &Path) -> anyhow::Result<Option<Mounted>> {
     let text = std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")?;
-    Ok(source_of(&text, std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())))
+    Ok(mount_of(&text, std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())))
 }
 
 /// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` stands for bytes that would confuse.
-fn source_of(mountinfo: &[u8], path: &[u8]) -> Option<String> {
+fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Mounted> {
     let lines = mountinfo.split(|&byte| byte == b'\n');
+    let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
     let mut found = lines.filter_map(|line| {
         let mut fields = line.split(|&byte| byte == b' ');
         let point = unescape(fields.nth(4)?);
-        let mut rest = fields.skip_while(|field| *field != b"-").skip(2);
-        let source = unescape(rest.next()?);
-        (point == path).then(|| String::from_utf8_lossy(&source).into_owned())
+        let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+        let (kind, source) = (text(rest.next()?), text(rest.next()?));
+        (point == path).then_some(Mounted { kind, source })
     });
     found.next_back()
 }
@@ -209,14 +294,23 @@ mod tests {
     const MOUNTINFO: &[u8] = b"\
         36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n\
         40 35 0:50 / /mnt/a\\040b ro,relatime - overlay quire:x:latest ro,lowerdir+=y\n\
-        41 35 0:51 / /mnt/a\\040b ro,relatime shared:2 master:3 - overlay quire:y:1 ro\n";
+        41 35 0:51 / /mnt/a\\040b ro,relatime shared:2 master:3 - overlay quire:y:1 ro\n\
+        42 35 0:52 / /native ro,relatime - erofs /proc/self/fd/5 ro,user_xattr,acl\n\
+        43 35 98:1 / /other ro,relatime - erofs /dev/sda1 ro,user_xattr,acl\n";
 
     #[test]
     fn the_uppermost_mount_counts() {
-        let cases =
-            [("/mnt", Some("/dev/root")), ("/mnt/a b", Some("quire:y:1")), ("/mnt/a", None)];
+        let cases = [
+            ("/mnt", Some(("/dev/root", false))),
+            ("/mnt/a b", Some(("quire:y:1", true))),
+            ("/mnt/a", None),
+            ("/native", Some(("/proc/self/fd/5", true))),
+            ("/other", Some(("/dev/sda1", false))),
+        ];
         for (path, expect) in cases {
-            assert_eq!(source_of(MOUNTINFO, path.as_bytes()).as_deref(), expect, "{path}");
+            let found = mount_of(MOUNTINFO, path.as_bytes());
+            let found = found.as_ref().map(|it| (it.source.as_str(), it.is_ours()));
+            assert_eq!(found, expect, "{path}");
         }
     }
 }

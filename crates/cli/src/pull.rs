@@ -56,6 +56,8 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3");
     let progress = Progress::new(context).with_events(context.json);
+    let here = store.reference(&name).ok().flatten();
+    let form = crate::forms::choose_again(&args.form, here.map(|it| it.form));
     let scratch = std::env::temp_dir();
     let options = oci::pull::Options {
         import: Options {
@@ -65,6 +67,8 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
             limits: Limits::default(),
             budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
             durable: Durable::EachLayer,
+            form: form.form,
+            dedup: form.dedup,
             threads,
             unsupported: match args.skip_unsupported {
                 true => Unsupported::Skip,

@@ -36,7 +36,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     let manifest = found.manifest.with_context(|| {
         let name = &args.name;
         format!(
-            "{name} came from a directory or a dump and has no layers: `quire export {name} tar:FILE` and `quire import \
+            "{name} came from a directory or a dump, or was merged or filtered, and has no layers: `quire export {name} tar:FILE` and `quire import \
              tar:FILE` make an image of one layer of it"
         )
     })?;

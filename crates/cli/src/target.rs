@@ -49,7 +49,7 @@ impl Target {
         let store = context.open(OpenOptions::read())?;
         let resolved = crate::names::resolve(&store, name)
             .map_err(|error| meant_a_path(&store, name, error))?;
-        let tree = read(&store.open_image(&resolved.image)?)?;
+        let tree = read(&store, &store.open_image(&resolved.image)?)?;
         Ok(Self { text: shown, tree, store: Some(store), path })
     }
 
@@ -154,10 +154,9 @@ fn resolve<'a>(tree: &'a Tree, path: &[u8], follow_last: bool) -> Option<Inode<'
 }
 
 /// The tree of an image of the store.
-pub(crate) fn read(image: &OpenImage) -> anyhow::Result<Tree> {
-    let failed = || format!("cannot read image {}", image.id);
-    let opened = Image::open(Cached::new(&image.image)).with_context(failed)?;
-    Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
+pub(crate) fn read(store: &Store, image: &OpenImage) -> anyhow::Result<Tree> {
+    let tree = store.tree(image, Owners::AsWritten);
+    Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
 }
 
 /// The tree of an image file.

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Credentials, Detached, ErofsOptions, Io, MountError, OverlayOptions, Propagation, Verity,
-    XattrNamespace,
+    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions, Propagation,
+    Verity, XattrNamespace,
 };
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
@@ -31,6 +31,9 @@ pub struct Layers<'a> {
     pub data: Data<'a>,
     /// Whether any inode of the image has a POSIX ACL.
     pub acl: Acl,
+    /// With which other images over data blobs the pages of equal files are in memory once, where the kernel can: all of one
+    /// domain have to be trusted alike. Nobody, if there is none.
+    pub domain: Option<&'a str>,
 }
 
 /// Where the bytes of an image's files are.
@@ -236,14 +239,14 @@ fn assemble_in(
 }
 
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
-    let (devices, io): (&[_], _) = match layers.data {
+    let (devices, io, share): (&[_], _, _) = match layers.data {
         // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
         // I/O would read the disk anew for every container.)
-        Data::Objects(_) => (&[], Io::Buffered),
+        Data::Objects(_) => (&[], Io::Buffered, None),
         // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
-        Data::Devices(devices) => (devices, Io::Direct),
+        Data::Devices(devices) => (devices, Io::Direct, layers.domain.map(Domain)),
     };
-    let options = ErofsOptions { devices, io, acl: layers.acl };
+    let options = ErofsOptions { devices, io, acl: layers.acl, share };
     let image = kernel::mount::erofs(layers.image, &options)
         .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
     Ok(Superblock { mount: image.mount, backing: image.backing })
@@ -385,7 +388,9 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::MetadataExt as _;
 
-    use image::erofs::{Profile, Versions};
+    use image::erofs::{
+        BlockSize, DataBlob, Fingerprints, Profile, Stored, Versions, write_native,
+    };
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
     use image::verity::{Algorithm, digest};
 
@@ -430,6 +435,7 @@ mod tests {
             image: image.as_fd(),
             data: Data::Objects(&[objects.as_fd()]),
             acl: Acl::Ignore,
+            domain: None,
         };
         let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let before = mounts();
@@ -457,5 +463,98 @@ mod tests {
         assert_eq!(std::fs::read(&place).unwrap(), bytes);
         assert!(mounts().contains(" overlay quire:test "));
         kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
+    }
+
+    /// An image whose one file is in a blob, behind a block of something else.
+    struct Native {
+        folder: tempfile::TempDir,
+        bytes: Vec<u8>,
+    }
+
+    impl Native {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let bytes: Vec<u8> = (0..=255).cycle().take(3 * 4096 + 5).collect();
+            let object = digest(Algorithm::Sha256, &bytes);
+            let blob = [&[0xee; 4096][..], &bytes[..3 * 4096]].concat();
+            let mut builder = Builder::new();
+            let size = bytes.len() as u64;
+            let content =
+                Content::External { size, object: Some(object), location: Location::None };
+            let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(content));
+            builder.insert(InodeId::ROOT, b"file", inode.unwrap(), Link::Equal).unwrap();
+            let find = |_: &_| {
+                let (tail, fingerprint) = (5, [7; 32]);
+                Some(Stored { device: 0, offset: 4096, tail, fingerprint })
+            };
+            let device =
+                DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };
+            let native = image::erofs::Native {
+                block_size: BlockSize::B4096,
+                devices: &[device],
+                find: &find,
+                fingerprints: Fingerprints::default(),
+                uuid: [0; 16],
+            };
+            let mut give = |_: image::tree::Inode<'_>, _, out: &mut dyn std::io::Write| {
+                out.write_all(&bytes[3 * 4096..])
+            };
+            let mut out = File::create(folder.path().join("image")).unwrap();
+            write_native(&builder.finish(), &native, &mut give, &mut out).unwrap();
+            std::fs::write(folder.path().join("blob"), blob).unwrap();
+            Self { folder, bytes }
+        }
+
+        fn root(&self, shape: &Shape<'_>, workshop: Workshop) -> Root {
+            let open = |name| File::open(self.folder.path().join(name)).unwrap();
+            let (image, blob) = (open("image"), open("blob"));
+            let layers = Layers {
+                name: "quire:native",
+                image: image.as_fd(),
+                data: Data::Devices(&[blob.as_fd()]),
+                acl: Acl::Keep,
+                domain: Some("test"),
+            };
+            assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()
+        }
+    }
+
+    #[test]
+    fn an_image_over_blobs_is_mounted_alone_until_something_is_written() {
+        if !is_root() {
+            return;
+        }
+        let native = Native::new();
+        let map: IdMap = "0:100000:10\n0:200000:10".parse().unwrap();
+        own_mounts(Propagation::Private).unwrap();
+        let memory = Writable::Memory { bytes: None };
+        let none = Writable::None;
+        let cases = [
+            (none, None, Space::AsIs, "erofs"),
+            (none, Some(&map), Space::AsIs, "erofs"),
+            (none, None, Space::Free, "overlay"),
+            (memory, Some(&map), Space::AsIs, "overlay"),
+        ];
+        for (writable, map, space, kind) in cases {
+            for workshop in [Workshop::AsNeeded, Workshop::Apart] {
+                let root = native.root(&Shape { writable, map, space }, workshop);
+                let point = tempfile::tempdir().unwrap();
+                root.mount.attach_at(point.path()).unwrap();
+                drop(root);
+                let file = point.path().join("file");
+                assert_eq!(std::fs::read(&file).unwrap(), native.bytes);
+                let owner = std::fs::metadata(&file).unwrap().uid();
+                assert_eq!(owner, if map.is_some() { 100_000 } else { 0 });
+                let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+                let at = format!(" {} ", point.path().display());
+                let line = mounts.lines().find(|line| line.contains(&at)).unwrap();
+                assert!(line.contains(&format!(" - {kind} ")), "{line}");
+                assert_eq!(
+                    std::fs::write(&file, b"new").is_ok(),
+                    matches!(writable, Writable::Memory { .. })
+                );
+                kernel::mount::unmount(point.path(), kernel::mount::Unmount::Lazy).unwrap();
+            }
+        }
     }
 }

@@ -17,7 +17,9 @@ use kernel::process::{Exit, Signals};
 use quire_container::bundle::{Access, Network, Process, Terminal, Wishes, runtime_config};
 use quire_container::config::ImageConfig;
 use quire_container::monitor::{ROOT, RunError, Start};
-use quire_container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable, assemble};
+use quire_container::root::{
+    Checked, Data, Layers, Root, RootError, Shape, Space, Writable, assemble,
+};
 use quire_container::runtime::Runtime;
 use quire_container::stage::Stage;
 
@@ -82,6 +84,7 @@ impl Fixture {
             image: self.image.as_fd(),
             data: Data::Objects(&[self.objects.as_fd()]),
             acl: Acl::Ignore,
+            domain: None,
         };
         assemble(&layers, None, checked, &Shape { writable, map: None, space: Space::AsIs })
     }

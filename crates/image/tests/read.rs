@@ -9,6 +9,8 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "read/blobs.rs"]
+mod blobs;
 #[path = "read/composefs.rs"]
 mod composefs;
 #[path = "read/given.rs"]
@@ -19,6 +21,10 @@ mod hostile;
 mod laid_out;
 #[path = "read/mkfs.rs"]
 mod mkfs;
+#[path = "read/native.rs"]
+mod native;
+#[path = "read/others.rs"]
+mod others;
 #[path = "read/patched.rs"]
 mod patched;
 #[path = "read/read_back.rs"]

@@ -37,6 +37,11 @@ impl Digest {
         Self::from_slice(Algorithm::Sha256, hash)
     }
 
+    /// The digest with these 64 bytes of SHA-512.
+    pub(crate) fn from_sha512(hash: &[u8; 64]) -> Self {
+        Self::from_slice(Algorithm::Sha512, hash)
+    }
+
     fn from_slice(algorithm: Algorithm, hash: &[u8]) -> Self {
         let mut bytes = [0; 64];
         bytes[..hash.len()].copy_from_slice(hash);

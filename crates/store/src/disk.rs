@@ -3,6 +3,7 @@
 //! Everything is named by a directory and one name in it, symlinks are never followed, and every
 //! change passes through [`Trace`], so that a test can record an import and replay it to any point.
 
+mod punch;
 mod remove;
 
 use std::ffi::OsStr;
@@ -274,6 +275,11 @@ impl Directory {
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(self.failed("look up", name, errno)),
         }
+    }
+
+    /// What the directory itself is.
+    pub(crate) fn stat_self(&self) -> Result<Stat, DiskError> {
+        rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("stat", "", errno))
     }
 
     /// Renames, never replacing anything.

@@ -2,8 +2,10 @@
 
 use std::io;
 
-use image::verity::{Hasher, ObjectId};
+use image::verity::{Algorithm, Hasher, ObjectId};
 
+use crate::data::BlobKind;
+use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::store::StoreError;
 use crate::transaction::Transaction;
@@ -15,7 +17,7 @@ pub enum DraftError {
     /// Its file could not be written.
     #[error("cannot add {what} to the store")]
     Write {
-        /// "an object" or "an image".
+        /// "an object", "an image" or "a data blob".
         what: &'static str,
         /// Why.
         source: DiskError,
@@ -23,10 +25,36 @@ pub enum DraftError {
     /// fs-verity could not be turned on, though the file system has it.
     #[error("cannot seal {what}")]
     Seal {
-        /// "an object" or "an image".
+        /// "an object", "an image" or "a data blob".
         what: &'static str,
         /// Why.
         source: kernel::verity::VerityError,
+    },
+    /// A store of another hash: an image's device table has room for a SHA-256 digest only.
+    #[error("a store of {0} has no data blobs: make one of sha256")]
+    NoDataBlobs(Algorithm),
+    /// A tar without a layer, or a packed blob with one.
+    #[error("cannot end a data blob: {} names the layer that it is", match .kind {
+        BlobKind::Packed => "no packed one",
+        BlobKind::Tar => "each that is a tar",
+    })]
+    Layer {
+        /// What it is made of.
+        kind: BlobKind,
+    },
+    /// What is in a data blob could not be put down.
+    #[error("cannot make the index of a data blob")]
+    Index {
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not known whether the store has a layer's tar.
+    #[error("cannot look for the tar of layer {diff_id} in the store")]
+    Tar {
+        /// The layer.
+        diff_id: Box<Digest>,
+        /// Why.
+        source: Box<StoreError>,
     },
     /// An id that cannot be in this store, or could not be looked up.
     #[error("cannot look for {id} in the store")]
@@ -54,6 +82,11 @@ impl<'t> Scrap<'t> {
     pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<(Self, NewFile), DiskError> {
         let (number, file) = transaction.new_file()?;
         Ok((Self { transaction, number, kept: false }, file))
+    }
+
+    /// Its name.
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
     }
 
     /// The file is finished, and its number somebody else's.

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 
 use image::verity::ObjectId;
 
+use crate::data;
 use crate::disk::{Directory, DiskError, on_disk};
 use crate::fsck::chain;
-use crate::images;
+use crate::images::{self, BlobRange, Use};
 use crate::inventory::Inventory;
 use crate::refs::RefName;
 use crate::store::{Store, split};
+
+/// Bytes that a file system gives at once.
+const PAGE: u64 = 4096;
 
 /// Why it could not be counted.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +29,7 @@ pub enum DuError {
 pub struct SharedWith {
     /// The other image.
     pub image: ObjectId,
-    /// Bytes on disk of the objects that both use.
+    /// Bytes on disk of what both use.
     pub bytes: u64,
 }
 
@@ -36,20 +40,23 @@ pub struct ImageUse {
     pub image: ObjectId,
     /// Its names.
     pub refs: Vec<RefName>,
-    /// Bytes on disk of the image file and of objects of no other image.
+    /// Bytes on disk of the image file and of objects and parts of data blobs of no other image.
     pub own: u64,
-    /// Bytes on disk of objects that other images use too.
+    /// Bytes on disk of objects and parts of data blobs that other images use too.
     pub shared: u64,
     /// With whom, the most first.
     pub shared_with: Vec<SharedWith>,
 }
 
 /// What the store takes. Every byte is in exactly one of the fields but `unused_objects`, which is a
-/// part of `objects`, and `images`, which tells whose `objects` and `image_files` are.
+/// part of `objects`, `unused_data`, which is one of `data`, and `images`, which tells whose `objects`, `data` and
+/// `image_files` are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Bytes on disk of objects.
     pub objects: u64,
+    /// Of data blobs and their indexes.
+    pub data: u64,
     /// Of image files.
     pub image_files: u64,
     /// Of layers.
@@ -64,6 +71,8 @@ pub struct DiskUse {
     pub tmp: u64,
     /// Of `objects`, those of no image: a layer's alone, or garbage.
     pub unused_objects: u64,
+    /// Of `data`, those of no image: a layer's alone, or what `gc` frees. Indexes are not counted here.
+    pub unused_data: u64,
     /// Each image, in order of its id.
     pub images: Vec<ImageUse>,
     /// What cannot be read, and why: damaged names are those of no image, damaged images share nothing.
@@ -92,6 +101,7 @@ impl Store {
             open = Some((shard, directory));
         }
         let mut users: BTreeMap<ObjectId, Vec<usize>> = BTreeMap::new();
+        let mut parts = Parts::default();
         let mut files = Vec::new();
         for (at, image) in found.images.iter().enumerate() {
             files.push(size(&self.images, &image.to_string())?);
@@ -103,8 +113,12 @@ impl Store {
                 other => other?,
             };
             let Some(file) = file else { continue };
-            let mut visit = |_: &[u8], it: images::Use| {
-                let users = users.entry(it.object).or_default();
+            let mut visit = |_: &[u8], it: Use| {
+                let object = match it {
+                    Use::Object { object, .. } => object,
+                    Use::Range(range) => return parts.add(&range, at),
+                };
+                let users = users.entry(object).or_default();
                 if users.last() != Some(&at) {
                     users.push(at);
                 }
@@ -121,9 +135,31 @@ impl Store {
             let named = refs.iter().filter(|it| it.1.image == *image);
             (*image, named.map(|it| it.0.clone()).collect())
         });
-        let (images, unused_objects) = share(images.collect(), &files, &sizes, &users);
+        // Many objects have the same users: images that share a base share all of it.
+        let mut groups: BTreeMap<Vec<usize>, u64> = BTreeMap::new();
+        for (object, bytes) in &sizes {
+            let users = users.get(object).map_or(&[][..], Vec::as_slice);
+            *groups.entry(users.to_vec()).or_default() += bytes;
+        }
+        let unused_objects = groups.get(&[][..]).copied().unwrap_or_default();
+        let mut data = 0;
+        let mut blobs = 0;
+        if let Some(directory) = self.data()? {
+            data = sum(directory)?;
+            for blob in &found.data_blobs {
+                let bytes = size(directory, &data::blob_name(blob))?;
+                blobs += bytes;
+                parts.divide(blob, bytes, &mut groups);
+            }
+        }
+        let used: u64 = groups.iter().filter(|it| !it.0.is_empty()).map(|it| it.1).sum();
+        let objects: u64 = sizes.values().sum();
+        let unused_data = (objects + blobs).saturating_sub(used).saturating_sub(unused_objects);
+        let images = share(images.collect(), &files, &groups);
         Ok(DiskUse {
-            objects: sizes.values().sum(),
+            objects,
+            data,
+            unused_data,
             image_files: files.iter().sum(),
             layers: sum(&self.layers)?,
             manifests: sum(&self.manifests)?,
@@ -141,26 +177,62 @@ fn size(directory: &Directory, name: &str) -> Result<u64, DiskError> {
     Ok(directory.stat(name)?.map_or(0, |stat| on_disk(&stat)))
 }
 
-/// Divides objects among images; answers also how many bytes belong to none.
+/// What images have of data blobs: where each range begins or ends, and whose it is.
+#[derive(Debug, Default)]
+struct Parts {
+    blobs: BTreeMap<ObjectId, Vec<(u64, u64, usize)>>,
+}
+
+impl Parts {
+    fn add(&mut self, range: &BlobRange, image: usize) {
+        // Blocks of the disk, not of the image.
+        let (from, until) = (range.offset, range.offset.saturating_add(range.len));
+        let ranges = self.blobs.entry(range.blob).or_default();
+        ranges.push((from / PAGE * PAGE, until.next_multiple_of(PAGE), image));
+    }
+
+    /// Gives every byte of a blob that takes `bytes` on disk to those who use it.
+    fn divide(&mut self, blob: &ObjectId, bytes: u64, groups: &mut BTreeMap<Vec<usize>, u64>) {
+        let ranges = self.blobs.remove(blob).unwrap_or_default();
+        let mut edges: BTreeMap<u64, Vec<(bool, usize)>> = BTreeMap::new();
+        for (from, until, image) in ranges {
+            edges.entry(from).or_default().push((true, image));
+            edges.entry(until).or_default().push((false, image));
+        }
+        let mut left = bytes;
+        let mut users: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut at = 0;
+        for (edge, changes) in edges {
+            // What is needed is there, unless it was all zeros.
+            let taken = (edge - at).min(left);
+            if !users.is_empty() {
+                *groups.entry(users.keys().copied().collect()).or_default() += taken;
+                left -= taken;
+            }
+            at = edge;
+            for (begins, image) in changes {
+                let count = users.entry(image).or_default();
+                *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+                if *count == 0 {
+                    users.remove(&image);
+                }
+            }
+        }
+    }
+}
+
+/// Divides bytes among images, by who uses them.
 fn share(
     images: Vec<(ObjectId, Vec<RefName>)>,
     files: &[u64],
-    sizes: &BTreeMap<ObjectId, u64>,
-    users: &BTreeMap<ObjectId, Vec<usize>>,
-) -> (Vec<ImageUse>, u64) {
-    // Many objects have the same users: images that share a base share all of it.
-    let mut groups: BTreeMap<&[usize], u64> = BTreeMap::new();
-    for (object, bytes) in sizes {
-        let users = users.get(object).map_or(&[][..], Vec::as_slice);
-        *groups.entry(users).or_default() += bytes;
-    }
+    groups: &BTreeMap<Vec<usize>, u64>,
+) -> Vec<ImageUse> {
     let mut shared: Vec<BTreeMap<usize, u64>> = vec![BTreeMap::new(); images.len()];
     let mut total = vec![0_u64; images.len()];
     let mut own = files.to_vec();
-    let mut unused = 0;
     for (users, bytes) in groups {
-        match *users {
-            [] => unused += bytes,
+        match *users.as_slice() {
+            [] => {}
             [one] => own[one] += bytes,
             _ => {
                 for one in users {
@@ -180,5 +252,5 @@ fn share(
         shared_with.sort_by_key(|it| std::cmp::Reverse(it.bytes));
         ImageUse { image, refs, own: own[at], shared: total[at], shared_with }
     });
-    (uses.collect(), unused)
+    uses.collect()
 }

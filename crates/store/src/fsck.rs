@@ -1,5 +1,6 @@
 //! Finds every byte that is not as it was imported.
 
+mod data;
 mod hash;
 mod rebuild;
 
@@ -11,20 +12,21 @@ use std::path::PathBuf;
 use image::verity::ObjectId;
 use rustix::fs::FileType;
 
+use data::{InBlobs, Scope};
 use hash::{Hashed, hash_all};
 
 use crate::blobs::BlobFile;
 use crate::containers::Liveness;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
-use crate::images;
+use crate::images::{self, BlobRange, Use};
 use crate::inventory::Inventory;
 use crate::layers::LayerError;
 use crate::manifests::{Links, ManifestError};
 use crate::record::RecordError;
 use crate::refs::{RefError, RefName, Reference};
 use crate::repair::ALONE;
-use crate::store::{Store, StoreError, belongs};
+use crate::store::{Store, belongs};
 
 /// Why the check itself could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +78,19 @@ pub enum Damage {
         /// As the image says.
         stated: u64,
     },
+    /// An object in a data blob that is not what its index says.
+    Stored {
+        /// Its name.
+        object: ObjectId,
+        /// The blob.
+        blob: ObjectId,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A data blob that is missing or not as long as it must be; what is wrong with it.
+    DataBlob(ObjectId, String),
+    /// The index of a data blob; what is wrong with it.
+    DataIndex(ObjectId, String),
     /// As `Object`, an image.
     Image {
         /// The name.
@@ -149,6 +164,10 @@ enum Tars {
 struct Contents {
     /// With the sizes that the image says, in order, each pair once.
     needs: BTreeSet<(ObjectId, u64)>,
+    /// Of a native image, its data blobs with the length that it says.
+    devices: BTreeMap<ObjectId, u64>,
+    /// What it has of them.
+    ranges: Vec<BlobRange>,
 }
 
 impl Store {
@@ -198,7 +217,8 @@ impl Store {
                 BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_) => {}
             }
         }
-        self.check_objects(&found.objects, &users, options, &mut report)?;
+        let in_blobs = self.check_data(&users, Scope::Everything, options, &mut report)?;
+        self.check_objects(&found.objects, &users, &in_blobs, options, &mut report)?;
         report.damage.append(&mut other.damage);
         report.checked += other.checked;
         if tars == Tars::Rebuilt {
@@ -261,10 +281,11 @@ impl Store {
         }
         let images = self.check_images(&images, &refs, options, &mut report);
         let users = Users { refs: &refs, images, layers: BTreeMap::new() };
-        let present = users.needed();
+        let in_blobs = self.check_data(&users, Scope::Images, options, &mut report)?;
+        let present = users.needed(&in_blobs);
         let present: Vec<_> =
             present.into_iter().filter(|object| self.object_is_there(object)).collect();
-        self.check_objects(&present, &users, options, &mut report)?;
+        self.check_objects(&present, &users, &in_blobs, options, &mut report)?;
         report.damage.sort_by_key(|(damage, _)| damage.rank());
         Ok(report)
     }
@@ -282,11 +303,9 @@ impl Store {
     }
 
     fn open_to_hash(&self, id: &ObjectId) -> Result<Option<File>, DiskError> {
-        match self.object(id) {
-            Ok(file) => Ok(Some(file)),
-            Err(StoreError::NoObject(_)) => Ok(None),
-            Err(StoreError::Disk(error)) => Err(error),
-            Err(other) => Err(self.objects.failed("open", "", io::Error::other(other))),
+        match self.object_file(id) {
+            Ok(found) => Ok(found.map(|it| it.0)),
+            Err(error) => Err(self.disk_error(error)),
         }
     }
 
@@ -377,9 +396,7 @@ impl Store {
                 Hashed::Failed(why) => Some(Damage::BadImage(*id, why)),
                 Hashed::Sound(size) => {
                     report.bytes += size;
-                    let read = self.read_uses(id, &mut |_, object, size| {
-                        contents.needs.insert((object, size));
-                    });
+                    let read = self.read_contents(id, &mut contents);
                     read.err().map(|why| Damage::BadImage(*id, why))
                 }
             };
@@ -393,6 +410,20 @@ impl Store {
         images
     }
 
+    fn read_contents(&self, image: &ObjectId, contents: &mut Contents) -> Result<(), String> {
+        let file = self.image_file(image).map_err(|error| chain(&error))?;
+        let Some(file) = file else { return Ok(()) };
+        for device in images::devices(&file).map_err(|error| chain(&error))?.uses {
+            let foreign = "it needs a device that no store has";
+            contents.devices.insert(device.blob.ok_or(foreign)?, device.bytes);
+        }
+        let mut visit = |_: &[u8], it| match it {
+            Use::Object { object, size } => drop(contents.needs.insert((object, size))),
+            Use::Range(range) => contents.ranges.push(range),
+        };
+        images::uses(&file, &mut visit).map_err(|error| chain(&error))
+    }
+
     fn read_uses(
         &self,
         image: &ObjectId,
@@ -400,8 +431,12 @@ impl Store {
     ) -> Result<(), String> {
         let file = self.image_file(image).map_err(|error| chain(&error))?;
         let Some(file) = file else { return Ok(()) };
-        images::uses(&file, &mut |path, it| visit(path, it.object, it.size))
-            .map_err(|error| chain(&error))
+        images::uses(&file, &mut |path, it| {
+            if let Use::Object { object, size } = it {
+                visit(path, object, size);
+            }
+        })
+        .map_err(|error| chain(&error))
     }
 
     /// Hashes objects, looks for those that are needed and missing, and says whom it hurts.
@@ -409,6 +444,7 @@ impl Store {
         &self,
         ids: &[ObjectId],
         users: &Users<'_>,
+        in_blobs: &InBlobs,
         options: FsckOptions,
         report: &mut FsckReport,
     ) -> Result<(), FsckError> {
@@ -432,7 +468,8 @@ impl Store {
             };
             damaged.entry(*id).or_default().push(damage);
         }
-        for object in users.needed() {
+        users.add_hurt_layers(ids, in_blobs, report);
+        for object in users.needed(in_blobs) {
             if ids.binary_search(&object).is_err() {
                 damaged.entry(object).or_default().push(Damage::Missing(object));
             }
@@ -488,7 +525,7 @@ impl Store {
             };
             let hurt: BTreeSet<_> = objects.iter().filter(hurt).copied().collect();
             if !hurt.is_empty() {
-                report.hurt_layers.insert(*layer, hurt);
+                report.hurt_layers.entry(*layer).or_default().extend(hurt);
             }
         }
         for (object, found) in damaged {
@@ -571,9 +608,35 @@ struct Users<'a> {
 }
 
 impl Users<'_> {
-    fn needed(&self) -> BTreeSet<ObjectId> {
+    /// What has to be a file: all that images need, and what layers need that no data blob has.
+    fn needed(&self, in_blobs: &InBlobs) -> BTreeSet<ObjectId> {
         let images = self.images.values().flat_map(|it| it.needs.iter().map(|it| it.0));
-        images.chain(self.layers.values().flatten().copied()).collect()
+        let in_blob = |id: &&ObjectId| in_blobs.sound.contains(id) || in_blobs.damaged.contains(id);
+        let layers = self.layers.values().flatten().filter(|it| !in_blob(it));
+        images.chain(layers.copied()).collect()
+    }
+
+    /// Layers that have an object in a damaged state in a data blob, and nowhere else.
+    fn add_hurt_layers(&self, files: &[ObjectId], in_blobs: &InBlobs, report: &mut FsckReport) {
+        let is_hurt = |id: &&ObjectId| {
+            in_blobs.damaged.contains(id)
+                && !in_blobs.sound.contains(id)
+                && files.binary_search(id).is_err()
+        };
+        for (layer, objects) in &self.layers {
+            let hurt: BTreeSet<_> = objects.iter().filter(is_hurt).copied().collect();
+            if !hurt.is_empty() {
+                report.hurt_layers.entry(*layer).or_default().extend(hurt);
+            }
+        }
+    }
+
+    /// All of the images that have a blob as a device.
+    fn harm_of_blob(&self, blob: &ObjectId) -> Vec<Harm> {
+        let images = self.images.iter().filter(|it| it.1.devices.contains_key(blob));
+        images
+            .map(|(image, _)| Harm { image: *image, refs: self.names(image), paths: Vec::new() })
+            .collect()
     }
 
     fn names(&self, image: &ObjectId) -> Vec<RefName> {
@@ -593,7 +656,13 @@ impl Damage {
     const fn rank(&self) -> u8 {
         match self {
             Self::Image { .. } | Self::BadImage(..) => 0,
-            Self::Object { .. } | Self::Unreadable(..) | Self::Missing(_) | Self::Size { .. } => 1,
+            Self::DataBlob(..)
+            | Self::DataIndex(..)
+            | Self::Stored { .. }
+            | Self::Object { .. }
+            | Self::Unreadable(..)
+            | Self::Missing(_)
+            | Self::Size { .. } => 1,
             Self::Layer(..) => 2,
             Self::Manifest(..) | Self::Blob(..) | Self::Chunks(..) => 3,
             Self::Ref(..) => 4,

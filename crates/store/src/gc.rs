@@ -3,6 +3,10 @@
 //! Why this is safe while imports and mounts begin and run: `docs/format/object-store.md`,
 //! "Collecting garbage".
 
+mod data;
+
+pub use data::{Dead, Freeing};
+
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 
@@ -10,9 +14,10 @@ use image::verity::ObjectId;
 
 use crate::blobs::BlobFile;
 use crate::containers::Liveness;
+use crate::data::DataError;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, on_disk};
-use crate::images::{self, ContentsError};
+use crate::images::{self, ContentsError, Use};
 use crate::inventory::Inventory;
 use crate::layers::LayerError;
 use crate::manifests::{Links, ManifestError};
@@ -22,6 +27,8 @@ use crate::refs::{BadRef, RefError, RefName, Seconds};
 use crate::store::{Store, split};
 use crate::trash::{self, Item, Trash};
 use crate::work::{self, Owner};
+
+use data::{Indexes, NeededData, Trimming};
 
 /// Why garbage could not be found or swept. Found before anything is removed, unless it is `Disk`.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +58,11 @@ pub enum GcError {
         "cannot tell what a manifest needs, so nothing was removed; `quire fsck --repair` makes way for a new import"
     )]
     Manifest(#[source] Box<ManifestError>),
+    /// The index of a data blob cannot be read, so that what the blob holds is not known.
+    #[error(
+        "cannot tell what a data blob holds, so nothing was removed; `quire fsck --repair` makes way for a new import"
+    )]
+    Data(#[source] DataError),
     /// A ref cannot be read, so that what it needs is not known.
     #[error(
         "cannot tell what the name {name} stands for, so nothing was removed; `quire rm {name}` gives it up"
@@ -90,13 +102,17 @@ pub enum Garbage {
     Object(ObjectId),
     /// A layer as it came, whole or in part, the pin of an unfinished pull, or where a layer's chunks are.
     Blob(BlobFile),
+    /// A data blob.
+    DataBlob(ObjectId),
+    /// The index of a data blob.
+    DataIndex(ObjectId),
     /// A dead container's folder.
     Container(String),
     /// What a dead command left in `tmp/`.
     Leftover(String),
 }
 
-/// Why an image without a ref is kept.
+/// Why an image without a ref, or a data blob without an image, is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kept {
@@ -104,6 +120,8 @@ pub enum Kept {
     InUse(ObjectId),
     /// A container uses it.
     Container(ObjectId, String),
+    /// No image: a data blob that a kernel mount or an open descriptor uses.
+    Blob(ObjectId),
 }
 
 /// What `gc` would remove, and what it keeps for other reasons than a ref.
@@ -111,12 +129,14 @@ pub enum Kept {
 pub struct GcPlan {
     /// With the bytes on disk of each.
     pub garbage: Vec<(Garbage, u64)>,
-    /// Images without a ref that are kept.
+    /// Images without a ref that are kept, and data blobs without an image.
     pub kept: Vec<Kept>,
+    /// Parts of data blobs that are kept, in order of the blobs.
+    pub dead: Vec<Dead>,
 }
 
 impl GcPlan {
-    /// Bytes on disk of all garbage.
+    /// Bytes on disk of all garbage, without the dead parts of data blobs.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.garbage.iter().map(|it| it.1).sum()
@@ -130,6 +150,8 @@ pub struct Swept {
     pub removed: u64,
     /// Bytes on disk freed.
     pub freed: u64,
+    /// Of these, bytes of data blobs that stay.
+    pub trimmed: u64,
     /// Bytes on disk set aside because imports are running, freed by the next command after them.
     pub set_aside: u64,
 }
@@ -143,6 +165,7 @@ struct Needed {
     layers: BTreeSet<Digest>,
     manifests: BTreeSet<Digest>,
     blobs: BTreeSet<BlobFile>,
+    data: NeededData,
     kept: Vec<Kept>,
 }
 
@@ -153,7 +176,8 @@ impl Store {
     /// [`GcError`] when something that is kept cannot be read.
     pub fn plan_gc(&self, now: Seconds) -> Result<GcPlan, GcError> {
         let _lock = self.lock_shared()?;
-        self.plan(now).map(|plan| self.describe(&plan))
+        let imports = self.running_imports()?;
+        self.plan(now, !imports.is_empty()).map(|plan| self.describe(&plan))
     }
 
     /// Removes what nobody needs: decided and done under the store's lock, safe with imports and
@@ -166,16 +190,22 @@ impl Store {
             return Err(GcError::ReadOnly(self.path().to_owned()));
         }
         let _lock = self.lock_exclusive()?;
-        let plan = self.plan(now)?;
+        let imports = self.running_imports()?;
+        let plan = self.plan(now, !imports.is_empty())?;
         let described = self.describe(&plan);
         let mut swept = Swept::default();
-
-        let imports = self.running_imports()?;
         let trash = match (imports.as_slice(), plan.items.as_slice()) {
             ([], _) | (_, []) => None,
             (imports, _) => Some(Trash::make(self, imports)?),
         };
-        self.sweep(&plan.items, trash.as_ref())?;
+        let trims = plan.trimmings.iter().filter(|it| it.dead.freeing == Freeing::Now);
+        let trims: Vec<_> = trims.collect();
+        self.sweep(&plan.items, trash.as_ref(), !trims.is_empty())?;
+        for trimming in trims {
+            self.trim(trimming)?;
+            swept.trimmed += trimming.dead.bytes;
+            swept.freed += trimming.dead.bytes;
+        }
         for id in &plan.containers {
             if let Owner::Dead(_lock) = work::owner(&self.containers, id)? {
                 self.containers.remove_tree(id)?;
@@ -196,7 +226,7 @@ impl Store {
         Ok((described, swept))
     }
 
-    fn plan(&self, now: Seconds) -> Result<Plan, GcError> {
+    fn plan(&self, now: Seconds, importing: bool) -> Result<Plan, GcError> {
         let seen = self.see_containers()?;
         let mut roots = BTreeSet::new();
         let mut kept = Vec::new();
@@ -245,23 +275,31 @@ impl Store {
                 manifests.push(manifest);
             }
         }
-        let needed = self.needed(roots, manifests, &pinned, kept)?;
+        let indexes = self.readable_indexes(&found)?;
+        let mut needed = self.needed((roots, manifests), &pinned, kept, (&found, &indexes))?;
+        for blob in &found.data_blobs {
+            if !needed.data.blobs.contains_key(blob) && self.is_blob_in_use(blob)? {
+                needed.kept.push(Kept::Blob(*blob));
+            }
+        }
+        let trimmings = self.trimmings(&needed.data, &indexes, importing)?;
         let mut leftovers = Vec::new();
         for name in work::names(&self.tmp)?.into_iter().chain(trash::names(&self.tmp)?) {
             if matches!(work::owner(&self.tmp, &name)?, Owner::Dead(_)) {
                 leftovers.push(name);
             }
         }
-        Ok(Plan { items: garbage(&found, &needed), kept: needed.kept, containers, leftovers })
+        let items = garbage(&found, &needed);
+        Ok(Plan { items, kept: needed.kept, containers, leftovers, trimmings })
     }
 
     /// Follows images and manifests to all they need.
     fn needed(
         &self,
-        images: BTreeSet<ObjectId>,
-        mut manifests: Vec<Digest>,
+        (images, mut manifests): (BTreeSet<ObjectId>, Vec<Digest>),
         pinned: &BTreeSet<Digest>,
         kept: Vec<Kept>,
+        (found, indexes): (&Inventory, &Indexes),
     ) -> Result<Needed, GcError> {
         let mut needed = Needed { kept, ..Needed::default() };
         while let Some(digest) = manifests.pop() {
@@ -284,21 +322,29 @@ impl Store {
             }
         }
         needed.blobs.extend(needed.layers.iter().map(|it| BlobFile::Chunks(*it)));
+        // These may be anywhere.
+        let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
             if let Some(layer) = self.layer(layer).map_err(GcError::Layer)? {
-                needed.objects.extend(&layer.info().objects);
+                wanted.extend(&layer.info().objects);
             }
         }
+        let mut files = BTreeSet::new();
         for image in images {
             let failed = |source| GcError::Image { image, source };
             // A ref whose image is gone keeps nothing; fsck reports it.
             if let Some(file) = self.image_file(&image)? {
-                images::uses(&file, &mut |_, it| needed.objects.push(it.object)).map_err(failed)?;
+                let mut visit = |_: &[u8], it| match it {
+                    Use::Object { object, .. } => drop(files.insert(object)),
+                    Use::Range(range) => needed.data.range(&range),
+                };
+                images::uses(&file, &mut visit).map_err(failed)?;
+                Self::needed_of_native(&file, &mut needed.data, &mut wanted).map_err(failed)?;
                 needed.images.insert(image);
             }
         }
-        needed.objects.sort_unstable();
-        needed.objects.dedup();
+        files.extend(needed.data.place(&wanted, &found.objects, &files, indexes));
+        needed.objects.extend(files);
         Ok(needed)
     }
 
@@ -333,8 +379,9 @@ impl Store {
         Ok(running)
     }
 
-    /// Removes items, or sets them aside: objects last, and what needs them durably before.
-    fn sweep(&self, items: &[Item], trash: Option<&Trash>) -> Result<(), DiskError> {
+    /// Removes items, or sets them aside: objects last, and what needs them durably before; also if `trims` says that
+    /// blobs lose something next.
+    fn sweep(&self, items: &[Item], trash: Option<&Trash>, trims: bool) -> Result<(), DiskError> {
         let remove = |place: &Directory, item: &Item| -> Result<(), DiskError> {
             let name = item.file_name();
             match (trash, item) {
@@ -344,14 +391,33 @@ impl Store {
                 (None, _) => place.unlink_sealed(&name).map(drop),
             }
         };
+        let is_data = |item: &&Item| matches!(item, Item::DataBlob(_) | Item::DataIndex(_));
+        let (data, items): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_data);
         let (objects, users): (Vec<&Item>, Vec<&Item>) =
-            items.iter().partition(|item| matches!(item, Item::Object(_)));
+            items.into_iter().partition(|item| matches!(item, Item::Object(_)));
         for item in &users {
             remove(&item.place(self)?, item)?;
         }
-        if !users.is_empty() && !objects.is_empty() {
+        // Also what a gc has removed that was killed then.
+        if !objects.is_empty() || !data.is_empty() || trims {
             self.images.sync()?;
             self.layers.sync()?;
+        }
+        if let Some(directory) = self.data()? {
+            if !objects.is_empty() {
+                // A layer may have its objects in a blob from now on, which is to be there surely.
+                directory.sync()?;
+            }
+            let (indexes, blobs): (Vec<&Item>, Vec<&Item>) =
+                data.into_iter().partition(|item| matches!(item, Item::DataIndex(_)));
+            for items in [indexes, blobs] {
+                for item in &items {
+                    remove(directory, item)?;
+                }
+                if !items.is_empty() {
+                    directory.sync()?;
+                }
+            }
         }
         // Sorted, so one shard after the other.
         let mut open: Option<(String, Directory)> = None;
@@ -381,7 +447,8 @@ impl Store {
         for name in &plan.leftovers {
             garbage.push((Garbage::Leftover(name.clone()), self.tmp.tree_bytes(name)));
         }
-        GcPlan { garbage, kept: plan.kept.clone() }
+        let dead = plan.trimmings.iter().map(|it| it.dead).collect();
+        GcPlan { garbage, kept: plan.kept.clone(), dead }
     }
 }
 
@@ -392,6 +459,7 @@ struct Plan {
     kept: Vec<Kept>,
     containers: Vec<String>,
     leftovers: Vec<String>,
+    trimmings: Vec<Trimming>,
 }
 
 impl From<Item> for Garbage {
@@ -402,6 +470,8 @@ impl From<Item> for Garbage {
             Item::Layer(digest) => Self::Layer(digest),
             Item::Manifest(digest) => Self::Manifest(digest),
             Item::Blob(file) => Self::Blob(file),
+            Item::DataBlob(id) => Self::DataBlob(id),
+            Item::DataIndex(id) => Self::DataIndex(id),
         }
     }
 }
@@ -413,10 +483,21 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<Item> {
     let manifests = found.manifests.iter().filter(|it| !needed.manifests.contains(it));
     let blobs = found.blobs.iter().filter(|it| !needed.blobs.contains(it));
     let objects = found.objects.iter().filter(|it| needed.objects.binary_search(it).is_err());
+    let is_needed = |id: &ObjectId| {
+        needed.data.blobs.contains_key(id) || needed.kept.contains(&Kept::Blob(*id))
+    };
+    let data_blobs = found.data_blobs.iter().filter(|it| !is_needed(it));
+    // An index without its blob is what a crash may leave.
+    let data_indexes = found
+        .data_indexes
+        .iter()
+        .filter(|it| !is_needed(it) || found.data_blobs.binary_search(it).is_err());
     let mut garbage: Vec<_> = images.map(|it| Item::Image(*it)).collect();
     garbage.extend(layers.map(|it| Item::Layer(*it)));
     garbage.extend(manifests.map(|it| Item::Manifest(*it)));
     garbage.extend(blobs.map(|it| Item::Blob(*it)));
+    garbage.extend(data_indexes.map(|it| Item::DataIndex(*it)));
+    garbage.extend(data_blobs.map(|it| Item::DataBlob(*it)));
     garbage.extend(objects.map(|it| Item::Object(*it)));
     garbage
 }
@@ -425,7 +506,7 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<Item> {
 mod tests {
     use image::verity::{Algorithm, ObjectId, digest};
 
-    use super::{Needed, garbage};
+    use super::{Kept, Needed, NeededData, garbage};
     use crate::Digest;
     use crate::blobs::BlobFile;
     use crate::inventory::Inventory;
@@ -441,6 +522,8 @@ mod tests {
             layers: vec![a, b],
             manifests: vec![a, b],
             blobs: vec![BlobFile::Whole(a), BlobFile::Partial(a), BlobFile::Pin(b)],
+            data_blobs: vec![id("d"), id("e")],
+            data_indexes: vec![id("d"), id("f")],
             strays: vec!["stray".into()],
         };
         let needed = Needed {
@@ -453,7 +536,13 @@ mod tests {
             layers: [a].into(),
             manifests: [b].into(),
             blobs: [BlobFile::Whole(a)].into(),
-            kept: Vec::new(),
+            data: {
+                let mut data = NeededData::default();
+                data.device(id("e"));
+                data.device(id("f"));
+                data
+            },
+            kept: vec![Kept::Blob(id("x"))],
         };
         let expected = [
             Item::Image(id("x")),
@@ -461,6 +550,10 @@ mod tests {
             Item::Manifest(a),
             Item::Blob(BlobFile::Partial(a)),
             Item::Blob(BlobFile::Pin(b)),
+            Item::DataIndex(id("d")),
+            // Needed, but its blob is gone.
+            Item::DataIndex(id("f")),
+            Item::DataBlob(id("d")),
             Item::Object(id("1")),
             Item::Object(id("3")),
         ];

@@ -1,10 +1,15 @@
 //! The images of a store, and the objects that they need.
 
-use image::erofs::read::{Cached, Image, Owners, ReadError, View, to_tree};
+use image::erofs::read::{
+    ByteOffset, Cached, DeviceSlot, FileType, Image, ImageTree, Located, Objects, Owners, Place,
+    ReadAt, ReadError, View, native_tree, to_tree,
+};
 use image::tree::{Content, Node};
-use image::verity::ObjectId;
+use image::verity::{Algorithm, ObjectId};
 
-use crate::open::ImageFile;
+use crate::data::BlobKind;
+use crate::open::{ImageFile, OpenImage};
+use crate::refs::Form;
 use crate::store::{Store, StoreError};
 
 impl Store {
@@ -26,11 +31,66 @@ pub(crate) fn id_of(name: &[u8]) -> Option<ObjectId> {
     (id.to_string().as_bytes() == name).then_some(id)
 }
 
-/// A file of an image whose bytes are an object.
+/// A data blob that an image has as a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DeviceUse {
+    /// Its name; none if the device table has something else.
+    pub(crate) blob: Option<ObjectId>,
+    /// Its length, as the image says.
+    pub(crate) bytes: u64,
+}
+
+/// Whether an image has its files' bytes on devices or in itself; one of small files only has no devices.
+fn is_native<S: ReadAt>(image: &Image<S>) -> bool {
+    image.superblock().composefs.is_none() || !image.devices().is_empty()
+}
+
+/// What the superblock of an image says of where its data is.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    pub(crate) form: Form,
+    /// In order; none of a composefs image.
+    pub(crate) uses: Vec<DeviceUse>,
+}
+
+/// Reads the table of devices.
+pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
+    let image = Image::open(image)?;
+    let block = image.superblock().block_bits.size();
+    let uses = image
+        .devices()
+        .iter()
+        .map(|slot| DeviceUse { blob: id_of(&slot.tag), bytes: slot.blocks.saturating_mul(block) });
+    let uses: Vec<_> = uses.collect();
+    let form = match (is_native(&image), block == BlobKind::Tar.block_size()) {
+        (false, _) => Form::Objects,
+        (true, true) => Form::Tar,
+        (true, false) => Form::Packed,
+    };
+    Ok(Devices { form, uses })
+}
+
+/// A file of an image, and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Use {
-    pub(crate) object: ObjectId,
-    /// Length in bytes, as the image says.
+pub(crate) enum Use {
+    /// An object, in `objects/`.
+    Object {
+        object: ObjectId,
+        /// Length in bytes, as the image says.
+        size: u64,
+    },
+    /// A range of a data blob. A file in several pieces is told with each of them.
+    Range(BlobRange),
+}
+
+/// A part of a data blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlobRange {
+    pub(crate) blob: ObjectId,
+    pub(crate) offset: u64,
+    /// Bytes, at least 1.
+    pub(crate) len: u64,
+    /// Of the whole file.
     pub(crate) size: u64,
 }
 
@@ -39,20 +99,115 @@ pub(crate) struct Use {
 #[error("cannot read what the image needs")]
 pub struct ContentsError(#[from] ReadError);
 
-/// Calls `visit` with every path whose bytes are an object, depth first, siblings in byte order.
+/// Calls `visit` with every path whose bytes are elsewhere, depth first, siblings in byte order.
 pub(crate) fn uses(
     image: &ImageFile,
     visit: &mut dyn FnMut(&[u8], Use),
 ) -> Result<(), ContentsError> {
     let image = Image::open(Cached::new(image))?;
+    if is_native(&image) {
+        return ranges(&image, visit);
+    }
     let tree = to_tree(&image, View::Composefs(Owners::FirstMet))?.tree;
     let mut walk = tree.walk();
     while let Some((path, entry)) = walk.next() {
         if let Node::Regular(Content::External { size, object: Some(object), .. }) =
             entry.inode.node()
         {
-            visit(path, Use { object, size });
+            visit(path, Use::Object { object, size });
         }
     }
     Ok(())
+}
+
+/// What a native image has on its devices.
+fn ranges<S: ReadAt>(
+    image: &Image<S>,
+    visit: &mut dyn FnMut(&[u8], Use),
+) -> Result<(), ContentsError> {
+    // Refuses images of which so little says so much that reading them would take for ever.
+    image.device_ranges(|_| {})?;
+    let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::object_id).collect();
+    let mut walk = image.walk();
+    while let Some(step) = walk.next()? {
+        let inode = step.inode;
+        if inode.file_type() != FileType::Regular || inode.is_compressed() {
+            continue;
+        }
+        let mut at = 0_u64;
+        while let Some(extent) = image.map(&inode, ByteOffset(at))? {
+            at = at.saturating_add(extent.len);
+            if let Place::Data(device, offset) = extent.place
+                && let Some(Some(blob)) = device.slot().and_then(|slot| blobs.get(slot))
+            {
+                let range = BlobRange {
+                    blob: *blob,
+                    offset: offset.0,
+                    len: extent.len,
+                    size: inode.size(),
+                };
+                visit(step.path, Use::Range(range));
+            }
+            // Of a further name, the first piece says enough: else few bytes could say much.
+            if !step.is_new {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The objects of files that a native image has in itself: their bytes are needed nowhere else, but other forms of the
+/// image come from them.
+pub(crate) fn inside(image: &ImageFile) -> Result<Vec<ObjectId>, ContentsError> {
+    let image = Image::open(Cached::new(image))?;
+    let mut found = Vec::new();
+    if !is_native(&image) {
+        return Ok(found);
+    }
+    let objects = Objects { algorithm: Algorithm::Sha256, inline_max: INLINE_MAX, find: &|_| None };
+    let tree = native_tree(&image, objects)?.tree;
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        if let Node::Regular(Content::External { object: Some(object), .. }) = entry.inode.node() {
+            found.push(object);
+        }
+    }
+    Ok(found)
+}
+
+/// Up to so many bytes, a file is in the tree itself, as composefs has it.
+const INLINE_MAX: u64 = 64;
+
+impl Store {
+    /// The tree of an image, with the names of its objects, whatever its form is. A file of a native image that no index
+    /// knows has none.
+    ///
+    /// # Errors
+    /// [`ContentsError`] when it cannot be read.
+    pub fn tree(&self, image: &OpenImage, owners: Owners) -> Result<ImageTree, ContentsError> {
+        let read = Image::open(Cached::new(&image.image))?;
+        if !is_native(&read) {
+            return Ok(to_tree(&read, View::Composefs(owners))?);
+        }
+        let indexes: Vec<_> = image
+            .devices
+            .iter()
+            .map(|device| {
+                self.index_of(&device.id).unwrap_or_else(|error| {
+                    tracing::warn!(%error, "objects in a data blob have no names");
+                    None
+                })
+            })
+            .collect();
+        let find = |located: &Located| {
+            let index = indexes.get(located.device.slot()?)?.as_ref()?;
+            let entry = index.at(located.offset.0)?;
+            let is_same = entry.size == located.size
+                && located.fingerprint.is_none_or(|it| it == entry.sha256);
+            is_same.then(|| entry.object())
+        };
+        let objects = Objects { algorithm: self.algorithm(), inline_max: INLINE_MAX, find: &find };
+        Ok(native_tree(&read, objects)?)
+    }
 }

@@ -6,6 +6,7 @@ use image::verity::ObjectId;
 use rustix::fs::FileType;
 
 use crate::blobs::BlobFile;
+use crate::data::DataFile;
 use crate::digest::Digest;
 use crate::disk::DiskError;
 use crate::images::id_of;
@@ -19,6 +20,9 @@ pub(crate) struct Inventory {
     pub(crate) layers: Vec<Digest>,
     pub(crate) manifests: Vec<Digest>,
     pub(crate) blobs: Vec<BlobFile>,
+    pub(crate) data_blobs: Vec<ObjectId>,
+    /// Of data blobs, by the blob's name.
+    pub(crate) data_indexes: Vec<ObjectId>,
     /// Paths of what no store puts there.
     pub(crate) strays: Vec<PathBuf>,
 }
@@ -52,6 +56,15 @@ impl Inventory {
             }
         }
         found.blobs.sort_unstable();
+        if let Some(data) = store.data()? {
+            for listed in data.list()? {
+                match DataFile::parse(&listed.name) {
+                    Some(DataFile::Blob(id)) => found.data_blobs.push(id),
+                    Some(DataFile::Index(id)) => found.data_indexes.push(id),
+                    None => found.strays.push(data.path_of(&listed.name)),
+                }
+            }
+        }
         for listed in store.objects.list()? {
             let is_shard = listed.name.len() == 2
                 && listed.name.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))

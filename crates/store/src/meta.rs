@@ -9,8 +9,10 @@ use crate::store::Sealing;
 /// The version of the layout that this code writes, and the only one that it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Features that this version knows. None are defined yet: the lists are for what comes.
-const KNOWN: [&str; 0] = [];
+/// The store has data blobs, or had: who does not know them would not keep them.
+const DATA_BLOBS: &str = "data-blobs";
+/// Features that this version knows.
+const KNOWN: [&str; 1] = [DATA_BLOBS];
 
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub struct Meta {
     /// Features of the store that a program must know to change it, and this one does not:
     /// it may look only.
     pub unknown_to_write: Vec<String>,
+    /// Whether there may be data blobs.
+    pub data_blobs: bool,
     /// How new objects and images are protected, unless who opens the store says otherwise.
     pub sealing: Sealing,
 }
@@ -61,7 +65,7 @@ const IMMUTABLE: &str = "immutable";
 
 impl Meta {
     pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
-        Self { algorithm, unknown_to_write: Vec::new(), sealing }
+        Self { algorithm, unknown_to_write: Vec::new(), data_blobs: false, sealing }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -69,7 +73,7 @@ impl Meta {
             format: FORMAT_VERSION,
             algorithm: self.algorithm.name().to_owned(),
             needed_to_read: Vec::new(),
-            needed_to_write: Vec::new(),
+            needed_to_write: self.data_blobs.then(|| DATA_BLOBS.to_owned()).into_iter().collect(),
             sealing: (self.sealing == Sealing::VerityOrImmutable).then(|| IMMUTABLE.to_owned()),
         })
     }
@@ -94,7 +98,9 @@ impl Meta {
             Some(IMMUTABLE) => Sealing::VerityOrImmutable,
             _ => Sealing::Verity,
         };
-        Ok(Self { algorithm, unknown_to_write: unknown(raw.needed_to_write), sealing })
+        let data_blobs = raw.needed_to_write.iter().any(|it| it == DATA_BLOBS);
+        let unknown_to_write = unknown(raw.needed_to_write);
+        Ok(Self { algorithm, unknown_to_write, data_blobs, sealing })
     }
 }
 

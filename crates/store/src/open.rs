@@ -11,6 +11,8 @@ use image::verity::ObjectId;
 use kernel::verity::{Measured, measure};
 
 use crate::disk::{DiskError, length};
+use crate::images::{self, ContentsError};
+use crate::refs::Form;
 use crate::store::{Store, StoreError};
 
 /// Why an image cannot be opened.
@@ -36,6 +38,35 @@ pub enum OpenImageError {
         /// Why.
         source: Box<StoreError>,
     },
+    /// Its superblock or its table of devices cannot be read.
+    #[error("cannot read which data blobs image {image} needs")]
+    Devices {
+        /// The image.
+        image: ObjectId,
+        /// Why.
+        source: ContentsError,
+    },
+    /// It has a device that is no data blob of a store.
+    #[error(
+        "image {0} needs a device that no store has: its table of devices has no name of a data blob"
+    )]
+    Foreign(ObjectId),
+    /// A data blob that it needs cannot be used.
+    #[error("cannot open a data blob of image {image}; `quire fsck` tells what is damaged")]
+    Blob {
+        /// The image.
+        image: ObjectId,
+        /// What is wrong with the blob.
+        source: Box<StoreError>,
+    },
+    /// The kernel enforces another digest for a data blob than the one that the image names.
+    #[error("data blob {expected} has the fs-verity digest {actual}")]
+    BlobMismatch {
+        /// The name.
+        expected: Box<ObjectId>,
+        /// As measured.
+        actual: Box<ObjectId>,
+    },
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -52,19 +83,37 @@ pub enum Presence {
 /// An image, ready to mount: everything that a mount needs, as descriptors.
 ///
 /// As long as `image` or a copy of it is open, or a kernel mount made from it lives, `gc` keeps
-/// the image and its objects.
+/// the image, its objects and its data blobs.
 #[derive(Debug)]
 pub struct OpenImage {
     /// Its name.
     pub id: ObjectId,
     /// The EROFS file, open for reading.
     pub image: ImageFile,
+    /// How its data is stored.
+    pub form: Form,
+    /// The data blobs that a native image needs, in the order of its devices; none for a composefs image.
+    pub devices: Vec<OpenDevice>,
     /// The directory `objects/`, for `datadir+`.
     pub objects: OwnedFd,
-    /// The kernel checks every read of the image file, against `id`: it was measured.
+    /// The kernel checks every read of the image file, against `id`, and of each device against its own name: they were
+    /// measured.
     pub kernel_verity: bool,
     /// Whether the objects are all here.
     pub presence: Presence,
+}
+
+/// A data blob of an image, open for reading. It has the name and the length that the image says.
+#[derive(Debug)]
+pub struct OpenDevice {
+    /// Its name.
+    pub id: ObjectId,
+    /// Its file.
+    pub file: File,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// The kernel checks every read of it.
+    pub kernel_verity: bool,
 }
 
 /// An image file, to be read at any offset: a source for `image::erofs::read::Image`. Each read is a
@@ -151,9 +200,11 @@ impl Store {
         // that the image is gone.
         let lock = self.lock_shared()?;
         let opened = self.images.read(id.to_string())?;
-        drop(lock);
         let (file, stat) = opened.ok_or(OpenImageError::Absent(*id))?;
-        let kernel_verity = match measure(file.as_fd()) {
+        let image = ImageFile { file, size: length(&stat) };
+        let (form, devices) = self.open_devices(id, &image)?;
+        drop(lock);
+        let kernel_verity = match measure(image.fd()) {
             Ok(Some(measured)) => {
                 let actual = id_of(&measured);
                 if actual != *id {
@@ -171,10 +222,39 @@ impl Store {
         let objects = objects.map_err(|error| self.objects.failed("duplicate", "", error))?;
         Ok(OpenImage {
             id: *id,
-            image: ImageFile { file, size: length(&stat) },
+            image,
+            form,
             objects,
-            kernel_verity,
+            kernel_verity: kernel_verity && devices.iter().all(|it| it.kernel_verity),
+            devices,
             presence: Presence::Complete,
         })
+    }
+
+    /// Opens every data blob that the image has as a device; the lock is held.
+    fn open_devices(
+        &self,
+        id: &ObjectId,
+        image: &ImageFile,
+    ) -> Result<(Form, Vec<OpenDevice>), OpenImageError> {
+        let table = images::devices(image);
+        let table = table.map_err(|source| OpenImageError::Devices { image: *id, source })?;
+        let mut devices = Vec::with_capacity(table.uses.len());
+        for used in &table.uses {
+            let blob = used.blob.ok_or(OpenImageError::Foreign(*id))?;
+            let opened = self.open_blob(&blob, used.bytes);
+            let (file, _) = opened
+                .map_err(|source| OpenImageError::Blob { image: *id, source: Box::new(source) })?;
+            let kernel_verity = match measure(file.as_fd()) {
+                Ok(Some(measured)) if id_of(&measured) != blob => {
+                    let (expected, actual) = (Box::new(blob), Box::new(id_of(&measured)));
+                    return Err(OpenImageError::BlobMismatch { expected, actual });
+                }
+                Ok(measured) => measured.is_some(),
+                Err(_) => false,
+            };
+            devices.push(OpenDevice { id: blob, file, bytes: used.bytes, kernel_verity });
+        }
+        Ok((table.form, devices))
     }
 }

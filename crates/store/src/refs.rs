@@ -20,10 +20,13 @@ pub struct Seconds(pub i64);
 /// The storage form of an image's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[non_exhaustive]
 pub enum Form {
     /// Whole files in `objects/`, through a composefs image.
     Objects,
+    /// In packed data blobs, through EROFS alone.
+    Packed,
+    /// In layers' tars, through EROFS alone.
+    Tar,
 }
 
 /// A checked name: `[host[:port]/]path[:tag]` by the grammar of OCI references. Without a tag it

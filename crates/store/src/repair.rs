@@ -1,5 +1,9 @@
 //! Makes room for what is damaged to be imported again.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use image::verity::ObjectId;
+
 use crate::blobs::BlobFile;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
@@ -9,7 +13,7 @@ use crate::store::Store;
 use crate::trash::Item;
 
 impl Store {
-    /// Removes every object, image, layer, manifest and ref that a check found damaged and that still is.
+    /// Removes every object, image, layer, manifest, data blob, index and ref that a check found damaged and that still is.
     /// An import of the same content then brings it back: as long as a damaged object is there, an
     /// import takes it for the one that it needs. Until then, what needs it fails to open, instead of
     /// reading wrong bytes. A ref that cannot be read names nothing, and keeps `gc` from telling what is
@@ -31,6 +35,10 @@ impl Store {
         }
         let mut removed = 0;
         let mut failed = None;
+        match self.drop_damaged(report) {
+            Ok(dropped) => removed += dropped,
+            Err(error) => failed = Some(error),
+        }
         for (damage, _) in &report.damage {
             if let Damage::Ref(name, _) = damage {
                 match self.remove_bad_ref(name) {
@@ -53,6 +61,30 @@ impl Store {
         }
     }
 
+    /// Takes damaged objects out of the indexes of data blobs, so that an import does not find them. Images that have them
+    /// on a device go on showing what is there.
+    fn drop_damaged(&self, report: &FsckReport) -> Result<u64, DiskError> {
+        let mut damaged: BTreeMap<ObjectId, BTreeSet<ObjectId>> = BTreeMap::new();
+        for (damage, _) in &report.damage {
+            if let Damage::Stored { object, blob, .. } = damage
+                && !self.is_sound_stored(blob, object)
+            {
+                damaged.entry(*blob).or_default().insert(*object);
+            }
+        }
+        let mut dropped = 0;
+        for (blob, objects) in damaged {
+            let index = self.index_of(&blob).map_err(|error| self.disk_error(error))?;
+            let Some(index) = index else { continue };
+            let entries = index.entries.iter();
+            let keep: Vec<_> =
+                entries.filter(|it| !objects.contains(&it.object())).copied().collect();
+            dropped += (index.entries.len() - keep.len()) as u64;
+            self.drop_entries(&blob, &index, &keep)?;
+        }
+        Ok(dropped)
+    }
+
     /// Whether there was one to remove.
     fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
         let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
@@ -72,6 +104,7 @@ impl Store {
             Item::Blob(BlobFile::Whole(digest)) => self.blob_damage(digest).is_some(),
             Item::Blob(BlobFile::Chunks(diff_id)) => self.chunks_damage(diff_id).is_some(),
             Item::Blob(_) => false,
+            Item::DataBlob(id) | Item::DataIndex(id) => !matches!(self.index_damage(id), Ok(None)),
         }
     }
 }
@@ -95,7 +128,10 @@ fn item(damage: &Damage) -> Option<Item> {
         Damage::Manifest(digest, _) => Some(Item::Manifest(*digest)),
         Damage::Blob(digest, _) => Some(Item::Blob(BlobFile::Whole(*digest))),
         Damage::Chunks(diff_id, _) => Some(Item::Blob(BlobFile::Chunks(*diff_id))),
-        Damage::Missing(_)
+        Damage::DataBlob(id, _) => Some(Item::DataBlob(*id)),
+        Damage::DataIndex(id, _) => Some(Item::DataIndex(*id)),
+        Damage::Stored { .. }
+        | Damage::Missing(_)
         | Damage::Size { .. }
         | Damage::Ref(..)
         | Damage::Container(..)

@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use image::verity::{Algorithm, ObjectId};
 use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::data::{Catalog, DATA, DataError};
 use crate::disk::{Directory, DiskError, Renamed, Trace, length};
 use crate::meta::{Meta, MetaError};
 use crate::record::RECORD_MAX;
@@ -139,6 +140,9 @@ pub enum StoreError {
     /// An object that a caller knows is there is not.
     #[error("object {0} is not in the store")]
     NoObject(ObjectId),
+    /// A data blob that is absent or damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -156,6 +160,9 @@ pub struct Store {
     pub(crate) refs: Directory,
     pub(crate) containers: Directory,
     pub(crate) tmp: Directory,
+    /// Opened when first needed: nobody removes it.
+    pub(crate) data: OnceLock<Directory>,
+    pub(crate) catalog: Mutex<Catalog>,
     /// The directories of `objects/`, opened when first needed: nobody removes one.
     shards: Box<[OnceLock<Directory>; 256]>,
     meta: Meta,
@@ -187,7 +194,7 @@ pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
 
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
-    name == META || name == GC_LOCK || DIRECTORIES.contains(&name)
+    name == META || name == GC_LOCK || name == DATA || DIRECTORIES.contains(&name)
 }
 
 impl Store {
@@ -249,6 +256,8 @@ impl Store {
             refs,
             containers,
             tmp,
+            data: OnceLock::new(),
+            catalog: Mutex::default(),
             root,
             shards: Box::new([const { OnceLock::new() }; 256]),
             sealing: options.sealing.unwrap_or(meta.sealing),
@@ -289,7 +298,8 @@ impl Store {
         self.access == Access::Write
     }
 
-    /// Whether the store has this object, a regular file of `size` bytes.
+    /// Whether the store has this object with `size` bytes, as a file or in a data blob: [`stored`](Self::stored) tells
+    /// whether it is there.
     ///
     /// Only for looking: `gc` may remove the object at any time after. An import asks
     /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects it.
@@ -299,22 +309,22 @@ impl Store {
     pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, StoreError> {
         self.check_algorithm(object)?;
         let (shard, rest) = split(object);
-        let Some(shard) = self.objects.open_if_there(shard)? else { return Ok(false) };
-        Ok(shard.stat(rest)?.is_some_and(|stat| is_object(&stat, size)))
-    }
-
-    /// Opens an object for reading. Its bytes are not verified: hash them, or trust the import.
-    ///
-    /// # Errors
-    /// [`StoreError`] when it is absent, not a regular file or not readable.
-    pub fn object(&self, object: &ObjectId) -> Result<std::fs::File, StoreError> {
-        self.check_algorithm(object)?;
-        let (shard, rest) = split(object);
-        let found = match self.objects.open_if_there(shard)? {
-            Some(shard) => shard.read(rest)?,
+        let file = match self.objects.open_if_there(shard)? {
+            Some(shard) => shard.stat(rest)?,
             None => None,
         };
-        found.map(|(file, _)| file).ok_or(StoreError::NoObject(*object))
+        if file.is_some_and(|stat| is_object(&stat, size)) {
+            return Ok(true);
+        }
+        Ok(self.stored(object)?.is_some_and(|it| it.size == size))
+    }
+
+    /// Whether an object has a file of its own, of whatever size.
+    pub(crate) fn stat_object(&self, object: &ObjectId) -> Result<bool, StoreError> {
+        self.check_algorithm(object)?;
+        let (shard, rest) = split(object);
+        let Some(shard) = self.objects.open_if_there(shard)? else { return Ok(false) };
+        Ok(shard.stat(rest)?.is_some_and(|stat| is_object(&stat, crate::disk::length(&stat))))
     }
 
     /// The directory of an object; `None` if the store lacks it.
@@ -328,6 +338,14 @@ impl Store {
             }
         }
         Ok(slot.get())
+    }
+
+    /// The disk's answer; any other is put into one.
+    pub(crate) fn disk_error(&self, error: StoreError) -> DiskError {
+        match error {
+            StoreError::Disk(error) => error,
+            other => self.root.failed("look up", "", std::io::Error::other(other)),
+        }
     }
 
     pub(crate) fn check_algorithm(&self, id: &ObjectId) -> Result<(), StoreError> {
@@ -391,6 +409,9 @@ impl Store {
             directories.truncate(last);
         }
         unsealed += unseal_all(&directories[0])?;
+        if let Some(data) = self.data()? {
+            unsealed += unseal_all(data)?;
+        }
         Ok(unsealed)
     }
 }

@@ -12,6 +12,8 @@ pub(crate) enum Change {
     Create(PathBuf),
     /// Appends.
     Write(PathBuf, Vec<u8>),
+    /// Makes zeros, from and up to an offset.
+    Punch(PathBuf, u64, u64),
     Rename(PathBuf, PathBuf),
     Unlink(PathBuf),
     SyncFile(PathBuf),

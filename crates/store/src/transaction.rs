@@ -18,7 +18,11 @@ use crate::refs::{RefName, Reference};
 use crate::store::{Store, StoreError, is_object};
 use crate::work::{self, Workspace};
 
+use data::Data;
+
 mod commit;
+mod data;
+mod forms;
 
 /// Why an import could not begin or be committed. Nothing of it is visible then.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +46,14 @@ pub enum TransactionError {
     /// than `gc`.
     #[error("{0} was in the store and has vanished: import again")]
     Vanished(String),
+    /// An image of this import has a device that the import neither made nor found in the store.
+    #[error("image {image} has a data blob {blob}, which is not in the store")]
+    NoDevice {
+        /// The image.
+        image: Box<ObjectId>,
+        /// What it needs, as its device table says.
+        blob: String,
+    },
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -95,6 +107,7 @@ const NO: u8 = 2;
 #[derive(Debug, Default)]
 struct State {
     objects: HashMap<ObjectId, Found>,
+    data: BTreeMap<ObjectId, Data>,
     images: BTreeMap<ObjectId, Found>,
     layers: BTreeMap<Digest, Found>,
     manifests: BTreeMap<Digest, Found>,
@@ -130,6 +143,8 @@ impl Store {
         let lock = self.lock_shared()?;
         let work = Workspace::make(&self.tmp)?;
         drop(lock);
+        // From now on gc drops nothing from a data blob.
+        self.forget_indexes();
         Ok(Transaction {
             store: self,
             work,
@@ -341,21 +356,29 @@ impl<'s> Transaction<'s> {
             Ok(None) => return Ok(None),
             Ok(Some(layer)) => layer,
         };
-        let mut present = Vec::new();
+        let (mut present, mut blobs) = (Vec::new(), Vec::new());
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
                 continue;
             }
-            let shard = self.store.shard(id).map_err(LayerError::Disk)?;
-            let Some(shard) = shard else { return Ok(None) };
             let (_, rest) = crate::store::split(id);
+            let stat = match self.store.shard(id).map_err(LayerError::Disk)? {
+                Some(shard) => shard.stat(rest).map_err(LayerError::Disk)?,
+                None => None,
+            };
             // The size is in the recipe, whose reader compares it.
-            match shard.stat(rest).map_err(LayerError::Disk)? {
+            match stat {
                 Some(stat) if is_object(&stat, crate::disk::length(&stat)) => present.push(*id),
-                _ => return Ok(None),
+                _ => match self.data_of(id).map_err(LayerError::Disk)? {
+                    Some(blob) => blobs.push(blob),
+                    None => return Ok(None),
+                },
             }
         }
         let mut state = self.state();
+        for blob in blobs {
+            state.data.entry(blob).or_insert(Data::Store);
+        }
         for id in present {
             state.objects.entry(id).or_insert(Found::Store);
         }

@@ -12,6 +12,7 @@ use image::verity::ObjectId;
 use rustix::fs::FileType;
 
 use crate::blobs::BlobFile;
+use crate::data;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::record::RECORD_MAX;
@@ -32,6 +33,8 @@ pub(crate) enum Item {
     Layer(Digest),
     Manifest(Digest),
     Blob(BlobFile),
+    DataBlob(ObjectId),
+    DataIndex(ObjectId),
 }
 
 impl fmt::Display for Item {
@@ -42,6 +45,8 @@ impl fmt::Display for Item {
             Self::Layer(digest) => write!(f, "layer {digest}"),
             Self::Manifest(digest) => write!(f, "manifest {digest}"),
             Self::Blob(file) => write!(f, "blob {}", file.file_name()),
+            Self::DataBlob(id) => write!(f, "data blob {id}"),
+            Self::DataIndex(id) => write!(f, "the index of data blob {id}"),
         }
     }
 }
@@ -55,6 +60,7 @@ impl Item {
             Self::Layer(_) => store.layers.try_clone(),
             Self::Manifest(_) => store.manifests.try_clone(),
             Self::Blob(_) => store.blobs.try_clone(),
+            Self::DataBlob(_) | Self::DataIndex(_) => store.data_there()?.try_clone(),
         }
     }
 
@@ -65,6 +71,8 @@ impl Item {
             Self::Image(id) => id.to_string(),
             Self::Layer(digest) | Self::Manifest(digest) => digest.file_name(),
             Self::Blob(file) => file.file_name(),
+            Self::DataBlob(id) => data::blob_name(id),
+            Self::DataIndex(id) => data::index_name(id),
         }
     }
 
@@ -76,6 +84,7 @@ impl Item {
             Self::Layer(digest) => format!("layer-{}", digest.file_name()),
             Self::Manifest(digest) => format!("manifest-{}", digest.file_name()),
             Self::Blob(file) => format!("blob-{}", file.file_name()),
+            Self::DataBlob(_) | Self::DataIndex(_) => format!("data-{}", self.file_name()),
         }
     }
 }

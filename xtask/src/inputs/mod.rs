@@ -1,6 +1,6 @@
 //! Real inputs, made from the packages of the Debian mirror that this machine's apt is configured for.
 
-mod apt;
+pub(crate) mod apt;
 pub(crate) mod jobs;
 mod layer;
 pub(crate) mod layout;

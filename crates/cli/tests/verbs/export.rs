@@ -117,7 +117,7 @@ fn others_take_it() {
 #[test]
 fn standard_output_is_a_file_like_others() {
     let (place, _) = place();
-    for target in ["tar", "docker-archive", "erofs", "gvisor"] {
+    for target in ["tar", "docker-archive", "erofs", "gvisor", "disk"] {
         place.out(&format!("export a:1 {target}:file"));
         let output = place.command(&["export", "a:1", &format!("{target}:-")]).output().unwrap();
         assert!(output.status.success());
@@ -187,7 +187,9 @@ fn damage_is_told_and_leaves_no_file() {
     let object = files.map(|it| it.unwrap().path()).next().unwrap();
     std::fs::remove_file(&object).unwrap();
     write(&object, &[b'y'; 100], 0o444);
-    for target in ["oci:out:1", "docker-archive:out", "tar:out", "erofs:out", "gvisor:out"] {
+    for target in
+        ["oci:out:1", "docker-archive:out", "tar:out", "erofs:out", "gvisor:out", "disk:out"]
+    {
         let ran = place.run(&format!("export a:1 {target}"));
         assert_eq!(ran.code, Some(2), "{target}: {}", ran.err);
         assert!(ran.err.contains("quire fsck"), "{target}: {}", ran.err);
@@ -202,7 +204,7 @@ fn an_interrupted_export_leaves_no_file() {
     let tree = place.tree("tree", "x");
     std::fs::File::create(tree.join("large")).unwrap().set_len(400 << 20).unwrap();
     place.out(&format!("import dir:{} a", tree.display()));
-    for target in ["tar:out", "erofs:out"] {
+    for target in ["tar:out", "erofs:out", "disk:out"] {
         interrupt(&place, target);
     }
 }

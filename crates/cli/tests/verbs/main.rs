@@ -7,13 +7,17 @@ mod attached;
 mod commit;
 mod containers;
 mod deaths;
+mod disk;
 mod export;
+mod filter;
+mod forms;
 mod help;
 mod images;
 #[cfg(feature = "registry")]
 mod logins;
 #[cfg(feature = "registry")]
 mod makers;
+mod merge;
 mod mounts;
 #[cfg(feature = "registry")]
 mod progress;
@@ -23,6 +27,7 @@ mod registries;
 mod rounds;
 mod runs;
 mod userns;
+mod verity;
 mod volumes;
 mod waits;
 mod writable;

@@ -175,7 +175,16 @@ fn who_waits_for_the_store_can_be_told_to_end() {
             let mut files = fds.filter_map(|it| std::fs::metadata(it.ok()?.path()).ok());
             files.any(|it| std::os::unix::fs::MetadataExt::ino(&it) == inode)
         };
-        wait_for("the wait", has_it_open);
+        // A slow machine may be between the two.
+        let minds_signals = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+            let masks = status.lines().filter_map(|line| {
+                let (name, mask) = line.split_once(":\t")?;
+                ["SigBlk", "SigCgt"].contains(&name).then(|| u64::from_str_radix(mask, 16).unwrap())
+            });
+            masks.fold(0, |all, mask| all | mask) & 1 << (Signal::INT.as_raw() - 1) != 0
+        };
+        wait_for("the wait", || has_it_open() && minds_signals());
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         wait_for("the end", || child.try_wait().unwrap().is_some());

@@ -11,7 +11,7 @@ use image::tree::Content;
 use image::verity::{Hasher, ObjectId};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
-use store::Store;
+use store::{ObjectReader, Store};
 
 use super::{ChangesError, ObjectError};
 
@@ -132,7 +132,7 @@ impl<'a> Copier<'a> {
     }
 }
 
-fn fill(file: &mut File, into: &mut [u8], object: &ObjectId) -> Result<(), ObjectError> {
+fn fill(file: &mut ObjectReader, into: &mut [u8], object: &ObjectId) -> Result<(), ObjectError> {
     file.read_exact(into).map_err(|error| match error.kind() {
         std::io::ErrorKind::UnexpectedEof => ObjectError::Damaged(*object),
         _ => ObjectError::Read(*object, error),

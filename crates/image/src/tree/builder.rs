@@ -1,7 +1,9 @@
 //! A tree in the making.
 
+mod lay;
 mod merge;
 
+pub use lay::{Choice, LayError};
 pub use merge::Copied;
 
 use hashbrown::{DefaultHashBuilder, HashTable};

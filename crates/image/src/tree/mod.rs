@@ -14,7 +14,7 @@ mod intern;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{Builder, Copied, Link, TreeError, check_name, components};
+pub use builder::{Builder, Choice, Copied, LayError, Link, TreeError, check_name, components};
 pub use frozen::{Children, Entry, Inode, Tree, Walk, Xattrs};
 pub(crate) use frozen::{External, Place};
 pub(crate) use intern::StringId;

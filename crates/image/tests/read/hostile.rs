@@ -3,10 +3,13 @@
 use std::time::{Duration, Instant};
 
 use quire_image::erofs::layout::{
-    LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawCompactInode, RawDirent, RawSuperblock,
-    SUPERBLOCK_MAGIC,
+    LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawCompactInode, RawDirent,
+    RawSuperblock, SUPERBLOCK_MAGIC,
 };
-use quire_image::erofs::read::{Image, Owners, View, examine, kept_bound, to_tree, work_bound};
+use quire_image::erofs::read::{
+    Image, Objects, Owners, View, examine, kept_bound, native_tree, to_tree, work_bound,
+};
+use quire_image::verity::Algorithm;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use crate::small::{Options, Small, filter, icount, xattr, xattrs};
@@ -231,6 +234,83 @@ fn symlinks_that_share_a_target() {
     let root = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, list.len(), block), &[]);
     let bytes = maker.finish(root);
     check(&bytes, &amplified(kept_bound(bytes.len() as u64)));
+}
+
+/// A root with these files.
+fn with_files(mut maker: Maker, nids: &[u64]) -> Vec<u8> {
+    let mut list = Vec::new();
+    for nids in nids.chunks(200) {
+        let some = nids.iter().map(|nid| (format!("{nid:08}"), *nid, 1));
+        let mut block = entries(&some.collect::<Vec<_>>());
+        block.resize(4096, 0);
+        list.extend(block);
+    }
+    let block = maker.block(&list);
+    let root = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, list.len(), block), &[]);
+    maker.finish(root)
+}
+
+/// What a tree of objects is in a time like that of [`check`].
+fn check_native(bytes: &[u8], expect: &str) {
+    let start = Instant::now();
+    let objects = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &|_| None };
+    let answer = match native_tree(&Image::open(bytes).unwrap(), objects) {
+        Ok(read) => format!("{} inodes", read.tree.inode_count()),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(answer.strip_prefix("the image is corrupt: ").unwrap_or(&answer), expect);
+    let taken = start.elapsed();
+    assert!(taken < Duration::from_secs(20), "{taken:?} for {} bytes", bytes.len());
+}
+
+/// 4,000 files of a megabyte, which is the same one but for a byte, so that all have to be hashed; and a file of 4 GiB of
+/// nothing.
+#[test]
+fn bytes_that_are_hashed() {
+    let files = |sizes: std::ops::Range<usize>| {
+        let mut maker = Maker::new();
+        let block = maker.block(&vec![b'x'; 1 << 20]);
+        let file = |size| maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o100_644, size, block), &[]);
+        let nids: Vec<u64> = sizes.map(file).collect();
+        with_files(maker, &nids)
+    };
+    let many = files(1_000_000..1_004_000);
+    check_native(&many, &amplified(kept_bound(many.len() as u64)));
+    check_native(&files(1_000_000..1_000_004), "5 inodes");
+    let mut maker = Maker::new();
+    let hole = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o100_644, 0xffff_ffff, u32::MAX), &[]);
+    let hole = with_files(maker, &[hole]);
+    check_native(&hole, &amplified(kept_bound(hole.len() as u64)));
+}
+
+/// 7,000 files with one table of 10,000 chunks, which is behind the xattrs of all of them.
+#[test]
+fn tables_that_overlap() {
+    const FILES: usize = 7_000;
+    let mut maker = Maker::new();
+    let file = |at: usize| {
+        let mut raw = inode(LAYOUT_CHUNK_BASED, 0o100_644, 10_000 * 4096, 0);
+        // Chunks of one block, with indexes.
+        raw.i_u = 0x20.into();
+        raw.i_xattr_icount = (((FILES - at - 1) * 32 - 12) / 4 + 1).try_into().unwrap();
+        maker.inode(&raw, &[])
+    };
+    let nids: Vec<u64> = (0..FILES - 1).map(file).collect();
+    // On the first device, block 5.
+    let table = [0, 0, 1, 0, 5, 0, 0, 0].repeat(10_001);
+    maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o100_644, 0, 0), &table);
+    let mut bytes = with_files(maker, &nids);
+    let slot = 1152;
+    bytes[slot + 64..slot + 68].copy_from_slice(&u32::MAX.to_le_bytes());
+    bytes[1024 + 80] |= 0x8;
+    bytes[1024 + 86] = 1;
+    bytes[1024 + 88] = 9;
+    let start = Instant::now();
+    let (image, mut runs) = (Image::open(&bytes[..]).unwrap(), 0_u64);
+    let error = image.device_ranges(|_| runs += 1).unwrap_err().to_string();
+    let bound = kept_bound(bytes.len() as u64);
+    assert_eq!(error, format!("the image is corrupt: {}", amplified(bound)));
+    assert!(runs > 10_000 && start.elapsed() < Duration::from_secs(20));
 }
 
 /// A chain of directories, deeper than any path can go.

@@ -187,8 +187,13 @@ pub fn compare_source(what: &str, ours: &Listing, source: &Listing, lost: &[Lost
 }
 
 /// What the kernel shows of an image.
-pub fn mounted(image: &Path, device: Option<&Path>, dir: &Path) -> Listing {
-    let options = device.map(|device| format!("device={}", device.display())).unwrap_or_default();
+pub fn mounted<'a>(
+    image: &Path,
+    devices: impl IntoIterator<Item = &'a Path>,
+    dir: &Path,
+) -> Listing {
+    let options = devices.into_iter().map(|device| format!("device={}", device.display()));
+    let options = options.collect::<Vec<_>>().join(",");
     let options = std::ffi::CString::new(options).unwrap();
     let flags = MountFlags::RDONLY;
     mount(image, dir, "erofs", flags, options.as_c_str())
@@ -340,7 +345,7 @@ fn an_index_of_a_tar() {
     let opened = Image::open(&bytes[..]).unwrap();
     assert_eq!(opened.superblock().block_bits.get(), 9);
     let ours = read(&opened, &[&&device[..]]);
-    compare("a tar", &ours, &mounted(&image, Some(&archive), &mountpoint));
+    compare("a tar", &ours, &mounted(&image, [&*archive], &mountpoint));
     let contents = |listing: &Listing| -> BTreeMap<_, _> {
         let some = listing.iter().filter(|(_, seen)| !seen.content.is_empty());
         some.map(|(path, seen)| (path.clone(), seen.content.clone())).collect()

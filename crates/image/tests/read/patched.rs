@@ -82,6 +82,12 @@ fn superblock() {
         &u32::MAX.to_le_bytes(),
         "the image is corrupt: inode 64 takes 32 bytes at byte 17592186042368 of the image, which has 36864",
     );
+    // Fingerprints, by the only long prefix, and by one that does not exist.
+    let named = |prefix| small().patch(1024 + 8, &[0x27]).patch(1024 + 105, &[prefix]);
+    assert!(answer(&named(0).bytes).starts_with("Examined"));
+    let missing =
+        "the image is corrupt: fingerprints are named by long xattr prefix 1, of which there are 1";
+    assert_eq!(answer(&named(1).bytes), missing);
     check_superblock(
         86,
         &[0xff, 0xff],

@@ -27,7 +27,7 @@ pub const METADATA: Metadata = Metadata {
 };
 
 /// Contents by their object.
-type Objects = BTreeMap<ObjectId, Vec<u8>>;
+pub type Objects = BTreeMap<ObjectId, Vec<u8>>;
 
 pub fn profile(flavor: Flavor) -> Profile {
     Profile::Standalone(Standalone { flavor, uuid: *b"sixteen bytes id" })
@@ -47,24 +47,24 @@ fn make(tree: &Tree, flavor: Flavor, objects: &Objects) -> (Vec<u8>, Summary) {
     (image, summary)
 }
 
-fn give(bytes: &[u8], piece: Piece, out: &mut dyn io::Write) -> io::Result<()> {
+pub fn give(bytes: &[u8], piece: Piece, out: &mut dyn io::Write) -> io::Result<()> {
     let bytes = match piece {
         Piece::Whole => bytes,
-        Piece::From(start) => &bytes[start as usize..],
+        Piece::From(start) | Piece::End(start) => &bytes[start as usize..],
     };
     // In pieces that fit nothing.
     bytes.chunks(70_001).try_for_each(|piece| out.write_all(piece))
 }
 
 /// Keeps bytes, and answers what a file of them is.
-fn external(objects: &mut Objects, bytes: Vec<u8>) -> Content<'static> {
+pub fn external(objects: &mut Objects, bytes: Vec<u8>) -> Content<'static> {
     let (size, object) = (bytes.len() as u64, digest(Algorithm::Sha256, &bytes));
     objects.insert(object, bytes);
     Content::External { size, object: Some(object), location: Location::Object }
 }
 
 /// The tree of a directory, made of what `stat` and the like show of it.
-fn tree_of(folder: &Path, listing: &Listing) -> (Tree, Objects) {
+pub fn tree_of(folder: &Path, listing: &Listing) -> (Tree, Objects) {
     let mut builder = Builder::new();
     let mut objects = Objects::new();
     let mut inodes = BTreeMap::new();
@@ -115,7 +115,7 @@ fn show_path(path: &[u8]) -> PathBuf {
 }
 
 /// Which paths are one inode.
-fn links(listing: &Listing) -> Vec<Vec<&Vec<u8>>> {
+pub fn links(listing: &Listing) -> Vec<Vec<&Vec<u8>>> {
     let mut groups = BTreeMap::<u64, Vec<_>>::new();
     for (path, seen) in listing {
         groups.entry(seen.number).or_default().push(path);
@@ -245,7 +245,7 @@ fn one<S: ReadAt>(
 }
 
 /// A tree of whatever comes up.
-fn random_tree(random: &mut Random) -> (Tree, Objects) {
+pub fn random_tree(random: &mut Random) -> (Tree, Objects) {
     let mut builder = Builder::new();
     let mut objects = Objects::new();
     let mut directories = vec![InodeId::ROOT];
@@ -329,7 +329,7 @@ fn random_trees() {
 }
 
 /// As much of each as there can be.
-fn largest() -> (Tree, Objects) {
+pub fn largest() -> (Tree, Objects) {
     let mut objects = Objects::new();
     let mut builder = Builder::new();
     let directory = |builder: &mut Builder, name: &str| {

@@ -63,6 +63,8 @@ pub struct Features {
     pub cgroups: Cgroups,
     /// EROFS from a regular file, without a loop device.
     pub erofs_from_file: Feature,
+    /// Pages of equal files in memory once, for all EROFS images of a domain.
+    pub page_sharing: Feature,
     /// Loop devices.
     pub loop_devices: Feature,
     /// Overlays whose layers are descriptors, detached mounts among them.
@@ -82,9 +84,10 @@ pub struct Features {
 impl Features {
     /// The answers with their names, in the order a person would want them.
     #[must_use]
-    pub fn rows(&self) -> [(&'static str, &Feature); 8] {
+    pub fn rows(&self) -> [(&'static str, &Feature); 9] {
         [
             ("erofs-from-file", &self.erofs_from_file),
+            ("erofs-page-sharing", &self.page_sharing),
             ("loop-devices", &self.loop_devices),
             ("overlay-by-descriptor", &self.overlay_by_descriptor),
             ("overlay-data-layers", &self.overlay_data_layers),
@@ -104,6 +107,7 @@ pub fn probe(directory: BorrowedFd<'_>) -> Features {
         release: rustix::system::uname().release().to_string_lossy().into_owned(),
         cgroups: probe::cgroups(),
         erofs_from_file: probe::erofs_from_file(directory),
+        page_sharing: probe::page_sharing(),
         loop_devices: probe::loop_devices(directory),
         overlay_by_descriptor: probe::overlay_by_descriptor(directory),
         overlay_data_layers: probe::overlay_data_layers(directory),
@@ -112,4 +116,10 @@ pub fn probe(directory: BorrowedFd<'_>) -> Features {
         pre_content_events: probe::pre_content_events(directory),
         user_namespaces: probe::user_namespaces(),
     }
+}
+
+/// Whether EROFS images of a domain have the pages of equal files in memory once here.
+#[must_use]
+pub fn page_sharing() -> Feature {
+    probe::page_sharing()
 }

@@ -10,8 +10,8 @@ use super::{Can, Cgroups, Feature, KernelVersion, empty_image};
 use crate::files;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 use crate::mount::{
-    self, Backing, Credentials, ErofsOptions, Io, MountError, OverlayOptions, TmpfsOptions, Verity,
-    XattrNamespace,
+    self, Backing, Credentials, ErofsOptions, Io, MountError, OverlayOptions, Sharing,
+    TmpfsOptions, Verity, XattrNamespace,
 };
 use crate::object::name_of;
 use crate::process::{IdRange, user_namespace};
@@ -92,6 +92,16 @@ fn error_chain(error: &MountError) -> String {
     Feature::refused(error, None).reason
 }
 
+pub(super) fn page_sharing() -> Feature {
+    match mount::try_sharing() {
+        Ok(Sharing::Domain) => Feature::yes("the kernel took `inode_share` and a domain"),
+        Ok(Sharing::Alone) => Feature::no(
+            "the kernel does it from Linux 7.0, if built with CONFIG_EROFS_FS_PAGE_CACHE_SHARE",
+        ),
+        Err(error) => Feature::refused(&error, error.errno()),
+    }
+}
+
 pub(super) fn loop_devices(directory: BorrowedFd<'_>) -> Feature {
     let image = match image_in(directory) {
         Ok(image) => image,
@@ -115,6 +125,9 @@ pub(super) fn overlay_by_descriptor(directory: BorrowedFd<'_>) -> Feature {
 
 pub(super) fn overlay_data_layers(directory: BorrowedFd<'_>) -> Feature {
     match stack(directory, mount::overlay) {
+        Ok(()) if KernelVersion::running().is_some_and(|it| it < mount::DATA_LAYERS) => {
+            Feature::yes("stacked one as an ordinary layer (data layers are from Linux 6.5 on)")
+        }
         Ok(()) => Feature::yes("stacked one"),
         Err(error) => Feature::refused(&error, error.errno()),
     }

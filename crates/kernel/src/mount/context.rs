@@ -51,6 +51,11 @@ impl<'a> Context<'a> {
         MountError::Call { step, object: self.object.to_string(), messages: self.log(), source }
     }
 
+    /// Whether the log has this word in it. Reads it empty.
+    pub(super) fn said(&self, word: &str) -> bool {
+        self.log().0.iter().any(|message| message.contains(word))
+    }
+
     /// Reads the log empty: one message a read, `ENODATA` at its end.
     fn log(&self) -> KernelMessages {
         let mut messages = Vec::new();

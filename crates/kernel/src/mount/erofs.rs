@@ -22,6 +22,25 @@ pub struct ErofsOptions<'a> {
     pub io: Io,
     /// Whether POSIX ACLs in the image are obeyed.
     pub acl: Acl,
+    /// With which other mounts the pages of equal files are shared. Kernels that cannot (before
+    /// 7.0, or built without) mount without; [`Erofs::sharing`] says what came of it.
+    pub share: Option<Domain<'a>>,
+}
+
+/// Mounts of one domain have the pages of files in memory once that say to be the same.
+///
+/// The kernel believes an image what its files' fingerprints are. Who may choose an image of a
+/// domain can give other files to all who use that domain, so it must be of one trust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Domain<'a>(pub &'a str);
+
+/// Whether the pages of an image's files are shared with those of other mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// With all of the domain, for files that have fingerprints.
+    Domain,
+    /// No: nobody asked, the kernel cannot, or the image has no fingerprints.
+    Alone,
 }
 
 /// How a file-backed EROFS reads file data.
@@ -63,6 +82,8 @@ pub struct Erofs {
     pub backing: Backing,
     /// How it reads file data: what was asked for, or what this kernel could do.
     pub io: Io,
+    /// Whether pages are shared: what was asked for, or what this kernel could do.
+    pub sharing: Sharing,
 }
 
 /// Mounts an image from a descriptor open for reading, read-only and attached nowhere.
@@ -77,13 +98,9 @@ pub struct Erofs {
 pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, MountError> {
     let object = Image(image);
     let devices: Vec<String> = options.devices.iter().map(|&fd| proc_path(fd)).collect();
-    match superblock(&object, &proc_path(image), &devices, options.acl, options.io) {
-        Ok((mount, io)) => Ok(Erofs { mount, backing: Backing::File, io }),
-        Err(error) if error.errno() == Some(Errno::NOTBLK) => {
-            let mount = over_loop(&object, options)?;
-            Ok(Erofs { mount, backing: Backing::Loop, io: options.io })
-        }
-        Err(error) => Err(error),
+    match superblock(&object, &proc_path(image), &devices, options) {
+        Err(error) if error.errno() == Some(Errno::NOTBLK) => over_loop(&object, options),
+        result => result,
     }
 }
 
@@ -100,28 +117,49 @@ fn superblock(
     object: &Image<'_>,
     source: &str,
     devices: &[String],
-    acl: Acl,
-    io: Io,
-) -> Result<(Detached, Io), MountError> {
+    options: &ErofsOptions<'_>,
+) -> Result<Erofs, MountError> {
     let context = Context::open("erofs", object)?;
     context.string("source", source)?;
     context.flag("ro")?;
     for device in devices {
         context.string("device", device)?;
     }
-    if acl == Acl::Ignore {
+    if options.acl == Acl::Ignore {
         context.flag("noacl")?;
     }
-    let io = match io {
+    let io = match options.io {
         // An unknown option is EINVAL, and leaves the context as it was.
         Io::Direct => context.flag("directio").map_or(Io::Buffered, |()| Io::Direct),
         Io::Buffered => Io::Buffered,
     };
+    let sharing = match options.share {
+        Some(domain) if has_fingerprints(object)? => share(&context, domain)?,
+        _ => Sharing::Alone,
+    };
     context.create()?;
-    Ok((context.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)?, io))
+    let mount = context.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)?;
+    Ok(Erofs { mount, backing: Backing::File, io, sharing })
 }
 
-fn over_loop(object: &Image<'_>, options: &ErofsOptions<'_>) -> Result<Detached, MountError> {
+/// Whether this kernel would share pages, by asking for it on behalf of no image.
+pub(crate) fn try_sharing() -> Result<Sharing, MountError> {
+    share(&Context::open("erofs", &"erofs")?, Domain("quire-probe"))
+}
+
+fn share(context: &Context<'_>, domain: Domain<'_>) -> Result<Sharing, MountError> {
+    // Kernels before 7.0 do not know it. Later ones that were built without only say so in the log.
+    match context.flag("inode_share") {
+        Ok(()) if context.said("inode_share") => return Ok(Sharing::Alone),
+        Ok(()) => {}
+        Err(error) if error.errno() == Some(Errno::INVAL) => return Ok(Sharing::Alone),
+        Err(error) => return Err(error),
+    }
+    context.string("domain_id", domain.0)?;
+    Ok(Sharing::Domain)
+}
+
+fn over_loop(object: &Image<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, MountError> {
     let loop_options = LoopOptions {
         block_size: block_size(object)?,
         access: Access::ReadOnly,
@@ -135,9 +173,22 @@ fn over_loop(object: &Image<'_>, options: &ErofsOptions<'_>) -> Result<Detached,
     let devices: Vec<LoopDevice> =
         options.devices.iter().map(|&fd| attach(fd)).collect::<Result<_, _>>()?;
     let device_paths: Vec<String> = devices.iter().map(LoopDevice::path).collect();
+    // It is the loop device that reads past the cache.
+    let buffered = ErofsOptions { io: Io::Buffered, ..*options };
     // Once mounted, the superblock keeps the loop devices; without it they go with their fds.
-    superblock(object, &primary.path(), &device_paths, options.acl, Io::Buffered)
-        .map(|(mount, _)| mount)
+    let erofs = superblock(object, &primary.path(), &device_paths, &buffered)?;
+    Ok(Erofs { backing: Backing::Loop, io: options.io, ..erofs })
+}
+
+/// Whether the superblock says that files have fingerprints: without, the kernel shares nothing and tells only its log.
+fn has_fingerprints(object: &Image<'_>) -> Result<bool, MountError> {
+    // Superblock at 1024, `feature_compat` at 8; EROFS_FEATURE_COMPAT_ISHARE_XATTRS (fs/erofs/erofs_fs.h).
+    const FEATURES_AT: u64 = 1024 + 8;
+    const ISHARE_XATTRS: u8 = 0x20;
+    let mut low = [0];
+    rustix::io::pread(object.0, &mut low, FEATURES_AT)
+        .map_err(|errno| MountError::call(Step::Examine, object, errno))?;
+    Ok(low[0] & ISHARE_XATTRS != 0)
 }
 
 /// The loop block size may not exceed the image's. Whether it *is* an image is the kernel's to say.

@@ -16,13 +16,14 @@ use rustix::fs::{CWD, StatVfsMountFlags};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub use attributes::{Attributes, Propagation, set_attributes};
-pub use erofs::{Acl, Backing, Erofs, ErofsOptions, Io, erofs};
+pub(crate) use erofs::try_sharing;
+pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, Sharing, erofs};
 pub use error::{KernelMessages, MountError, Step};
 pub use ext4::{Ext4Options, Freed, ext4};
-pub(crate) use overlay::by_descriptor;
 pub use overlay::{
     Credentials, Durability, OVERLAY_VERITY, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
 };
+pub(crate) use overlay::{DATA_LAYERS, by_descriptor};
 pub use rustix::mount::MountAttrFlags;
 pub use tmpfs::{TmpfsOptions, tmpfs};
 

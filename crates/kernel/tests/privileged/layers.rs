@@ -14,8 +14,8 @@ use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
 use crate::stage::{
-    Composefs, Stage, chain, mountinfo, open_directory, read_at, set_xattr, since, skipped,
-    write_at,
+    Composefs, Stage, chain, is_before, mountinfo, open_directory, read_at, set_xattr, since,
+    skipped, write_at,
 };
 
 fn options<'a>(lower: &'a [BorrowedFd<'a>], data: &'a [BorrowedFd<'a>]) -> OverlayOptions<'a> {
@@ -60,9 +60,13 @@ fn composefs_is_read_through() {
     assert_eq!(read_at(&overlay, "big").unwrap(), composefs.content);
     assert_eq!(read_at(&overlay, "small").unwrap(), "inline\n");
     assert_eq!(read_at(&overlay, "ab/cdef"), Err(Errno::NOENT), "data layers have no names");
-    // Looking at metadata does not need the data.
-    let stat = rustix::fs::statat(&overlay, "lost", AtFlags::empty()).unwrap();
-    assert_eq!(stat.st_size, i64::try_from(composefs.content.len()).unwrap());
+    // Looking at metadata does not need the data, since overlays look for it when it is read.
+    let stat = rustix::fs::statat(&overlay, "lost", AtFlags::empty());
+    if is_before(6, 5) {
+        assert_eq!(stat.err(), Some(Errno::IO));
+    } else {
+        assert_eq!(stat.unwrap().st_size, i64::try_from(composefs.content.len()).unwrap());
+    }
     assert!(read_at(&overlay, "lost").is_err());
     assert!(!overlay.is_writable().unwrap());
 
@@ -300,8 +304,13 @@ fn errors_pass_on_what_the_kernel_says() {
     // A file as a layer.
     let error = mount::overlay(&options(&[file.as_fd()], &[objects.as_fd()])).unwrap_err();
     let text = chain(&error);
-    assert!(text.contains("cannot set option `lowerdir"), "{text}");
-    assert!(text.contains("` of overlay quire:test (the kernel says: "), "{text}");
+    if is_before(6, 5) {
+        // Overlays had no options of their own then, only one string, which is read at the end.
+        assert!(text.starts_with("cannot create the superblock of overlay quire:test"), "{text}");
+    } else {
+        assert!(text.contains("cannot set option `lowerdir"), "{text}");
+        assert!(text.contains("` of overlay quire:test (the kernel says: "), "{text}");
+    }
 
     // One lower layer alone is no overlay.
     let error = mount::overlay(&options(&[image.as_fd()], &[])).unwrap_err();

@@ -14,5 +14,6 @@ mod loopdev;
 mod mounts;
 mod process;
 mod seal;
+mod share;
 mod stage;
 mod timing;

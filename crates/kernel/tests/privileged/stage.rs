@@ -105,6 +105,13 @@ impl Stage {
         }
         fs::write(source.join("small"), "inline\n").unwrap();
         fs::create_dir_all(source.join("etc")).unwrap();
+        // Every composefs image hides its objects so, for kernels before data-only layers.
+        for name in ["ab", "00"] {
+            let whiteout = rustix::fs::FileType::CharacterDevice;
+            let none = rustix::fs::makedev(0, 0);
+            let path = source.join(name);
+            rustix::fs::mknodat(rustix::fs::CWD, path, whiteout, Mode::empty(), none).unwrap();
+        }
         let image = self.mkfs("composefs.erofs", &[], &source);
         Composefs { image, objects, content }
     }

@@ -1,15 +1,13 @@
 //! The tar of a plan.
 
-use std::fs::File;
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::bufread::MultiGzDecoder;
 use image::verity::ObjectId;
-use store::{ChunkKey, DigestHasher, ObjectPart};
+use store::{ChunkKey, DigestHasher, ObjectPart, ObjectReader};
 
 use super::plan::{Known, Place, Plan, Step};
 use super::toc::Format;
@@ -60,7 +58,7 @@ struct Assembly<'p, 'a> {
     /// Bytes of the plan that come after.
     gap: Range<usize>,
     /// The object used last.
-    open: Option<(ObjectId, File)>,
+    open: Option<(ObjectId, ObjectReader)>,
     buffer: Vec<u8>,
     fetched: Arc<AtomicU64>,
 }

@@ -42,7 +42,10 @@ pub fn to_erofs(
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         give(&mut files, file, piece, out).map_err(io::Error::other)
     };
-    let profile = Profile::Standalone(Standalone { flavor, uuid: uuid(flavor, id) });
+    let profile = Profile::Standalone(Standalone {
+        flavor,
+        uuid: derived(&format!("quire {flavor:?} {id}")),
+    });
     let written = write_with(&tree, &profile, &mut contents, &mut out);
     let summary = written.map_err(|error| match error {
         WriteError::Content { path, source } => match source.downcast() {
@@ -77,12 +80,13 @@ fn give(
             files.give(&path, content, &mut |bytes| out.write_all(bytes).map_err(refused))
         }
         Piece::From(start) => out.write_all(files.end(&path, content, start)?).map_err(refused),
+        Piece::End(_) => unreachable!("a self-contained image has no data on devices"),
     }
 }
 
-/// Something else for each image and flavor, and always the same. Source of its form: RFC 9562, version 8.
-fn uuid(flavor: Flavor, id: &ObjectId) -> [u8; 16] {
-    let digest = Digest::sha256(format!("quire {flavor:?} {id}").as_bytes());
+/// Something else for each text, and always the same. Source of its form: RFC 9562, version 8.
+pub(super) fn derived(text: &str) -> [u8; 16] {
+    let digest = Digest::sha256(text.as_bytes());
     let mut uuid = [0; 16];
     for (to, from) in uuid.iter_mut().zip(digest.as_bytes()) {
         *to = *from;

@@ -108,7 +108,7 @@ pub enum ExportError {
         /// Which one.
         image: ObjectId,
         /// Why.
-        source: Box<image::erofs::read::ReadError>,
+        source: Box<store::ContentsError>,
     },
     /// A file of the image cannot be given.
     #[error("cannot give \"{}\"", path.escape_ascii())]
@@ -121,6 +121,12 @@ pub enum ExportError {
     /// The EROFS image cannot be made.
     #[error("cannot make the EROFS image")]
     Erofs(#[source] Box<image::erofs::WriteError>),
+    /// The disk around the EROFS image cannot be made.
+    #[error("cannot make the disk")]
+    Disk {
+        /// Why.
+        source: io::Error,
+    },
     /// No tar can hold it, or hold it so that it comes back.
     #[error("a tar cannot hold \"{}\": {reason}", path.escape_ascii())]
     Unsupported {

@@ -1,13 +1,11 @@
 //! An image's files, and their bytes, verified as they pass.
 
-use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::FileExt as _;
 
-use image::erofs::read::{Cached, Image, Owners, View, to_tree};
+use image::erofs::read::Owners;
 use image::tree::{Content, Node, Tree};
 use image::verity::{Hasher, ObjectId};
-use store::{OpenImage, Store};
+use store::{ObjectReader, OpenImage, Store};
 
 use super::{BytesError, ExportError, Options};
 use crate::import::Event;
@@ -16,14 +14,15 @@ use crate::import::Event;
 const PIECE: usize = 1 << 20;
 
 /// What an image is made of, after it was verified itself.
-pub(super) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
+pub(crate) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
     let opened = store
         .open_image(id)
         .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
     verify(&opened)?;
-    let failed = |source| ExportError::Tree { image: *id, source: Box::new(source) };
-    let image = Image::open(Cached::new(&opened.image)).map_err(failed)?;
-    Ok(to_tree(&image, View::Composefs(Owners::AsWritten)).map_err(failed)?.tree)
+    let tree = store.tree(&opened, Owners::AsWritten);
+    let failed =
+        |source: store::ContentsError| ExportError::Tree { image: *id, source: Box::new(source) };
+    Ok(tree.map_err(failed)?.tree)
 }
 
 /// Compares the image's file with its name, unless the kernel does so on each read.
@@ -158,7 +157,7 @@ fn object_of(content: Content<'_>) -> Result<(ObjectId, u64), BytesError> {
 }
 
 /// Fills all of a buffer. Answers whether there was enough.
-fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
+fn fill(file: &mut ObjectReader, into: &mut [u8]) -> io::Result<bool> {
     match file.read_exact(into) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),

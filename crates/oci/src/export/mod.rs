@@ -1,9 +1,9 @@
 //! Images given back: layers bit for bit, manifests with the blobs they name, layouts, archives, flat tars, EROFS images
-//! that hold their files.
+//! that hold their files, and disks of these.
 //!
 //! [`layer_tar`] makes a layer's tar again. [`plan`] decides for each layer of a manifest which bytes are given, and makes
 //! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`],
-//! [`to_tar`] and [`to_erofs`] write one stream.
+//! [`to_tar`], [`to_erofs`] and [`to_disk`] write one stream.
 //!
 //! No byte is trusted: what a reader gives that was opened here ends in an error unless all of it had the digest it should
 //! have, and the last bytes are kept back until that is known. Memory is bounded whatever the image's size.
@@ -11,6 +11,7 @@
 mod archive;
 mod bytes;
 mod compress;
+mod disk;
 mod erofs;
 mod error;
 mod files;
@@ -26,11 +27,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use archive::{ArchiveReport, to_docker_archive};
 pub use bytes::{Bytes, BytesError, layer_tar};
+pub use disk::{DiskReport, RootType, to_disk};
 pub use erofs::{ErofsReport, to_erofs};
 pub use error::ExportError;
+pub(crate) use files::tree;
 pub use flatten::{TarReport, to_tar};
 pub use layout::{LayoutReport, to_layout};
-pub use plan::{Compression, How, Plan, PlannedLayer, plan, plan_for};
+pub use plan::{Compression, How, Plan, PlannedLayer, architecture, plan, plan_for};
 pub use target::{Output, Target, TargetError};
 
 use crate::import::Event;

@@ -138,10 +138,6 @@ pub fn plan_for(
     options: &Options<'_>,
 ) -> Result<Plan, ExportError> {
     let original = document(store, "manifest", digest)?;
-    let wrong = |digest: &Digest| {
-        let digest = *digest;
-        move |source| ExportError::Document { digest, source: Box::new(source) }
-    };
     let Manifest { config, layers } = match Document::parse(&original).map_err(wrong(digest))? {
         Document::Image(image) => image,
         Document::Index(_) => return Err(ExportError::Index(*digest)),
@@ -219,6 +215,25 @@ pub fn plan_for(
 }
 
 /// A manifest or config of the store.
+/// For which processor an image is, as Go names it and its config says; nothing if that does not say.
+///
+/// # Errors
+/// [`ExportError`] when manifest or config cannot be read.
+pub fn architecture(store: &Store, digest: &Digest) -> Result<Option<String>, ExportError> {
+    let bytes = document(store, "manifest", digest)?;
+    let Document::Image(image) = Document::parse(&bytes).map_err(wrong(digest))? else {
+        return Err(ExportError::Index(*digest));
+    };
+    let digest = image.config.digest;
+    let config = Config::parse(&document(store, "config", &digest)?).map_err(wrong(&digest))?;
+    Ok(Some(config.architecture).filter(|it| !it.is_empty()))
+}
+
+fn wrong(digest: &Digest) -> impl Fn(crate::manifest::ManifestError) -> ExportError + use<> {
+    let digest = *digest;
+    move |source| ExportError::Document { digest, source: Box::new(source) }
+}
+
 fn document(store: &Store, kind: &'static str, digest: &Digest) -> Result<Vec<u8>, ExportError> {
     let bytes = store.manifest(digest).map_err(|error| ExportError::Manifest(Box::new(error)))?;
     bytes.ok_or(ExportError::Absent { kind, digest: *digest })

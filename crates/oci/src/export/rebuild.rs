@@ -1,12 +1,10 @@
 //! A layer's tar, read out of its recipe piece by piece.
 
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt as _;
 
 use image::tar::recipe::{Operation, Reader};
 use image::verity::ObjectId;
-use store::{Layer, RecipeReader, Store};
+use store::{Layer, ObjectReader, RecipeReader, Store};
 
 use super::BytesError;
 
@@ -16,7 +14,7 @@ pub(super) struct Rebuild<'s> {
     recipe: Reader<RecipeReader>,
     piece: Piece,
     /// The object at hand: sparse files have many ranges of one.
-    object: Option<(ObjectId, File)>,
+    object: Option<(ObjectId, ObjectReader)>,
 }
 
 /// What is being handed out.

@@ -35,6 +35,8 @@ pub enum Target {
     },
     /// `tar:FILE`: the root file system as one tar.
     Tar(Output),
+    /// `disk:FILE`: a raw disk with a partition table and one EROFS image with all files in it.
+    Disk(Output),
     /// `erofs:FILE` or `gvisor:FILE`: one EROFS image with all files in it.
     Erofs {
         /// Who is to read it.
@@ -50,7 +52,7 @@ pub enum TargetError {
     /// None of the known words and a colon.
     #[error(
         "\"{}\" does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, \
-         erofs:FILE or gvisor:FILE",
+         erofs:FILE, gvisor:FILE or disk:FILE",
         .0.display()
     )]
     Kind(OsString),
@@ -105,6 +107,7 @@ impl Target {
                 Ok(Self::DockerArchive { file, name: name.transpose()? })
             }
             b"tar" => Ok(Self::Tar(output(rest)?)),
+            b"disk" => Ok(Self::Disk(output(rest)?)),
             b"erofs" => Ok(Self::Erofs { flavor: Flavor::Linux, file: output(rest)? }),
             b"gvisor" => Ok(Self::Erofs { flavor: Flavor::Gvisor, file: output(rest)? }),
             _ => Err(TargetError::Kind(text.to_owned())),
@@ -143,9 +146,11 @@ mod tests {
         check("tar:./-", "Tar(File(\"./-\"))");
         check("tar:a:b", "Tar(File(\"a:b\"))");
         check("erofs:a:b", "Erofs { flavor: Linux, file: File(\"a:b\") }");
+        check("disk:a:b", "Disk(File(\"a:b\"))");
+        check("disk:", "\"disk:\" names no file");
         check("gvisor:-", "Erofs { flavor: Gvisor, file: Stdout }");
-        let kinds = "does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE or \
-                     gvisor:FILE";
+        let kinds = "does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, \
+                     gvisor:FILE or disk:FILE";
         check("a.tar", &format!("\"a.tar\" {kinds}"));
         check("dir:a", &format!("\"dir:a\" {kinds}"));
         check("oci:", "\"oci:\" names no file");

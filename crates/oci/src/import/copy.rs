@@ -5,33 +5,18 @@ use std::collections::HashMap;
 use image::tree::{Builder, InodeId, Link, Tree, TreeError, XattrsId};
 use image::verity::ObjectId;
 
+/// The same tree, to be changed: links are counted, and belong to whom they do in trees made of layers.
+pub(super) fn thawed(tree: &Tree) -> Result<Builder, TreeError> {
+    let mut builder = Builder::new();
+    builder.lay(tree).map_err(|error| error.source)?;
+    Ok(builder)
+}
+
 /// The same tree, but with these files at the places of their objects. What it says of links stays as it says.
 pub(super) fn relocated(
     tree: &Tree,
     objects: &HashMap<InodeId, ObjectId>,
 ) -> Result<Tree, TreeError> {
-    Ok(copy(tree, objects, Links::Stated)?.finish())
-}
-
-/// The same tree, to be changed: links are counted, and belong to whom they do in trees made of layers.
-pub(super) fn thawed(tree: &Tree) -> Result<Builder, TreeError> {
-    copy(tree, &HashMap::new(), Links::Counted)
-}
-
-/// What becomes of files with several names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Links {
-    /// Their number, and which name is the file, are as in the other tree.
-    Stated,
-    /// Both follow from the names.
-    Counted,
-}
-
-fn copy(
-    tree: &Tree,
-    objects: &HashMap<InodeId, ObjectId>,
-    links: Links,
-) -> Result<Builder, TreeError> {
     let mut builder = Builder::new();
     let mut ids = vec![None; tree.inode_bound()];
     let mut xattr_sets = vec![None; tree.xattrs_bound()];
@@ -56,22 +41,17 @@ fn copy(
                     if let Some(object) = objects.get(&inode.id()) {
                         builder.set_object(id, object)?;
                     }
-                    if links == Links::Stated {
-                        builder.state_nlink(id, inode.nlink());
-                    }
+                    builder.state_nlink(id, inode.nlink());
                     ids[inode.id().index()] = Some(id);
                     id
                 }
             };
-            let link = match links {
-                Links::Stated if entry.is_owner => Link::Owner,
-                _ => Link::Equal,
-            };
+            let link = if entry.is_owner { Link::Owner } else { Link::Equal };
             builder.insert(above, entry.name, id, link)?;
             if inode.is_directory() {
                 open.push(inode);
             }
         }
     }
-    Ok(builder)
+    Ok(builder.finish())
 }

@@ -7,10 +7,14 @@ use image::erofs::WriteError;
 use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
+use store::{ContentsError, OpenImageError, StoreError};
 
 use super::{DecodeError, LayerFailure};
+use crate::Digest;
 use crate::docker::DockerError;
 use crate::layout::LayoutError;
+use crate::manifest::ManifestError;
+use crate::native::{NativeError, PackError};
 use crate::source::Input;
 
 /// Why there is no new image. The store is as it was.
@@ -55,6 +59,47 @@ pub enum ImportError {
         /// Why.
         source: io::Error,
     },
+    /// There are no tars to keep.
+    #[error(
+        "it came without layers, whose tars the form `tar` keeps: use --form packed or objects"
+    )]
+    NoLayers,
+    /// The image to convert cannot be opened.
+    #[error(transparent)]
+    OpenImage(Box<OpenImageError>),
+    /// The image to convert cannot be read.
+    #[error("cannot read image {image}")]
+    Tree {
+        /// Which one.
+        image: ObjectId,
+        /// Why.
+        source: Box<ContentsError>,
+    },
+    /// An object of the image cannot be opened.
+    #[error("cannot open object {object}")]
+    Lookup {
+        /// Which one.
+        object: ObjectId,
+        /// Why.
+        source: Box<StoreError>,
+    },
+    /// The store lacks what the image was made from.
+    #[error("the store has no {0}, which the image was made from")]
+    NoDocument(Box<Digest>),
+    /// What the image was made from cannot be read.
+    #[error("cannot read {digest}, which the image was made from")]
+    Stored {
+        /// The manifest, or its config.
+        digest: Box<Digest>,
+        /// Why.
+        source: Box<ManifestError>,
+    },
+    /// The data cannot be packed.
+    #[error("cannot pack the data")]
+    Pack(#[source] Box<PackError>),
+    /// The image over data blobs cannot be made.
+    #[error("cannot make the image")]
+    Native(#[source] Box<NativeError>),
     /// A layer is not what it should be.
     #[error("cannot import layer {number} of {count} ({name})")]
     Layer {
@@ -122,6 +167,26 @@ pub enum ImportError {
         /// There was a folder to look in.
         looked: bool,
     },
+    /// A file of an image that a new one is made of is none that the store could have.
+    #[error("cannot take \"{}\": {reason}", path.escape_ascii())]
+    File {
+        /// The file.
+        path: Vec<u8>,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// An object of an image that a new one is made of is gone, or has another size.
+    #[error(
+        "the store lacks object {object} of \"{}\", or it is damaged: import that image again, and `quire fsck` tells of \
+         damage",
+        path.escape_ascii()
+    )]
+    Gone {
+        /// The object.
+        object: ObjectId,
+        /// A file that has it.
+        path: Vec<u8>,
+    },
     /// A file among the given objects has other bytes than its name says.
     #[error("{} is not object {expected}, but {actual}", path.display())]
     NotObject {
@@ -158,5 +223,20 @@ pub enum ImportError {
 impl ImportError {
     pub(super) fn layout(source: LayoutError) -> Self {
         Self::Layout(Box::new(source))
+    }
+}
+
+impl From<PackError> for ImportError {
+    fn from(error: PackError) -> Self {
+        match error {
+            PackError::Stopped => Self::Cancelled,
+            error => Self::Pack(Box::new(error)),
+        }
+    }
+}
+
+impl From<NativeError> for ImportError {
+    fn from(error: NativeError) -> Self {
+        Self::Native(Box::new(error))
     }
 }

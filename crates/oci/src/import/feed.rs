@@ -1,7 +1,9 @@
 //! The tar of one layer, from the thread that unpacks it to the one that reads it.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write as _};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+use store::DataBlobDraft;
 
 use super::decode::{DecodeError, Decoded, Decoder};
 use crate::{Digest, DigestHasher};
@@ -21,22 +23,38 @@ pub(super) struct Spout {
     spent: Receiver<Vec<u8>>,
 }
 
-/// Reads the tar, and hashes it as it goes by.
-pub(super) struct Feed {
+/// Reads the tar, hashes it as it goes by, and writes it down if that is wanted.
+pub(super) struct Feed<'t> {
     full: Receiver<Vec<u8>>,
     spent: Sender<Vec<u8>>,
     piece: Vec<u8>,
     at: usize,
     hasher: DigestHasher,
     length: u64,
+    copy: Option<DataBlobDraft<'t>>,
+    /// Why it could not be written down.
+    failed: Option<io::Error>,
 }
 
-/// A channel for a tar whose digest is wanted by the algorithm of `diff_id`, else by SHA-256.
-pub(super) fn feed(diff_id: Option<&Digest>) -> (Spout, Feed) {
+/// A tar that was read.
+pub(super) struct Tar<'t> {
+    /// Of all its bytes.
+    pub(super) diff_id: Digest,
+    /// How many they are.
+    pub(super) length: u64,
+    pub(super) copy: Option<DataBlobDraft<'t>>,
+}
+
+/// A channel for a tar whose digest is wanted by the algorithm of `diff_id`, else by SHA-256; it is written to `copy`.
+pub(super) fn feed<'t>(
+    diff_id: Option<&Digest>,
+    copy: Option<DataBlobDraft<'t>>,
+) -> (Spout, Feed<'t>) {
     let (full_in, full) = sync_channel(PIECES);
     let (spent, spent_out) = channel();
     let hasher = diff_id.map_or_else(DigestHasher::sha256, Digest::hasher);
-    let feed = Feed { full, spent, piece: Vec::new(), at: 0, hasher, length: 0 };
+    let (piece, at, length, failed) = (Vec::new(), 0, 0, None);
+    let feed = Feed { full, spent, piece, at, hasher, length, copy, failed };
     (Spout { full: full_in, spent: spent_out }, feed)
 }
 
@@ -59,14 +77,20 @@ impl Spout {
     }
 }
 
-impl Feed {
-    /// Digest and length of all that was read.
-    pub(super) fn finish(self) -> (Digest, u64) {
-        (self.hasher.finish(), self.length)
+impl<'t> Feed<'t> {
+    /// What was read; an error if it could not be written down.
+    pub(super) fn finish(self) -> io::Result<Tar<'t>> {
+        match self.failed {
+            Some(error) => Err(error),
+            None => {
+                let (diff_id, length) = (self.hasher.finish(), self.length);
+                Ok(Tar { diff_id, length, copy: self.copy })
+            }
+        }
     }
 }
 
-impl Read for &mut Feed {
+impl Read for &mut Feed<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.at == self.piece.len() {
             // The unpacking thread may be gone, and then needs no buffers.
@@ -78,6 +102,12 @@ impl Read for &mut Feed {
             // It ends at the tar's end or when unpacking failed. That thread tells which, after this one has ended.
             let Ok(piece) = self.full.recv() else { return Ok(0) };
             self.hasher.update(&piece);
+            if let Some(copy) = &mut self.copy
+                && let Err(error) = copy.write_all(&piece)
+            {
+                self.failed = Some(error);
+                return Err(io::Error::other("the tar cannot be written down"));
+            }
             self.length += piece.len() as u64;
             self.piece = piece;
         }

@@ -9,12 +9,14 @@ use image::tar::recipe;
 use image::tar::{Entry, Event, Kind, Reader, TarError};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, TreeError, XattrsId};
 use image::verity::{Algorithm, Hasher, ObjectId};
-use store::{Blob, Committed, LayerDraft, LayerInfo, walk};
+use store::{Blob, BlobKind, Committed, DataBlobDraft, LayerDraft, LayerInfo, walk};
 
 use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
-use super::feed::{self, Feed};
+use super::feed::{self, Feed, Tar};
 use super::limits::{LimitError, Limits};
-use super::objects::{BATCH, Batch, Known, PIECE, Piece, Queue, Stopped, Target};
+use super::objects::{
+    BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Stopped, Target,
+};
 use super::recipe::{Pending, Places, Replay};
 use super::stop::Stop;
 use super::{LayerReport, Unsupported};
@@ -77,6 +79,12 @@ pub enum LayerFailure {
     /// The layer cannot be stored.
     #[error("cannot store the layer")]
     Store(#[from] store::LayerError),
+    /// The tar itself cannot be stored.
+    #[error("cannot store the layer's tar")]
+    Data(#[source] store::DraftError),
+    /// The tar itself cannot be written down.
+    #[error("cannot write the layer's tar")]
+    Copy(#[source] std::io::Error),
     /// The layer cannot be made durable.
     #[error("cannot add the layer to the store")]
     Commit(#[source] store::TransactionError),
@@ -95,6 +103,8 @@ impl LayerFailure {
             | Self::Recipe(_)
             | Self::Replay(_)
             | Self::Store(_)
+            | Self::Data(_)
+            | Self::Copy(_)
             | Self::Commit(_)
             | Self::Stopped => false,
             Self::Blob(_)
@@ -157,13 +167,14 @@ impl Totals {
 
 /// What all layers of one import share.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<'a, 'q> {
+pub(super) struct Shared<'t, 'a, 'q> {
     /// What the layer is added to.
-    pub(super) target: &'a Target<'q>,
+    pub(super) target: &'t Target<'q>,
     pub(super) queue: &'a Queue<'q>,
     pub(super) stop: &'a Stop<'q>,
     pub(super) limits: &'a Limits,
     pub(super) totals: &'a Totals,
+    pub(super) keep: Keep,
     pub(super) unsupported: Unsupported,
     pub(super) xattrs: walk::Xattrs,
     pub(super) times: walk::Times,
@@ -171,13 +182,46 @@ pub(super) struct Shared<'a, 'q> {
 
 /// A layer that was read.
 #[derive(Debug)]
-pub(super) struct Gathered {
+pub(super) struct Gathered<'t> {
     pub(super) layer: Layer,
     pub(super) report: LayerReport,
     /// As it came, or as the store knows it.
     pub(super) blob: Blob,
+    /// The tar that has the bytes of its files, if these are no objects.
+    pub(super) tar: Option<KeptTar<'t>>,
     /// What was committed for this layer alone.
     pub(super) committed: Committed,
+}
+
+/// A layer's tar that was written down, and where in it the bytes of files are.
+#[derive(Debug)]
+pub(super) struct KeptTar<'t> {
+    pub(super) draft: DataBlobDraft<'t>,
+    /// In the order of the tar.
+    pub(super) files: Vec<TarFile>,
+    /// Those whose bytes are not together in the tar, with their sizes: they are objects.
+    pub(super) sparse: Vec<(ObjectId, u64)>,
+}
+
+/// The bytes of a file in a layer's tar.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TarFile {
+    pub(super) object: ObjectId,
+    pub(super) sha256: [u8; 32],
+    /// Where they begin, in bytes.
+    pub(super) offset: u64,
+    /// How many they are.
+    pub(super) size: u64,
+}
+
+/// A file of a layer whose tar is kept.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    /// Where its bytes begin; `None` when they are not together.
+    offset: Option<u64>,
+    size: u64,
+    /// As soon as that is known.
+    named: Option<Named>,
 }
 
 /// What is known of a layer beforehand.
@@ -191,12 +235,12 @@ pub(super) struct Wanted<'a> {
 }
 
 /// Unpacks a blob, and stores what is in it.
-pub(super) fn unpack(
+pub(super) fn unpack<'t>(
     source: impl Read + Send,
     wanted: &Wanted<'_>,
-    shared: &Shared<'_, '_>,
+    shared: &Shared<'t, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Gathered, LayerFailure> {
+) -> Result<Gathered<'t>, LayerFailure> {
     let Shared { stop, limits, .. } = *shared;
     let decoder = match wanted.tar_of {
         None => Decoder::new(source, wanted.expected, limits, stop, progress)?,
@@ -204,7 +248,11 @@ pub(super) fn unpack(
         Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
         Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
     };
-    let (spout, mut feed) = feed::feed(wanted.diff_id);
+    let copy = match shared.keep {
+        Keep::Object => None,
+        Keep::InTar => Some(shared.target.data_blob(BlobKind::Tar).map_err(LayerFailure::Data)?),
+    };
+    let (spout, mut feed) = feed::feed(wanted.diff_id, copy);
     std::thread::scope(|scope| {
         let unpacking = std::thread::Builder::new()
             .name("unpack".to_owned())
@@ -212,29 +260,28 @@ pub(super) fn unpack(
         let unpacking = unpacking.map_err(DecodeError::Read)?;
         let outcome = Gatherer::read(&mut feed, shared);
         // Once the feed is gone, so is what the unpacking thread may wait for.
-        let tar = outcome.is_ok().then(|| feed.finish());
+        let tar = feed.finish();
         let decoded = match unpacking.join() {
             Ok(decoded) => decoded,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        match (outcome, decoded) {
+        match (tar, outcome, decoded) {
+            // The tar could not be written down, which ended all else.
+            (Err(error), ..) => Err(LayerFailure::Copy(error)),
             // What the blob is comes before what is in it, and a consequence after its cause.
-            (Err(failure), Err(DecodeError::Stopped)) => Err(failure),
-            (_, Err(error)) => Err(error.into()),
-            (Err(failure), Ok(_)) => Err(failure),
-            (Ok(gatherer), Ok(decoded)) => {
-                let (diff_id, length) = tar.ok_or(LayerFailure::Stopped)?;
-                gatherer.store(&diff_id, length, &decoded, wanted)
-            }
+            (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
+            (_, _, Err(error)) => Err(error.into()),
+            (_, Err(failure), Ok(_)) => Err(failure),
+            (Ok(tar), Ok(gatherer), Ok(decoded)) => gatherer.store(tar, &decoded, wanted),
         }
     })
 }
 
 /// Makes a layer's tree from the recipe that the store has of it. `None` when that does not tell all.
-pub(super) fn replay(
+pub(super) fn replay<'t>(
     stored: &store::Layer,
-    shared: &Shared<'_, '_>,
-) -> Result<Option<Gathered>, LayerFailure> {
+    shared: &Shared<'t, '_, '_>,
+) -> Result<Option<Gathered<'t>>, LayerFailure> {
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
     let mut skipped = Vec::new();
@@ -271,7 +318,8 @@ pub(super) fn replay(
     }
     let report =
         LayerReport { diff_id: info.diff_id, tar_bytes: info.size, is_reused: true, skipped };
-    Ok(Some(Gathered { layer, report, blob: blob.clone(), committed: Committed::default() }))
+    let (blob, committed) = (blob.clone(), Committed::default());
+    Ok(Some(Gathered { layer, report, blob, tar: None, committed }))
 }
 
 /// The layer that a tar holds, with the names of its objects, and nothing stored. The limits are those of imports.
@@ -399,31 +447,34 @@ fn fill<R: Read>(entry: &mut Entry<'_, R>, mut into: &mut [u8]) -> Result<(), Ta
 }
 
 /// A layer while its tar goes by.
-struct Gatherer<'a, 'q> {
+struct Gatherer<'t, 'a, 'q> {
     layer: Layer,
-    recipe: Pending<LayerDraft<'a>>,
+    recipe: Pending<LayerDraft<'t>>,
     batch: Batch,
     known: Arc<Known>,
-    ids: Vec<(u32, ObjectId)>,
+    ids: Vec<(u32, Named)>,
+    /// By their numbers, if the tar is kept.
+    files: Vec<Seen>,
     skipped: Vec<Vec<u8>>,
     /// Zero bytes that went by last, since the last entry's content.
     zeros: u64,
     /// A block of zeros went by behind the last entry: the tar's own end.
     ended: bool,
-    shared: &'a Shared<'a, 'q>,
+    shared: &'a Shared<'t, 'a, 'q>,
 }
 
-impl<'a, 'q> Gatherer<'a, 'q> {
+impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
     /// Reads the tar to its end.
-    fn read(feed: &mut Feed, shared: &'a Shared<'a, 'q>) -> Result<Self, LayerFailure> {
+    fn read(feed: &mut Feed<'_>, shared: &'a Shared<'t, 'a, 'q>) -> Result<Self, LayerFailure> {
         let draft = shared.target.layer()?;
         let known = Arc::new(Known::default());
         let mut gatherer = Self {
             layer: Layer::new(),
             recipe: Pending::new(draft, shared.target.store().algorithm())?,
-            batch: shared.queue.batch_for(&known),
+            batch: shared.queue.batch_for(shared.keep, &known),
             known,
             ids: Vec::new(),
+            files: Vec::new(),
             skipped: Vec::new(),
             zeros: 0,
             ended: false,
@@ -473,12 +524,28 @@ impl<'a, 'q> Gatherer<'a, 'q> {
             }
             Body::Object(inode) => {
                 let number = self.recipe.file(entry.segments, inode);
+                let keep = self.keep(&entry);
                 match usize::try_from(entry.size) {
-                    Ok(size) if size <= BATCH => self.small(entry, size, number),
-                    _ => self.large(entry, number),
+                    Ok(size) if size <= BATCH && keep == self.shared.keep => {
+                        self.small(entry, size, number)
+                    }
+                    _ => self.large(entry, number, keep),
                 }
             }
         }
+    }
+
+    /// Decides what becomes of an entry's content.
+    fn keep<R>(&mut self, entry: &Entry<'_, R>) -> Keep {
+        let is_together =
+            matches!(entry.segments, [it] if it.offset == 0 && it.length == entry.size);
+        if self.shared.keep == Keep::Object {
+            return Keep::Object;
+        }
+        let offset = is_together.then_some(entry.position);
+        self.files.push(Seen { offset, size: entry.size, named: None });
+        // The bytes of a sparse file stand nowhere as a whole.
+        if is_together { Keep::InTar } else { Keep::Object }
     }
 
     fn small<R: Read>(
@@ -501,12 +568,17 @@ impl<'a, 'q> Gatherer<'a, 'q> {
         self.batch.files.last().map_or(0, |(_, end)| *end)
     }
 
-    fn large<R: Read>(&mut self, mut entry: Entry<'_, R>, number: u32) -> Result<(), LayerFailure> {
+    fn large<R: Read>(
+        &mut self,
+        mut entry: Entry<'_, R>,
+        number: u32,
+        keep: Keep,
+    ) -> Result<(), LayerFailure> {
         // Workers take jobs in order, so that what comes before must be on its way.
         self.send()?;
         let queue = self.shared.queue;
-        let pieces =
-            queue.large(number, entry.size, Arc::clone(&self.known), self.shared.target)?;
+        let file = Large { number, size: entry.size, keep, known: Arc::clone(&self.known) };
+        let pieces = queue.large(file, self.shared.target)?;
         let mut left = entry.size;
         while left > 0 {
             let used = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
@@ -523,7 +595,7 @@ impl<'a, 'q> Gatherer<'a, 'q> {
     /// Hands over the files that were gathered.
     fn send(&mut self) -> Result<(), LayerFailure> {
         if !self.batch.files.is_empty() {
-            let next = self.shared.queue.batch_for(&self.known);
+            let next = self.shared.queue.batch_for(self.shared.keep, &self.known);
             let batch = std::mem::replace(&mut self.batch, next);
             self.shared.queue.batch(batch, self.shared.target)?;
         }
@@ -553,6 +625,11 @@ impl<'a, 'q> Gatherer<'a, 'q> {
     }
 
     fn resolve(&mut self) -> Result<(), LayerFailure> {
+        for (number, named) in &self.ids {
+            if let Some(file) = self.files.get_mut(*number as usize) {
+                file.named = Some(*named);
+            }
+        }
         let layer = &mut self.layer;
         self.recipe.resolve(&mut self.ids, |inode, object| {
             layer.set_object(inode, object).map_err(LayerFailure::Tree)
@@ -562,11 +639,12 @@ impl<'a, 'q> Gatherer<'a, 'q> {
     /// Stores the recipe of a layer whose blob was read to its end.
     fn store(
         self,
-        diff_id: &Digest,
-        length: u64,
+        tar: Tar<'t>,
         decoded: &Decoded,
         wanted: &Wanted<'_>,
-    ) -> Result<Gathered, LayerFailure> {
+    ) -> Result<Gathered<'t>, LayerFailure> {
+        let Tar { diff_id, length, copy } = tar;
+        let diff_id = &diff_id;
         // Without a digest to compare with, an input that was cut off would do for a smaller image.
         if wanted.diff_id.is_none() && wanted.expected.digest.is_none() && !self.ended {
             return Err(LayerFailure::Endless);
@@ -596,6 +674,15 @@ impl<'a, 'q> Gatherer<'a, 'q> {
             is_reused: false,
             skipped: self.skipped,
         };
-        Ok(Gathered { layer: self.layer, report, blob, committed: Committed::default() })
+        let (mut files, mut sparse) = (Vec::new(), Vec::new());
+        for Seen { offset, size, named } in self.files {
+            let Named { object, sha256 } = named.expect("all are settled");
+            match offset.zip(sha256) {
+                Some((offset, sha256)) => files.push(TarFile { object, sha256, offset, size }),
+                None => sparse.push((object, size)),
+            }
+        }
+        let tar = copy.map(|draft| KeptTar { draft, files, sparse });
+        Ok(Gathered { layer: self.layer, report, blob, tar, committed: Committed::default() })
     }
 }

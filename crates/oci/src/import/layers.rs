@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use image::tree::Builder;
-use store::Committed;
+use store::{Committed, Form};
 
 use super::decode::{Claimed, Decoder, Expected};
 use super::documents;
 use super::layer::{self, Gathered, LayerFailure, Shared, Totals, Wanted};
-use super::objects::{BATCH, Queue};
+use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
 use super::{DecodeError, Durable, Event, ImportError, Job, Made, Times, feed};
 use crate::Digest;
@@ -22,6 +22,7 @@ use crate::docker::Archive;
 use crate::files::Stream;
 use crate::layout::Layout;
 use crate::manifest::Platform;
+use crate::native::Dedup;
 use crate::source::{Choice, Input};
 
 /// Where a layer's blob comes from.
@@ -135,10 +136,13 @@ pub(super) fn from_tar<'a>(
 
 impl Job<'_> {
     /// Reads all layers and lays them one over the other.
-    pub(super) fn layers(&self, found: Found<'_>) -> Result<Made, ImportError> {
+    pub(super) fn layers(&self, found: &Found<'_>) -> Result<Made, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.options.progress)(Event::Layers(&sizes));
-        let gathered = self.gather(&found.layers)?;
+        let stop = Stop::new(self.options.cancel);
+        let mut gathered = self.gather(&found.layers, &stop)?;
+        let tars = gathered.iter_mut().map(|it| Some((it.report.diff_id, it.tar.take()?)));
+        let tars: Vec<_> = tars.collect();
         let mut reports = Vec::new();
         let mut blobs = Vec::new();
         let mut committed = Committed::default();
@@ -155,22 +159,26 @@ impl Job<'_> {
             blobs.push(gathered.blob);
             committed += gathered.committed;
         }
-        let (config_digest, config) = match found.config {
+        let (config_digest, config) = match found.config.clone() {
             Some(config) => config,
             None => documents::config(self.options.platform, &reports),
         };
-        let (digest, manifest) = match found.manifest {
+        let (digest, manifest) = match found.manifest.clone() {
             Some(manifest) => manifest,
             None => documents::manifest(&config_digest, config.len(), &blobs),
         };
         for (digest, bytes) in [(config_digest, config), (digest, manifest)] {
             self.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
         }
+        let tree = tree.unwrap_or_default().finish();
+        let diff_ids: Vec<_> = reports.iter().map(|it| it.diff_id).collect();
+        let written = self.native(&tree, &diff_ids, tars)?;
         Ok(Made {
-            tree: tree.unwrap_or_default().finish(),
+            tree,
+            written,
             manifest: Some(digest),
             layers: reports,
-            name: found.name,
+            name: found.name.clone(),
             committed,
             times: Times::default(),
         })
@@ -237,19 +245,26 @@ impl Job<'_> {
     }
 
     /// Reads all layers at once, as many as there are threads, the largest first.
-    pub(super) fn gather(&self, sources: &[LayerSource<'_>]) -> Result<Vec<Gathered>, ImportError> {
+    pub(super) fn gather<'t>(
+        &'t self,
+        sources: &[LayerSource<'_>],
+        stop: &'t Stop<'t>,
+    ) -> Result<Vec<Gathered<'t>>, ImportError> {
         let options = self.options;
         let readers = options.threads.get().min(sources.len());
         let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
-        let stop = Stop::new(options.cancel);
-        let queue = Queue::new(budget, &stop);
+        let queue = Queue::new(budget, stop);
         let totals = Totals::default();
         let shared = Shared {
             target: &self.transaction,
             queue: &queue,
-            stop: &stop,
+            stop,
             limits: &options.limits,
             totals: &totals,
+            keep: match options.form {
+                Form::Objects => Keep::Object,
+                Form::Packed | Form::Tar => Keep::InTar,
+            },
             unsupported: options.unsupported,
             xattrs: options.xattrs,
             times: options.times,
@@ -257,7 +272,7 @@ impl Job<'_> {
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
         let next = AtomicUsize::new(0);
-        let results: Vec<Mutex<Option<Gathered>>> =
+        let results: Vec<Mutex<Option<Gathered<'_>>>> =
             sources.iter().map(|_| Mutex::new(None)).collect();
         let read = || {
             while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed))
@@ -309,17 +324,16 @@ impl Job<'_> {
     }
 
     /// One layer, from the store if it is there.
-    fn layer(
+    fn layer<'t>(
         &self,
         at: usize,
         source: &LayerSource<'_>,
-        shared: &Shared<'_, '_>,
-    ) -> Result<Gathered, LayerFailure> {
+        shared: &Shared<'t, '_, '_>,
+    ) -> Result<Gathered<'t>, LayerFailure> {
         let progress = self.options.progress;
         if !source.is_wanted
             && let Some(diff_id) = &source.diff_id
-            && let Some(stored) = self.transaction.reuse_layer(diff_id)?
-            && let Some(gathered) = layer::replay(&stored, shared)?
+            && let Some(gathered) = self.stored(diff_id, shared)?
         {
             progress(Event::Reused { layer: at });
             return Ok(gathered);
@@ -333,7 +347,7 @@ impl Job<'_> {
             tar_of: None,
         };
         if let Some(gathered) = self.parts(at, &mut **blob, &wanted, shared)? {
-            blob.done();
+            self.read(&mut **blob);
             progress(Event::Done { layer: at });
             return Ok(gathered);
         }
@@ -348,7 +362,7 @@ impl Job<'_> {
             }
             match self.unpack(reader, &wanted, shared, &read) {
                 Ok(gathered) => {
-                    blob.done();
+                    self.read(&mut **blob);
                     progress(Event::Done { layer: at });
                     return Ok(gathered);
                 }
@@ -358,14 +372,70 @@ impl Job<'_> {
         }
     }
 
+    /// A layer that the store has: made of its recipe, or, where its data is in another form than is wanted, of its tar.
+    fn stored<'t>(
+        &self,
+        diff_id: &Digest,
+        shared: &Shared<'t, '_, '_>,
+    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
+        let Some(stored) = self.transaction.reuse_layer(diff_id)? else { return Ok(None) };
+        if self.has_data(&stored)? {
+            return layer::replay(&stored, shared);
+        }
+        let info = stored.info();
+        let Some(blob) = info.blobs.first() else { return Ok(None) };
+        let store = self.transaction.store();
+        let Ok(reader) = crate::export::layer_tar(store, diff_id) else { return Ok(None) };
+        let wanted = Wanted {
+            expected: Expected { digest: Some(&blob.digest), size: Some(blob.size) },
+            media_type: &blob.media_type,
+            diff_id: Some(diff_id),
+            tar_of: Some(Claimed { digest: blob.digest, size: blob.size }),
+        };
+        match self.unpack(reader, &wanted, shared, &|_| {}) {
+            Ok(mut gathered) => {
+                gathered.report.is_reused = true;
+                Ok(Some(gathered))
+            }
+            Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(layer = %diff_id, error, "the store's copy is not used");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether the store has a layer's data in the form that is wanted.
+    fn has_data(&self, layer: &store::Layer) -> Result<bool, LayerFailure> {
+        let transaction = &self.transaction;
+        let info = layer.info();
+        let has = match (self.options.form, self.options.dedup) {
+            (Form::Objects, _) => transaction.has_files(&info.objects),
+            (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
+            // Its blob shall be that of this layer alone.
+            (Form::Packed, Dedup::Layer) => Ok(false),
+            (Form::Tar, _) => transaction.reuse_tar(&info.diff_id).map(|it| it.is_some()),
+        };
+        has.map_err(LayerFailure::Data)
+    }
+
+    /// A layer was read.
+    fn read(&self, blob: &mut dyn BlobSource) {
+        // Of data blobs nothing is kept before all of them are.
+        if self.options.form == Form::Objects {
+            blob.done();
+        }
+    }
+
     /// A layer of which only a part is downloaded. `None` where that cannot be, or did not give the right one.
-    fn parts(
+    fn parts<'t>(
         &self,
         at: usize,
         blob: &mut dyn BlobSource,
         wanted: &Wanted<'_>,
-        shared: &Shared<'_, '_>,
-    ) -> Result<Option<Gathered>, LayerFailure> {
+        shared: &Shared<'t, '_, '_>,
+    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
         let progress = self.options.progress;
         let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
             return Ok(None);
@@ -396,26 +466,41 @@ impl Job<'_> {
     }
 
     /// Unpacks one blob into the transaction of all layers, or into one of its own.
-    fn unpack(
+    fn unpack<'t>(
         &self,
         reader: impl Read + Send,
         wanted: &Wanted<'_>,
-        shared: &Shared<'_, '_>,
+        shared: &Shared<'t, '_, '_>,
         read: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gathered, LayerFailure> {
-        match self.options.durable {
-            Durable::Together => layer::unpack(reader, wanted, shared, read),
-            Durable::EachLayer => {
+    ) -> Result<Gathered<'t>, LayerFailure> {
+        match (self.options.durable, shared.keep) {
+            // Data blobs are made of all tars, when all of them are here.
+            (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
+                layer::unpack(reader, wanted, shared, read)
+            }
+            (Durable::EachLayer, Keep::Object) => {
                 let own = shared.target.store().begin().map_err(LayerFailure::Commit)?;
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };
-                let mut gathered = layer::unpack(reader, wanted, &shared, read)?;
+                let (layer, report, blob) = {
+                    let Gathered { layer, report, blob, .. } =
+                        layer::unpack(reader, wanted, &shared, read)?;
+                    (layer, report, blob)
+                };
                 // Each file's id came after its worker had let go.
                 let own = Arc::into_inner(own).expect("all files of the layer are stored");
-                gathered.committed = own.commit().map_err(LayerFailure::Commit)?;
-                Ok(gathered)
+                let committed = own.commit().map_err(LayerFailure::Commit)?;
+                Ok(Gathered { layer, report, blob, tar: None, committed })
             }
         }
+    }
+}
+
+/// All of an image is in the store, in this form.
+#[cfg(any(test, feature = "registry"))]
+pub(super) fn kept(found: &Found<'_>, form: Form) {
+    if form != Form::Objects {
+        found.layers.iter().for_each(|layer| lock(&layer.source).done());
     }
 }
 

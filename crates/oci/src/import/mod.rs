@@ -5,6 +5,7 @@
 //! what the store does not have. Between them are bounded channels, and all that is on its way counts against one
 //! budget of bytes. Nothing is visible before every digest was compared.
 
+mod convert;
 mod copy;
 mod decode;
 mod documents;
@@ -13,6 +14,7 @@ mod feed;
 mod layer;
 pub(crate) mod layers;
 mod limits;
+mod native;
 mod objects;
 mod plain;
 mod recipe;
@@ -31,6 +33,7 @@ use image::tree::Tree;
 use image::verity::{Algorithm, ObjectId};
 use store::{Committed, Form, RefName, Reference, Seconds, Store, walk};
 
+pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::ImportError;
 pub use layer::LayerFailure;
@@ -48,6 +51,7 @@ use objects::Target;
 use crate::Digest;
 use crate::layout::Layout;
 use crate::manifest::Platform;
+use crate::native::{Dedup, Written};
 use crate::source::Source;
 
 /// What to do with an entry of a tar that no tree can hold, such as a socket.
@@ -88,6 +92,10 @@ pub struct Options<'a> {
     pub threads: NonZeroUsize,
     /// When layers become durable.
     pub durable: Durable,
+    /// Where the data goes.
+    pub form: Form,
+    /// What packed blobs leave out.
+    pub dedup: Dedup,
     /// Entries that no tree can hold.
     pub unsupported: Unsupported,
     /// Which xattrs of directories and tars are kept. Dumps have what they have.
@@ -222,10 +230,10 @@ pub fn import(
     let made = match source {
         Source::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
-            job.layers(layers::from_layout(&layout, choice, options.platform)?)?
+            job.layers(&layers::from_layout(&layout, choice, options.platform)?)?
         }
-        Source::DockerArchive { file, choice } => job.layers(job.docker(file, choice)?)?,
-        Source::Tar(input) => job.layers(layers::from_tar(input, options.cancel)?)?,
+        Source::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
+        Source::Tar(input) => job.layers(&layers::from_tar(input, options.cancel)?)?,
         Source::Directory(directory) => job.directory(directory)?,
         Source::Dump(input) => job.dump(input)?,
     };
@@ -240,17 +248,19 @@ pub fn import(
 #[cfg(any(test, feature = "registry"))]
 pub(crate) fn import_found(
     store: &Store,
-    found: Found<'_>,
+    found: &Found<'_>,
     options: &Options<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, options)?;
     let made = job.layers(found)?;
-    job.finish(made, options.name.cloned(), start)
+    let report = job.finish(made, options.name.cloned(), start)?;
+    layers::kept(found, options.form);
+    Ok(report)
 }
 
 impl<'a> Job<'a> {
-    fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
+    pub(crate) fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
         if store.algorithm() != Algorithm::Sha256 {
             return Err(ImportError::Algorithm(store.algorithm()));
         }
@@ -258,8 +268,13 @@ impl<'a> Job<'a> {
         Ok(Self { transaction, options })
     }
 
+    /// Whether the store has an object; from here on `gc` leaves it alone.
+    pub(crate) fn claim(&self, object: &ObjectId, size: u64) -> Result<bool, ImportError> {
+        self.transaction.reuse(object, size).map_err(ImportError::Object)
+    }
+
     /// Writes the image, and makes all durable and visible.
-    fn finish(
+    pub(crate) fn finish(
         self,
         mut made: Made,
         name: Option<RefName>,
@@ -271,17 +286,22 @@ impl<'a> Job<'a> {
         (options.progress)(Event::Writing);
         let inodes = made.tree.inode_count();
         check_paths(&made.tree)?;
-        let mut draft = transaction.image().map_err(ImportError::Object)?;
-        let profile = Profile::Composefs(options.versions);
-        let summary =
-            image::erofs::write(&made.tree, &profile, &mut draft).map_err(ImportError::Image)?;
-        let image = draft.finish().map_err(ImportError::Object)?;
+        let (image, image_bytes) = match made.written {
+            Some(Written { image, bytes, .. }) => (image, bytes),
+            None => {
+                let mut draft = transaction.image().map_err(ImportError::Object)?;
+                let profile = Profile::Composefs(options.versions);
+                let summary = image::erofs::write(&made.tree, &profile, &mut draft)
+                    .map_err(ImportError::Image)?;
+                (draft.finish().map_err(ImportError::Object)?, summary.bytes)
+            }
+        };
         drop(made.tree);
         if let Some(name) = &name {
             let reference = Reference {
                 image,
                 manifest: made.manifest,
-                form: Form::Objects,
+                form: options.form,
                 created: options.now,
             };
             transaction.set_ref(name.clone(), reference);
@@ -298,7 +318,7 @@ impl<'a> Job<'a> {
         made.times.commit = start.elapsed();
         Ok(Report {
             image,
-            image_bytes: summary.bytes,
+            image_bytes,
             manifest: made.manifest,
             name,
             layers: made.layers,
@@ -321,8 +341,10 @@ fn check_paths(tree: &Tree) -> Result<(), ImportError> {
 }
 
 /// What a source was made into.
-struct Made {
+pub(crate) struct Made {
     tree: Tree,
+    /// Its image, if that was written already.
+    written: Option<Written>,
     manifest: Option<Digest>,
     layers: Vec<LayerReport>,
     name: Option<String>,
@@ -331,7 +353,23 @@ struct Made {
     times: Times,
 }
 
-struct Job<'a> {
+impl Made {
+    /// A tree that no layers make, and its image if that was written already.
+    pub(crate) fn of(tree: Tree, written: Option<Written>) -> Self {
+        Self {
+            tree,
+            written,
+            manifest: None,
+            layers: Vec::new(),
+            name: None,
+            committed: Committed::default(),
+            times: Times::default(),
+        }
+    }
+}
+
+/// An import at work: a transaction, and how it is to be done.
+pub(crate) struct Job<'a> {
     transaction: Target<'a>,
     options: &'a Options<'a>,
 }

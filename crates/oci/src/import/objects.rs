@@ -9,8 +9,9 @@ use std::io::Write as _;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use image::verity::ObjectId;
-use store::Transaction;
+use image::verity::{Hasher, ObjectId};
+use sha2::{Digest as _, Sha256};
+use store::{Draft, Transaction};
 
 use super::ImportError;
 use super::stop::Stop;
@@ -24,26 +25,43 @@ const PIECES: usize = 2;
 /// What a file in a batch counts for besides its bytes: its place in lists.
 const FILE_COST: usize = 256;
 
-/// The object ids of one layer's files, as they become known.
+/// What becomes of files' bytes besides being hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Each file is an object of the store.
+    Object,
+    /// The layer's tar has them.
+    InTar,
+}
+
+/// A file's names, known when all of its bytes were seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Named {
+    pub(super) object: ObjectId,
+    /// SHA-256 of the bytes, for files that are kept in the tar.
+    pub(super) sha256: Option<[u8; 32]>,
+}
+
+/// The names of one layer's files, as they become known.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    ids: Mutex<Vec<(u32, ObjectId)>>,
+    ids: Mutex<Vec<(u32, Named)>>,
     more: Condvar,
 }
 
 impl Known {
-    fn add(&self, ids: impl IntoIterator<Item = (u32, ObjectId)>) {
+    fn add(&self, ids: impl IntoIterator<Item = (u32, Named)>) {
         lock(&self.ids).extend(ids);
         self.more.notify_one();
     }
 
     /// Takes what is known by now.
-    pub(super) fn take(&self, into: &mut Vec<(u32, ObjectId)>) {
+    pub(super) fn take(&self, into: &mut Vec<(u32, Named)>) {
         into.append(&mut lock(&self.ids));
     }
 
     /// Waits until something is known, or the import has failed.
-    pub(super) fn wait(&self, stop: &Stop<'_>, into: &mut Vec<(u32, ObjectId)>) {
+    pub(super) fn wait(&self, stop: &Stop<'_>, into: &mut Vec<(u32, Named)>) {
         let mut ids = lock(&self.ids);
         while ids.is_empty() && !stop.is_set() {
             // A failure elsewhere notifies nobody here; it is seen soon enough.
@@ -63,6 +81,7 @@ pub(super) struct Batch {
     pub(super) bytes: Vec<u8>,
     /// The number of each file and where it ends in `bytes`.
     pub(super) files: Vec<(u32, usize)>,
+    pub(super) keep: Keep,
     pub(super) known: Arc<Known>,
 }
 
@@ -79,14 +98,23 @@ pub(super) type Target<'s> = Arc<Transaction<'s>>;
 
 enum Job<'s> {
     Batch(Batch, Target<'s>),
-    Large { number: u32, size: u64, pieces: Receiver<Piece>, known: Arc<Known>, target: Target<'s> },
+    Large(Large, Receiver<Piece>, Target<'s>),
+}
+
+/// A file that comes in pieces.
+#[derive(Debug)]
+pub(super) struct Large {
+    pub(super) number: u32,
+    pub(super) size: u64,
+    pub(super) keep: Keep,
+    pub(super) known: Arc<Known>,
 }
 
 impl Job<'_> {
     fn cost(&self) -> usize {
         match self {
             Self::Batch(batch, _) => batch.bytes.len() + batch.files.len() * FILE_COST,
-            Self::Large { .. } => 0,
+            Self::Large(..) => 0,
         }
     }
 }
@@ -154,8 +182,8 @@ impl<'a> Queue<'a> {
     }
 
     /// An empty batch.
-    pub(super) fn batch_for(&self, known: &Arc<Known>) -> Batch {
-        Batch { bytes: self.buffer(), files: Vec::new(), known: Arc::clone(known) }
+    pub(super) fn batch_for(&self, keep: Keep, known: &Arc<Known>) -> Batch {
+        Batch { bytes: self.buffer(), files: Vec::new(), keep, known: Arc::clone(known) }
     }
 
     /// Hands over whole files. Waits while the budget is used up.
@@ -163,17 +191,14 @@ impl<'a> Queue<'a> {
         self.push(Job::Batch(batch, Arc::clone(target)))
     }
 
-    /// Begins a large file of `size` bytes; its pieces go through the channel, and then it is dropped.
+    /// Begins a large file; its pieces go through the channel, and then it is dropped.
     pub(super) fn large(
         &self,
-        number: u32,
-        size: u64,
-        known: Arc<Known>,
+        file: Large,
         target: &Target<'a>,
     ) -> Result<SyncSender<Piece>, Stopped> {
         let (sender, pieces) = sync_channel(PIECES);
-        let target = Arc::clone(target);
-        self.push(Job::Large { number, size, pieces, known, target })?;
+        self.push(Job::Large(file, pieces, Arc::clone(target)))?;
         Ok(sender)
     }
 
@@ -236,15 +261,22 @@ impl<'a> Queue<'a> {
 
     fn run(&self, job: Job<'a>) -> Result<(), ImportError> {
         match job {
-            Job::Batch(Batch { bytes, files, known }, target) => {
+            Job::Batch(Batch { bytes, files, keep, known }, target) => {
                 let mut ids = Vec::with_capacity(files.len());
                 let mut start = 0;
                 for (number, end) in files {
                     if self.stop.is_set() {
                         return Ok(());
                     }
-                    let id = target.object(&bytes[start..end]).map_err(ImportError::Object)?;
-                    ids.push((number, id));
+                    let file = &bytes[start..end];
+                    let named = match keep {
+                        Keep::Object => {
+                            let object = target.object(file).map_err(ImportError::Object)?;
+                            Named { object, sha256: None }
+                        }
+                        Keep::InTar => named(&target, file),
+                    };
+                    ids.push((number, named));
                     start = end;
                 }
                 // Before the layer learns that it has all: then the target is its own again.
@@ -252,25 +284,68 @@ impl<'a> Queue<'a> {
                 known.add(ids);
                 self.spent(bytes);
             }
-            Job::Large { number, size, pieces, known, target } => {
-                let mut draft = target.draft().map_err(ImportError::Object)?;
+            Job::Large(Large { number, size, keep, known }, pieces, target) => {
+                let mut file = Sink::new(keep, &target)?;
                 let mut written = 0;
                 for Piece { bytes, used } in pieces {
                     if self.stop.is_set() {
                         return Ok(());
                     }
-                    draft.write_all(&bytes[..used]).map_err(ImportError::Write)?;
+                    file.write(&bytes[..used])?;
                     written += used as u64;
                     self.spent(bytes);
                 }
                 // The sender went away early, and says itself why.
                 if written == size {
-                    let id = draft.finish().map_err(ImportError::Object)?;
+                    let named = file.finish()?;
                     drop(target);
-                    known.add([(number, id)]);
+                    known.add([(number, named)]);
                 }
             }
         }
         Ok(())
+    }
+}
+
+fn named(target: &Target<'_>, file: &[u8]) -> Named {
+    let object = image::verity::digest(target.store().algorithm(), file);
+    Named { object, sha256: Some(Sha256::digest(file).into()) }
+}
+
+/// Where the pieces of a large file go.
+enum Sink<'t> {
+    Object(Draft<'t>),
+    Hashes(Hasher, Sha256),
+}
+
+impl<'t> Sink<'t> {
+    fn new(keep: Keep, target: &'t Target<'_>) -> Result<Self, ImportError> {
+        Ok(match keep {
+            Keep::Object => Self::Object(target.draft().map_err(ImportError::Object)?),
+            Keep::InTar => Self::Hashes(Hasher::new(target.store().algorithm()), Sha256::new()),
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ImportError> {
+        match self {
+            Self::Object(draft) => draft.write_all(bytes).map_err(ImportError::Write),
+            Self::Hashes(hasher, sha256) => {
+                hasher.update(bytes);
+                sha256.update(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(self) -> Result<Named, ImportError> {
+        match self {
+            Self::Object(draft) => {
+                let object = draft.finish().map_err(ImportError::Object)?;
+                Ok(Named { object, sha256: None })
+            }
+            Self::Hashes(hasher, sha256) => {
+                Ok(Named { object: hasher.finish(), sha256: Some(sha256.finalize().into()) })
+            }
+        }
     }
 }

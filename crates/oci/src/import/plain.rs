@@ -11,11 +11,11 @@ use std::{collections::HashMap, thread};
 use image::dump::Strictness;
 use image::tree::{Content, InodeId, Location, Node, Tree};
 use image::verity::ObjectId;
-use store::{Committed, walk};
+use store::{Form, walk};
 
 use super::objects::BATCH;
 use super::stop::Stop;
-use super::{Event, ImportError, Job, Made, Times, copy};
+use super::{Event, ImportError, Job, Made, copy};
 use crate::files::{self, Stream};
 use crate::source::Input;
 
@@ -40,7 +40,7 @@ impl Job<'_> {
             Ok(self.file(source)?)
         };
         match walk::tree(directory.as_fd(), path, &options, put) {
-            Ok(tree) => Ok(made(tree)),
+            Ok(tree) => self.made(tree),
             Err(_) if self.options.cancel.load(Ordering::Relaxed) => Err(ImportError::Cancelled),
             Err(error) => Err(ImportError::Walk(Box::new(error))),
         }
@@ -86,11 +86,21 @@ impl Job<'_> {
             .flat_map(|(wanted, object)| wanted.inodes.iter().map(|it| (*it, *object)))
             .collect();
         if moved.is_empty() {
-            return Ok(made(tree));
+            return self.made(tree);
         }
         let tree =
             copy::relocated(&tree, &moved).map_err(|source| ImportError::Relocate { source })?;
-        Ok(made(tree))
+        self.made(tree)
+    }
+
+    /// What a tree is made into whose files are objects of the store or of this import.
+    pub(super) fn made(&self, tree: Tree) -> Result<Made, ImportError> {
+        let written = match self.options.form {
+            Form::Objects => None,
+            Form::Packed => Some(self.pack(&tree)?),
+            Form::Tar => return Err(ImportError::NoLayers),
+        };
+        Ok(Made::of(tree, written))
     }
 
     /// Makes sure that the store has all of these, on several threads. Answers the object of each.
@@ -162,17 +172,6 @@ impl Job<'_> {
             }
             _ => Ok(actual),
         }
-    }
-}
-
-fn made(tree: Tree) -> Made {
-    Made {
-        tree,
-        manifest: None,
-        layers: Vec::new(),
-        name: None,
-        committed: Committed::default(),
-        times: Times::default(),
     }
 }
 

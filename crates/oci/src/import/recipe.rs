@@ -8,6 +8,8 @@ use image::tar::{Segment, recipe};
 use image::tree::InodeId;
 use image::verity::{Algorithm, ObjectId};
 
+use super::objects::Named;
+
 /// A part of the recipe that cannot be written yet, since it or one before it waits for an object id.
 #[derive(Debug)]
 enum Part {
@@ -89,14 +91,14 @@ impl<W: Write> Pending<W> {
     /// Tells the objects of files, and writes what can be written. Passes each file's inode and object on.
     pub(super) fn resolve<E: From<recipe::WriteError>>(
         &mut self,
-        ids: &mut Vec<(u32, ObjectId)>,
+        ids: &mut Vec<(u32, Named)>,
         mut known: impl FnMut(InodeId, &ObjectId) -> Result<(), E>,
     ) -> Result<(), E> {
         for (number, id) in ids.drain(..) {
             let part = self.files[(number - self.files_gone) as usize] - self.parts_gone;
             let part = usize::try_from(part).expect("an index into memory");
             if let Part::File(file) = &mut self.parts[part] {
-                file.object = Some(id);
+                file.object = Some(id.object);
             }
         }
         while let Some(part) = self.parts.front() {

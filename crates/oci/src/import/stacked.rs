@@ -9,6 +9,7 @@ use image::verity::Algorithm;
 use store::{Blob, Store};
 
 use super::layers::{LayerSource, Once};
+use super::stop::Stop;
 use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report, Times, copy, layer};
 use crate::Digest;
 
@@ -93,16 +94,22 @@ impl Job<'_> {
             diff_id: None,
             is_wanted: false,
         };
-        let mut gathered = self.gather(&[source])?;
+        let stop = Stop::new(self.options.cancel);
+        let mut gathered = self.gather(&[source], &stop)?;
         let gathered = gathered.pop().expect("as many as there were sources");
         let tree = put(gathered.layer, below.tree, number)?;
-        let (config, manifest) = documents(&gathered.report.diff_id, &gathered.blob);
+        let diff_id = gathered.report.diff_id;
+        let layers = [below.diff_ids, &[diff_id]].concat();
+        let tar = gathered.tar.map(|tar| (diff_id, tar));
+        let written = self.native(&tree, &layers, vec![tar])?;
+        let (config, manifest) = documents(&diff_id, &gathered.blob);
         let digest = manifest.0;
         for (digest, bytes) in [config, manifest] {
             self.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
         }
         Ok(Made {
             tree,
+            written,
             manifest: Some(digest),
             layers: vec![gathered.report],
             name: None,

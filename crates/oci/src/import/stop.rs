@@ -34,11 +34,11 @@ impl<'a> Stop<'a> {
     }
 
     /// The outcome, once all threads are done.
-    pub(super) fn result(self) -> Result<(), ImportError> {
+    pub(super) fn result(&self) -> Result<(), ImportError> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(ImportError::Cancelled);
         }
-        match self.first.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match self.first.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error),
             None => Ok(()),
         }

@@ -242,7 +242,7 @@ pub fn pull(
     };
     let budget = budget.saturating_sub(memory);
     let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
-    let report = import::import_found(store, found, &import).map_err(not_imported)?;
+    let report = import::import_found(store, &found, &import).map_err(not_imported)?;
     if let Err(error) = store.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
     }
@@ -257,12 +257,13 @@ fn here(
     layers: &[Descriptor],
 ) -> Option<Pulled> {
     let name = options.import.name?;
-    let StoredReference { image, manifest: named, .. } = store.reference(name).ok()??;
+    let StoredReference { image, manifest: named, form, .. } = store.reference(name).ok()??;
     let has_layers = match options.layers {
         Layers::Forget => true,
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
     };
-    let same = named == Some(*manifest) && has_layers && store.open_image(&image).is_ok();
+    let is_so = form == options.import.form;
+    let same = named == Some(*manifest) && is_so && has_layers && store.open_image(&image).is_ok();
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }
 

@@ -12,6 +12,7 @@ pub(crate) use chain::chain;
 use image::erofs::Versions;
 use quire_oci::import::{Durable, Limits, Options, Unsupported};
 use quire_oci::manifest::Platform;
+use quire_oci::native::Dedup;
 use store::{OpenOptions, Seconds, Store, walk};
 
 static AMD64: LazyLock<Platform> = LazyLock::new(|| "linux/amd64".parse().unwrap());
@@ -44,6 +45,8 @@ impl Home {
             limits: Limits::default(),
             budget: 8 << 20,
             durable: Durable::Together,
+            form: store::Form::Objects,
+            dedup: Dedup::Store,
             threads: NonZeroUsize::new(3).unwrap(),
             unsupported: Unsupported::Refuse,
             xattrs: walk::Xattrs::All,

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read as _, Write};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use home::{Home, chain};

@@ -1,9 +1,7 @@
 //! Making layers' tars again from their recipes.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -12,6 +10,7 @@ use image::tar::recipe::{self, RebuildError};
 use image::verity::ObjectId;
 
 use super::{Damage, FsckOptions, FsckReport, chain};
+use crate::data::ObjectReader;
 use crate::digest::{Digest, DigestHasher};
 use crate::layers::Layer;
 use crate::store::Store;
@@ -97,7 +96,7 @@ impl Store {
     fn rebuild(&self, layer: &Layer) -> Result<(), Fault> {
         let info = layer.info();
         let listed: BTreeSet<_> = info.objects.iter().collect();
-        let mut opened: Option<(ObjectId, File)> = None;
+        let mut opened: Option<(ObjectId, ObjectReader)> = None;
         let mut buffer = vec![0; 256 << 10];
         let mut unlisted = None;
         let mut content = |id: &ObjectId, segment: Segment, out: &mut dyn Write| {
@@ -140,7 +139,12 @@ impl Store {
     }
 }
 
-fn copy(file: &File, segment: Segment, buffer: &mut [u8], out: &mut dyn Write) -> io::Result<()> {
+fn copy(
+    file: &ObjectReader,
+    segment: Segment,
+    buffer: &mut [u8],
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let (mut at, mut left) = (segment.offset, segment.length);
     while left > 0 {
         let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());

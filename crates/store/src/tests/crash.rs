@@ -8,9 +8,11 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::model::Disk;
-use super::{Failure, NOW, check, check_clean, fast_directory, import, name, sample, setting};
+use super::{
+    Failure, NOW, check, check_clean, fast_directory, import, import_as, name, sample, setting,
+};
 use crate::trace::{Change, Recorder, Trace};
-use crate::{ContainerRecord, OpenOptions, Seconds, Store};
+use crate::{ContainerRecord, Form, OpenOptions, Seconds, Store};
 
 const SAMPLES: u64 = 3;
 
@@ -206,6 +208,146 @@ fn a_wrong_order_is_found_out() {
         wrong.changes = [&others[..named], &refs, &others[named..]].concat();
         judge_import(&wrong, files).unwrap_err();
     }
+}
+
+/// Likewise, over data blobs: the new image shares objects with one that is there, and brings some.
+fn record_packed() -> Recorded {
+    record(
+        |store| {
+            import_as(store, "kept", &sample("kept", 9), Form::Packed).unwrap();
+            import_as(store, "replaced", &sample("old", 9), Form::Packed).unwrap();
+        },
+        |store| {
+            let transaction = store.begin().unwrap();
+            let reference = super::add_as(&transaction, &sample("new", 9), Form::Packed).unwrap();
+            transaction.set_ref(name("replaced"), reference.clone());
+            transaction.set_ref(name("added"), reference);
+            transaction.commit().unwrap();
+        },
+    )
+}
+
+#[test]
+fn an_import_of_a_data_blob_survives_a_crash_at_any_moment() {
+    let recorded = record_packed();
+    let seen = judge_import(&recorded, 9).unwrap();
+    assert!(seen > 20, "{seen} states");
+}
+
+/// The first data blob of a store: what does not know them must be kept away before it is there.
+#[test]
+fn the_first_data_blob_survives_a_crash_at_any_moment() {
+    let recorded = record(
+        |store| {
+            import(store, "kept", &sample("kept", 2)).unwrap();
+        },
+        |store| {
+            import_as(store, "new", &sample("new", 9), Form::Packed).unwrap();
+        },
+    );
+    let old = BTreeMap::new();
+    let new = check(&super::open(recorded.directory.path())).unwrap();
+    let judge = |directory: &Path, at: usize| {
+        let store = Store::open(directory, OpenOptions::write())?;
+        let has_data = store.data()?.is_some_and(|it| !it.list().unwrap().is_empty());
+        if has_data && !store.meta().data_blobs {
+            return Err("a data blob is there and not announced".into());
+        }
+        drop(store);
+        let mut old = old.clone();
+        old.insert("kept:latest".to_owned(), new["kept:latest"]);
+        judge((directory, at), &old, &new, &[("new", sample("new", 9))])
+    };
+    let seen = recorded.replay(&judge).unwrap();
+    assert!(seen > 15, "{seen} states");
+}
+
+#[test]
+fn a_wrong_order_of_data_blobs_is_found_out() {
+    let is_data = |change: &Change, index: bool| {
+        let Change::Rename(_, to) = change else { return false };
+        to.parent().unwrap().ends_with("data")
+            && to.extension().is_some_and(|it| it == "index") == index
+    };
+    let at = |changes: &[Change], index| changes.iter().position(|it| is_data(it, index)).unwrap();
+    // The image before the blob.
+    let mut wrong = record_packed();
+    let image = wrong.changes.iter().position(
+        |it| matches!(it, Change::Rename(_, to) if to.parent().unwrap().ends_with("images")),
+    );
+    let blob = at(&wrong.changes, false);
+    let image = wrong.changes.remove(image.unwrap());
+    wrong.changes.insert(blob, image);
+    judge_import(&wrong, 9).unwrap_err();
+    // The index is not there when the image is.
+    let mut wrong = record_packed();
+    let index = at(&wrong.changes, true);
+    let index = wrong.changes.remove(index);
+    let refs = wrong.changes.iter().rposition(|it| matches!(it, Change::Rename(..))).unwrap();
+    wrong.changes.insert(refs + 1, index);
+    judge_import(&wrong, 9).unwrap_err();
+}
+
+/// A blob that an image needs some of, and nobody the rest.
+fn record_trimming() -> Recorded {
+    record(
+        |store| {
+            import_as(store, "gone", &sample("gone", 12), Form::Packed).unwrap();
+            import_as(store, "kept", &sample("kept", 12), Form::Packed).unwrap();
+            store.remove_ref(&name("gone")).unwrap();
+        },
+        |store| {
+            let (_, swept) = store.gc(NOW).unwrap();
+            assert!(swept.trimmed >= 4096, "{swept:?}");
+        },
+    )
+}
+
+fn judge_trimming(recorded: &Recorded) -> Result<usize, Failure> {
+    let new = check(&super::open(recorded.directory.path()))?;
+    assert_eq!(new.len(), 1);
+    let again = [("gone", sample("gone", 12))];
+    let judge = |directory: &Path, at: usize| judge((directory, at), &new, &new, &again);
+    recorded.replay(&judge)
+}
+
+#[test]
+fn taking_objects_out_of_a_blob_survives_a_crash_at_any_moment() {
+    let recorded = record_trimming();
+    assert!(recorded.changes.iter().any(|it| matches!(it, Change::Punch(..))));
+    let seen = judge_trimming(&recorded).unwrap();
+    assert!(seen > 5, "{seen} states");
+}
+
+/// Bytes go first and the index says later that they are gone: that must be found out.
+#[test]
+fn taking_bytes_out_first_is_found_out() {
+    let mut wrong = record_trimming();
+    let is_index = |it: &Change| matches!(it, Change::Rename(_, to) if to.extension().is_some_and(|it| it == "index"));
+    let index = wrong.changes.iter().rposition(is_index).unwrap();
+    let (punches, others): (Vec<_>, Vec<_>) =
+        wrong.changes.into_iter().partition(|it| matches!(it, Change::Punch(..)));
+    wrong.changes = [&others[..index], &punches, &others[index..]].concat();
+    judge_trimming(&wrong).unwrap_err();
+}
+
+#[test]
+fn removing_a_blob_survives_a_crash_at_any_moment() {
+    let recorded = record(
+        |store| {
+            import_as(store, "kept", &sample("kept", 9), Form::Packed).unwrap();
+            import_as(store, "gone", &sample("gone", 9), Form::Packed).unwrap();
+            store.remove_ref(&name("gone")).unwrap();
+        },
+        |store| {
+            let (_, swept) = store.gc(NOW).unwrap();
+            assert!(swept.removed >= 6, "{swept:?}");
+        },
+    );
+    let new = check(&super::open(recorded.directory.path())).unwrap();
+    let again = [("gone", sample("gone", 9))];
+    let judge = |directory: &Path, at: usize| judge((directory, at), &new, &new, &again);
+    assert!(recorded.replay(&judge).unwrap() > 5);
 }
 
 #[test]

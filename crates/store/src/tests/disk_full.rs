@@ -5,10 +5,11 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::{
-    Failure, NOW, check, check_clean, fast_directory, import, is_root, name, open, sample,
+    Failure, NOW, check, check_clean, fast_directory, import, import_as, is_root, name, open,
+    sample,
 };
 use crate::trace::{Recorder, Trace};
-use crate::{OpenOptions, Store};
+use crate::{Form, OpenOptions, Store};
 
 /// Runs `command` on a store with one image, its `at`th change failing. Answers what the command
 /// answered, and how many changes it tried.
@@ -64,6 +65,38 @@ fn whatever_change_of_gc_fails_nothing_is_lost() {
         import(store, "gone", &sample("gone", 2))?;
         store.remove_ref(&name("gone"))?;
         store.gc(NOW)?;
+        Ok(())
+    };
+    let changes = fail(usize::MAX, false, &collect).1;
+    for at in (0..changes).rev().take(40) {
+        fail(at, true, &collect).0.unwrap_or_default();
+    }
+}
+
+#[test]
+fn whatever_change_of_a_data_blob_fails_the_store_is_the_old_one_or_the_new_one() {
+    let import_one = |store: &Store| -> Result<(), Failure> {
+        import_as(store, "new", &sample("new", 9), Form::Packed).map(drop)
+    };
+    let (answer, changes) = fail(usize::MAX, false, &import_one);
+    answer.unwrap();
+    assert!(changes > 20, "{changes}");
+    let mut failed = 0;
+    for at in 0..changes {
+        failed += usize::from(fail(at, at % 2 == 0, &import_one).0.is_err());
+    }
+    // All but what tidies up.
+    assert!(failed > changes / 2, "{failed} of {changes}");
+}
+
+#[test]
+fn whatever_change_fails_while_a_blob_is_trimmed_nothing_is_lost() {
+    let collect = |store: &Store| -> Result<(), Failure> {
+        import_as(store, "gone", &sample("gone", 12), Form::Packed)?;
+        import_as(store, "new", &sample("new", 12), Form::Packed)?;
+        store.remove_ref(&name("gone"))?;
+        let (_, swept) = store.gc(NOW)?;
+        assert!(swept.trimmed > 0);
         Ok(())
     };
     let changes = fail(usize::MAX, false, &collect).1;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{NOW, Random, check, check_clean, import, name, open, sample, setting};
-use crate::{OpenOptions, Store};
+use super::{NOW, Random, check, check_clean, import, import_as, name, open, sample, setting};
+use crate::{Form, OpenOptions, Store};
 
 const DIRECTORY: &str = "QUIRE_STORE_TEST_DIRECTORY";
 const TASK: &str = "QUIRE_STORE_TEST_TASK";
@@ -62,7 +62,8 @@ fn in_a_child() {
 fn loop_over(store: &Store, collect: bool) {
     for round in 0_usize.. {
         let files = sample(&format!("sample-{}", round % 5), if round % 2 == 0 { 3 } else { 30 });
-        import(store, &format!("name-{}", round % 4), &files).unwrap();
+        let form = if round % 3 == 2 { Form::Packed } else { Form::Objects };
+        import_as(store, &format!("name-{}", round % 4), &files, form).unwrap();
         if collect {
             // Another process may have removed it.
             drop(store.remove_ref(&name(&format!("name-{}", (round + 2) % 4))));

@@ -3,6 +3,8 @@
 mod concurrency;
 mod crash;
 mod damage;
+mod data;
+mod data_damage;
 mod disk_full;
 mod format;
 mod import;
@@ -10,6 +12,7 @@ mod kill;
 mod model;
 mod names;
 mod sealing;
+mod trim;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -58,20 +61,30 @@ fn open(directory: &Path) -> Store {
 
 /// Adds everything but the ref: objects, an image, a layer, a config and a manifest.
 fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
+    add_as(import, files, Form::Objects)
+}
+
+/// Likewise, in any form.
+fn add_as(import: &Transaction<'_>, files: &Files, form: Form) -> Result<Reference, Failure> {
     let mut builder = Builder::new();
     let mut layer = import.layer()?;
     let mut recipe = recipe::Writer::new(&mut layer, Algorithm::Sha256)?;
     let mut tar = Vec::new();
     let mut objects = Vec::new();
+    let mut packed = Vec::new();
     for (name, bytes) in files {
         let entry = format!("{name} {}\n", bytes.len());
         recipe.verbatim(entry.as_bytes())?;
         tar.extend_from_slice(entry.as_bytes());
         tar.extend_from_slice(bytes);
         let content = if bytes.len() > 64 {
-            let object = import.object(bytes)?;
+            let object = match form {
+                Form::Objects => import.object(bytes)?,
+                _ => data::id(bytes),
+            };
             if !objects.contains(&object) {
                 objects.push(object);
+                packed.push(bytes.clone());
             }
             let size = bytes.len() as u64;
             let whole = Segment { offset: 0, length: size };
@@ -86,9 +99,15 @@ fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
         builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal)?;
     }
     recipe.finish()?;
-    let mut image = import.image()?;
-    write(&builder.finish(), &Profile::Composefs(Versions::default()), &mut image)?;
-    let image = image.finish()?;
+    let tree = builder.finish();
+    let image = match form {
+        Form::Objects => {
+            let mut image = import.image()?;
+            write(&tree, &Profile::Composefs(Versions::default()), &mut image)?;
+            image.finish()?
+        }
+        _ => data::add_native(import, &tree, &packed)?,
+    };
 
     let diff_id = Digest::sha256(&tar);
     let media_type = "application/vnd.oci.image.layer.v1.tar".to_owned();
@@ -101,12 +120,21 @@ fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
     let manifest = format!(r#"{{"config":{{"digest":"{config_digest}"}}}}"#);
     let digest = Digest::sha256(manifest.as_bytes());
     import.manifest(&digest, manifest.as_bytes())?;
-    Ok(Reference { image, manifest: Some(digest), form: Form::Objects, created: Seconds(1) })
+    Ok(Reference { image, manifest: Some(digest), form, created: Seconds(1) })
 }
 
 fn import(store: &Store, ref_name: &str, files: &Files) -> Result<ObjectId, Failure> {
+    import_as(store, ref_name, files, Form::Objects)
+}
+
+fn import_as(
+    store: &Store,
+    ref_name: &str,
+    files: &Files,
+    form: Form,
+) -> Result<ObjectId, Failure> {
     let transaction = store.begin()?;
-    let reference = add(&transaction, files)?;
+    let reference = add_as(&transaction, files, form)?;
     let image = reference.image;
     transaction.set_ref(name(ref_name), reference);
     transaction.commit()?;
@@ -129,7 +157,7 @@ fn check_clean(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
     let refs = check(store)?;
     let plan = store.plan_gc(NOW)?;
     let tmp = store.tmp.list()?;
-    if plan.garbage.is_empty() && tmp.is_empty() {
+    if plan.garbage.is_empty() && plan.dead.is_empty() && tmp.is_empty() {
         return Ok(refs);
     }
     Err(format!("left after gc: {plan:?} {tmp:?}").into())

@@ -17,6 +17,8 @@ use crate::trace::Change;
 struct File {
     data: Vec<u8>,
     synced: Vec<u8>,
+    /// What was freed of bytes that are synced: each may be zeros after a crash or not.
+    holes: Vec<std::ops::Range<usize>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +79,7 @@ impl Disk {
             } else {
                 let data = fs::read(root.join(&path)).unwrap();
                 self.now.insert(path, Node::File(self.files.len()));
-                self.files.push(File { synced: data.clone(), data });
+                self.files.push(File { synced: data.clone(), data, holes: Vec::new() });
             }
         }
     }
@@ -95,6 +97,12 @@ impl Disk {
             Change::Write(path, bytes) => {
                 let file = self.file(&inside(path));
                 file.data.extend_from_slice(bytes);
+            }
+            Change::Punch(path, from, until) => {
+                let range = usize::try_from(*from).unwrap()..usize::try_from(*until).unwrap();
+                let file = self.file(&inside(path));
+                file.data[range.clone()].fill(0);
+                file.holes.push(range);
             }
             Change::Rename(from, to) => {
                 let (from, to) = (inside(from), inside(to));
@@ -128,6 +136,7 @@ impl Disk {
                 self.kept.clone_from(&self.now);
                 for file in &mut self.files {
                     file.synced.clone_from(&file.data);
+                    file.holes.clear();
                 }
             }
         }
@@ -203,6 +212,20 @@ impl File {
     fn crash(&self, bytes: Bytes, random: &mut Random) -> Vec<u8> {
         if self.data == self.synced {
             return self.data.clone();
+        }
+        if !self.holes.is_empty() {
+            let mut found = self.synced.clone();
+            for hole in &self.holes {
+                let is_there = match bytes {
+                    Bytes::Synced => false,
+                    Bytes::Zeros | Bytes::All => true,
+                    Bytes::Any => random.below(2) == 0,
+                };
+                if is_there {
+                    found[hole.clone()].fill(0);
+                }
+            }
+            return found;
         }
         match bytes {
             Bytes::Synced => self.synced.clone(),

@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use image::verity::ObjectId;
 use kernel::seal::{SealError, set_immutable};
 
+use super::data::Data;
 use super::{Committed, Found, NO, State, Transaction, TransactionError};
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::refs;
@@ -37,10 +38,13 @@ impl Transaction<'_> {
         let lock = self.store.lock_shared()?;
         self.bring_back(&state)?;
         self.check_refs(&state)?;
+        self.check_devices(&state)?;
         let refs = self.write_refs(&state)?;
 
         self.sync_data(&state, &refs)?;
+        self.announce_data(&state)?;
         self.publish_objects(&state)?;
+        self.publish_data(&state)?;
         self.sync_objects(&state)?;
         self.publish_users(&state)?;
         for (name, file) in &refs {
@@ -109,6 +113,11 @@ impl Transaction<'_> {
     fn sync_data(&self, state: &State, refs: &[(String, String)]) -> Result<(), DiskError> {
         let mut files: Vec<u64> = Vec::new();
         files.extend(state.objects.values().filter_map(Found::number));
+        for data in state.data.values() {
+            if let Data::Here(made) = data {
+                files.extend([made.blob, made.index_file]);
+            }
+        }
         files.extend(state.images.values().filter_map(Found::number));
         files.extend(state.layers.values().filter_map(Found::number));
         files.extend(state.manifests.values().filter_map(Found::number));
@@ -174,7 +183,13 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn place(&self, file: u64, found: Found, to: &Directory, name: &str) -> Result<(), DiskError> {
+    pub(super) fn place(
+        &self,
+        file: u64,
+        found: Found,
+        to: &Directory,
+        name: &str,
+    ) -> Result<(), DiskError> {
         let (work, file) = (&self.work.directory, file.to_string());
         if !matches!(found, Found::Better(_)) {
             // Another import may have published the same: its bytes are synced, as ours are.
@@ -220,7 +235,7 @@ impl Transaction<'_> {
 }
 
 impl Found {
-    const fn number(&self) -> Option<u64> {
+    pub(super) const fn number(&self) -> Option<u64> {
         match self {
             Self::Here(number) | Self::Better(number) => Some(*number),
             Self::Claimed | Self::Store => None,
@@ -236,7 +251,9 @@ impl State {
         let layers = self.layers.iter().filter(move |it| there(it.1));
         let manifests = self.manifests.iter().filter(move |it| there(it.1));
         let objects = objects.map(|(id, _)| Item::Object(*id));
+        let data = self.data.iter().filter(|it| matches!(it.1, Data::Store));
         objects
+            .chain(data.flat_map(|(id, _)| [Item::DataBlob(*id), Item::DataIndex(*id)]))
             .chain(images.map(|(id, _)| Item::Image(*id)))
             .chain(layers.map(|(digest, _)| Item::Layer(*digest)))
             .chain(manifests.map(|(digest, _)| Item::Manifest(*digest)))
@@ -244,18 +261,18 @@ impl State {
 }
 
 /// Sets the immutable flag, as long as that works.
-struct Sealer {
+pub(super) struct Sealer {
     wanted: bool,
 }
 
 impl Sealer {
-    fn new(transaction: &Transaction<'_>) -> Self {
+    pub(super) fn new(transaction: &Transaction<'_>) -> Self {
         let verity = transaction.verity.load(std::sync::atomic::Ordering::Relaxed);
         let wanted = transaction.store.sealing == Sealing::VerityOrImmutable && verity == NO;
         Self { wanted }
     }
 
-    fn seal(&mut self, directory: &Directory, name: &str) {
+    pub(super) fn seal(&mut self, directory: &Directory, name: &str) {
         if !self.wanted {
             return;
         }

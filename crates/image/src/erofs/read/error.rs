@@ -387,6 +387,14 @@ pub enum Corrupt {
         /// `base_index`.
         base: u8,
     },
+    /// Fingerprints by a long prefix that does not exist.
+    #[error("fingerprints are named by long xattr prefix {at}, of which there are {count}")]
+    FingerprintPrefix {
+        /// Which prefix.
+        at: u8,
+        /// Long prefixes.
+        count: usize,
+    },
     /// More metadata than an image of this length has unless it uses the same bytes over and over.
     #[error(
         "the image refers to its own bytes so often that its metadata takes more than {bound} bytes"

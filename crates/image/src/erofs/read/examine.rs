@@ -1,11 +1,13 @@
 //! Everything an image has, read once.
 
-use super::error::ReadError;
+use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
+use super::native::{Objects, native_tree};
 use super::to_tree::{Owners, View, to_tree};
 use super::walk::{Budget, work_bound};
 use super::xattr::Xattrs;
 use super::{ByteOffset, Device, Image, Place, to_u64, to_usize};
+use crate::verity::Algorithm;
 
 /// What [`examine`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,6 +18,8 @@ pub struct Examined {
     pub inodes: u64,
     /// xattrs of all inodes.
     pub xattrs: u64,
+    /// Files that have a fingerprint.
+    pub fingerprints: u64,
     /// Bytes of files that were read.
     pub bytes: u64,
 }
@@ -53,6 +57,8 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
         found.inodes = found.inodes.saturating_add(1);
         image.read_xattrs(&step.inode, &mut xattrs)?;
         work.spend(xattrs.bytes())?;
+        found.fingerprints =
+            found.fingerprints.saturating_add(image.fingerprint(&step.inode)?.is_some().into());
         found.xattrs = found.xattrs.saturating_add(to_u64(xattrs.len()));
         if let Some(last) = xattrs.iter().last() {
             work.spend(xattrs.bytes())?;
@@ -74,6 +80,16 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
     }
     debug_assert_eq!(image.lookup(&image.root()?, b"/").ok(), Some(None::<Nid>), "no such name");
     drop(to_tree(&image, View::Plain)?);
+    if image.superblock().composefs.is_none() {
+        let nobody = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &|_| None };
+        match native_tree(&image, nobody) {
+            // Compressed files, what is on devices that nobody has, and holes that are too large to be hashed.
+            Ok(_) | Err(ReadError::Unsupported(_) | ReadError::NoDevice(_)) => {}
+            Err(ReadError::Corrupt(Corrupt::Amplified { .. })) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    image.device_ranges(|range| debug_assert!(range.len > 0, "an extent has bytes"))?;
     if image.superblock().composefs.is_some() {
         drop(to_tree(&image, View::Composefs(Owners::FirstMet))?);
         drop(to_tree(&image, View::Composefs(Owners::AsWritten))?);

@@ -6,6 +6,7 @@ use hashbrown::HashSet;
 
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
+use super::native::Files;
 use super::source::ReadAt;
 use super::walk::{Budget, Step, work_bound};
 use super::xattr::{Xattr, Xattrs};
@@ -71,31 +72,15 @@ pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, Rea
     if let View::Composefs(_) = view {
         image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;
     }
-    let mut reader = Reader {
-        image,
-        view,
-        builder: Builder::new(),
-        ids: Vec::new(),
-        pending: Pending::default(),
-        nids: Vec::new(),
-        sizes: Vec::new(),
-        work: Budget::new(work_bound(image.source().len())),
-        shared: HashSet::new(),
-        xattrs: Xattrs::new(),
-        bytes: Vec::new(),
-    };
-    let mut walk = image.walk();
-    while let Some(step) = walk.next()? {
-        let kept = reader.step(&step)?;
-        walk.kept.spend(kept)?;
-    }
-    reader.finish()
+    Reader::new(image, view, None).read()
 }
 
 #[derive(Debug)]
-struct Reader<'i, S> {
+pub(super) struct Reader<'i, S> {
     image: &'i Image<S>,
     view: View,
+    /// Of images over data blobs, which have the plain view.
+    native: Option<Files<'i>>,
     builder: Builder,
     /// By a step's number: the inode in the tree; `None` for whiteouts, which are left out.
     ids: Vec<Option<InodeId>>,
@@ -118,7 +103,33 @@ struct Overlay<'a> {
     is_whiteout: bool,
 }
 
-impl<S: ReadAt> Reader<'_, S> {
+impl<'i, S: ReadAt> Reader<'i, S> {
+    pub(super) fn new(image: &'i Image<S>, view: View, native: Option<Files<'i>>) -> Self {
+        Self {
+            image,
+            view,
+            native,
+            builder: Builder::new(),
+            ids: Vec::new(),
+            pending: Pending::default(),
+            nids: Vec::new(),
+            sizes: Vec::new(),
+            work: Budget::new(work_bound(image.source().len())),
+            shared: HashSet::new(),
+            xattrs: Xattrs::new(),
+            bytes: Vec::new(),
+        }
+    }
+
+    pub(super) fn read(mut self) -> Result<ImageTree, ReadError> {
+        let mut walk = self.image.walk();
+        while let Some(step) = walk.next()? {
+            let kept = self.step(&step)?;
+            walk.kept.spend(kept)?;
+        }
+        self.finish()
+    }
+
     /// Takes a name, and answers how many bytes besides the name it takes from the image.
     fn step(&mut self, step: &Step<'_>) -> Result<u64, ReadError> {
         let (inode, nid) = (&step.inode, step.inode.nid());
@@ -148,12 +159,14 @@ impl<S: ReadAt> Reader<'_, S> {
         let (set, overlay) = if is_composefs {
             composefs_xattrs(&mut self.builder, inode, &xattrs)
         } else {
-            let visible = xattrs.iter().filter(|xattr| xattr.is_visible);
+            let hidden = self.native.as_ref().map(|files| &files.fingerprint[..]);
+            let is_shown = |it: &Xattr<'_>| it.is_visible && Some(it.name) != hidden;
+            let visible = xattrs.iter().filter(is_shown);
             let set = self.builder.xattrs(visible.map(|xattr| (xattr.name, xattr.value)));
             (set, Overlay::default())
         };
         let set = set.or_corrupt(nid)?;
-        let node = self.node(inode, overlay, &mut bytes)?;
+        let node = self.node(inode, overlay, &xattrs, &mut bytes)?;
         if let Node::Symlink(kept_bytes) | Node::Regular(Content::Inline(kept_bytes)) = node {
             kept = kept.saturating_add(to_u64(kept_bytes.len()));
         }
@@ -213,9 +226,10 @@ impl<S: ReadAt> Reader<'_, S> {
     }
 
     fn node<'a>(
-        &self,
+        &mut self,
         inode: &Inode,
         overlay: Overlay<'a>,
+        xattrs: &Xattrs,
         bytes: &'a mut Vec<u8>,
     ) -> Result<Node<'a>, ReadError> {
         let number = inode.device_number().into();
@@ -230,19 +244,23 @@ impl<S: ReadAt> Reader<'_, S> {
                 Node::Symlink(bytes)
             }
             FileType::Regular if overlay.is_whiteout => Node::CharDevice(0),
-            FileType::Regular => Node::Regular(self.content(inode, overlay, bytes)?),
+            FileType::Regular => Node::Regular(self.content(inode, overlay, xattrs, bytes)?),
         })
     }
 
     fn content<'a>(
-        &self,
+        &mut self,
         inode: &Inode,
         overlay: Overlay<'a>,
+        xattrs: &Xattrs,
         bytes: &'a mut Vec<u8>,
     ) -> Result<Content<'a>, ReadError> {
         let (nid, size) = (inode.nid(), inode.size());
         if size == 0 {
             return Ok(Content::Inline(&[]));
+        }
+        if let Some(files) = &mut self.native {
+            return files.content(self.image, inode, xattrs, bytes);
         }
         if self.view == View::Plain {
             return Ok(Content::External { size, object: None, location: Location::None });

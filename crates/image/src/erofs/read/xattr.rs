@@ -37,6 +37,13 @@ pub(super) struct LongPrefix {
     infix: Vec<u8>,
 }
 
+impl LongPrefix {
+    /// The whole prefix, which may be a name by itself.
+    pub(super) fn name(&self) -> Vec<u8> {
+        [short_prefix(self.base).unwrap_or_default(), &self.infix].concat()
+    }
+}
+
 fn short_prefix(index: u8) -> Option<&'static [u8]> {
     let known = XATTR_PREFIXES.iter().chain([&LUSTRE, &(0, b"")]);
     known.into_iter().find(|(known, _)| *known == index).map(|(_, prefix)| *prefix)

@@ -26,7 +26,7 @@ pub(super) fn put_directory<'a>(
     wanted: Range<u32>,
     out: &mut Output<impl io::Write>,
 ) -> Result<(), WriteError> {
-    let mut extent = DirectoryExtent::default();
+    let mut extent = DirectoryExtent::new(out.block_size);
     let mut block = 0;
     let mut gathered = Vec::new();
     for entry in entries {

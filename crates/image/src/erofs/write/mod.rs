@@ -15,8 +15,12 @@ mod xattrs;
 use std::io;
 
 use crate::tree::{Inode, Tree};
+use crate::verity::ObjectId;
 use composefs::Survey;
-pub use plain::{Flavor, Piece, Standalone};
+pub use place::BlockSize;
+pub use plain::{
+    DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, PACKED_TAIL_MAX, Piece, Standalone, Stored,
+};
 use plan::Plan;
 
 /// What kind of image the writer makes.
@@ -168,6 +172,35 @@ pub enum WriteError {
     /// What was first read of the ends of files is not what was there when all of them was read.
     #[error("files changed while the image was written")]
     ContentChanged,
+    /// A data blob that is not named by SHA-256.
+    #[error("data blob {id} is named by sha512, but a device table has room for sha256 only")]
+    BlobAlgorithm {
+        /// The blob.
+        id: ObjectId,
+    },
+    /// A data blob that is not blocks, or no blocks, or too many.
+    #[error("data blob {id} has {bytes} bytes, not 1 to 2^32 - 1 blocks of {block}")]
+    BlobLength {
+        /// The blob.
+        id: ObjectId,
+        /// Its length.
+        bytes: u64,
+        /// Bytes in a block.
+        block: u64,
+    },
+    /// A file that was said to be where it cannot be.
+    #[error(
+        "\"{}\" has {size} bytes, which cannot be at byte {} of data blob {} with {} of them in the image",
+        path.escape_ascii(), stored.offset, stored.device, stored.tail
+    )]
+    Misplaced {
+        /// The file.
+        path: Vec<u8>,
+        /// Its bytes.
+        size: u64,
+        /// Where they were said to be.
+        stored: Stored,
+    },
     /// More than the format or the writer can count.
     #[error("the image is too large: it has more than {0}")]
     TooLarge(&'static str),
@@ -213,6 +246,21 @@ pub fn write(
 /// What gives the bytes of external files: asked for a [`Piece`] of a file, it writes that. Not a type of its own, since
 /// all it has to be is a closure.
 pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
+
+/// Writes an image whose files' bytes are in other files, as far as they are there. `contents` gives the others, and the
+/// ends that are in the image: [`Piece::End`]. Those of which no fingerprint is known are asked for once more, before
+/// anything is written.
+///
+/// # Errors
+/// [`WriteError`]. What was written before an error is no image.
+pub fn write_native(
+    tree: &Tree,
+    native: &Native<'_>,
+    contents: &mut Contents<'_>,
+    out: &mut impl io::Write,
+) -> Result<Summary, WriteError> {
+    plain::write_native(tree, native, contents, out)
+}
 
 /// As [`write()`], for profiles whose images hold the bytes of external files: `contents` gives them. The composefs profile
 /// does not ask for any.

@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::WriteError;
-use super::place::BLOCK_SIZE;
+use super::place::BlockSize;
 use crate::erofs::layout::{RawSuperblock, SUPERBLOCK_OFFSET};
 
 /// Bytes that are gathered before they go out.
@@ -23,6 +23,7 @@ pub(super) struct Output<W> {
     gone: u64,
     /// The first block gets a checksum before it goes.
     checksum: Checksum,
+    pub(super) block_size: BlockSize,
 }
 
 /// Whether the superblock's block has a checksum.
@@ -35,9 +36,10 @@ pub(super) enum Checksum {
 }
 
 impl<W: io::Write> Output<W> {
-    pub(super) fn new(inner: W, checksum: Checksum) -> Self {
+    pub(super) fn new(inner: W, checksum: Checksum, block_size: BlockSize) -> Self {
         // An inode with its xattrs and tail, or a block, may go beyond before the buffer is emptied.
-        Self { inner, buffer: Vec::with_capacity(GATHERED + (128 << 10)), gone: 0, checksum }
+        let buffer = Vec::with_capacity(GATHERED + (128 << 10));
+        Self { inner, buffer, gone: 0, checksum, block_size }
     }
 
     pub(super) fn position(&self) -> u64 {
@@ -56,7 +58,7 @@ impl<W: io::Write> Output<W> {
     }
 
     pub(super) fn pad_to_block(&mut self) {
-        self.pad_to(self.position().next_multiple_of(BLOCK_SIZE));
+        self.pad_to(self.position().next_multiple_of(self.block_size.bytes()));
     }
 
     pub(super) fn flush_if_full(&mut self) -> Result<(), WriteError> {
@@ -94,10 +96,14 @@ impl<W: io::Write> Output<W> {
     }
 
     /// crc32c from the superblock to the end of its block, where the checksum itself counts as 0, and without the final
-    /// inversion. Source: `erofs_superblock_csum_verify` in Linux `fs/erofs/super.c`.
+    /// inversion; of a block that ends before the superblock, as many bytes from there on as a block has. Source:
+    /// `erofs_superblock_csum_verify` in Linux `fs/erofs/super.c`.
     fn put_checksum(&mut self) {
-        let block = usize::try_from(BLOCK_SIZE).expect("4096");
-        let superblock = &self.buffer[SUPERBLOCK_OFFSET..block];
+        let end = match self.block_size {
+            BlockSize::B512 => SUPERBLOCK_OFFSET + 512,
+            BlockSize::B4096 => 4096,
+        };
+        let superblock = &self.buffer[SUPERBLOCK_OFFSET..end];
         let checksum = U32::new(!Crc::<u32>::new(&CRC_32_ISCSI).checksum(superblock));
         let at = SUPERBLOCK_OFFSET + offset_of!(RawSuperblock, checksum);
         self.buffer[at..at + size_of::<U32>()].copy_from_slice(checksum.as_bytes());

@@ -7,7 +7,9 @@ use xxhash_rust::xxh32::xxh32;
 use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::U16;
 
-use crate::erofs::layout::{RawXattrEntry, XATTR_FILTER_SEED, XATTR_PREFIXES};
+use crate::erofs::layout::{
+    RawLongPrefix, RawXattrEntry, XATTR_FILTER_SEED, XATTR_LONG_PREFIX, XATTR_PREFIXES,
+};
 
 /// What overlayfs takes to say that a file's data is elsewhere.
 pub(super) const METACOPY: &[u8] = b"trusted.overlay.metacopy";
@@ -36,8 +38,20 @@ impl Name<'_> {
         Name { full, index, prefix, bit }
     }
 
-    fn rest(&self) -> &[u8] {
+    /// What is written of it behind its prefix.
+    pub(super) fn rest(&self) -> &[u8] {
         &self.full[self.prefix..]
+    }
+
+    /// The short prefix's index; of names that have a long prefix by now, that of it.
+    pub(super) const fn index(&self) -> u8 {
+        self.index
+    }
+
+    /// Lets the whole name be the long prefix of this number. Its bit in the filter is that of the name all the same.
+    pub(super) fn set_long_prefix(&mut self, number: u8) {
+        self.index = XATTR_LONG_PREFIX | number;
+        self.prefix = self.full.len();
     }
 }
 
@@ -110,6 +124,11 @@ impl Value<'_> {
 pub(super) fn entry_size(name: &Name<'_>, value: Value<'_>) -> u64 {
     let size = size_of::<RawXattrEntry>() + name.rest().len() + value.len();
     size.next_multiple_of(4) as u64
+}
+
+/// Bytes of a long prefix in its table.
+pub(super) fn long_prefix_size(infix: &[u8]) -> usize {
+    (size_of::<RawLongPrefix>() + infix.len()).next_multiple_of(size_of::<u32>())
 }
 
 /// Writes an entry.

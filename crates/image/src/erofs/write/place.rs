@@ -2,8 +2,35 @@
 
 use crate::erofs::layout::{RawDirent, SLOT_SIZE};
 
-/// Bytes in a block.
-pub(super) const BLOCK_SIZE: u64 = 4096;
+/// Size of an image's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BlockSize {
+    /// 512 bytes: that of tars. Linux since 6.4.
+    B512,
+    /// 4096 bytes.
+    #[default]
+    B4096,
+}
+
+impl BlockSize {
+    /// In bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        1 << self.bits()
+    }
+
+    /// Its binary logarithm.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::B512 => 9,
+            Self::B4096 => 12,
+        }
+    }
+}
+
+/// Bytes in a block of composefs images.
+pub(super) const BLOCK_SIZE: u64 = BlockSize::B4096.bytes();
 /// What is left over of a directory or an inline file goes behind the inode up to this many bytes, else into a block.
 const TAIL_MAX: u64 = BLOCK_SIZE / 2;
 
@@ -29,8 +56,9 @@ impl Extent {
 }
 
 /// How a directory is cut into blocks: an entry goes into the next when it does not fit this one any more.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DirectoryExtent {
+    block_size: u64,
     full: u64,
     filled: u64,
 }
@@ -41,10 +69,14 @@ pub(super) const fn dirent_size(name: &[u8]) -> u64 {
 }
 
 impl DirectoryExtent {
+    pub(super) const fn new(block_size: BlockSize) -> Self {
+        Self { block_size: block_size.bytes(), full: 0, filled: 0 }
+    }
+
     /// Adds the next entry. Answers whether it begins another block than the one before.
     pub(super) const fn push(&mut self, name: &[u8]) -> bool {
         let size = dirent_size(name);
-        let next = self.filled + size > BLOCK_SIZE;
+        let next = self.filled + size > self.block_size;
         if next {
             self.full += 1;
             self.filled = 0;
@@ -181,7 +213,7 @@ mod tests {
 
     #[track_caller]
     fn check_directory(lengths: impl IntoIterator<Item = usize>, blocks: u64, tail: u64) {
-        let mut extent = DirectoryExtent::default();
+        let mut extent = DirectoryExtent::new(BlockSize::B4096);
         for length in lengths {
             extent.push(&vec![b'x'; length]);
         }

@@ -3,7 +3,7 @@
 use super::WriteError;
 use super::composefs::{Data, Facts, Item, Survey};
 use super::listing::Source;
-use super::place::{BLOCK_SIZE, DirectoryExtent, Extent, Keep, Placer};
+use super::place::{BLOCK_SIZE, BlockSize, DirectoryExtent, Extent, Keep, Placer};
 use crate::erofs::layout::{
     RawCompactInode, RawExtendedInode, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET,
 };
@@ -90,7 +90,7 @@ pub(super) fn xattrs_size(survey: &Survey<'_>, item: &Item) -> u64 {
 fn extent_of(survey: &Survey<'_>, item: &Item, facts: &Facts<'_>) -> (Extent, Keep) {
     match facts.data {
         Data::Directory => {
-            let mut extent = DirectoryExtent::default();
+            let mut extent = DirectoryExtent::new(BlockSize::B4096);
             for entry in survey.listing(item.source) {
                 extent.push(entry.name);
             }

@@ -10,7 +10,7 @@ use super::composefs::{Data, Facts, Item};
 use super::directory::{Dirent, put_directory};
 use super::inode::{Form, Record, icount};
 use super::output::{Checksum, Output};
-use super::place::{BLOCK_SIZE, Extent};
+use super::place::{BLOCK_SIZE, BlockSize, Extent};
 use super::plan::{Plan, size_of_data};
 use crate::erofs::layout::{
     COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, LAYOUT_CHUNK_BASED,
@@ -20,7 +20,7 @@ use crate::erofs::layout::{
 
 /// Writes the image. Answers its length in bytes.
 pub(super) fn write(plan: &Plan<'_>, out: impl io::Write) -> Result<u64, WriteError> {
-    let mut out = Output::new(out, Checksum::None);
+    let mut out = Output::new(out, Checksum::None, BlockSize::B4096);
     out.put(&header(plan));
     out.pad_to(SUPERBLOCK_OFFSET as u64);
     out.put(&superblock(plan));

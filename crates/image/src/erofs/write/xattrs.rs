@@ -12,7 +12,9 @@ use std::hash::BuildHasher as _;
 use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::U32;
 
-use super::pair::{METACOPY, Name, REDIRECT, Value, entry_size, object_of_path, put_entry};
+use super::pair::{
+    METACOPY, Name, REDIRECT, Value, entry_size, long_prefix_size, object_of_path, put_entry,
+};
 use crate::erofs::layout::RawXattrHeader;
 use crate::tree::{External, Place, StringId, Tree};
 
@@ -223,6 +225,33 @@ impl<'a> Xattrs<'a> {
         let used = self.sets.iter().filter(|set| set.uses > 0);
         let mut members = used.flat_map(|set| &self.members[set.start as usize..set.end as usize]);
         members.any(|pair| *self.names[self.pairs[*pair as usize].name as usize].full == *name)
+    }
+
+    /// Gives long prefixes to whole names, if that makes the image smaller: before anything is shared, once all inodes are
+    /// counted. `add` is given a short prefix and what continues it, and answers a number while there are some.
+    pub(super) fn shorten(&mut self, mut add: impl FnMut(u8, &[u8]) -> Option<u8>) {
+        let mut used = vec![false; self.pairs.len()];
+        for set in self.sets.iter().filter(|set| set.uses > 0) {
+            for pair in &self.members[set.start as usize..set.end as usize] {
+                used[*pair as usize] = true;
+            }
+        }
+        // Each pair is written once: behind the only inode that has it, or in the table of shared ones.
+        let mut saved = vec![0; self.names.len()];
+        for (pair, _) in self.pairs.iter().zip(used).filter(|(_, used)| *used) {
+            let (rest, value) = (self.names[pair.name as usize].rest().len(), pair.value.len());
+            let padded = |bytes: usize| bytes.next_multiple_of(size_of::<u32>());
+            saved[pair.name as usize] += padded(rest + value) - padded(value);
+        }
+        let mut named: Vec<_> = saved.into_iter().zip(&mut self.names).collect();
+        named.sort_unstable_by(|(a, name), (b, other)| b.cmp(a).then(name.full.cmp(&other.full)));
+        for (saved, name) in named {
+            if saved > long_prefix_size(name.rest())
+                && let Some(number) = add(name.index(), name.rest())
+            {
+                name.set_long_prefix(number);
+            }
+        }
     }
 
     /// Decides what is shared, once all inodes are counted. `files` are those that were: they are asked for only in

@@ -2,6 +2,8 @@
 
 mod named;
 
+pub(crate) use named::DATA_LAYERS;
+
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::{OverlayOptions, finish, object, set_features};
+use super::{OVERLAY_VERITY, OverlayOptions, Verity, because_of_age, finish, object, set_features};
 use crate::features::KernelVersion;
 use crate::mount::context::Context;
 use crate::mount::{self, DETACHED_SOURCES, Detached, MountError, Step, Unmount, unmount};
@@ -28,7 +28,7 @@ enum Naming {
 const EACH: KernelVersion = KernelVersion { major: 6, minor: 8 };
 /// The first kernel with data-only layers. Before, redirects lead into ordinary layers too; that their files are seen by
 /// name as well is what the whiteouts in the roots of composefs images are for.
-const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
+pub(crate) const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
 
 /// Every layer has a path. Those in /proc lead to what is attached somewhere; a detached mount is
 /// attached at a temporary directory for the time being.
@@ -45,7 +45,11 @@ pub(super) fn overlay(options: &OverlayOptions<'_>) -> Result<Detached, MountErr
 
 fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, MountError> {
     let object = object(options);
-    // First, since an attempt uses up detached lower layers.
+    // First, since an attempt uses up detached lower layers, and these kernels say what they lack at its end.
+    let too_old = KernelVersion::running().is_some_and(|version| version < OVERLAY_VERITY);
+    if options.verity != Verity::Off && too_old {
+        return Err(because_of_age(MountError::call(Step::Create, &object, Errno::INVAL), options));
+    }
     let upper = options.upper.iter().flat_map(|upper| [upper.upper, upper.work]);
     for layer in options.data.iter().copied().chain(upper) {
         if !is_attached(layer)? {

@@ -6,7 +6,7 @@ mod real;
 
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -208,6 +208,8 @@ fn run<'a>(
         budget: import::BUDGET,
         threads: 2.try_into().unwrap(),
         durable: Durable::EachLayer,
+        form: store::Form::Objects,
+        dedup: crate::native::Dedup::Store,
         unsupported: Unsupported::Refuse,
         xattrs: walk::Xattrs::All,
         times: walk::Times::Exact,
@@ -224,7 +226,7 @@ fn run<'a>(
         },
         cancel: &AtomicBool::new(false),
     };
-    import::import_found(store, found, &options)?;
+    import::import_found(store, &found, &options)?;
     Ok(events.into_inner().unwrap())
 }
 

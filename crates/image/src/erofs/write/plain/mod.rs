@@ -1,16 +1,23 @@
-//! The profiles for EROFS by itself: the tree goes into the image as it is, and the bytes of files with it.
+//! The profiles for EROFS by itself: the tree goes into the image as it is, and the bytes of files with it, or the
+//! addresses of those bytes in other files.
 //!
-//! Section 4 of `docs/format/erofs-profile.md` has the rules.
+//! Sections 4 and 5 of `docs/format/erofs-profile.md` have the rules.
 
+mod devices;
+mod files;
+mod native;
 mod pack;
 mod plan;
+mod prefixes;
 mod stream;
 mod survey;
 
 use std::io;
 
+use super::place::BlockSize;
 use super::{Contents, Summary, WriteError};
 use crate::tree::Tree;
+pub use native::{DEVICES_MAX, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Stored};
 use plan::Plan;
 use survey::Survey;
 
@@ -42,6 +49,8 @@ pub enum Piece {
     /// Those from there to the end, less than a block. They need not be checked: the whole is asked for later, and has to
     /// end with the same bytes.
     From(u64),
+    /// Those from there to the end, of a file whose other bytes are on a device. Whoever gives them answers for them.
+    End(u64),
 }
 
 pub(super) fn write(
@@ -50,7 +59,28 @@ pub(super) fn write(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let plan = Plan::of(Survey::of(tree, options.flavor)?)?;
-    let bytes = stream::write(&plan, options.uuid, contents, out)?;
+    let survey = Survey::of(tree, options.flavor, BlockSize::B4096, Fingerprints::Omitted)?;
+    finish(survey, options.uuid, contents, out)
+}
+
+pub(super) fn write_native(
+    tree: &Tree,
+    native: &Native<'_>,
+    contents: &mut Contents<'_>,
+    out: &mut impl io::Write,
+) -> Result<Summary, WriteError> {
+    let mut survey = Survey::of(tree, Flavor::Linux, native.block_size, native.fingerprints)?;
+    survey.add_files(native, contents)?;
+    finish(survey, native.uuid, contents, out)
+}
+
+fn finish(
+    survey: Survey<'_>,
+    uuid: [u8; 16],
+    contents: &mut Contents<'_>,
+    out: &mut impl io::Write,
+) -> Result<Summary, WriteError> {
+    let plan = Plan::of(survey)?;
+    let bytes = stream::write(&plan, uuid, contents, out)?;
     Ok(Summary { bytes, version: None, inodes: plan.survey.items.len() as u64 })
 }

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use crate::erofs::layout::SLOT_SIZE;
-use crate::erofs::write::place::BLOCK_SIZE;
 
 /// Gaps that are remembered. Few, so that an inode is never far from its neighbours: a gap is filled while its block is
 /// one of the last that were begun.
@@ -14,7 +13,7 @@ const GAPS: usize = 16;
 pub(super) struct Shape {
     /// Bytes of the inode itself, which never crosses a block's end.
     pub(super) inode: u64,
-    /// Bytes of its xattrs, which may.
+    /// Bytes of its xattrs, and of a table of chunks behind them, which may.
     pub(super) xattrs: u64,
     /// Bytes of its tail, which may not.
     pub(super) tail: u64,
@@ -28,8 +27,8 @@ impl Shape {
         self.inode + self.xattrs + self.tail
     }
 
-    fn fits(self, at: u64) -> bool {
-        let within = |at: u64, size: u64| at % BLOCK_SIZE + size <= BLOCK_SIZE;
+    fn fits(self, at: u64, block: u64) -> bool {
+        let within = |at: u64, size: u64| at % block + size <= block;
         within(at, self.inode)
             && within(at + self.inode + self.xattrs, self.tail)
             && (!self.whole || within(at, self.size()))
@@ -39,29 +38,30 @@ impl Shape {
 /// Places inodes.
 #[derive(Debug)]
 pub(super) struct Packer {
+    block: u64,
     position: u64,
     gaps: VecDeque<(u64, u64)>,
 }
 
 impl Packer {
-    /// Begins at `position` bytes into the image.
-    pub(super) const fn new(position: u64) -> Self {
-        Self { position, gaps: VecDeque::new() }
+    /// Begins at `position` bytes into an image of blocks of so many bytes.
+    pub(super) const fn new(position: u64, block: u64) -> Self {
+        Self { block, position, gaps: VecDeque::new() }
     }
 
     /// Answers where an inode goes, in bytes; `None` when its tail can be nowhere behind it.
     pub(super) fn place(&mut self, shape: Shape) -> Option<u64> {
         for (start, end) in &mut self.gaps {
             let at = *start;
-            if at + shape.size() <= *end && shape.fits(at) {
+            if at + shape.size() <= *end && shape.fits(at, self.block) {
                 *start = (at + shape.size()).next_multiple_of(SLOT_SIZE);
                 return Some(at);
             }
         }
         let from = self.position.next_multiple_of(SLOT_SIZE);
         // Every place within a block is tried.
-        let places = (0..=BLOCK_SIZE / SLOT_SIZE).map(|slot| from + slot * SLOT_SIZE);
-        let at = places.into_iter().find(|at| shape.fits(*at))?;
+        let places = (0..=self.block / SLOT_SIZE).map(|slot| from + slot * SLOT_SIZE);
+        let at = places.into_iter().find(|at| shape.fits(*at, self.block))?;
         if at > from {
             self.gaps.push_back((from, at));
         }
@@ -90,7 +90,7 @@ mod tests {
     /// Expected values worked out by hand from the rules in `docs/format/erofs-profile.md`.
     #[track_caller]
     fn check(from: u64, shapes: &[Shape], expect: &[Option<u64>], end: u64) {
-        let mut packer = Packer::new(from);
+        let mut packer = Packer::new(from, 4096);
         let got: Vec<_> = shapes.iter().map(|shape| packer.place(*shape)).collect();
         assert_eq!((&got[..], packer.end()), (expect, end));
     }

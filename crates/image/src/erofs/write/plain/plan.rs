@@ -3,15 +3,16 @@
 use hashbrown::HashMap;
 
 use super::Flavor;
+use super::files::{ChunkTable, DataForm};
 use super::pack::{Packer, Shape};
 use super::survey::{Data, Survey};
-use crate::erofs::layout::{RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET};
+use crate::erofs::layout::{RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET};
 use crate::erofs::write::WriteError;
 use crate::erofs::write::listing::Listing;
-use crate::erofs::write::place::{BLOCK_SIZE, DirectoryExtent, Extent};
+use crate::erofs::write::place::{BlockSize, DirectoryExtent, Extent};
 use crate::tree::{Inode, InodeId};
 
-/// Most bytes of an end that go behind the inode. With more, what has to be left free before blocks' ends costs what is
+/// Most bytes of an end that go behind the inode, of a block of 4096; of others in proportion. With more, what has to be left free before blocks' ends costs what is
 /// saved: of Debian images those with 3400 are the smallest, or within 0.003 % of it. With fewer, images are larger and
 /// listings faster, since these read the blocks that inodes are in: `docs/format/erofs-profile.md` has the numbers.
 const TAIL_MAX: u64 = 3400;
@@ -25,6 +26,8 @@ pub(super) struct Plan<'a> {
     pub(super) survey: Survey<'a>,
     /// Slots of the inodes by [`InodeId::index`].
     nids: Vec<u32>,
+    /// Behind the superblock and this come the long prefixes.
+    pub(super) device_table: Vec<RawDeviceSlot>,
     /// Where the shared xattrs begin, in bytes.
     pub(super) inodes_end: u64,
     /// Where the blocks of directories and symlinks begin, and behind them those of files, in bytes.
@@ -35,22 +38,23 @@ pub(super) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     pub(super) fn of(mut survey: Survey<'a>) -> Result<Self, WriteError> {
-        const FIRST: u64 = (SUPERBLOCK_OFFSET + size_of::<RawSuperblock>()) as u64;
         let tree = survey.tree;
+        let block_size = survey.block_size.bytes();
         let mut nids = vec![0; tree.inode_bound()];
-        let mut packer = Packer::new(FIRST);
+        let mut packer = Packer::new(first_inode(&survey), block_size);
         let mut items = std::mem::take(&mut survey.items);
         for item in &mut items {
             let inode = tree.inode(item.id);
             let data = Data::of(&inode);
-            let xattrs = survey.xattrs.size_of(survey.set_of(&inode), None);
+            let xattrs = survey.xattrs_size(&inode);
             if xattrs > XATTRS_MAX {
                 return Err(WriteError::XattrsTooLarge { path: inode.path(), bytes: xattrs });
             }
             let extent = extent_of(&survey, &inode, &data);
+            let table = survey.on_device(&data).and_then(|file| ChunkTable::of(file, block_size));
             let mut shape = Shape {
                 inode: item.form.size(),
-                xattrs,
+                xattrs: table.map_or(xattrs, |table| xattrs.next_multiple_of(8) + table.size()),
                 tail: extent.tail,
                 whole: matches!(data, Data::Symlink(_)),
             };
@@ -69,9 +73,12 @@ impl<'a> Plan<'a> {
         items.sort_unstable_by_key(|item| nids[item.id.index()]);
         survey.items = items;
         let inodes_end = packer.end();
-        let data_start = (inodes_end + survey.xattrs.shared_bytes()).next_multiple_of(BLOCK_SIZE);
-        let blocks = place_blocks(&mut survey, data_start / BLOCK_SIZE)?;
-        Ok(Self { survey, nids, inodes_end, data_start, blocks })
+        let data_start = (inodes_end + survey.shared_bytes()).next_multiple_of(block_size);
+        let blocks = place_blocks(&mut survey, data_start / block_size)?;
+        let device_table = survey.devices.table(blocks);
+        let device_table = device_table.ok_or_else(|| too_many_blocks(survey.block_size))?;
+        place_on_devices(&mut survey, blocks)?;
+        Ok(Self { survey, nids, device_table, inodes_end, data_start, blocks })
     }
 
     pub(super) fn nid(&self, id: InodeId) -> u32 {
@@ -81,13 +88,33 @@ impl<'a> Plan<'a> {
     /// The root is the first inode, so that its nid has 16 bits.
     pub(super) fn root_nid(&self) -> u16 {
         let nid = self.nid(InodeId::ROOT);
-        u16::try_from(nid).expect("the root stands in the first two blocks")
+        u16::try_from(nid).expect("the root stands next to the device table")
     }
+}
+
+/// Where the device table begins, in bytes: behind the superblock.
+pub(super) const DEVICE_TABLE: u64 = (SUPERBLOCK_OFFSET + size_of::<RawSuperblock>()) as u64;
+
+/// Where the long prefixes begin, in bytes.
+pub(super) fn prefixes_start(survey: &Survey<'_>) -> u64 {
+    DEVICE_TABLE + u64::from(survey.devices.len()) * size_of::<RawDeviceSlot>() as u64
+}
+
+fn first_inode(survey: &Survey<'_>) -> u64 {
+    prefixes_start(survey) + survey.prefixes.bytes.len() as u64
+}
+
+const fn too_many_blocks(block_size: BlockSize) -> WriteError {
+    WriteError::TooLarge(match block_size {
+        BlockSize::B512 => "2 TiB",
+        BlockSize::B4096 => "16 TiB",
+    })
 }
 
 /// Gives blocks to all that has data beyond its tail: first to names and targets, so that metadata is together, then to
 /// files. Answers the number of blocks in the image.
 fn place_blocks(survey: &mut Survey<'_>, start: u64) -> Result<u32, WriteError> {
+    let too_many = || too_many_blocks(survey.block_size);
     let mut next = start;
     let mut shared = HashMap::new();
     let mut items = std::mem::take(&mut survey.items);
@@ -98,13 +125,16 @@ fn place_blocks(survey: &mut Survey<'_>, start: u64) -> Result<u32, WriteError> 
             if data.is_file() != of_files {
                 continue;
             }
-            let (size, tail) = (size_of_data(&inode, &data, item.tail), u64::from(item.tail));
-            let blocks = (size - tail).div_ceil(BLOCK_SIZE);
+            let in_blocks = match survey.on_device(&data) {
+                None => size_of_data(survey, &inode, &data, item.tail) - u64::from(item.tail),
+                Some(file) if file.form == DataForm::Flat => 0,
+                Some(file) => file.tail.into(),
+            };
+            let blocks = in_blocks.div_ceil(survey.block_size.bytes());
             if blocks == 0 {
                 continue;
             }
-            let number =
-                |block: u64| u32::try_from(block).map_err(|_wide| WriteError::TooLarge("16 TiB"));
+            let number = |block: u64| u32::try_from(block).map_err(|_wide| too_many());
             item.block = number(next)?;
             if let Some(object) = survey.shared(&data) {
                 let first = shared.entry(object).or_insert(item.block);
@@ -119,12 +149,31 @@ fn place_blocks(survey: &mut Survey<'_>, start: u64) -> Result<u32, WriteError> 
         }
     }
     survey.items = items;
-    u32::try_from(next).map_err(|_wide| WriteError::TooLarge("16 TiB"))
+    u32::try_from(next).map_err(|_wide| too_many_blocks(survey.block_size))
+}
+
+/// Gives their addresses to files that are on devices behind an image of so many blocks.
+fn place_on_devices(survey: &mut Survey<'_>, image: u32) -> Result<(), WriteError> {
+    if survey.files.on_devices.is_empty() {
+        return Ok(());
+    }
+    let mut items = std::mem::take(&mut survey.items);
+    for item in &mut items {
+        let data = Data::of(&survey.tree.inode(item.id));
+        if let Some(file) = survey.on_device(&data)
+            && file.form == DataForm::Flat
+        {
+            let address = survey.devices.address(file.device, file.block, image);
+            item.block = address.ok_or_else(|| too_many_blocks(survey.block_size))?;
+        }
+    }
+    survey.items = items;
+    Ok(())
 }
 
 /// How a directory is cut into blocks.
-pub(super) fn cut(directory: &Inode<'_>) -> (u64, u64) {
-    let mut extent = DirectoryExtent::default();
+fn cut(directory: &Inode<'_>, block_size: BlockSize) -> (u64, u64) {
+    let mut extent = DirectoryExtent::new(block_size);
     for entry in Listing::plain(directory) {
         extent.push(entry.name);
     }
@@ -133,13 +182,26 @@ pub(super) fn cut(directory: &Inode<'_>) -> (u64, u64) {
 
 /// What of an inode's data would go where, if there is room behind it.
 fn extent_of(survey: &Survey<'_>, inode: &Inode<'_>, data: &Data<'_>) -> Extent {
+    if let Some(file) = survey.on_device(data) {
+        // Blocks in the image are counted when they are given out.
+        let tail = if file.form == DataForm::Flat { file.tail.into() } else { 0 };
+        return Extent { blocks: 0, tail };
+    }
+    let block_size = survey.block_size.bytes();
+    let with_tail = |blocks, tail| {
+        if tail * BlockSize::B4096.bytes() > TAIL_MAX * block_size {
+            Extent { blocks: blocks + 1, tail: 0 }
+        } else {
+            Extent { blocks, tail }
+        }
+    };
     let cut_file = |size: u64| match (survey.flavor, survey.shared(data)) {
-        (Flavor::Linux, None) => with_tail(size / BLOCK_SIZE, size % BLOCK_SIZE),
-        _ => Extent { blocks: size.div_ceil(BLOCK_SIZE), tail: 0 },
+        (Flavor::Linux, None) => with_tail(size / block_size, size % block_size),
+        _ => Extent { blocks: size.div_ceil(block_size), tail: 0 },
     };
     match data {
         Data::Directory => {
-            let (full, last) = cut(inode);
+            let (full, last) = cut(inode, survey.block_size);
             with_tail(full, last)
         }
         Data::Symlink(target) => Extent::behind(target.len() as u64),
@@ -149,16 +211,18 @@ fn extent_of(survey: &Survey<'_>, inode: &Inode<'_>, data: &Data<'_>) -> Extent 
     }
 }
 
-const fn with_tail(blocks: u64, tail: u64) -> Extent {
-    if tail > TAIL_MAX { Extent { blocks: blocks + 1, tail: 0 } } else { Extent { blocks, tail } }
-}
-
 /// `i_size`. A directory's counts whole blocks.
-pub(super) fn size_of_data(inode: &Inode<'_>, data: &Data<'_>, tail: u16) -> u64 {
+pub(super) fn size_of_data(
+    survey: &Survey<'_>,
+    inode: &Inode<'_>,
+    data: &Data<'_>,
+    tail: u16,
+) -> u64 {
     match data {
         Data::Directory => {
-            let (full, last) = cut(inode);
-            full * BLOCK_SIZE + if tail == 0 { BLOCK_SIZE } else { last }
+            let (full, last) = cut(inode, survey.block_size);
+            let block_size = survey.block_size.bytes();
+            full * block_size + if tail == 0 { block_size } else { last }
         }
         Data::Symlink(bytes) | Data::Inline(bytes) => bytes.len() as u64,
         Data::External { size, .. } => *size,

@@ -11,17 +11,17 @@ use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
 use super::Piece;
-use super::plan::{Plan, size_of_data};
+use super::files::{ChunkTable, DataForm, OnDevice};
+use super::plan::{DEVICE_TABLE, Plan, prefixes_start, size_of_data};
 use super::survey::{Data, Item};
 use crate::erofs::layout::{
-    LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC,
-    SUPERBLOCK_OFFSET, compat, file_type,
+    LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawDeviceSlot, RawSuperblock,
+    SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, file_type, incompat,
 };
 use crate::erofs::write::directory::{Dirent, put_directory};
 use crate::erofs::write::inode::{Record, icount};
 use crate::erofs::write::listing::{Listing, Source};
 use crate::erofs::write::output::{Checksum, Output};
-use crate::erofs::write::place::BLOCK_SIZE;
 use crate::erofs::write::{Contents, WriteError};
 use crate::tree::{Inode, Node};
 
@@ -34,16 +34,25 @@ pub(super) fn write(
 ) -> Result<u64, WriteError> {
     let mut stream = Stream {
         plan,
-        out: Output::new(out, Checksum::Crc32c),
+        out: Output::new(out, Checksum::Crc32c, plan.survey.block_size),
         contents,
         ends: Sha256::new(),
         ends_again: Sha256::new(),
     };
     stream.out.pad_to(SUPERBLOCK_OFFSET as u64);
     stream.out.put(&superblock(plan, uuid));
+    for slot in &plan.device_table {
+        stream.out.put(slot);
+    }
+    stream.out.buffer.extend_from_slice(&plan.survey.prefixes.bytes);
     stream.inodes()?;
     stream.out.pad_to(plan.inodes_end);
     for put in plan.survey.xattrs.shared_entries() {
+        put(&mut stream.out.buffer);
+        stream.out.flush_if_full()?;
+    }
+    let prefix = plan.survey.prefixes.fingerprint.unwrap_or_default();
+    for put in plan.survey.files.shared_entries(prefix) {
         put(&mut stream.out.buffer);
         stream.out.flush_if_full()?;
     }
@@ -55,17 +64,43 @@ pub(super) fn write(
         return Err(WriteError::ContentChanged);
     }
     let bytes = out.finish()?;
-    assert_eq!(bytes, u64::from(plan.blocks) * BLOCK_SIZE, "the plan says how long the image is");
+    let planned = u64::from(plan.blocks) * plan.survey.block_size.bytes();
+    assert_eq!(bytes, planned, "the plan says how long the image is");
     Ok(bytes)
 }
 
 fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
-    let filter = if plan.survey.has_xattrs { compat::XATTR_FILTER } else { 0 };
-    let xattr_block = plan.inodes_end / BLOCK_SIZE;
+    let survey = &plan.survey;
+    let when = |condition, bits| if condition { bits } else { 0 };
+    let fingerprint = survey.prefixes.fingerprint;
+    let devices = survey.devices.len();
+    let xattr_block = plan.inodes_end / survey.block_size.bytes();
+    let is_chunked = |file: &OnDevice| matches!(file.form, DataForm::Chunks(_));
+    let has_prefixes = survey.prefixes.count > 0;
+    let number = |number: u64| u32::try_from(number).expect("it is before the inodes");
     RawSuperblock {
         magic: U32::new(SUPERBLOCK_MAGIC),
-        feature_compat: U32::new(compat::SB_CHKSUM | compat::MTIME | filter),
-        blkszbits: 12,
+        feature_compat: U32::new(
+            compat::SB_CHKSUM
+                | compat::MTIME
+                | when(survey.has_xattrs || fingerprint.is_some(), compat::XATTR_FILTER)
+                | when(fingerprint.is_some(), compat::ISHARE_XATTRS),
+        ),
+        feature_incompat: U32::new(
+            when(survey.files.on_devices.values().any(is_chunked), incompat::CHUNKED_FILE)
+                | when(devices > 0, incompat::DEVICE_TABLE)
+                | when(has_prefixes, incompat::XATTR_PREFIXES),
+        ),
+        blkszbits: survey.block_size.bits(),
+        extra_devices: U16::new(devices),
+        devt_slotoff: U16::new(if devices > 0 { DEVICE_SLOT } else { 0 }),
+        xattr_prefix_count: survey.prefixes.count,
+        xattr_prefix_start: U32::new(if has_prefixes {
+            number(prefixes_start(survey) / 4)
+        } else {
+            0
+        }),
+        ishare_xattr_prefix_id: fingerprint.unwrap_or_default(),
         rootnid_2b: U16::new(plan.root_nid()),
         inos: U64::new(plan.survey.items.len() as u64),
         epoch: I64::new(plan.survey.epoch.seconds),
@@ -78,6 +113,13 @@ fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
         ..RawSuperblock::new_zeroed()
     }
 }
+
+/// [`DEVICE_TABLE`] in slots.
+const DEVICE_SLOT: u16 = {
+    const SLOT: u64 = size_of::<RawDeviceSlot>() as u64;
+    assert!(DEVICE_TABLE.is_multiple_of(SLOT) && DEVICE_TABLE / SLOT == 9);
+    9
+};
 
 struct Stream<'s, 'c, W> {
     plan: &'s Plan<'s>,
@@ -92,8 +134,13 @@ struct Stream<'s, 'c, W> {
 impl<W: io::Write> Stream<'_, '_, W> {
     fn inodes(&mut self) -> Result<(), WriteError> {
         let survey = &self.plan.survey;
-        let in_block = self.plan.inodes_end % BLOCK_SIZE;
+        let block_size = survey.block_size.bytes();
+        let in_block = self.plan.inodes_end % block_size;
         let first_id = u32::try_from(in_block / 4).expect("less than a block");
+        let fingerprint_prefix = survey.prefixes.fingerprint.unwrap_or_default();
+        let first_fingerprint = (in_block + survey.xattrs.shared_bytes()) / 4;
+        let first_fingerprint =
+            u32::try_from(first_fingerprint).expect("the table has less than 4 GiB");
         let mut xattrs = Vec::new();
         for (ino, item) in (1_u32..).zip(&survey.items) {
             let inode = survey.tree.inode(item.id);
@@ -101,21 +148,35 @@ impl<W: io::Write> Stream<'_, '_, W> {
             self.out.pad_to(u64::from(self.plan.nid(item.id)) * SLOT_SIZE);
             xattrs.clear();
             survey.xattrs.put(survey.set_of(&inode), None, first_id, &mut xattrs);
+            survey.files.put(item.id, fingerprint_prefix, first_fingerprint, &mut xattrs);
+            let file = survey.on_device(&data);
+            let table = file.and_then(|file| ChunkTable::of(file, block_size));
             let record = Record {
-                layout: if item.tail > 0 { LAYOUT_FLAT_INLINE } else { LAYOUT_FLAT_PLAIN },
+                layout: match table {
+                    Some(_) => LAYOUT_CHUNK_BASED,
+                    None if item.tail > 0 => LAYOUT_FLAT_INLINE,
+                    None => LAYOUT_FLAT_PLAIN,
+                },
                 icount: icount(xattrs.len()),
                 mode: inode.mode(),
                 nlink: inode.nlink(),
-                size: size_of_data(&inode, &data, item.tail),
+                size: size_of_data(survey, &inode, &data, item.tail),
                 i_u: match data {
                     Data::Device(number) => u32::try_from(number).expect("else it is refused"),
-                    _ => item.block,
+                    _ => table.map_or(item.block, |table| table.format()),
                 },
                 ino,
                 metadata: inode.metadata(),
             };
             record.put(item.form, &mut self.out);
             self.out.buffer.extend_from_slice(&xattrs);
+            if let (Some(file), Some(table)) = (file, table) {
+                self.out.pad_to(self.out.position().next_multiple_of(8));
+                for at in 0..table.entries {
+                    self.out.put(&table.entry(file, at, item.block));
+                    self.out.flush_if_full()?;
+                }
+            }
             if item.tail > 0 {
                 self.tail(item, &inode, &data)?;
             }
@@ -135,20 +196,38 @@ impl<W: io::Write> Stream<'_, '_, W> {
             }
             Data::External { size, .. } => {
                 let start = size - u64::from(item.tail);
-                let piece = if start == 0 { Piece::Whole } else { Piece::From(start) };
-                let mut end = End { bytes: Vec::new(), wanted: item.tail.into() };
-                (self.contents)(*inode, piece, &mut end)
-                    .map_err(|source| WriteError::Content { path: inode.path(), source })?;
-                if end.bytes.len() != end.wanted {
-                    return Err(WriteError::ContentSize { path: inode.path(), size });
+                let is_on_device = self.plan.survey.on_device(data).is_some();
+                let piece = match start {
+                    0 => Piece::Whole,
+                    start if is_on_device => Piece::End(start),
+                    start => Piece::From(start),
+                };
+                let end = self.end(inode, piece, size, item.tail.into())?;
+                if matches!(piece, Piece::From(_)) {
+                    self.ends.update(&end);
                 }
-                if start > 0 {
-                    self.ends.update(&end.bytes);
-                }
-                self.out.buffer.extend_from_slice(&end.bytes);
+                self.out.buffer.extend_from_slice(&end);
                 Ok(())
             }
             Data::Device(_) | Data::Nothing => Ok(()),
+        }
+    }
+
+    /// The end of a file, or all of it, of so many bytes.
+    fn end(
+        &mut self,
+        inode: &Inode<'_>,
+        piece: Piece,
+        size: u64,
+        wanted: usize,
+    ) -> Result<Vec<u8>, WriteError> {
+        let mut end = End { bytes: Vec::new(), wanted };
+        (self.contents)(*inode, piece, &mut end)
+            .map_err(|source| WriteError::Content { path: inode.path(), source })?;
+        if end.bytes.len() == wanted {
+            Ok(end.bytes)
+        } else {
+            Err(WriteError::ContentSize { path: inode.path(), size })
         }
     }
 
@@ -159,8 +238,8 @@ impl<W: io::Write> Stream<'_, '_, W> {
         which: Blocks,
     ) -> Result<(), WriteError> {
         let plan = self.plan;
-        let blocks =
-            (size_of_data(inode, &Data::Directory, item.tail) - u64::from(item.tail)) / BLOCK_SIZE;
+        let size = size_of_data(&plan.survey, inode, &Data::Directory, item.tail);
+        let blocks = (size - u64::from(item.tail)) / plan.survey.block_size.bytes();
         let blocks = u32::try_from(blocks).expect("they have numbers of 32 bits");
         let wanted = match which {
             Blocks::Tail => blocks..blocks + 1,
@@ -201,7 +280,14 @@ impl<W: io::Write> Stream<'_, '_, W> {
                 Data::Inline(bytes) => {
                     self.out.write(&bytes[..bytes.len() - usize::from(item.tail)])?;
                 }
-                Data::External { size, .. } => self.external(item, &inode, size)?,
+                data @ Data::External { size, .. } => match survey.on_device(&data) {
+                    None => self.external(item, &inode, size)?,
+                    Some(file) => {
+                        let (piece, tail) = (Piece::End(file.end()), file.tail.into());
+                        let end = self.end(&inode, piece, size, tail)?;
+                        self.out.write(&end)?;
+                    }
+                },
                 _ => continue,
             }
             self.out.pad_to_block();

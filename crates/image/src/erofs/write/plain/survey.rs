@@ -3,13 +3,19 @@
 use std::borrow::Cow;
 
 use hashbrown::HashMap;
+use sha2::{Digest as _, Sha256};
 
 use super::Flavor;
-use crate::erofs::write::WriteError;
+use super::devices::Devices;
+use super::files::{DataForm, Files, Hashed, OnDevice};
+use super::native::{Fingerprints, Native, Stored};
+use super::prefixes::Prefixes;
 use crate::erofs::write::inode::Form;
-use crate::erofs::write::place::BLOCK_SIZE;
+use crate::erofs::write::place::BlockSize;
 use crate::erofs::write::xattrs::{SetId, Xattrs};
+use crate::erofs::write::{Contents, Piece, WriteError};
 use crate::tree::{Content, Inode, InodeId, Node, StringId, Timestamp, Tree};
+use crate::verity::ObjectId;
 
 /// An inode of the image. There is one for each, so they are small.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +72,10 @@ impl<'a> Data<'a> {
 pub(super) struct Survey<'a> {
     pub(super) tree: &'a Tree,
     pub(super) flavor: Flavor,
+    pub(super) block_size: BlockSize,
+    pub(super) devices: Devices,
+    pub(super) files: Files,
+    pub(super) prefixes: Prefixes,
     /// In the order that `ls -lR` asks for them.
     pub(super) items: Vec<Item>,
     /// The time of compact inodes.
@@ -79,10 +89,19 @@ pub(super) struct Survey<'a> {
 }
 
 impl<'a> Survey<'a> {
-    pub(super) fn of(tree: &'a Tree, flavor: Flavor) -> Result<Self, WriteError> {
+    pub(super) fn of(
+        tree: &'a Tree,
+        flavor: Flavor,
+        block_size: BlockSize,
+        fingerprints: Fingerprints,
+    ) -> Result<Self, WriteError> {
         let mut survey = Self {
             tree,
             flavor,
+            block_size,
+            devices: Devices::default(),
+            files: Files::default(),
+            prefixes: Prefixes::default(),
             items: list(tree),
             epoch: Timestamp::default(),
             xattrs: Xattrs::new(tree),
@@ -113,6 +132,11 @@ impl<'a> Survey<'a> {
             if is_narrow(&inode) && inode.metadata().mtime == survey.epoch {
                 item.form = Form::Compact;
             }
+        }
+        if fingerprints != Fingerprints::Omitted {
+            survey.prefixes.add_fingerprint();
+            // The image has a table of them anyway, which older kernels do not know.
+            survey.xattrs.shorten(|base, infix| survey.prefixes.add(base, infix));
         }
         let none = std::iter::empty();
         survey.xattrs.share(none).ok_or(WriteError::TooLarge("shared xattrs"))?;
@@ -146,8 +170,144 @@ impl<'a> Survey<'a> {
     pub(super) fn shared(&self, data: &Data<'_>) -> Option<StringId> {
         let Data::External { size, object: Some(object) } = *data else { return None };
         let uses = u64::from(self.uses[object.index()]);
-        (uses > 1 && size.saturating_mul(uses) > BLOCK_SIZE).then_some(object)
+        (uses > 1 && size.saturating_mul(uses) > self.block_size.bytes()).then_some(object)
     }
+
+    /// Where on a device the bytes of a file are.
+    pub(super) fn on_device(&self, data: &Data<'_>) -> Option<&OnDevice> {
+        let Data::External { object: Some(object), .. } = data else { return None };
+        self.files.on_devices.get(object)
+    }
+
+    /// Bytes of an inode's xattrs.
+    pub(super) fn xattrs_size(&self, inode: &Inode<'_>) -> u64 {
+        let without = self.xattrs.size_of(self.set_of(inode), None);
+        self.files.xattrs_size(inode.id(), without)
+    }
+
+    /// Bytes in the table of shared xattrs.
+    pub(super) fn shared_bytes(&self) -> u64 {
+        self.xattrs.shared_bytes() + self.files.shared_bytes()
+    }
+
+    /// Finds out where the bytes of files are, and what their fingerprints are.
+    pub(super) fn add_files(
+        &mut self,
+        native: &Native<'_>,
+        contents: &mut Contents<'_>,
+    ) -> Result<(), WriteError> {
+        self.devices = Devices::of(native.devices, self.block_size)?;
+        let wanted = native.fingerprints != Fingerprints::Omitted;
+        let mut hashes = Vec::new();
+        let mut of_objects = HashMap::new();
+        let tree = self.tree;
+        for id in self.items.iter().map(|item| item.id).collect::<Vec<_>>() {
+            let inode = tree.inode(id);
+            let hash = match Data::of(&inode) {
+                Data::Inline(bytes) if wanted && !bytes.is_empty() => Sha256::digest(bytes).into(),
+                Data::External { size: 1.., object: Some(object) } => {
+                    match of_objects.get(&object) {
+                        Some(hash) => *hash,
+                        None => {
+                            let hash = self.add_object(native, &inode, object, contents)?;
+                            of_objects.insert(object, hash);
+                            hash
+                        }
+                    }
+                }
+                Data::External { size: 1.., object: None } if wanted => hashed(&inode, contents)?,
+                _ => continue,
+            };
+            hashes.push((id, hash));
+        }
+        for item in &self.items {
+            let inode = self.tree.inode(item.id);
+            let data = Data::of(&inode);
+            if let (Data::External { size, .. }, Some(file)) = (data, self.on_device(&data))
+                && size != file.size
+            {
+                return Err(WriteError::ContentSize { path: inode.path(), size });
+            }
+        }
+        if wanted {
+            let share_all = native.fingerprints == Fingerprints::Shared;
+            let bound = self.tree.inode_bound();
+            let added = self.files.set_fingerprints(hashes.into_iter(), bound, share_all);
+            let bytes = added.and_then(|()| u32::try_from(self.shared_bytes()).ok());
+            bytes.ok_or(WriteError::TooLarge("shared xattrs"))?;
+        }
+        Ok(())
+    }
+
+    /// Asks where an object is. Answers its fingerprint.
+    fn add_object(
+        &mut self,
+        native: &Native<'_>,
+        inode: &Inode<'_>,
+        key: StringId,
+        contents: &mut Contents<'_>,
+    ) -> Result<[u8; 32], WriteError> {
+        let object = ObjectId::from_bytes(self.tree.string(key)).expect("the tree has no others");
+        let Some(stored) = (native.find)(&object) else {
+            return match native.fingerprints {
+                Fingerprints::Omitted => Ok([0; 32]),
+                _ => hashed(inode, contents),
+            };
+        };
+        let Data::External { size, .. } = Data::of(inode) else {
+            unreachable!("only external files have objects")
+        };
+        // What is all end is in the image as if no device had it.
+        if u64::from(stored.tail) != size {
+            let file = self.place_on_device(size, &stored);
+            let misplaced = || WriteError::Misplaced { path: inode.path(), size, stored };
+            self.files.on_devices.insert(key, file.ok_or_else(misplaced)?);
+        }
+        Ok(stored.fingerprint)
+    }
+
+    /// How an inode says where its bytes are. `None` when they cannot be there.
+    fn place_on_device(&self, size: u64, stored: &Stored) -> Option<OnDevice> {
+        let Stored { device, offset, tail, fingerprint: _ } = *stored;
+        let block_size = self.block_size.bytes();
+        let end = size.checked_sub(tail.into())?;
+        let blocks = end.div_ceil(block_size);
+        let block = offset / block_size;
+        let is_aligned = offset % block_size == 0 && (tail == 0 || end % block_size == 0);
+        if !is_aligned || block.checked_add(blocks)? > self.devices.blocks(device)? {
+            return None;
+        }
+        let tail_fits = u64::from(tail) <= block_size - TAIL_LEAVES;
+        let form = if self.devices.is_mapped(device) && tail_fits {
+            DataForm::Flat
+        } else {
+            let bits = match tail {
+                0 => blocks.checked_next_power_of_two()?.trailing_zeros(),
+                _ => blocks.trailing_zeros(),
+            };
+            if u64::from(tail) > block_size << bits {
+                return None;
+            }
+            DataForm::Chunks(u8::try_from(bits).ok().filter(|bits| *bits < 32)?)
+        };
+        Some(OnDevice { device, block, size, tail, form })
+    }
+}
+
+/// What of a block the end of a file has to leave, to fit behind any inode with any xattrs in one of the places that the
+/// inode can have: an inode of 64 bytes can be in all slots of a block but the last, and what is behind it is up to 28
+/// bytes into one.
+const TAIL_LEAVES: u64 = 64;
+
+/// The SHA-256 of a file that is in the image.
+fn hashed(inode: &Inode<'_>, contents: &mut Contents<'_>) -> Result<[u8; 32], WriteError> {
+    let Data::External { size, .. } = Data::of(inode) else {
+        unreachable!("others are not asked for")
+    };
+    let mut hashed = Hashed::default();
+    contents(*inode, Piece::Whole, &mut hashed)
+        .map_err(|source| WriteError::Content { path: inode.path(), source })?;
+    hashed.finish(size).ok_or_else(|| WriteError::ContentSize { path: inode.path(), size })
 }
 
 /// Depth first by directories, but all inodes of a directory together: a walk that asks for each of them when it has read

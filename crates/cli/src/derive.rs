@@ -1,0 +1,147 @@
+//! `merge` and `filter`: images made of images.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use image::erofs::Versions;
+use oci::derive::{Filtered, Globs};
+use oci::import::{BUDGET, Durable, Event, Limits, Options, Unsupported};
+use oci::manifest::Platform;
+use oci::native::Dedup;
+use serde_json::json;
+use store::{Form, OpenImage, OpenOptions, RefName, Resolved, Store, walk};
+
+use crate::Answer;
+use crate::args;
+use crate::context::{Context, now};
+use crate::import::{give_up_when, summary, tell, until_signal};
+use crate::progress::Progress;
+use crate::report;
+
+pub(crate) fn merge(context: &Context, args: &args::Merge) -> anyhow::Result<Answer> {
+    let name: RefName = args.name.parse()?;
+    let store = context.open(OpenOptions::write())?;
+    let sources = Sources::find(context, &store, &args.images)?;
+    let images: Vec<_> = sources.found.iter().map(|it| it.image).collect();
+    let done = work(context, &store, &name, sources.form(), |options| {
+        oci::derive::merge(&store, &images, options)
+    })??;
+    sources.tell_config(context, &name);
+    if context.json {
+        let mut told = summary(&done);
+        let images: Vec<_> = images.iter().map(ToString::to_string).collect();
+        told["images"] = json!(images);
+        report::json(&told)?;
+    } else {
+        tell(context, &done)?;
+    }
+    Ok(Answer::Yes)
+}
+
+pub(crate) fn filter(context: &Context, args: &args::Filter) -> anyhow::Result<Answer> {
+    let name: RefName = args.new.parse()?;
+    let globs = Globs::new(args.include.clone(), args.exclude.clone())?;
+    let store = context.open(OpenOptions::write())?;
+    let sources = Sources::find(context, &store, std::slice::from_ref(&args.name))?;
+    let found = sources.found.first().context("no image was named")?;
+    let done = work(context, &store, &name, sources.form(), |options| {
+        oci::derive::filter(&store, &found.image, &globs, options)
+    })??;
+    let Filtered { report: done, kept, of, unmatched } = done;
+    for glob in &unmatched {
+        context.remark(&format!("\"{glob}\" matches nothing in {}", args.name));
+    }
+    sources.tell_config(context, &name);
+    if context.json {
+        let mut told = summary(&done);
+        told["from"] = json!(found.image.to_string());
+        told["kept"] = json!(kept);
+        told["of"] = json!(of);
+        let unmatched: Vec<_> = unmatched.iter().map(ToString::to_string).collect();
+        told["unmatched"] = json!(unmatched);
+        report::json(&told)?;
+        return Ok(Answer::Yes);
+    }
+    if !context.is_quiet() {
+        report::line(&format!("{kept} of {of} entries kept"))?;
+    }
+    tell(context, &done)?;
+    Ok(Answer::Yes)
+}
+
+/// The images that one is made of. `gc` keeps them, and their objects, while they are open.
+struct Sources {
+    found: Vec<Resolved>,
+    open: Vec<OpenImage>,
+}
+
+impl Sources {
+    fn find(context: &Context, store: &Store, names: &[String]) -> anyhow::Result<Self> {
+        let (mut found, mut open) = (Vec::new(), Vec::new());
+        for name in names {
+            let resolved = crate::names::resolve(store, name)?;
+            // What is in it would be used by another name.
+            crate::policy::check(context, store, &resolved)?;
+            open.push(store.open_image(&resolved.image)?);
+            found.push(resolved);
+        }
+        Ok(Self { found, open })
+    }
+
+    /// That of the sources, if it is one; else what all of them can be in.
+    fn form(&self) -> Form {
+        let has = |form| self.open.iter().any(|it| it.form == form);
+        match (has(Form::Tar), has(Form::Packed)) {
+            (true, _) => Form::Tar,
+            (false, true) => Form::Packed,
+            (false, false) => Form::Objects,
+        }
+    }
+
+    fn tell_config(&self, context: &Context, new: &RefName) {
+        if self.found.iter().any(|it| it.manifest.is_some()) {
+            context.remark(&format!(
+                "{new} has files only, and no configuration (command, environment, user): `quire run {new} -- COMMAND` says \
+                 what to run"
+            ));
+        }
+    }
+}
+
+/// Does `make` until it is done or told to stop, with progress shown.
+fn work<T: Send, E: Send>(
+    context: &Context,
+    store: &Store,
+    name: &RefName,
+    form: Form,
+    make: impl FnOnce(&Options<'_>) -> Result<T, E> + Send,
+) -> anyhow::Result<Result<T, E>> {
+    let progress = Progress::new(context);
+    let cancel = Arc::new(AtomicBool::new(false));
+    give_up_when(store, &cancel);
+    let (platform, scratch) = (Platform::linux(std::env::consts::ARCH), std::env::temp_dir());
+    let options = Options {
+        name: Some(name),
+        now: now(),
+        platform: &platform,
+        limits: Limits::default(),
+        budget: BUDGET,
+        durable: Durable::Together,
+        form,
+        dedup: Dedup::Store,
+        threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+        unsupported: Unsupported::Refuse,
+        xattrs: walk::Xattrs::All,
+        times: walk::Times::Exact,
+        versions: Versions::default(),
+        objects: None,
+        scratch: &scratch,
+        progress: &|event: Event<'_>| progress.tell(event),
+        cancel: &cancel,
+    };
+    let result = until_signal(&cancel, || make(&options))?;
+    progress.finish();
+    Ok(result)
+}

@@ -1,0 +1,296 @@
+//! Images over data blobs: `import --form`, `convert`, and every verb on what they make.
+
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::mounts::Unmount;
+use crate::{Place, is_root, write};
+
+/// The length of a file whose bytes are these.
+fn bytes(seed: u32, length: usize) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+/// Tars of two layers: files around the sizes where something changes, one content twice, a sparse file, links, a file of
+/// the lower layer that the upper one hides, one that it replaces, and one whose owner it changes.
+fn layers(place: &Place) {
+    let (lower, upper) = (place.path("lower"), place.path("upper"));
+    for tree in [&lower, &upper] {
+        std::fs::create_dir_all(tree.join("usr/lib")).unwrap();
+    }
+    for size in [0, 1, 64, 65, 511, 512, 513, 3000, 3001, 4095, 4096, 4097, 7096, 7097, 100_000] {
+        let size32 = u32::try_from(size).unwrap();
+        write(&lower.join(format!("usr/lib/{size}")), &bytes(size32, size), 0o644);
+    }
+    write(&lower.join("usr/twice"), &bytes(100_000, 100_000), 0o755);
+    let sparse = std::fs::File::create(lower.join("usr/sparse")).unwrap();
+    sparse.set_len(3 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, &bytes(3, 9000), 1 << 20).unwrap();
+    std::fs::hard_link(lower.join("usr/lib/4097"), lower.join("usr/linked")).unwrap();
+    std::os::unix::fs::symlink("lib/4096", lower.join("usr/link")).unwrap();
+    write(&lower.join("usr/hidden"), &bytes(7, 5000), 0o644);
+    write(&upper.join("usr/.wh.hidden"), b"", 0o644);
+    write(&upper.join("usr/lib/513"), &bytes(8, 20_000), 0o600);
+    write(&upper.join("usr/lib/7097"), &bytes(7097, 7097), 0o640);
+    for (name, tree) in [("lower.tar", &lower), ("upper.tar", &upper)] {
+        let mut command = Command::new("tar");
+        command.args(["--format=posix", "--sparse", "--numeric-owner", "--sort=name", "-cf"]);
+        command.arg(place.path(name)).arg("-C").arg(tree).arg(".");
+        assert!(command.status().unwrap().success());
+    }
+}
+
+/// An image `a` of those layers, as an OCI layout, made by what commits layers.
+fn place() -> Place {
+    let place = Place::new();
+    layers(&place);
+    place.out("import tar:lower.tar lower");
+    place.out("import tar:upper.tar upper");
+    place
+}
+
+fn json(place: &Place, line: &str) -> Value {
+    serde_json::from_str(&place.out(line)).unwrap()
+}
+
+fn image(place: &Place, name: &str) -> String {
+    json(place, &format!("show --json {name}"))["image"].as_str().unwrap().to_owned()
+}
+
+/// All that a mounted tree shows, by path.
+fn seen(root: &Path) -> BTreeMap<Vec<u8>, String> {
+    let mut found = BTreeMap::new();
+    let mut open = vec![root.to_owned()];
+    while let Some(directory) = open.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let stat = std::fs::symlink_metadata(&path).unwrap();
+            let content = match stat.file_type() {
+                kind if kind.is_dir() => {
+                    open.push(path.clone());
+                    String::new()
+                }
+                kind if kind.is_symlink() => {
+                    std::fs::read_link(&path).unwrap().display().to_string()
+                }
+                _ => format!("{} {:?}", stat.size(), std::fs::read(&path).unwrap()),
+            };
+            let name = path.strip_prefix(root).unwrap().as_os_str().as_bytes().to_vec();
+            let (mode, owner) = (stat.permissions().mode(), (stat.uid(), stat.gid()));
+            let time = (stat.mtime(), stat.mtime_nsec());
+            let links = stat.nlink();
+            found.insert(name, format!("{mode:o} {owner:?} {time:?} {links} {content}"));
+        }
+    }
+    found
+}
+
+/// What a mount of an image shows.
+fn mounted(place: &Place, name: &str, options: &str) -> BTreeMap<Vec<u8>, String> {
+    let point = place.path("point");
+    std::fs::create_dir_all(&point).unwrap();
+    let guard = Unmount(point.clone());
+    place.out(&format!("mount{options} {name} point"));
+    let found = seen(&point);
+    // Programs that other tests start have our open files for a moment.
+    place.out("umount --lazy point");
+    drop(guard);
+    found
+}
+
+#[test]
+fn every_form_shows_the_same_files() {
+    if !is_root() {
+        return;
+    }
+    let place = place();
+    for name in ["lower", "upper"] {
+        let expect = mounted(&place, name, "");
+        assert!(expect.len() > 3);
+        for form in ["packed", "tar"] {
+            place.out(&format!("import --form {form} tar:{name}.tar other"));
+            assert!(mounted(&place, "other", "") == expect, "{name} as {form}");
+            assert!(mounted(&place, "other", " --writable memory") == expect, "{name} as {form}");
+            assert!(place.run("diff other upper").code == Some(i32::from(name != "upper")));
+        }
+    }
+}
+
+#[test]
+fn forms_turn_into_each_other() {
+    let place = place();
+    let [objects, packed, tar] = ["objects", "packed", "tar"].map(|form| {
+        place.out(&format!("import --form {form} tar:lower.tar {form}"));
+        image(&place, form)
+    });
+    assert_eq!(objects, image(&place, "lower"));
+    place.out("export packed tar:packed.flat");
+    place.out("export tar tar:tar.flat");
+    place.out("export objects tar:objects.flat");
+    let flat = |name: &str| std::fs::read(place.path(name)).unwrap();
+    assert!(flat("packed.flat") == flat("objects.flat"));
+    assert!(flat("tar.flat") == flat("objects.flat"));
+    for (from, to, expect) in [
+        ("objects", "packed", &packed),
+        ("objects", "tar", &tar),
+        ("packed", "objects", &objects),
+        ("packed", "tar", &tar),
+        ("tar", "objects", &objects),
+        ("tar", "packed", &packed),
+    ] {
+        // In a store that has the one form only.
+        let other = Place::new();
+        std::fs::copy(place.path("lower.tar"), other.path("lower.tar")).unwrap();
+        other.out(&format!("import --form {from} tar:lower.tar a"));
+        other.out(&format!("convert --form {to} a"));
+        assert_eq!(image(&other, "a"), *expect, "{from} to {to}");
+        other.out("gc");
+        other.out("fsck");
+        assert_eq!(other.out("cat a:/usr/link").len(), {
+            String::from_utf8_lossy(&bytes(4096, 4096)).len()
+        });
+        other.out("export a tar:a.flat");
+        assert!(std::fs::read(other.path("a.flat")).unwrap() == flat("objects.flat"));
+        // The very tar comes back.
+        other.out("export --compression none a oci:layout");
+        let blobs = std::fs::read_dir(other.path("layout/blobs/sha256")).unwrap();
+        let lower = flat("lower.tar");
+        assert!(
+            blobs.into_iter().any(|it| std::fs::read(it.unwrap().path()).unwrap() == lower),
+            "{from} to {to}"
+        );
+        let forms: &[&str] = if to == "objects" { &[] } else { &["data"] };
+        let files = |name: &str| {
+            let count = |path: &Path| std::fs::read_dir(path).map_or(0, Iterator::count);
+            count(&other.path("store").join(name))
+        };
+        assert_eq!(files("data") > 0, forms.contains(&"data"), "{from} to {to}");
+    }
+}
+
+#[test]
+fn what_came_without_layers_is_packed_too() {
+    let place = Place::new();
+    let tree = place.tree("tree", "a long line\n");
+    write(&tree.join("etc/large"), &bytes(1, 50_000), 0o644);
+    place.out("import dir:tree objects");
+    place.out("import --form packed dir:tree packed");
+    let objects = json(&place, "du --json")["objects"].clone();
+    place.out("convert --form packed objects converted");
+    assert_eq!(image(&place, "packed"), image(&place, "converted"));
+    place.out("convert --form objects packed back");
+    assert_eq!(image(&place, "back"), image(&place, "objects"));
+    assert_eq!(json(&place, "du --json")["objects"], objects);
+    assert_eq!(place.out("cat packed:/etc/short"), "short\n");
+    let ran = place.run("import --form tar dir:tree tar");
+    assert!(ran.code == Some(2) && ran.err.contains("--form packed"), "{}", ran.err);
+    place.out("rm objects back");
+    place.out("gc");
+    place.out("fsck");
+    assert_eq!(place.out("cat packed:/etc/long"), "a long line\n".repeat(100));
+}
+
+#[test]
+fn merging_and_filtering_leave_data_where_it_is() {
+    if !is_root() {
+        return;
+    }
+    let place = place();
+    place.out("merge lower upper expect");
+    let expect = mounted(&place, "expect", "");
+    for (lower, upper) in
+        [("packed", "packed"), ("tar", "tar"), ("packed", "tar"), ("tar", "objects")]
+    {
+        let other = Place::new();
+        for (name, form) in [("lower", lower), ("upper", upper)] {
+            std::fs::copy(place.path(&format!("{name}.tar")), other.path("a.tar")).unwrap();
+            other.out(&format!("import --form {form} tar:a.tar {name}"));
+        }
+        let blobs = |place: &Place| json(place, "du --json")["dataBlobs"].clone();
+        let before = blobs(&other);
+        other.out("merge lower upper both");
+        if upper != "objects" {
+            assert_eq!(blobs(&other), before, "{lower} and {upper}");
+        }
+        assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
+        other.out("filter --include usr/lib lower part");
+        other.out("rm lower upper");
+        other.out("gc");
+        other.out("fsck");
+        assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
+        assert!(mounted(&other, "part", "").contains_key(&b"usr/lib/4097"[..]));
+    }
+}
+
+#[test]
+fn the_same_layers_give_the_same_image_where_that_is_wanted() {
+    let (first, second) = (place(), Place::new());
+    for tar in ["lower.tar", "upper.tar"] {
+        std::fs::copy(first.path(tar), second.path(tar)).unwrap();
+    }
+    // This store has some of the upper layer's contents already.
+    second.out("import --form packed tar:lower.tar before");
+    let import = |place: &Place, dedup: &str| {
+        place.out(&format!("import --form packed --dedup {dedup} tar:upper.tar {dedup}"));
+        (image(place, dedup), json(place, "du --json")["dataBlobs"].clone())
+    };
+    let (alone, _) = import(&first, "layer");
+    // What is there is not stored again, so that the image has another device.
+    assert_ne!(import(&second, "store").0, alone);
+    assert_eq!(import(&second, "layer").0, alone);
+    assert_eq!(import(&first, "store").0, alone);
+}
+
+#[test]
+fn a_blob_that_was_cut_off_is_never_mounted() {
+    if !is_root() {
+        return;
+    }
+    for form in ["packed", "tar"] {
+        let place = place();
+        place.out(&format!("import --form {form} tar:lower.tar a"));
+        let data = std::fs::read_dir(place.path("store/data")).unwrap();
+        let mut blobs = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
+        let blob = blobs.next().unwrap();
+        let length = std::fs::metadata(&blob).unwrap().len();
+        std::fs::set_permissions(&blob, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let file = std::fs::File::options().write(true).open(&blob).unwrap();
+        file.set_len(4096).unwrap();
+        std::fs::create_dir(place.path("point")).unwrap();
+        let _guard = Unmount(place.path("point"));
+        for line in ["mount a point", "mount --writable memory a point"] {
+            let ran = place.run(line);
+            assert_eq!(ran.code, Some(2), "{form}: {line}");
+            assert!(ran.err.contains("bytes, not") && ran.err.contains("fsck"), "{}", ran.err);
+        }
+        file.set_len(length).unwrap();
+        let ran = place.run("fsck");
+        assert_eq!(ran.code, Some(1), "{form}: {}", ran.err);
+        assert!(ran.out.contains("a:latest"), "{form}: {}", ran.out);
+    }
+}
+
+#[test]
+fn what_overlayfs_would_take_for_its_own_is_not_packed() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let device = tree.join("etc/white");
+    let made = Command::new("mknod").arg(&device).args(["c", "0", "0"]).status();
+    assert!(made.unwrap().success());
+    let ran = place.run("import --form packed dir:tree a");
+    assert!(ran.code == Some(2) && ran.err.contains("etc/white"), "{}", ran.err);
+    assert!(ran.err.contains("--form objects"), "{}", ran.err);
+}

@@ -1,0 +1,226 @@
+//! What only images over data blobs have: objects by their addresses, fingerprints, and what of a device is used.
+
+use hashbrown::HashMap;
+
+use super::error::{Corrupt, ReadError};
+use super::inode::{FileType, Inode, Nid};
+use super::source::ReadAt;
+use super::superblock::DeviceSlot;
+use super::to_tree::{ImageTree, Reader, View};
+use super::walk::{Budget, kept_bound};
+use super::xattr::Xattrs;
+use super::{ByteOffset, Device, Image, Place, to_u64, to_usize};
+use crate::tree::{Content, Location};
+use crate::verity::{Algorithm, Hasher, ObjectId};
+
+/// How files of an image over data blobs become objects.
+#[derive(Clone, Copy)]
+pub struct Objects<'o> {
+    /// What objects are named by.
+    pub algorithm: Algorithm,
+    /// The most bytes of files that trees have in themselves: those in the image, not larger than this, become that.
+    pub inline_max: u64,
+    /// The object that is on a device, if it is known. What the image says is not proved by this: whoever knows the
+    /// object should compare size and fingerprint with its own.
+    pub find: &'o dyn Fn(&Located) -> Option<ObjectId>,
+}
+
+impl std::fmt::Debug for Objects<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { algorithm, inline_max, find: _ } = self;
+        let mut debug = f.debug_struct("Objects");
+        debug.field("algorithm", algorithm).field("inline_max", inline_max).finish_non_exhaustive()
+    }
+}
+
+/// Where a file that is on a device begins, and what the image says of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Located {
+    /// The device.
+    pub device: Device,
+    /// Of its first byte on the device.
+    pub offset: ByteOffset,
+    /// The file's bytes, with an end that is behind the inode.
+    pub size: u64,
+    /// What the image says that SHA-256 of them is.
+    pub fingerprint: Option<[u8; 32]>,
+}
+
+/// A run of a file's bytes on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceRange {
+    /// The file.
+    pub nid: Nid,
+    /// The device.
+    pub device: Device,
+    /// From its beginning.
+    pub offset: ByteOffset,
+    /// At least 1.
+    pub len: u64,
+}
+
+/// Makes a tree of an image over data blobs, as it was written: files on devices are external by the objects that
+/// [`Objects::find`] knows, and without one where it knows none; the objects of files in the image are computed. Where
+/// fingerprints are is not part of the tree.
+///
+/// # Errors
+/// [`ReadError`]: as [`to_tree`](super::to_tree()), and [`ReadError::NoDevice`] for a file of which only a later part is on
+/// a device.
+pub fn native_tree<S: ReadAt>(
+    image: &Image<S>,
+    objects: Objects<'_>,
+) -> Result<ImageTree, ReadError> {
+    let hashed = Budget::new(kept_bound(image.source().len()));
+    let fingerprint = image.fingerprint_name()?.unwrap_or_default();
+    let files = Files { objects, seen: HashMap::new(), hashed, fingerprint };
+    Reader::new(image, View::Plain, Some(files)).read()
+}
+
+/// What is known of an image's files while a tree is made.
+#[derive(Debug)]
+pub(super) struct Files<'o> {
+    objects: Objects<'o>,
+    /// Objects in the image by where they begin and their size.
+    seen: HashMap<(ByteOffset, u64), ObjectId>,
+    /// Bytes that were hashed.
+    hashed: Budget,
+    /// Name of the xattr with the fingerprint.
+    pub(super) fingerprint: Vec<u8>,
+}
+
+impl Files<'_> {
+    /// What a file with data is in a tree.
+    pub(super) fn content<'a, S: ReadAt>(
+        &mut self,
+        image: &Image<S>,
+        inode: &Inode,
+        xattrs: &Xattrs,
+        bytes: &'a mut Vec<u8>,
+    ) -> Result<Content<'a>, ReadError> {
+        let size = inode.size();
+        let external = |object: Option<ObjectId>| {
+            let location = if object.is_some() { Location::Object } else { Location::None };
+            Content::External { size, object, location }
+        };
+        let first = image.map(inode, ByteOffset(0))?;
+        let place = first.map(|extent| extent.place);
+        if let Some(Place::Data(device, offset)) = place
+            && device != Device::IMAGE
+        {
+            let fingerprint = xattrs.get(&self.fingerprint).and_then(parse);
+            let located = Located { device, offset, size, fingerprint };
+            return Ok(external((self.objects.find)(&located)));
+        }
+        if size <= self.objects.inline_max.min(to_u64(INLINE_MAX)) {
+            bytes.clear();
+            bytes.resize(to_usize(size), 0);
+            image.read(inode, ByteOffset(0), bytes, &[])?;
+            return Ok(Content::Inline(bytes));
+        }
+        // Several inodes may have the same blocks; with an end behind the inode they are not the same file.
+        let key = first.filter(|extent| extent.len == size).and_then(|extent| match extent.place {
+            Place::Data(_, offset) => Some((offset, size)),
+            Place::Hole | Place::Inline(_) => None,
+        });
+        if let Some(object) = key.and_then(|key| self.seen.get(&key)) {
+            return Ok(external(Some(*object)));
+        }
+        self.hashed.spend(size)?;
+        let object = hash(image, inode, self.objects.algorithm)?;
+        if let Some(key) = key {
+            self.seen.insert(key, object);
+        }
+        Ok(external(Some(object)))
+    }
+}
+
+/// No tree has more in itself. A bound on memory, whatever is asked for.
+const INLINE_MAX: usize = 64 << 10;
+
+fn hash<S: ReadAt>(
+    image: &Image<S>,
+    inode: &Inode,
+    algorithm: Algorithm,
+) -> Result<ObjectId, ReadError> {
+    let mut hasher = Hasher::new(algorithm);
+    let mut buffer = vec![0; to_usize(inode.size().min(1 << 20))];
+    let mut at = 0_u64;
+    loop {
+        let read = image.read(inode, ByteOffset(at), &mut buffer, &[])?;
+        if read == 0 {
+            return Ok(hasher.finish());
+        }
+        hasher.update(buffer.get(..read).unwrap_or_default());
+        at = at.saturating_add(to_u64(read));
+    }
+}
+
+/// The digest in a fingerprint.
+fn parse(value: &[u8]) -> Option<[u8; 32]> {
+    value.strip_prefix(b"sha256:")?.try_into().ok()
+}
+
+impl<S: ReadAt> Image<S> {
+    /// What the xattr with a file's fingerprint is called, if files have them.
+    fn fingerprint_name(&self) -> Result<Option<Vec<u8>>, Corrupt> {
+        let Some(at) = self.superblock.fingerprint_prefix else { return Ok(None) };
+        let count = self.prefixes.len();
+        let prefix = self.prefixes.get(usize::from(at));
+        let prefix = prefix.ok_or(Corrupt::FingerprintPrefix { at, count })?;
+        Ok(Some(prefix.name()))
+    }
+
+    /// What the image says that SHA-256 of a file's bytes is, if it says so: what kernels share pages by.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn fingerprint(&self, inode: &Inode) -> Result<Option<[u8; 32]>, ReadError> {
+        let Some(name) = self.fingerprint_name()? else { return Ok(None) };
+        Ok(self.xattr(inode, &name)?.as_deref().and_then(parse))
+    }
+
+    /// Tells of every run of bytes on devices that a file of the image has, file by file.
+    ///
+    /// # Errors
+    /// [`ReadError`]. What was told before is of files before.
+    pub fn device_ranges(&self, mut tell: impl FnMut(DeviceRange)) -> Result<(), ReadError> {
+        if self.devices.is_empty() {
+            return Ok(());
+        }
+        // An entry of a table of chunks is 4 or 8 bytes, and belongs to one file.
+        let mut entries = Budget::new(kept_bound(self.source.len()));
+        let mut walk = self.walk();
+        while let Some(step) = walk.next()? {
+            let inode = step.inode;
+            if !step.is_new || inode.file_type() != FileType::Regular || inode.is_compressed() {
+                continue;
+            }
+            let mut at = 0_u64;
+            while let Some(extent) = self.map(&inode, ByteOffset(at))? {
+                entries.spend(4)?;
+                at = at.saturating_add(extent.len);
+                if let Place::Data(device, offset) = extent.place
+                    && device != Device::IMAGE
+                {
+                    tell(DeviceRange { nid: inode.nid(), device, offset, len: extent.len });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DeviceSlot {
+    /// The data blob that the slot names: its tag is the object id in lower case hexadecimal digits.
+    #[must_use]
+    pub fn object_id(&self) -> Option<ObjectId> {
+        let object = ObjectId::from_hex(&self.tag).ok()?;
+        (object.to_string().as_bytes() == self.tag).then_some(object)
+    }
+
+    /// Bytes in the device, if the image says. What is missing of them the kernel would read as zeros.
+    #[must_use]
+    pub const fn bytes(&self) -> Option<u64> {
+        self.len
+    }
+}

@@ -1,0 +1,236 @@
+//! What is known of files besides the tree: fingerprints, and where on devices their bytes are.
+
+use std::io;
+
+use hashbrown::HashMap;
+use sha2::{Digest as _, Sha256};
+use xxhash_rust::xxh32::xxh32;
+use zerocopy::IntoBytes as _;
+use zerocopy::little_endian::{U16, U32};
+
+use super::prefixes::FINGERPRINT;
+use crate::erofs::layout::{
+    CHUNK_INDEXES, RawChunkIndex, RawXattrEntry, RawXattrHeader, XATTR_FILTER_SEED,
+    XATTR_LONG_PREFIX,
+};
+use crate::tree::{InodeId, StringId};
+
+/// What a fingerprint begins with.
+const SHA256: &[u8] = b"sha256:";
+/// Bytes of a fingerprint as an xattr: it is a multiple of 4 with one byte of padding.
+const ENTRY: u64 =
+    (size_of::<RawXattrEntry>() + SHA256.len() + 32).next_multiple_of(size_of::<u32>()) as u64;
+/// No fingerprint.
+const NONE: u32 = u32::MAX;
+
+/// A file whose bytes, but for its end, are on a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OnDevice {
+    pub(super) device: u16,
+    /// In blocks of the device.
+    pub(super) block: u64,
+    /// By the tree.
+    pub(super) size: u64,
+    /// Bytes that are in the image.
+    pub(super) tail: u16,
+    pub(super) form: DataForm,
+}
+
+impl OnDevice {
+    /// Where the bytes that are in the image begin in the file.
+    pub(super) fn end(&self) -> u64 {
+        self.size - u64::from(self.tail)
+    }
+}
+
+/// How an inode says where on a device its bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DataForm {
+    /// By the first block's address.
+    Flat,
+    /// By a table of chunks of 2 to this power blocks. The end, if the image has it, is a chunk of its own.
+    Chunks(u8),
+}
+
+/// A table of chunks behind an inode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChunkTable {
+    /// Binary logarithm of blocks in a chunk.
+    bits: u8,
+    /// Chunks on the device.
+    on_device: u64,
+    pub(super) entries: u64,
+}
+
+impl ChunkTable {
+    /// The table of a file, if it has one, with blocks of so many bytes.
+    pub(super) fn of(file: &OnDevice, block: u64) -> Option<Self> {
+        let DataForm::Chunks(bits) = file.form else { return None };
+        let on_device = file.end().div_ceil(block << bits);
+        Some(Self { bits, on_device, entries: on_device + u64::from(file.tail > 0) })
+    }
+
+    /// Its bytes.
+    pub(super) const fn size(&self) -> u64 {
+        self.entries * size_of::<RawChunkIndex>() as u64
+    }
+
+    /// `i_u`.
+    pub(super) fn format(&self) -> u32 {
+        (CHUNK_INDEXES | u16::from(self.bits)).into()
+    }
+
+    /// One entry. The end of the file is at `end` in the image.
+    pub(super) fn entry(&self, file: &OnDevice, at: u64, end: u32) -> RawChunkIndex {
+        let (device, block) = if at < self.on_device {
+            let block = u32::try_from(file.block + (at << self.bits));
+            (file.device + 1, block.expect("a device has fewer blocks"))
+        } else {
+            (0, end)
+        };
+        RawChunkIndex {
+            startblk_hi: U16::ZERO,
+            device_id: U16::new(device),
+            startblk_lo: U32::new(block),
+        }
+    }
+}
+
+/// Where the shared fingerprints are, and what is inline.
+#[derive(Debug, Clone, Copy)]
+struct Fingerprint {
+    hash: [u8; 32],
+    uses: u32,
+    /// In the table of shared ones, by its number.
+    shared: Option<u32>,
+}
+
+/// What is known of the files of a tree. Empty for profiles that know nothing.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    pub(super) on_devices: HashMap<StringId, OnDevice>,
+    fingerprints: Vec<Fingerprint>,
+    /// By [`InodeId::index`]; empty without any.
+    of: Vec<u32>,
+    shared: Vec<u32>,
+}
+
+impl Files {
+    /// Notes the SHA-256 of files, and shares those that are to be.
+    pub(super) fn set_fingerprints(
+        &mut self,
+        hashes: impl Iterator<Item = (InodeId, [u8; 32])>,
+        bound: usize,
+        share_all: bool,
+    ) -> Option<()> {
+        let mut known = HashMap::new();
+        self.of = vec![NONE; bound];
+        for (inode, hash) in hashes {
+            let next = u32::try_from(self.fingerprints.len()).ok()?;
+            let at = *known.entry(hash).or_insert(next);
+            if at == next {
+                self.fingerprints.push(Fingerprint { hash, uses: 0, shared: None });
+            }
+            self.fingerprints[at as usize].uses += 1;
+            self.of[inode.index()] = at;
+        }
+        for (at, fingerprint) in (0..).zip(&mut self.fingerprints) {
+            if share_all || fingerprint.uses > 1 {
+                fingerprint.shared = Some(u32::try_from(self.shared.len()).ok()?);
+                self.shared.push(at);
+            }
+        }
+        Some(())
+    }
+
+    fn fingerprint(&self, inode: InodeId) -> Option<&Fingerprint> {
+        let at = *self.of.get(inode.index())?;
+        self.fingerprints.get(at as usize)
+    }
+
+    /// Bytes of an inode's xattrs, which are so many without its fingerprint.
+    pub(super) fn xattrs_size(&self, inode: InodeId, without: u64) -> u64 {
+        let Some(fingerprint) = self.fingerprint(inode) else { return without };
+        let header = if without == 0 { size_of::<RawXattrHeader>() as u64 } else { 0 };
+        let own = match fingerprint.shared {
+            Some(_) => size_of::<U32>() as u64,
+            None => ENTRY,
+        };
+        without + header + own
+    }
+
+    /// Adds its fingerprint to an inode's xattrs: behind the others, which are looked for by more. `first_id` is the id of
+    /// the first shared one.
+    pub(super) fn put(&self, inode: InodeId, prefix: u8, first_id: u32, xattrs: &mut Vec<u8>) {
+        let Some(fingerprint) = self.fingerprint(inode) else { return };
+        const FILTER: usize = size_of::<U32>();
+        const HEADER: usize = size_of::<RawXattrHeader>();
+        if xattrs.is_empty() {
+            xattrs.extend_from_slice(&[0xff; FILTER]);
+            xattrs.resize(HEADER, 0);
+        }
+        let bit = xxh32(FINGERPRINT, XATTR_FILTER_SEED) % u32::BITS;
+        xattrs[usize::try_from(bit / 8).expect("below 4")] &= !(1 << (bit % 8));
+        match fingerprint.shared {
+            Some(shared) => {
+                let id = first_id + shared * u32::try_from(ENTRY / 4).expect("11");
+                let behind = HEADER + FILTER * usize::from(xattrs[FILTER]);
+                xattrs.splice(behind..behind, U32::new(id).as_bytes().iter().copied());
+                // The others are at most 128.
+                xattrs[FILTER] += 1;
+            }
+            None => put_fingerprint(&fingerprint.hash, prefix, xattrs),
+        }
+    }
+
+    /// Bytes of shared fingerprints.
+    pub(super) fn shared_bytes(&self) -> u64 {
+        self.shared.len() as u64 * ENTRY
+    }
+
+    /// The shared fingerprints, one at a time.
+    pub(super) fn shared_entries(&self, prefix: u8) -> impl Iterator<Item = impl Fn(&mut Vec<u8>)> {
+        let hashes = self.shared.iter().map(|at| &self.fingerprints[*at as usize].hash);
+        hashes.map(move |hash| move |out: &mut Vec<u8>| put_fingerprint(hash, prefix, out))
+    }
+}
+
+fn put_fingerprint(hash: &[u8; 32], prefix: u8, out: &mut Vec<u8>) {
+    let size = SHA256.len() + hash.len();
+    let entry = RawXattrEntry {
+        e_name_len: 0,
+        e_name_index: XATTR_LONG_PREFIX | prefix,
+        e_value_size: U16::new(u16::try_from(size).expect("39")),
+    };
+    let end = out.len() + usize::try_from(ENTRY).expect("44");
+    out.extend_from_slice(entry.as_bytes());
+    out.extend_from_slice(SHA256);
+    out.extend_from_slice(hash);
+    out.resize(end, 0);
+}
+
+/// Takes all of a file, for its SHA-256.
+#[derive(Debug, Default)]
+pub(super) struct Hashed {
+    hash: Sha256,
+    size: u64,
+}
+
+impl Hashed {
+    /// The SHA-256 of what was taken, if that are so many bytes.
+    pub(super) fn finish(self, size: u64) -> Option<[u8; 32]> {
+        (self.size == size).then(|| self.hash.finalize().into())
+    }
+}
+
+impl io::Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.hash.update(bytes);
+        self.size += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! Images whose files' bytes are in other files, which EROFS is given as devices.
+//!
+//! Section 5 of `docs/format/erofs-profile.md` has the rules.
+
+use std::fmt;
+
+use crate::verity::ObjectId;
+
+use super::super::place::BlockSize;
+
+/// Most bytes of a file's end that a packed blob leaves to images, of files that do not end with a block; with more, the
+/// end has a block of the blob. A larger number makes one image and its blobs smaller, but inodes spread, and every
+/// image has the ends again: `docs/format/erofs-profile.md` has the numbers.
+pub const PACKED_TAIL_MAX: u16 = 2048;
+
+/// Devices that an image may have: the root has to be near its beginning.
+pub const DEVICES_MAX: usize = 4096;
+
+/// How an image over data blobs is made. Without any it is self-contained.
+#[derive(Clone, Copy)]
+pub struct Native<'a> {
+    /// Size of blocks: [`BlockSize::B512`] when a device is a tar.
+    pub block_size: BlockSize,
+    /// The device table.
+    pub devices: &'a [DataBlob],
+    /// Where an object's bytes are; `None` for those that are to be in the image itself. Asked once for each object.
+    pub find: &'a dyn Fn(&ObjectId) -> Option<Stored>,
+    /// Whether files have fingerprints, and where those are.
+    pub fingerprints: Fingerprints,
+    /// The volume's uuid; zeros for none.
+    pub uuid: [u8; 16],
+}
+
+impl<'a> Native<'a> {
+    /// With shared fingerprints and no uuid.
+    #[must_use]
+    pub fn new(
+        block_size: BlockSize,
+        devices: &'a [DataBlob],
+        find: &'a dyn Fn(&ObjectId) -> Option<Stored>,
+    ) -> Self {
+        let (fingerprints, uuid) = (Fingerprints::default(), [0; 16]);
+        Self { block_size, devices, find, fingerprints, uuid }
+    }
+}
+
+impl fmt::Debug for Native<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { block_size, devices, find: _, fingerprints, uuid } = self;
+        let mut debug = f.debug_struct("Native");
+        debug.field("block_size", block_size).field("devices", devices);
+        debug.field("fingerprints", fingerprints).field("uuid", uuid).finish_non_exhaustive()
+    }
+}
+
+/// A file with many files' bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataBlob {
+    /// Its name, which goes into the device table. By SHA-256.
+    pub id: ObjectId,
+    /// Its length, a multiple of the block size.
+    pub bytes: u64,
+}
+
+/// Where an object's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    /// By its place in [`Native::devices`].
+    pub device: u16,
+    /// Where the first byte is on the device, a multiple of the block size.
+    pub offset: u64,
+    /// Bytes of the file's end that are not on the device, but are to be behind the inode. What is before them is whole
+    /// blocks. 0 when all is on the device, where zeros follow up to a block's end.
+    pub tail: u16,
+    /// SHA-256 of the file's bytes. Who answers vouches for it: kernels take files with the same for the same file.
+    pub fingerprint: [u8; 32],
+}
+
+/// Where the fingerprints of files are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fingerprints {
+    /// Nowhere: kernels cannot share pages among images.
+    Omitted,
+    /// Behind the inode, and in the table of shared xattrs if several files have it.
+    Inline,
+    /// All in the table of shared xattrs, where they are out of the way of listings.
+    #[default]
+    Shared,
+}

@@ -1,0 +1,36 @@
+//! The table of long xattr prefixes.
+
+use zerocopy::IntoBytes as _;
+use zerocopy::little_endian::U16;
+
+use crate::erofs::layout::{RawLongPrefix, XATTR_LONG_PREFIX};
+
+/// What the fingerprint of a file is called: all of it is one long prefix of no short one, so that the name's rest is
+/// empty. As `mkfs.erofs --xattr-inode-digest` names it.
+pub(super) const FINGERPRINT: &[u8] = b"erofs.fingerprint.v1";
+
+/// Long prefixes, which names of xattrs refer to by their number.
+#[derive(Debug, Default)]
+pub(super) struct Prefixes {
+    /// As they are written.
+    pub(super) bytes: Vec<u8>,
+    pub(super) count: u8,
+    pub(super) fingerprint: Option<u8>,
+}
+
+impl Prefixes {
+    pub(super) fn add_fingerprint(&mut self) {
+        self.fingerprint = self.add(0, FINGERPRINT);
+    }
+
+    /// Adds a prefix, and answers its number, of which there are 128.
+    pub(super) fn add(&mut self, base_index: u8, infix: &[u8]) -> Option<u8> {
+        let number = self.count;
+        self.count = number.checked_add(1).filter(|count| *count <= XATTR_LONG_PREFIX)?;
+        let size = U16::new(u16::try_from(1 + infix.len()).expect("a name has 255 bytes"));
+        self.bytes.extend_from_slice(RawLongPrefix { size, base_index }.as_bytes());
+        self.bytes.extend_from_slice(infix);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        Some(number)
+    }
+}

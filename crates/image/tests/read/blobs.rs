@@ -1,0 +1,468 @@
+//! Images over data blobs, rule by rule.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use quire_image::erofs::layout::incompat;
+use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
+use quire_image::erofs::{
+    BlockSize, DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, Piece, Stored, WriteError,
+    write_native, write_with,
+};
+use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
+use quire_image::verity::{Algorithm, ObjectId, digest};
+use sha2::{Digest as _, Sha256};
+
+use crate::hostile::{self, Random};
+use crate::mkfs::{self, mounted, prepare};
+use crate::native::{Blobs, PACKED, Way, canonical, check_with_fsck, make, sources, spread};
+use crate::source::acl;
+use crate::standalone::{METADATA, Objects, external, give, profile, random_tree};
+
+/// A tree of files by name, without directories.
+pub fn flat(files: &[(&str, usize)], objects: &mut Objects) -> Tree {
+    let mut builder = Builder::new();
+    for (at, (name, size)) in files.iter().enumerate() {
+        let bytes = (0..*size).map(|byte| (byte * 31 + at + byte / 4096) as u8).collect();
+        let node = match size {
+            0 => Node::Regular(Content::Inline(&[])),
+            _ => Node::Regular(external(objects, bytes)),
+        };
+        let inode = builder.inode(&METADATA, XattrsId::NONE, node).unwrap();
+        builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
+    }
+    builder.finish()
+}
+
+pub const SIZES: [(&str, usize); 9] = [
+    ("0", 0),
+    ("1", 1),
+    ("2048", 2048),
+    ("4095", 4095),
+    ("4096", 4096),
+    ("4097", 4097),
+    ("6144", 6144),
+    ("8191", 8191),
+    ("70000", 70_000),
+];
+
+/// Where the bytes of files are: worked out by hand from the rules.
+#[test]
+fn where_files_are() {
+    let mut objects = Objects::new();
+    let tree = flat(&SIZES, &mut objects);
+    let mut blobs = Blobs::default();
+    blobs.add(&objects, PACKED);
+    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096, Fingerprints::Shared);
+    let image = Image::open(&bytes[..]).unwrap();
+    let slot = &image.devices()[0];
+    // A tag that is no object id of ours: digits of the other case, and none.
+    let mut other = slot.clone();
+    other.tag.make_ascii_uppercase();
+    assert!(slot.object_id().is_some() && other.object_id().is_none());
+    other.tag = [0; 64];
+    assert_eq!(other.object_id(), None);
+    assert_eq!(slot.first_block, bytes.len() as u64 / 4096);
+    assert_eq!(slot.blocks, blobs.bytes[0].len() as u64 / 4096);
+    assert_eq!(slot.tag, *digest(Algorithm::Sha256, &blobs.bytes[0]).to_string().as_bytes());
+    let mut found = Vec::new();
+    for (name, _) in SIZES {
+        let nid = image.lookup(&image.root().unwrap(), name.as_bytes()).unwrap().unwrap();
+        let inode = image.inode(nid).unwrap();
+        assert!(!inode.is_chunk_based());
+        let place = |place| match place {
+            Place::Data(Device(1), at) => {
+                assert_eq!(at.0 % 4096, 0);
+                "blob"
+            }
+            Place::Inline(_) => "behind",
+            place => panic!("{place:?}"),
+        };
+        let extents = image.extents(&inode).map(Result::unwrap);
+        found.push((name, extents.map(|it| (place(it.place), it.len)).collect::<Vec<_>>()));
+    }
+    let expected = [
+        ("0", vec![]),
+        ("1", vec![("behind", 1)]),
+        ("2048", vec![("behind", 2048)]),
+        ("4095", vec![("blob", 4095)]),
+        ("4096", vec![("blob", 4096)]),
+        ("4097", vec![("blob", 4096), ("behind", 1)]),
+        ("6144", vec![("blob", 4096), ("behind", 2048)]),
+        ("8191", vec![("blob", 8191)]),
+        // 17 blocks are 69632 bytes.
+        ("70000", vec![("blob", 69_632), ("behind", 368)]),
+    ];
+    assert_eq!(found, expected);
+}
+
+/// Without devices and fingerprints nothing is new.
+#[test]
+fn no_devices_and_no_fingerprints_is_standalone() {
+    let mut random = Random(3);
+    for _ in 0..30 {
+        let (tree, objects) = random_tree(&mut random);
+        let none = Blobs::default();
+        let (ours, _) = make(&tree, &objects, &none, BlockSize::B4096, Fingerprints::Omitted);
+        let mut alone = Vec::new();
+        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
+            Node::Regular(Content::External { object, .. }) => {
+                give(&objects[&object.unwrap()], piece, out)
+            }
+            node => panic!("{node:?}"),
+        };
+        write_with(&tree, &profile(Flavor::Linux), &mut contents, &mut alone).unwrap();
+        assert!(ours == alone);
+    }
+}
+
+/// The same tree in another order of insertion is the same image.
+#[test]
+fn the_order_of_insertion_does_not_matter() {
+    let image = |files: &[(&str, usize)], names: &[(&str, usize)]| {
+        let mut objects = Objects::new();
+        drop(flat(files, &mut objects));
+        let mut builder = Builder::new();
+        for (name, at) in names {
+            let (_, bytes) = objects.iter().nth(*at).unwrap();
+            let node = Node::Regular(external(&mut objects.clone(), bytes.clone()));
+            let inode = builder.inode(&METADATA, XattrsId::NONE, node).unwrap();
+            builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
+        }
+        let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(9));
+        let tree = builder.finish();
+        [Fingerprints::Inline, Fingerprints::Shared]
+            .map(|way| make(&tree, &objects, &blobs, BlockSize::B4096, way).0)
+    };
+    let names: Vec<_> = SIZES[1..].iter().zip(0..).map(|((name, _), at)| (*name, at)).collect();
+    let backwards: Vec<_> = names.iter().rev().copied().collect();
+    assert!(image(&SIZES[1..], &names) == image(&SIZES[1..], &backwards));
+}
+
+/// A device that does not fit into the address space is named in tables of chunks.
+#[test]
+fn more_than_one_address_space_holds() {
+    let Some(dir) = prepare("blobs::more_than_one_address_space_holds") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    for (block_size, way) in [(BlockSize::B4096, PACKED), (BlockSize::B512, Way::Tar)] {
+        let mut objects = Objects::new();
+        let tree = flat(&SIZES, &mut objects);
+        let mut blobs = Blobs::default();
+        blobs.add(&Objects::new(), PACKED);
+        blobs.add(&objects, way);
+        let mut table = blobs.table();
+        // 15 TiB or 1.875 TiB; what is read of it is only that it is not read.
+        table[0].bytes = block_size.bytes() * (15 << 28);
+        let find = |id: &ObjectId| blobs.stored.get(id).copied();
+        let fingerprints = Fingerprints::Shared;
+        let uuid = [0; 16];
+        let native = Native { block_size, devices: &table, find: &find, fingerprints, uuid };
+        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
+            Node::Regular(Content::External { object, .. }) => {
+                give(&objects[&object.unwrap()], piece, out)
+            }
+            node => panic!("{node:?}"),
+        };
+        let mut bytes = Vec::new();
+        write_native(&tree, &native, &mut contents, &mut bytes).unwrap();
+        let opened = Image::open(&bytes[..]).unwrap();
+        let starts: Vec<_> = opened.devices().iter().map(|slot| slot.first_block).collect();
+        assert_eq!(starts, [bytes.len() as u64 / block_size.bytes(), 0]);
+        assert_eq!(opened.superblock().incompat & incompat::CHUNKED_FILE, incompat::CHUNKED_FILE);
+        fs::write(&image, &bytes).unwrap();
+        let files = blobs.files(dir.path());
+        let ours = mkfs::read(&opened, &sources(&blobs.slices()));
+        let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+        mkfs::compare("chunks", &ours, &theirs);
+        for bytes in objects.values() {
+            let digest = Sha256::digest(bytes).to_vec();
+            assert!(theirs.values().any(|seen| seen.content == digest));
+        }
+    }
+}
+
+/// What cannot be is refused before anything is written.
+#[test]
+fn what_cannot_be_is_refused() {
+    let mut objects = Objects::new();
+    let tree = flat(&[("a", 10_000)], &mut objects);
+    let (&id, content) = objects.iter().next().unwrap();
+    let blob = |bytes| DataBlob { id: digest(Algorithm::Sha256, b"blob"), bytes };
+    let refused = |blobs: &[DataBlob], place: Option<(u16, u64, u16)>| {
+        let find = |asked: &ObjectId| {
+            assert_eq!(*asked, id);
+            let (device, offset, tail) = place?;
+            Some(Stored { device, offset, tail, fingerprint: [7; 32] })
+        };
+        let native = Native {
+            block_size: BlockSize::B4096,
+            devices: blobs,
+            find: &find,
+            fingerprints: Fingerprints::Shared,
+            uuid: [0; 16],
+        };
+        let mut image = Vec::new();
+        let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| give(content, piece, out);
+        let written = write_native(&tree, &native, &mut contents, &mut image);
+        assert!(written.is_ok() || image.is_empty());
+        written.map(|_| ()).map_err(|error| error.to_string())
+    };
+    let good = [blob(8 * 4096)];
+    assert_eq!(refused(&good, None), Ok(()));
+    assert_eq!(refused(&good, Some((0, 0, 0))), Ok(()));
+    assert_eq!(refused(&good, Some((0, 5 * 4096, 0))), Ok(()));
+    assert_eq!(refused(&good, Some((0, 6 * 4096, 1808))), Ok(()));
+    let misplaced = |offset, device, tail| {
+        Err(format!(
+            "\"/a\" has 10000 bytes, which cannot be at byte {offset} of data blob {device} with \
+             {tail} of them in the image"
+        ))
+    };
+    for (device, offset, tail) in [
+        // Its end is outside, at first by one block.
+        (0, 6 * 4096, 0),
+        (0, 7 * 4096, 1808),
+        (0, u64::MAX - 4095, 0),
+        (1, 0, 0),
+        (0, 512, 0),
+        // What is before the end is no whole blocks.
+        (0, 0, 1807),
+        (0, 0, 10_001),
+    ] {
+        assert_eq!(refused(&good, Some((device, offset, tail))), misplaced(offset, device, tail));
+    }
+    let name = digest(Algorithm::Sha256, b"blob");
+    for bytes in [0, 4095, 4097, 1 << 44] {
+        let expected =
+            format!("data blob {name} has {bytes} bytes, not 1 to 2^32 - 1 blocks of 4096");
+        assert_eq!(refused(&[blob(bytes)], None), Err(expected));
+    }
+    let wide = DataBlob { id: digest(Algorithm::Sha512, b"blob"), bytes: 4096 };
+    let expected = format!(
+        "data blob {} is named by sha512, but a device table has room for sha256 only",
+        wide.id
+    );
+    assert_eq!(refused(&[wide], None), Err(expected));
+    assert_eq!(refused(&vec![blob(4096); DEVICES_MAX], Some((4095, 0, 10_000))), Ok(()));
+    let many = refused(&vec![blob(4096); DEVICES_MAX + 1], None);
+    assert_eq!(many, Err("the image is too large: it has more than 4096 data blobs".to_owned()));
+}
+
+/// Who gives the ends of files is not believed about their length; and is asked for no more than them.
+#[test]
+fn ends_are_asked_for() {
+    let mut objects = Objects::new();
+    let tree = flat(&[("a", 10_000), ("b", 8192)], &mut objects);
+    let mut blobs = Blobs::default();
+    blobs.add(&objects, PACKED);
+    let (table, mut asked) = (blobs.table(), Vec::new());
+    let find = |id: &ObjectId| blobs.stored.get(id).copied();
+    let native = Native {
+        block_size: BlockSize::B4096,
+        devices: &table,
+        find: &find,
+        fingerprints: Fingerprints::Inline,
+        uuid: [0; 16],
+    };
+    for (len, is_right) in [(1807, false), (1808, true), (1809, false)] {
+        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| {
+            asked.push((file.path(), piece));
+            out.write_all(&vec![1; len])
+        };
+        let written = write_native(&tree, &native, &mut contents, &mut io::sink());
+        match written {
+            Ok(_) => assert!(is_right, "{len}"),
+            Err(WriteError::ContentSize { size: 10_000, .. }) => assert!(!is_right, "{len}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(asked, vec![(b"/a".to_vec(), Piece::End(8192)); 3]);
+}
+
+/// Ends behind as many xattrs as there can be, at every length that may be a trouble.
+fn large_xattrs() -> (Tree, Objects) {
+    let mut objects = Objects::new();
+    let mut builder = Builder::new();
+    let mut number = 0_usize;
+    for xattr in [0, 1, 300, 450, 3000, 4000, 4030, 4090, 4096, 65_535] {
+        for end in [0, 1, 400, 447, 448, 449, 511, 2048, 2049, 4031, 4032, 4033, 4095] {
+            let value = vec![b'v'; xattr];
+            let name = format!("user.{number}");
+            let pair = [(name.as_bytes(), &value[..])];
+            let xattrs = builder.xattrs(pair.into_iter().take(xattr)).unwrap();
+            let bytes = (0..8192 + end).map(|at| (at / 7 + number) as u8).collect();
+            let node = Node::Regular(external(&mut objects, bytes));
+            let inode = builder.inode(&METADATA, xattrs, node).unwrap();
+            let name = format!("{xattr}-{end}");
+            builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
+            number += 1;
+        }
+    }
+    (builder.finish(), objects)
+}
+
+#[test]
+fn ends_behind_large_xattrs() {
+    let (tree, objects) = large_xattrs();
+    for block_size in [BlockSize::B4096, BlockSize::B512] {
+        let mut blobs = Blobs::default();
+        blobs.add(&objects, Way::Packed(4095));
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        let image = Image::open(&bytes[..]).unwrap();
+        let (mut walk, slices) = (tree.walk(), blobs.slices());
+        while let Some((path, entry)) = walk.next() {
+            let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
+                panic!("only files")
+            };
+            let nid = image.lookup(&image.root().unwrap(), &path[1..]).unwrap().unwrap();
+            let inode = image.inode(nid).unwrap();
+            let mut got = vec![0; inode.size() as usize];
+            image.read(&inode, ByteOffset(0), &mut got, &sources(&slices)).unwrap();
+            assert!(got == objects[&object.unwrap()], "{path:?}");
+            let name = entry.inode.xattrs().next();
+            let (name, value) = name.unwrap_or((b"user.none", b""));
+            let expected = (!value.is_empty()).then(|| value.to_vec());
+            assert_eq!(image.xattr(&inode, name).unwrap(), expected, "{path:?}");
+        }
+    }
+}
+
+#[test]
+fn the_kernel_reads_ends_behind_large_xattrs() {
+    let Some(dir) = prepare("blobs::the_kernel_reads_ends_behind_large_xattrs") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    let (tree, objects) = large_xattrs();
+    let mut blobs = Blobs::default();
+    blobs.add(&objects, Way::Packed(4095));
+    let files = blobs.files(dir.path());
+    for block_size in [BlockSize::B4096, BlockSize::B512] {
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        fs::write(&image, &bytes).unwrap();
+        check_with_fsck(&image, &files);
+        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
+        let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+        mkfs::compare("large xattrs", &ours, &theirs);
+        let mut walk = tree.walk();
+        while let Some((path, entry)) = walk.next() {
+            let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
+                panic!("only files")
+            };
+            let digest = Sha256::digest(&objects[&object.unwrap()]).to_vec();
+            assert_eq!(theirs[&path[1..]].content, digest, "{path:?}");
+        }
+    }
+}
+
+/// A file of more than 4 GiB on a device, and as many devices as there can be.
+#[test]
+fn large_files_and_many_devices() {
+    let mut builder = Builder::new();
+    let id = digest(Algorithm::Sha256, b"a file of that size");
+    let size = (1 << 32) + 5000;
+    let node = Content::External { size, object: Some(id), location: Location::Object };
+    let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
+    builder.insert(InodeId::ROOT, b"a", inode, Link::Equal).unwrap();
+    let tree = builder.finish();
+    let blob = |at: usize| DataBlob {
+        id: digest(Algorithm::Sha256, &at.to_le_bytes()),
+        bytes: if at == DEVICES_MAX - 1 { 1 << 33 } else { 4096 },
+    };
+    let devices: Vec<_> = (0..DEVICES_MAX).map(blob).collect();
+    let device = u16::try_from(DEVICES_MAX - 1).unwrap();
+    // 1048577 blocks and 904 bytes.
+    let stored = Stored { device, offset: 3 * 4096, tail: 904, fingerprint: [1; 32] };
+    let find = |_: &ObjectId| Some(stored);
+    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| {
+        assert_eq!(piece, Piece::End((1 << 32) + 4096));
+        out.write_all(&[b'e'; 904])
+    };
+    let mut bytes = Vec::new();
+    write_native(&tree, &native, &mut contents, &mut bytes).unwrap();
+    let image = Image::open(&bytes[..]).unwrap();
+    assert_eq!(image.devices().len(), DEVICES_MAX);
+    let nid = image.lookup(&image.root().unwrap(), b"a").unwrap().unwrap();
+    let inode = image.inode(nid).unwrap();
+    let places: Vec<_> = image.extents(&inode).map(|it| it.unwrap()).collect();
+    assert_eq!((inode.size(), places.len()), (size, 2));
+    let start = Place::Data(Device(4096), ByteOffset(3 * 4096));
+    assert_eq!((places[0].place, places[0].len), (start, (1 << 32) + 4096));
+    assert!(matches!(places[1].place, Place::Inline(_)));
+    let mut end = [0; 904];
+    image.read(&inode, ByteOffset((1 << 32) + 4096), &mut end, &[]).unwrap();
+    assert_eq!(end, [b'e'; 904]);
+}
+
+/// An object has one size.
+#[test]
+fn files_of_one_object_and_other_sizes_are_refused() {
+    let id = digest(Algorithm::Sha256, b"two");
+    let mut builder = Builder::new();
+    for (name, size) in [(b"a", 5000), (b"b", 5001)] {
+        let node = Content::External { size, object: Some(id), location: Location::Object };
+        let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
+        builder.insert(InodeId::ROOT, name, inode, Link::Equal).unwrap();
+    }
+    let stored = Stored { device: 0, offset: 0, tail: 0, fingerprint: [1; 32] };
+    let (devices, find) = ([DataBlob { id, bytes: 8192 }], |_: &ObjectId| Some(stored));
+    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
+    let error = write_native(&builder.finish(), &native, &mut contents, &mut io::sink());
+    let expected = "\"/b\" has not the 5001 bytes that it should have";
+    assert_eq!(error.unwrap_err().to_string(), expected);
+}
+
+/// Names that many pairs have are long prefixes, if that makes the image smaller; the kernel shows them as they were.
+#[test]
+fn long_names_are_prefixes() {
+    let Some(dir) = prepare("blobs::long_names_are_prefixes") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    let make_with = |name: &str, count: usize| {
+        let mut builder = Builder::new();
+        for number in 0..count {
+            let value = number.to_string();
+            let pairs: [(&[u8], &[u8]); 2] =
+                [(name.as_bytes(), value.as_bytes()), (b"system.posix_acl_access", &acl())];
+            let xattrs = builder.xattrs(pairs).unwrap();
+            let node = Node::Regular(Content::Inline(&[]));
+            let inode = builder.inode(&METADATA, xattrs, node).unwrap();
+            builder.insert(InodeId::ROOT, value.as_bytes(), inode, Link::Equal).unwrap();
+        }
+        let (tree, none) = (builder.finish(), Blobs::default());
+        let made = make(&tree, &Objects::new(), &none, BlockSize::B4096, Fingerprints::Inline);
+        fs::write(&image, &made.0).unwrap();
+        let ours = mkfs::read(&Image::open(&made.0[..]).unwrap(), &[]);
+        let shown = mounted(&image, None, &mountpoint);
+        mkfs::compare("prefixes", &ours, &shown);
+        for (path, seen) in &shown {
+            let value = seen.xattrs.get(name.as_bytes());
+            assert_eq!(value, Some(path).filter(|path| !path.is_empty()), "{path:?}");
+        }
+        check_with_fsck(&image, &[]);
+        made.0[1024 + 91]
+    };
+    // 14 bytes and one of value are 16, or 4: 12 are saved each time. The prefix takes 17 bytes, padded 20.
+    let name = "user.fourteen bytes";
+    assert_eq!(make_with(name, 1), 1);
+    assert_eq!(make_with(name, 2), 2);
+    assert_eq!(make_with("security.selinux", 50), 2);
+    assert_eq!(make_with("trusted.none.of.a.prefix.but.this", 100), 2);
+}
+
+/// Damaged images end in errors, never in a panic.
+#[test]
+fn damaged() {
+    let (tree, mut objects) = random_tree(&mut Random(98));
+    let tree = canonical(&tree, &mut objects, 64);
+    for (seed, block_size, ways) in
+        [(6, BlockSize::B4096, [PACKED, PACKED]), (7, BlockSize::B512, [Way::Tar, PACKED])]
+    {
+        let blobs = spread(&objects, &ways, 1, &mut Random(seed));
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        hostile::damage(&bytes, 250, seed);
+    }
+}

@@ -1,0 +1,346 @@
+//! Images over data blobs: what the kernel shows of them is what they were made of.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use quire_image::diff::diff;
+use quire_image::erofs::read::{
+    self, ByteOffset, DeviceRange, FileType, Image, ImageTree, Located, ReadAt, examine,
+    native_tree,
+};
+use quire_image::erofs::{
+    BlockSize, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Stored, Summary, write_native,
+};
+use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Node, Tree};
+use quire_image::verity::{Algorithm, ObjectId, digest};
+use sha2::{Digest as _, Sha256};
+
+use crate::hostile::Random;
+use crate::mkfs::{self, compare, compare_source, mounted, prepare};
+use crate::source::{Fill, list};
+use crate::standalone::{Objects, external, give, largest, links, random_tree, tree_of};
+use crate::tools::{newer, run, skipped};
+
+/// Data blobs, and where in them objects are.
+#[derive(Default)]
+pub struct Blobs {
+    pub bytes: Vec<Vec<u8>>,
+    pub stored: BTreeMap<ObjectId, Stored>,
+}
+
+/// How objects come into a blob.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Way {
+    /// In blocks of 4096, without ends of up to so many bytes.
+    Packed(u16),
+    /// In blocks of 512, with what tars have between files.
+    Tar,
+}
+
+impl Blobs {
+    pub fn add(&mut self, objects: &Objects, way: Way) {
+        let device = self.bytes.len() as u16;
+        let mut blob = Vec::new();
+        for (id, bytes) in objects {
+            let fingerprint = Sha256::digest(bytes).into();
+            let (tail, block) = match way {
+                Way::Tar => {
+                    blob.extend_from_slice(&[0x77; 512]);
+                    (0, 512)
+                }
+                Way::Packed(max) => match bytes.len() % 4096 {
+                    end if end <= usize::from(max) => (end, 4096),
+                    _ => (0, 4096),
+                },
+            };
+            let stored =
+                Stored { device, offset: blob.len() as u64, tail: tail as u16, fingerprint };
+            self.stored.insert(*id, stored);
+            blob.extend_from_slice(&bytes[..bytes.len() - tail]);
+            blob.resize(blob.len().next_multiple_of(block), 0);
+        }
+        if blob.is_empty() {
+            blob = vec![0; 4096];
+        }
+        blob.resize(blob.len().next_multiple_of(4096), 0);
+        self.bytes.push(blob);
+    }
+
+    pub fn table(&self) -> Vec<DataBlob> {
+        let blob = |bytes: &Vec<u8>| DataBlob {
+            id: digest(Algorithm::Sha256, bytes),
+            bytes: bytes.len() as u64,
+        };
+        self.bytes.iter().map(blob).collect()
+    }
+
+    pub fn slices(&self) -> Vec<&[u8]> {
+        self.bytes.iter().map(Vec::as_slice).collect()
+    }
+
+    /// Writes them to files.
+    pub fn files(&self, dir: &Path) -> Vec<PathBuf> {
+        let write = |(at, bytes): (usize, &Vec<u8>)| {
+            let file = dir.join(format!("blob-{at}"));
+            fs::write(&file, bytes).unwrap();
+            file
+        };
+        self.bytes.iter().enumerate().map(write).collect()
+    }
+}
+
+pub fn sources<'a>(slices: &'a [&'a [u8]]) -> Vec<&'a dyn ReadAt> {
+    slices.iter().map(|slice| slice as &dyn ReadAt).collect()
+}
+
+pub fn make(
+    tree: &Tree,
+    objects: &Objects,
+    blobs: &Blobs,
+    block_size: BlockSize,
+    fingerprints: Fingerprints,
+) -> (Vec<u8>, Summary) {
+    let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| {
+        let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
+            panic!("{:?} has no contents to give", file.node());
+        };
+        give(&objects[&object], piece, out)
+    };
+    let table = blobs.table();
+    let find = |id: &ObjectId| blobs.stored.get(id).copied();
+    let uuid = *b"sixteen bytes id";
+    let native = Native { block_size, devices: &table, find: &find, fingerprints, uuid };
+    let mut image = Vec::new();
+    let summary = write_native(tree, &native, &mut contents, &mut image).unwrap();
+    assert_eq!(summary.bytes, image.len() as u64);
+    (image, summary)
+}
+
+/// Objects by turns in one of `ways`, or in the image itself.
+pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Random) -> Blobs {
+    let mut parts = vec![Objects::new(); ways.len() + in_image];
+    let count = parts.len();
+    for (id, bytes) in objects {
+        parts[random.next(count)].insert(*id, bytes.clone());
+    }
+    let mut blobs = Blobs::default();
+    for (part, way) in parts.iter().zip(ways) {
+        blobs.add(part, *way);
+    }
+    blobs
+}
+
+pub const PACKED: Way = Way::Packed(PACKED_TAIL_MAX);
+
+/// Mixtures, with the block size of each.
+const MIXTURES: [(BlockSize, &[Way], usize); 6] = [
+    (BlockSize::B4096, &[PACKED], 0),
+    (BlockSize::B4096, &[], 1),
+    (BlockSize::B4096, &[PACKED, Way::Packed(0), Way::Packed(4031)], 1),
+    (BlockSize::B512, &[Way::Tar], 0),
+    (BlockSize::B512, &[PACKED, Way::Tar, Way::Tar, Way::Packed(4095)], 1),
+    (BlockSize::B512, &[], 1),
+];
+
+pub fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
+    let Some(fsck) = newer("fsck.erofs") else {
+        return skipped("there is no newer fsck.erofs in the cache: cargo xtask inputs sid");
+    };
+    let words = devices.iter().map(|device| format!("--device={}", device.display()));
+    let words = words.chain(["-d1".to_owned(), "--extract".to_owned()]);
+    run(&fsck, words.chain([image.display().to_string()]));
+}
+
+/// A directory with some of everything becomes an image over blobs, and the kernel shows that directory again.
+#[test]
+fn the_kernel_shows_the_source() {
+    let Some(dir) = prepare("native::the_kernel_shows_the_source") else { return };
+    let at = |name: &str| dir.path().join(name);
+    let (source, mountpoint, image) = (at("s"), at("m"), at("i.img"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&mountpoint).unwrap();
+    Fill { is_root: true, narrow: false, name: 255, big: 700 }.make(&source);
+    let listing = list(&source);
+    let (tree, objects) = tree_of(&source, &listing);
+    let mut random = Random(1);
+    for (block_size, ways, in_image) in MIXTURES {
+        let blobs = spread(&objects, ways, in_image, &mut random);
+        for fingerprints in [Fingerprints::Omitted, Fingerprints::Inline, Fingerprints::Shared] {
+            let what = format!("{block_size:?} {ways:?} {fingerprints:?}");
+            let (bytes, _) = make(&tree, &objects, &blobs, block_size, fingerprints);
+            fs::write(&image, &bytes).unwrap();
+            let files = blobs.files(dir.path());
+            check_with_fsck(&image, &files);
+            let shown = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+            compare_source(&what, &shown, &listing, &[]);
+            assert_eq!(links(&shown), links(&listing), "{what}");
+            let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
+            compare(&what, &ours, &shown);
+            examine(&bytes, 1 << 24).unwrap();
+        }
+    }
+}
+
+/// What our reader shows of trees that nobody made on a disk, the kernel shows too.
+#[test]
+fn the_kernel_shows_what_we_read() {
+    let Some(dir) = prepare("native::the_kernel_shows_what_we_read") else { return };
+    let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
+    fs::create_dir(&mountpoint).unwrap();
+    let mut random = Random(0x4c69_6e75_7802);
+    let mut trees: Vec<_> = (0..12).map(|_| random_tree(&mut random)).collect();
+    trees.push(largest());
+    for (case, (tree, objects)) in trees.iter().enumerate() {
+        let mixtures = if case < 12 { &MIXTURES[..] } else { &MIXTURES[4..5] };
+        for (block_size, ways, in_image) in mixtures.iter().copied() {
+            let blobs = spread(objects, ways, in_image, &mut random);
+            let (bytes, _) = make(tree, objects, &blobs, block_size, Fingerprints::Shared);
+            fs::write(&image, &bytes).unwrap();
+            let files = blobs.files(dir.path());
+            let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
+            let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+            compare(&format!("case {case}, {block_size:?} {ways:?}"), &ours, &theirs);
+            if case % 4 == 0 {
+                check_with_fsck(&image, &files);
+            }
+        }
+    }
+}
+
+/// The objects of blobs by their addresses, as an index beside each blob knows them.
+fn by_address(blobs: &Blobs, objects: &Objects) -> BTreeMap<(u16, u64), ObjectId> {
+    let on_device = |(id, stored): (&ObjectId, &Stored)| {
+        let is_there = objects[id].len() > usize::from(stored.tail);
+        is_there.then_some(((stored.device + 1, stored.offset), *id))
+    };
+    blobs.stored.iter().filter_map(on_device).collect()
+}
+
+/// Whether two trees have the same names with the same inodes.
+#[track_caller]
+fn check_same(what: &str, got: &Tree, expected: &Tree) {
+    let mut differences = Vec::new();
+    diff(expected, got, |difference| differences.push(format!("{difference:?}")));
+    assert!(differences.is_empty(), "{what}: {differences:#?}");
+    assert_eq!(got.inode_count(), expected.inode_count(), "{what}");
+    let (mut one, mut other) = (got.walk(), expected.walk());
+    let mut same = BTreeMap::new();
+    while let Some((path, entry)) = one.next() {
+        let (other_path, other_entry) = other.next().unwrap();
+        assert_eq!(path, other_path, "{what}");
+        let twin = *same.entry(entry.inode.id()).or_insert(other_entry.inode.id());
+        assert_eq!(twin, other_entry.inode.id(), "{what}: links of {path:?}");
+        assert_eq!(entry.inode.node(), other_entry.inode.node(), "{what}: {path:?}");
+    }
+}
+
+/// The same tree with files of up to so many bytes in itself, and larger ones as objects, as they come back.
+pub fn canonical(tree: &Tree, objects: &mut Objects, inline_max: usize) -> Tree {
+    let mut builder = Builder::new();
+    let mut ids = BTreeMap::from([(InodeId::ROOT, InodeId::ROOT)]);
+    let root = tree.root();
+    let xattrs = builder.xattrs(root.xattrs()).unwrap();
+    builder.describe(InodeId::ROOT, &root.metadata(), xattrs).unwrap();
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        let inode = entry.inode;
+        let id = *ids.entry(inode.id()).or_insert_with(|| {
+            let xattrs = builder.xattrs(inode.xattrs()).unwrap();
+            let bytes = match inode.node() {
+                Node::Regular(Content::External { object, .. }) => {
+                    objects[&object.unwrap()].clone()
+                }
+                Node::Regular(Content::Inline(bytes)) => bytes.to_vec(),
+                _ => Vec::new(),
+            };
+            let node = match inode.node() {
+                Node::Regular(_) if bytes.len() <= inline_max => {
+                    Node::Regular(Content::Inline(&bytes))
+                }
+                Node::Regular(_) => Node::Regular(external(objects, bytes.clone())),
+                node => node,
+            };
+            builder.inode(&inode.metadata(), xattrs, node).unwrap()
+        });
+        let end = path.len() - entry.name.len() - 1;
+        let parent = ids[&tree.resolve(&path[..end.max(1)]).unwrap().id()];
+        builder.insert(parent, entry.name, id, Link::Equal).unwrap();
+    }
+    builder.finish()
+}
+
+fn check_fingerprints(what: &str, image: &Image<&[u8]>, blobs: &Blobs) {
+    let (slices, mut walk) = (blobs.slices(), image.walk());
+    while let Some(step) = walk.next().unwrap() {
+        let mut bytes = vec![0; step.inode.size() as usize];
+        let is_file = step.inode.file_type() == FileType::Regular && !bytes.is_empty();
+        let expected = is_file.then(|| {
+            image.read(&step.inode, ByteOffset(0), &mut bytes, &sources(&slices)).unwrap();
+            Sha256::digest(&bytes).into()
+        });
+        assert_eq!(image.fingerprint(&step.inode).unwrap(), expected, "{what}: {:?}", step.path);
+    }
+}
+
+/// What of devices is used is what the objects of the tree take there.
+fn check_ranges(what: &str, image: &Image<&[u8]>, read: &ImageTree, blobs: &Blobs) {
+    let mut expected = BTreeMap::new();
+    let mut walk = read.tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        let Node::Regular(Content::External { size, object, .. }) = entry.inode.node() else {
+            continue;
+        };
+        let Some(stored) = blobs.stored.get(&object.unwrap()) else { continue };
+        let len = size - u64::from(stored.tail);
+        if len > 0 {
+            let nid = read.nids[entry.inode.id().index()];
+            expected.insert(nid, (stored.device + 1, stored.offset, len));
+        }
+    }
+    let mut got = BTreeMap::new();
+    let tell = |range: DeviceRange| {
+        let first = (range.device.0, range.offset.0, 0);
+        let (device, start, len) = got.entry(range.nid).or_insert(first);
+        assert_eq!((*device, *start + *len), (range.device.0, range.offset.0), "{what}");
+        *len += range.len;
+    };
+    image.device_ranges(tell).unwrap();
+    assert_eq!(got, expected, "{what}");
+}
+
+/// A tree that is written and read is the tree, whatever is where; and each file has its fingerprint.
+#[test]
+fn trees_come_back() {
+    let mut random = Random(0x4e41_5449_5645);
+    for case in 0..60 {
+        let (tree, mut objects) = random_tree(&mut random);
+        let tree = canonical(&tree, &mut objects, 64);
+        for (block_size, ways, in_image) in MIXTURES {
+            let what = format!("case {case}, {block_size:?} {ways:?}");
+            let blobs = spread(&objects, ways, in_image, &mut random);
+            let addresses = by_address(&blobs, &objects);
+            let find = |at: &Located| {
+                let id = *addresses.get(&(at.device.0, at.offset.0))?;
+                let bytes = &objects[&id];
+                assert_eq!(at.size, bytes.len() as u64, "{what}");
+                assert_eq!(at.fingerprint, Some(Sha256::digest(bytes).into()), "{what}");
+                Some(id)
+            };
+            for fingerprints in [Fingerprints::Inline, Fingerprints::Shared] {
+                let (bytes, _) = make(&tree, &objects, &blobs, block_size, fingerprints);
+                let image = Image::open(&bytes[..]).unwrap();
+                let wanted =
+                    read::Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
+                let read = native_tree(&image, wanted).unwrap();
+                check_same(&what, &read.tree, &tree);
+                check_fingerprints(&what, &image, &blobs);
+                let table: Vec<_> = image.devices().iter().map(|slot| slot.object_id()).collect();
+                let expected: Vec<_> = blobs.table().iter().map(|blob| Some(blob.id)).collect();
+                assert_eq!(table, expected, "{what}");
+                check_ranges(&what, &image, &read, &blobs);
+            }
+        }
+    }
+}

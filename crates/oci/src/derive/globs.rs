@@ -1,0 +1,184 @@
+//! Which paths are meant: globs as `.gitignore` has them.
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use image::tree::{Choice, Entry, Tree};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
+/// A glob, as it was given.
+///
+/// Without a slash, but at its end, it matches names at any depth; otherwise whole paths from the root on, with or
+/// without a slash in front. A slash at its end matches directories only. `*` and `?` match bytes but slashes, `**`
+/// any number of directories; `[a-z]`, `[!a]`, `{a,b}` and `\` before what is meant as it is are there too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Glob {
+    text: String,
+    /// What `globset` is given.
+    pattern: String,
+    /// It ends with a slash.
+    only_directories: bool,
+}
+
+/// Text that is no glob.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum GlobError {
+    /// It cannot be matched.
+    #[error("\"{}\" is not a glob", .text.escape_debug())]
+    Syntax {
+        /// The text.
+        text: String,
+        /// Why not.
+        source: Box<globset::Error>,
+    },
+    /// Nothing is left of it without slashes.
+    #[error("\"{}\" names nothing in the root: \"*\" is all that is in it", .0.escape_debug())]
+    Empty(String),
+    /// A component is `.` or `..`, which no path of an image has.
+    #[error("\"{}\" matches nothing: paths begin at the image's root and have no . or ..", .0.escape_debug())]
+    Dots(String),
+    /// `.gitignore` would take what follows back.
+    #[error(
+        "\"{}\" begins with \"!\", which takes nothing back here: use --include and --exclude, and \"\\!\" for a name \
+         that begins so",
+        .0.escape_debug()
+    )]
+    Negated(String),
+}
+
+impl std::str::FromStr for Glob {
+    type Err = GlobError;
+
+    fn from_str(text: &str) -> Result<Self, GlobError> {
+        if text.starts_with('!') {
+            return Err(GlobError::Negated(text.to_owned()));
+        }
+        let bare = text.strip_suffix('/').unwrap_or(text);
+        let only_directories = bare.len() < text.len();
+        let from_root = bare.strip_prefix("./").or_else(|| bare.strip_prefix('/'));
+        let pattern = match from_root {
+            Some(rest) => rest.to_owned(),
+            None if bare.contains('/') => bare.to_owned(),
+            None => format!("**/{bare}"),
+        };
+        if pattern.is_empty() || bare.is_empty() {
+            return Err(GlobError::Empty(text.to_owned()));
+        }
+        if pattern.split('/').any(|name| [".", "..", ""].contains(&name)) {
+            return Err(GlobError::Dots(text.to_owned()));
+        }
+        let glob = Self { text: text.to_owned(), pattern, only_directories };
+        match glob.compile() {
+            Ok(_) => Ok(glob),
+            Err(source) => Err(GlobError::Syntax { text: glob.text, source: Box::new(source) }),
+        }
+    }
+}
+
+impl std::fmt::Display for Glob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Glob {
+    fn compile(&self) -> Result<globset::Glob, globset::Error> {
+        GlobBuilder::new(&self.pattern).literal_separator(true).backslash_escape(true).build()
+    }
+}
+
+/// What of an image is kept.
+///
+/// What an `exclude` matches is left out, with all below it. Of the rest is kept what an `include` matches, with all
+/// below it, and the directories above that; or all, if there is no `include`.
+#[derive(Debug, Clone)]
+pub struct Globs {
+    include: Vec<Glob>,
+    exclude: Vec<Glob>,
+    /// First those of `include`, then those of `exclude`.
+    set: GlobSet,
+}
+
+impl Globs {
+    /// # Errors
+    /// [`GlobError`] when they are too many, or too large together.
+    pub fn new(include: Vec<Glob>, exclude: Vec<Glob>) -> Result<Self, GlobError> {
+        let mut set = GlobSetBuilder::new();
+        let failed = |source| GlobError::Syntax {
+            text: include
+                .iter()
+                .chain(&exclude)
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(" "),
+            source: Box::new(source),
+        };
+        for glob in include.iter().chain(&exclude) {
+            set.add(glob.compile().map_err(failed)?);
+        }
+        let set = set.build().map_err(failed)?;
+        Ok(Self { include, exclude, set })
+    }
+
+    pub(super) fn matcher(&self) -> Matcher<'_> {
+        let count = self.include.len() + self.exclude.len();
+        Matcher { globs: self, found: Vec::new(), matched: vec![false; count] }
+    }
+}
+
+/// Globs at work, which notes which of them matched anything.
+#[derive(Debug)]
+pub(super) struct Matcher<'a> {
+    globs: &'a Globs,
+    found: Vec<usize>,
+    matched: Vec<bool>,
+}
+
+impl Matcher<'_> {
+    /// What becomes of a path.
+    pub(super) fn choose(&mut self, path: &[u8], entry: &Entry<'_>) -> Choice {
+        let includes = self.globs.include.len();
+        let (mut is_included, mut is_excluded) = (includes == 0, false);
+        self.look(path, entry.inode.is_directory());
+        for at in &self.found {
+            match *at < includes {
+                true => is_included = true,
+                false => is_excluded = true,
+            }
+        }
+        match (is_excluded, is_included) {
+            (true, _) => Choice::Leave,
+            (false, true) => Choice::Keep,
+            (false, false) => Choice::Above,
+        }
+    }
+
+    /// Finds what matches, and notes it.
+    fn look(&mut self, path: &[u8], is_directory: bool) {
+        let path = path.strip_prefix(b"/").unwrap_or(path);
+        self.globs.set.matches_into(OsStr::from_bytes(path), &mut self.found);
+        let Globs { include, exclude, .. } = self.globs;
+        self.found.retain(|at| {
+            let glob = include.get(*at).or_else(|| exclude.get(*at - include.len()));
+            is_directory || glob.is_some_and(|it| !it.only_directories)
+        });
+        for at in &self.found {
+            self.matched[*at] = true;
+        }
+    }
+
+    /// The globs that match nothing in the whole tree, whether it was looked at or not.
+    pub(super) fn unmatched(mut self, tree: &Tree) -> Vec<Glob> {
+        let mut walk = tree.walk();
+        while self.matched.contains(&false) {
+            // What is below something that is left out was not looked at.
+            let Some((path, entry)) = walk.next() else { break };
+            self.look(path, entry.inode.is_directory());
+        }
+        let Globs { include, exclude, .. } = self.globs;
+        let all = include.iter().chain(exclude).zip(&self.matched);
+        all.filter(|(_, matched)| !**matched).map(|(glob, _)| glob.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! Images made of images that the store has: [`merge`] lays several over each other, [`filter`] keeps a part of one.
+//!
+//! Only trees are read, and verified before; files are objects of the store already, and stay where they are. The new
+//! image has no manifest, since no layers make it: it is as one that came from a directory.
+
+mod globs;
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use image::tree::{Builder, Choice, Content, LayError, Node, Tree, TreeError};
+use image::verity::ObjectId;
+use store::{Form, Store};
+
+pub use globs::{Glob, GlobError, Globs};
+
+use crate::export::{self, ExportError};
+use crate::import::{ImportError, Job, Made, Options, Report};
+
+/// Why there is no new image. The store is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeriveError {
+    /// One of the images cannot be read, or is damaged.
+    #[error("cannot read what the new image is made of")]
+    Source(#[source] ExportError),
+    /// The images make no tree together.
+    #[error("cannot take \"{}\" of image {image}", path.escape_ascii())]
+    Entry {
+        /// Which one.
+        image: Box<ObjectId>,
+        /// The path, with a leading slash.
+        path: Vec<u8>,
+        /// Why.
+        source: TreeError,
+    },
+    /// The new image cannot be written.
+    #[error(transparent)]
+    Import(Box<ImportError>),
+}
+
+impl From<ImportError> for DeriveError {
+    fn from(error: ImportError) -> Self {
+        Self::Import(Box::new(error))
+    }
+}
+
+/// What a filter kept.
+#[derive(Debug, Clone)]
+pub struct Filtered {
+    /// The new image.
+    pub report: Report,
+    /// Names in it, without the root.
+    pub kept: u64,
+    /// Names in the image that was filtered.
+    pub of: u64,
+    /// Globs that matched no name, kept or not: probably mistakes.
+    pub unmatched: Vec<Glob>,
+}
+
+/// Makes an image of several: each is laid over those before it. A path in a later one decides type and metadata;
+/// directories are merged; what is no directory replaces a whole subtree, and the other way round.
+///
+/// # Errors
+/// [`DeriveError`].
+pub fn merge(
+    store: &Store,
+    images: &[ObjectId],
+    options: &Options<'_>,
+) -> Result<Report, DeriveError> {
+    let start = Instant::now();
+    let job = Job::begin(store, options)?;
+    let mut builder = Builder::new();
+    for image in images {
+        go_on(options)?;
+        let laid = builder.lay_some(&read(store, image)?, |_, _| unless_cancelled(options));
+        laid.map_err(|error| entry(image, error))?;
+    }
+    go_on(options)?;
+    finish(job, builder.finish(), options, start)
+}
+
+/// Makes an image of a part of another.
+///
+/// # Errors
+/// [`DeriveError`].
+pub fn filter(
+    store: &Store,
+    image: &ObjectId,
+    globs: &Globs,
+    options: &Options<'_>,
+) -> Result<Filtered, DeriveError> {
+    let start = Instant::now();
+    let job = Job::begin(store, options)?;
+    go_on(options)?;
+    let whole = read(store, image)?;
+    let mut builder = Builder::new();
+    let mut matcher = globs.matcher();
+    let laid = builder.lay_some(&whole, |path, entry| match unless_cancelled(options) {
+        Choice::Keep => matcher.choose(path, entry),
+        left => left,
+    });
+    laid.map_err(|error| entry(image, error))?;
+    go_on(options)?;
+    let unmatched = matcher.unmatched(&whole);
+    let tree = builder.finish();
+    let (kept, of) = (names(&tree), names(&whole));
+    drop(whole);
+    let report = finish(job, tree, options, start)?;
+    Ok(Filtered { report, kept, of, unmatched })
+}
+
+/// Claims all that the tree needs, and makes the image.
+fn finish(
+    job: Job<'_>,
+    tree: Tree,
+    options: &Options<'_>,
+    start: Instant,
+) -> Result<Report, DeriveError> {
+    if options.form != Form::Objects {
+        let written = job.derived(&tree)?;
+        return Ok(job.finish(Made::of(tree, Some(written)), options.name.cloned(), start)?);
+    }
+    let mut claimed = HashSet::new();
+    let mut walk = tree.walk();
+    while let Some((path, name)) = walk.next() {
+        let Node::Regular(Content::External { size, object, .. }) = name.inode.node() else {
+            continue;
+        };
+        if !name.is_owner {
+            continue;
+        }
+        let Some(object) = object else {
+            let reason = "its image does not say which object it is";
+            return Err(ImportError::File { path: path.to_vec(), reason }.into());
+        };
+        if claimed.insert((object, size)) {
+            go_on(options)?;
+            if !job.claim(&object, size)? {
+                return Err(ImportError::Gone { object, path: path.to_vec() }.into());
+            }
+        }
+    }
+    drop(walk);
+    Ok(job.finish(Made::of(tree, None), options.name.cloned(), start)?)
+}
+
+fn read(store: &Store, image: &ObjectId) -> Result<Tree, DeriveError> {
+    export::tree(store, image).map_err(DeriveError::Source)
+}
+
+fn entry(image: &ObjectId, error: LayError) -> DeriveError {
+    DeriveError::Entry { image: Box::new(*image), path: error.path, source: error.source }
+}
+
+fn go_on(options: &Options<'_>) -> Result<(), DeriveError> {
+    match options.cancel.load(Ordering::Relaxed) {
+        true => Err(ImportError::Cancelled.into()),
+        false => Ok(()),
+    }
+}
+
+/// Nothing more of a tree, once nobody wants it.
+fn unless_cancelled(options: &Options<'_>) -> Choice {
+    match options.cancel.load(Ordering::Relaxed) {
+        true => Choice::Leave,
+        false => Choice::Keep,
+    }
+}
+
+fn names(tree: &Tree) -> u64 {
+    let (mut names, mut walk) = (0, tree.walk());
+    while walk.next().is_some() {
+        names += 1;
+    }
+    names
+}

@@ -1,0 +1,274 @@
+//! A disk for a virtual machine: a partition table, and an image that holds its files in the one partition.
+//!
+//! The layout is section 4.7 of `docs/format/erofs-profile.md`. The disk is written from front to back: how long the image
+//! will be stands in its first block, which waits here until the table is made of it.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use gpt::disk::LogicalBlockSize;
+use gpt::mbr::ProtectiveMBR;
+use gpt::partition::Partition;
+use gpt::partition_types::{OperatingSystem, Type};
+use gpt::{GptConfig, GptError};
+use image::erofs::Flavor;
+use image::verity::ObjectId;
+use store::Store;
+use uuid::Uuid;
+
+use super::erofs::derived;
+use super::{ErofsReport, ExportError, Options, to_erofs};
+
+/// Where the partition begins, and what its length and the disk's are multiples of, as partitioning tools advise.
+const MIB: u64 = 1 << 20;
+const SECTOR: u64 = 512;
+/// Sectors of the table behind the partition: 128 entries of 128 bytes, and the header. Before it there is the MBR, too.
+const BACKUP_SECTORS: u64 = 33;
+/// A block of the image, which its length is a multiple of.
+const BLOCK: usize = 4096;
+/// `blocks_lo` of the superblock at byte 1024. Source: Linux `fs/erofs/erofs_fs.h`, `struct erofs_super_block`.
+const BLOCKS_AT: usize = 1024 + 36;
+/// The partition is mounted read-only, and so not grown. Source: Discoverable Partitions Specification, "Partition
+/// Attribute Flags".
+const READ_ONLY: u64 = 1 << 60;
+/// What the partition is called: `root=PARTLABEL=root` finds it.
+const NAME: &str = "root";
+
+/// The type of a root partition: it says for which processor the root is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RootType(Uuid);
+
+/// By the processor, as Go names it. Source: Discoverable Partitions Specification, "Defined Partition Type UUIDs".
+const ROOT_TYPES: [(&str, u128); 13] = [
+    ("386", 0x44479540_f297_41b2_9af7_d131d5f0458a),
+    ("amd64", 0x4f68bce3_e8cd_4db1_96e7_fbcaf984b709),
+    ("arm", 0x69dad710_2ce4_4e3c_b16c_21a1d49abed3),
+    ("arm64", 0xb921b045_1df0_41c3_af44_4c6f280d3fae),
+    ("loong64", 0x77055800_792c_4f94_b39a_98c91b762bb6),
+    ("mips", 0xe9434544_6e2c_47cc_bae2_12d6deafb44c),
+    ("mips64", 0xd113af76_80ef_41b4_bdb6_0cff4d3d4a25),
+    ("mips64le", 0x700bda43_7a34_4507_b179_eeb93d7a7ca3),
+    ("mipsle", 0x37c58c8a_d913_4156_a25f_48b1b64e07f0),
+    ("ppc64", 0x912ade1d_a839_4913_8964_a10eee08fbd2),
+    ("ppc64le", 0xc31c45e6_3f39_412e_80fb_4809c4980599),
+    ("riscv64", 0x72ec70a6_cf74_40e6_bd49_4bda08e8f224),
+    ("s390x", 0x5eead9a9_fe09_4a1e_a1d7_520d00531306),
+];
+
+impl RootType {
+    /// The type for a processor, as Go names it, if there is one.
+    #[must_use]
+    pub fn of(architecture: &str) -> Option<Self> {
+        let found = ROOT_TYPES.iter().find(|(name, _)| *name == architecture);
+        found.map(|(_, number)| Self(Uuid::from_u128(*number)))
+    }
+
+    /// The processors that there are types for.
+    pub fn architectures() -> impl Iterator<Item = &'static str> {
+        ROOT_TYPES.iter().map(|(name, _)| *name)
+    }
+}
+
+/// What was written of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskReport {
+    /// The image in the partition, from its first byte on.
+    pub image: ErofsReport,
+    /// Bytes of the disk.
+    pub bytes: u64,
+    /// The partition's own id, which `root=PARTUUID=` finds it by.
+    pub partition: Uuid,
+}
+
+/// Writes a disk whose one partition is the image that [`to_erofs`] makes for Linux. The same image and type give the same
+/// bytes.
+///
+/// # Errors
+/// [`ExportError`]; what was written until then is no disk.
+pub fn to_disk(
+    store: &Store,
+    id: &ObjectId,
+    root: RootType,
+    out: &mut dyn Write,
+    options: &Options<'_>,
+) -> Result<DiskReport, ExportError> {
+    let guid = |what| Uuid::from_bytes(derived(&format!("quire {what} {} {id}", root.0)));
+    let ids = Ids { disk: guid("disk"), root, partition: guid("partition") };
+    let mut disk = Disk { out, ids, start: Vec::with_capacity(BLOCK), layout: None, written: 0 };
+    let image = to_erofs(store, id, Flavor::Linux, &mut disk, options)?;
+    let failed = |source| ExportError::Disk { source };
+    let bytes = disk.finish().map_err(failed)?;
+    Ok(DiskReport { image, bytes, partition: ids.partition })
+}
+
+/// The ids in a table.
+#[derive(Debug, Clone, Copy)]
+struct Ids {
+    disk: Uuid,
+    root: RootType,
+    partition: Uuid,
+}
+
+/// Where everything is, in bytes, and the tables at both ends.
+#[derive(Debug)]
+struct Layout {
+    image: u64,
+    head: Vec<u8>,
+    tail: Vec<u8>,
+    bytes: u64,
+}
+
+/// Takes the image's bytes, and writes the disk's.
+struct Disk<'a> {
+    out: &'a mut dyn Write,
+    ids: Ids,
+    /// The image's first block, until it is whole.
+    start: Vec<u8>,
+    /// Known with the first block.
+    layout: Option<Layout>,
+    /// Bytes of the image that were written.
+    written: u64,
+}
+
+impl Write for Disk<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.layout.is_some() {
+            let written = self.out.write(bytes)?;
+            self.written += written as u64;
+            return Ok(written);
+        }
+        let count = bytes.len().min(BLOCK - self.start.len());
+        self.start.extend_from_slice(&bytes[..count]);
+        if self.start.len() == BLOCK {
+            let mut blocks = [0; 4];
+            blocks.copy_from_slice(&self.start[BLOCKS_AT..BLOCKS_AT + 4]);
+            let image = u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64;
+            let layout = Layout::of(image, &self.ids)?;
+            self.out.write_all(&layout.head)?;
+            zeros(self.out, MIB - layout.head.len() as u64)?;
+            self.out.write_all(&self.start)?;
+            self.written = BLOCK as u64;
+            self.layout = Some(layout);
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Disk<'_> {
+    /// Writes what is behind the image. Answers the disk's length.
+    fn finish(self) -> io::Result<u64> {
+        let length = self.layout.as_ref().map(|it| it.image);
+        let Some(layout) = self.layout.filter(|it| it.image == self.written) else {
+            return Err(io::Error::other(format!(
+                "the image has {} bytes, and said that it would have {length:?}",
+                self.written
+            )));
+        };
+        zeros(self.out, layout.bytes - MIB - layout.image - layout.tail.len() as u64)?;
+        self.out.write_all(&layout.tail)?;
+        self.out.flush()?;
+        Ok(layout.bytes)
+    }
+}
+
+impl Layout {
+    fn of(image: u64, ids: &Ids) -> io::Result<Self> {
+        let partition = image.next_multiple_of(MIB);
+        let bytes = (MIB + partition + BACKUP_SECTORS * SECTOR).next_multiple_of(MIB);
+        let failed = |error: GptError| match error {
+            GptError::Io(error) => error,
+            error => io::Error::other(error),
+        };
+        let mut ends = Ends::new(bytes);
+        // 32 bits: larger disks have all ones there. Source: UEFI 2.10, 5.2.3 "Protective MBR".
+        let sectors = u32::try_from(bytes / SECTOR - 1).unwrap_or(u32::MAX);
+        ProtectiveMBR::with_lb_size(sectors).overwrite_lba0(&mut ends).map_err(io::Error::other)?;
+        let config = GptConfig::new().writable(true).logical_block_size(LogicalBlockSize::Lb512);
+        let mut table = config.create_from_device(ends, Some(ids.disk)).map_err(failed)?;
+        let entry = Partition {
+            part_type_guid: Type { guid: ids.root.0, os: OperatingSystem::Linux },
+            part_guid: ids.partition,
+            first_lba: MIB / SECTOR,
+            last_lba: (MIB + partition) / SECTOR - 1,
+            flags: READ_ONLY,
+            name: NAME.to_owned(),
+        };
+        table.update_partitions(BTreeMap::from([(1, entry)])).map_err(failed)?;
+        let Ends { head, tail, .. } = table.write().map_err(failed)?;
+        Ok(Self { image, head, tail, bytes })
+    }
+}
+
+/// A disk of which only both ends are there, for the table to be written into.
+#[derive(Debug)]
+struct Ends {
+    bytes: u64,
+    position: u64,
+    head: Vec<u8>,
+    tail: Vec<u8>,
+}
+
+impl Ends {
+    fn new(bytes: u64) -> Self {
+        let zeros = |sectors: u64| (0..sectors * SECTOR).map(|_| 0).collect();
+        Self { bytes, position: 0, head: zeros(1 + BACKUP_SECTORS), tail: zeros(BACKUP_SECTORS) }
+    }
+
+    /// What is there from the position on, if anything.
+    fn here(&mut self) -> io::Result<&mut [u8]> {
+        let tail = self.bytes - self.tail.len() as u64;
+        let (end, start) = match self.position.checked_sub(tail) {
+            Some(behind) => (&mut self.tail, behind),
+            None => (&mut self.head, self.position),
+        };
+        let here = usize::try_from(start).ok().and_then(|start| end.get_mut(start..));
+        here.ok_or_else(|| io::Error::other("a table is written where the image is to be"))
+    }
+}
+
+impl Read for Ends {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let here = self.here()?;
+        let count = into.len().min(here.len());
+        into[..count].copy_from_slice(&here[..count]);
+        self.position += count as u64;
+        Ok(count)
+    }
+}
+
+impl Write for Ends {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let here = self.here()?;
+        let count = bytes.len().min(here.len());
+        here[..count].copy_from_slice(&bytes[..count]);
+        self.position += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for Ends {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let place = match to {
+            SeekFrom::Start(place) => Some(place),
+            SeekFrom::End(from) => self.bytes.checked_add_signed(from),
+            SeekFrom::Current(from) => self.position.checked_add_signed(from),
+        };
+        self.position = place.ok_or_else(|| io::Error::other("a place before the disk"))?;
+        Ok(self.position)
+    }
+}
+
+fn zeros(out: &mut dyn Write, count: u64) -> io::Result<()> {
+    io::copy(&mut io::repeat(0).take(count), out).map(drop)
+}
+
+#[cfg(test)]
+mod tests;

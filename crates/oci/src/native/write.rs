@@ -1,0 +1,153 @@
+//! Writing an image whose data is in data blobs.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, Write};
+use std::ops::Range;
+
+use image::erofs::{
+    BlockSize, DataBlob, Fingerprints, Native, Piece, Stored, WriteError, write_native,
+};
+use image::tree::{Content, Inode, Node, Tree};
+use image::verity::ObjectId;
+use store::{BlobKind, DraftError, StoredObject, Transaction};
+
+/// Why there is no such image.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NativeError {
+    /// Overlayfs would not show a file as it is.
+    #[error(
+        "\"{}\" {what}, which overlayfs would take for its own where the image is below a writable layer: \
+         import it with --form objects",
+        path.escape_ascii()
+    )]
+    Overlay {
+        /// The file.
+        path: Vec<u8>,
+        /// What it is or has.
+        what: &'static str,
+    },
+    /// The image cannot be added to the store.
+    #[error(transparent)]
+    Draft(#[from] DraftError),
+    /// The image cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Where the data of an image's files is.
+pub(crate) trait Places {
+    /// In which data blob an object is; `None` for those that are to be in the image itself.
+    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError>;
+
+    /// Writes an object's bytes from `start` on.
+    fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()>;
+}
+
+/// Writes the image of a tree over data blobs. Answers its id, and its length.
+pub(crate) fn write(
+    transaction: &Transaction<'_>,
+    tree: &Tree,
+    places: &dyn Places,
+    fingerprints: Fingerprints,
+) -> Result<Written, NativeError> {
+    let (found, blobs) = survey(tree, places)?;
+    let is_tar = blobs.iter().any(|(_, kind)| *kind == BlobKind::Tar);
+    let block_size = if is_tar { BlockSize::B512 } else { BlockSize::B4096 };
+    let numbers: HashMap<ObjectId, u16> =
+        blobs.iter().zip(0..).map(|((blob, _), number)| (blob.id, number)).collect();
+    let devices: Vec<DataBlob> = blobs.iter().map(|(blob, _)| *blob).collect();
+    let find = |object: &ObjectId| {
+        let stored = found.get(object)?;
+        Some(Stored {
+            device: numbers.get(&stored.blob).copied().unwrap_or_default(),
+            offset: stored.offset,
+            tail: u16::try_from(stored.end_len).ok()?,
+            fingerprint: stored.sha256,
+        })
+    };
+    let native = Native { block_size, devices: &devices, find: &find, fingerprints, uuid: [0; 16] };
+    let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
+        let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
+            return Err(io::Error::other("it is no object"));
+        };
+        let start = match piece {
+            Piece::Whole => 0,
+            Piece::From(start) | Piece::End(start) => start,
+        };
+        places.give(&object, start, out)
+    };
+    let mut draft = transaction.image()?;
+    let summary = write_native(tree, &native, &mut contents, &mut draft)?;
+    let image = draft.finish()?;
+    Ok(Written { image, bytes: summary.bytes })
+}
+
+/// What was written.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) image: ObjectId,
+    /// Bytes of the image.
+    pub(crate) bytes: u64,
+}
+
+type Found = (HashMap<ObjectId, StoredObject>, Vec<(DataBlob, BlobKind)>);
+
+/// Finds all objects, and which blobs they are in, in the order in which the tree needs them.
+fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
+    let mut found = HashMap::new();
+    let mut blobs = Vec::new();
+    let mut known = BTreeSet::new();
+    let mut walk = tree.walk();
+    check(&[], &tree.root())?;
+    while let Some((path, entry)) = walk.next() {
+        if !entry.is_owner {
+            continue;
+        }
+        check(path, &entry.inode)?;
+        let Node::Regular(Content::External { object: Some(object), .. }) = entry.inode.node()
+        else {
+            continue;
+        };
+        if found.contains_key(&object) {
+            continue;
+        }
+        let Some(stored) = places.find(&object)? else { continue };
+        found.insert(object, stored);
+        // All of a small file is its end.
+        let is_on_device = u64::from(stored.end_len) < stored.size;
+        if is_on_device && known.insert(stored.blob) {
+            blobs.push((DataBlob { id: stored.blob, bytes: stored.blob_bytes }, stored.kind));
+        }
+    }
+    Ok((found, blobs))
+}
+
+/// Overlayfs has its marks in files of its layers: in an image that is one, nothing may look like these.
+fn check(path: &[u8], inode: &Inode<'_>) -> Result<(), NativeError> {
+    let refused = |what| Err(NativeError::Overlay { path: path.to_vec(), what });
+    if matches!(inode.node(), Node::CharDevice(0)) {
+        return refused("is a character device 0:0");
+    }
+    if inode.xattrs().any(|(name, _)| name.starts_with(b"trusted.overlay.")) {
+        return refused("has an xattr \"trusted.overlay.…\"");
+    }
+    Ok(())
+}
+
+/// Copies a range of bytes that `read` gives by their place.
+pub(crate) fn copy(
+    range: Range<u64>,
+    out: &mut dyn Write,
+    read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let Range { start: mut at, end } = range;
+    let mut buffer = [0; 16 << 10];
+    while at < end {
+        let count = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
+        read(&mut buffer[..count], at)?;
+        out.write_all(&buffer[..count])?;
+        at += count as u64;
+    }
+    Ok(())
+}

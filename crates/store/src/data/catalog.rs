@@ -1,0 +1,411 @@
+//! The indexes of all data blobs of a store, held in memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use image::verity::{Algorithm, ObjectId};
+use rustix::fs::Stat;
+
+use super::{
+    BlobKind, Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader,
+    StoredObject,
+};
+use super::{blob_name, index_name};
+use crate::digest::Digest;
+use crate::disk::{Directory, DiskError, length};
+use crate::store::{Store, StoreError, is_object};
+use crate::work::Workspace;
+
+/// What a file or directory looks like from outside: other bytes, another stamp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: i64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    #[expect(clippy::useless_conversion, reason = "the types differ between architectures")]
+    fn of(stat: &Stat) -> Self {
+        let nanoseconds = i64::try_from(stat.st_ctime_nsec).unwrap_or_default();
+        let changed = (i64::from(stat.st_ctime), nanoseconds);
+        Self { inode: stat.st_ino, size: stat.st_size, changed }
+    }
+}
+
+/// One blob, with an index that could be read.
+#[derive(Debug, Clone)]
+struct Loaded {
+    stamp: Stamp,
+    index: Arc<Index>,
+}
+
+/// What is known so far.
+#[derive(Debug, Default)]
+pub(crate) struct Catalog {
+    /// Of the directory, when it was listed.
+    listed: Option<Stamp>,
+    blobs: BTreeMap<ObjectId, Loaded>,
+    /// In which blob an object is.
+    objects: HashMap<[u8; 32], ObjectId>,
+}
+
+impl Catalog {
+    /// Looks again which indexes there are, and reads those that are new or different.
+    fn list(&mut self, data: &Directory) -> Result<(), DiskError> {
+        let listed = Stamp::of(&data.stat_self()?);
+        let mut before = std::mem::take(&mut self.blobs);
+        let mut is_less = false;
+        let mut new = Vec::new();
+        for file in data.list()? {
+            let Some(DataFile::Index(id)) = DataFile::parse(&file.name) else { continue };
+            let Some(stat) = data.stat(index_name(&id))? else { continue };
+            let stamp = Stamp::of(&stat);
+            match before.remove(&id) {
+                Some(known)
+                    if known.stamp == stamp && blob_is_there(data, &id, &known.index)?.is_ok() =>
+                {
+                    self.blobs.insert(id, known);
+                }
+                known => {
+                    is_less |= known.is_some();
+                    match load(data, &id)? {
+                        Ok(Some(loaded)) => {
+                            new.push(id);
+                            self.blobs.insert(id, loaded);
+                        }
+                        Ok(None) => {}
+                        Err(error) => tracing::warn!(%error, "what it has is not found"),
+                    }
+                }
+            }
+        }
+        if is_less || !before.is_empty() {
+            self.objects.clear();
+            new = self.blobs.keys().copied().collect();
+        }
+        for id in new {
+            let Some(loaded) = self.blobs.get(&id) else { continue };
+            for entry in &loaded.index.entries {
+                self.objects.entry(entry.id).or_insert(id);
+            }
+        }
+        self.listed = Some(listed);
+        Ok(())
+    }
+}
+
+/// Reads the index of a blob, if there is one; the blob must be there, with all of its length.
+fn load(data: &Directory, id: &ObjectId) -> Result<Result<Option<Loaded>, DataError>, DiskError> {
+    let name = index_name(id);
+    let (file, stat) = match data.read(&name) {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(Ok(None)),
+        Err(error) if error.is_not_a_file() => {
+            return Ok(Err(DataError::Index { blob: *id, reason: "it is no regular file" }));
+        }
+        Err(error) => return Err(error),
+    };
+    let read = Index::read(&file, length(&stat));
+    let index = match read.map_err(|source| data.failed("read", &name, source))? {
+        Ok(index) => index,
+        Err(reason) => return Ok(Err(DataError::Index { blob: *id, reason })),
+    };
+    if let Err(error) = blob_is_there(data, id, &index)? {
+        return Ok(Err(error));
+    }
+    Ok(Ok(Some(Loaded { stamp: Stamp::of(&stat), index: Arc::new(index) })))
+}
+
+/// Whether the blob of an index is there, as long as it must be: not after a crash while it was removed, or damage.
+fn blob_is_there(
+    data: &Directory,
+    id: &ObjectId,
+    index: &Index,
+) -> Result<Result<(), DataError>, DiskError> {
+    let expected = index.header.bytes;
+    Ok(match data.stat(blob_name(id))? {
+        Some(blob) if is_object(&blob, expected) => Ok(()),
+        Some(blob) => Err(DataError::Length { blob: *id, expected, actual: length(&blob) }),
+        None => Err(DataError::Absent(*id)),
+    })
+}
+
+/// How sure a look at the indexes must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// One that was published in this very moment may be missed.
+    Quick,
+    /// Every one.
+    Thorough,
+}
+
+impl Store {
+    /// Where in a data blob an object is, in whichever has it.
+    ///
+    /// Only for looking, as [`has`](Self::has).
+    ///
+    /// # Errors
+    /// [`StoreError`] when the indexes cannot be read. A damaged one is passed over.
+    pub fn stored(&self, object: &ObjectId) -> Result<Option<StoredObject>, StoreError> {
+        self.find_stored(object, Look::Quick)
+    }
+
+    fn find_stored(
+        &self,
+        object: &ObjectId,
+        look: Look,
+    ) -> Result<Option<StoredObject>, StoreError> {
+        let Some(key) = key(object) else { return Ok(None) };
+        let Some(catalog) = self.catalog(look)? else { return Ok(None) };
+        let Some(blob) = catalog.objects.get(&key) else { return Ok(None) };
+        Ok(catalog.blobs.get(blob).and_then(|loaded| first(&loaded.index, blob, &key)))
+    }
+
+    /// As [`stored`](Self::stored), in a blob of this kind.
+    pub(crate) fn stored_as(
+        &self,
+        object: &ObjectId,
+        kind: BlobKind,
+    ) -> Result<Option<StoredObject>, StoreError> {
+        let Some(key) = key(object) else { return Ok(None) };
+        let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
+        let Some(blob) = catalog.objects.get(&key) else { return Ok(None) };
+        let one = catalog.blobs.get_key_value(blob);
+        let blobs = one.into_iter().chain(&catalog.blobs);
+        let mut of_kind = blobs.filter(|(_, loaded)| loaded.index.header.kind == kind);
+        Ok(of_kind.find_map(|(blob, loaded)| first(&loaded.index, blob, &key)))
+    }
+
+    /// The data blob that is a layer's tar.
+    pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<DataBlob>, StoreError> {
+        let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
+        let found = catalog.blobs.iter().find_map(|(id, loaded)| {
+            let header = &loaded.index.header;
+            (header.layer == Some(*diff_id) && header.dropped == 0).then_some(DataBlob {
+                id: *id,
+                bytes: header.bytes,
+                kind: header.kind,
+            })
+        });
+        Ok(found)
+    }
+
+    /// As [`stored`](Self::stored), in one of these blobs, the first that has it.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored).
+    pub fn stored_in<'b>(
+        &self,
+        object: &ObjectId,
+        blobs: impl IntoIterator<Item = &'b ObjectId>,
+    ) -> Result<Option<StoredObject>, StoreError> {
+        let Some(key) = key(object) else { return Ok(None) };
+        let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
+        let found = blobs.into_iter().find_map(|blob| {
+            catalog.blobs.get(blob).and_then(|loaded| first(&loaded.index, blob, &key))
+        });
+        Ok(found)
+    }
+
+    /// Which object begins at a place in a blob: so a native image's files get their names back.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored).
+    pub fn stored_at(
+        &self,
+        blob: &ObjectId,
+        offset: u64,
+    ) -> Result<Option<StoredObject>, StoreError> {
+        let index = self.index_of(blob)?;
+        Ok(index.and_then(|index| Some(index.stored(blob, index.at(offset)?))))
+    }
+
+    /// The index of a blob, as far as it can be read.
+    pub(crate) fn index_of(&self, blob: &ObjectId) -> Result<Option<Arc<Index>>, StoreError> {
+        let Some(data) = self.data()? else { return Ok(None) };
+        let mut catalog = self.lock_catalog();
+        if let Some(known) = catalog.blobs.get(blob)
+            && data.stat(index_name(blob))?.is_some_and(|it| Stamp::of(&it) == known.stamp)
+            && blob_is_there(data, blob, &known.index)?.is_ok()
+        {
+            return Ok(Some(Arc::clone(&known.index)));
+        }
+        catalog.list(data)?;
+        Ok(catalog.blobs.get(blob).map(|it| Arc::clone(&it.index)))
+    }
+
+    /// All indexes that can be read. What is wrong with the others, [`Store::index_damage`] tells.
+    pub(crate) fn indexes(&self) -> Result<BTreeMap<ObjectId, Arc<Index>>, StoreError> {
+        let Some(catalog) = self.catalog(Look::Thorough)? else { return Ok(BTreeMap::new()) };
+        Ok(catalog.blobs.iter().map(|(id, it)| (*id, Arc::clone(&it.index))).collect())
+    }
+
+    /// What is wrong with the index of a blob, if anything.
+    pub(crate) fn index_damage(&self, blob: &ObjectId) -> Result<Option<DataError>, DiskError> {
+        match load(self.data_there()?, blob)? {
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                return Ok(Some(DataError::Index { blob: *blob, reason: "it is not there" }));
+            }
+            Err(error) => return Ok(Some(error)),
+        }
+        let data = self.data_there()?;
+        let name = index_name(blob);
+        let Some((file, stat)) = data.read(&name)? else { return Ok(None) };
+        let failed = |source| data.failed("read", &name, source);
+        let Ok(index) = Index::read(&file, length(&stat)).map_err(failed)? else { return Ok(None) };
+        let wrong = index.check_file(&file).map_err(failed)?;
+        Ok(wrong.map(|reason| DataError::Index { blob: *blob, reason }))
+    }
+
+    /// From here on, every index that is there is found.
+    pub(crate) fn forget_indexes(&self) {
+        self.lock_catalog().listed = None;
+    }
+
+    fn lock_catalog(&self) -> MutexGuard<'_, Catalog> {
+        self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn catalog(&self, look: Look) -> Result<Option<MutexGuard<'_, Catalog>>, DiskError> {
+        let Some(data) = self.data()? else { return Ok(None) };
+        let mut catalog = self.lock_catalog();
+        let is_new = look == Look::Quick
+            && catalog.listed.is_some()
+            && catalog.listed == Some(Stamp::of(&data.stat_self()?));
+        if !is_new {
+            catalog.list(data)?;
+        }
+        Ok(Some(catalog))
+    }
+
+    /// Opens an object for reading, wherever it is. Its bytes are not verified: hash them, or trust the import.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it is absent, not a regular file or not readable.
+    pub fn object(&self, object: &ObjectId) -> Result<ObjectReader, StoreError> {
+        if let Some((file, stat)) = self.object_file(object)? {
+            return Ok(ObjectReader::whole(file, length(&stat)));
+        }
+        // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
+        let _lock = self.lock_shared()?;
+        for look in [Look::Quick, Look::Thorough] {
+            let Some(found) = self.find_stored(object, look)? else { continue };
+            match self.open_stored(&found) {
+                // It was there a moment ago.
+                Err(StoreError::NoObject(_)) if look == Look::Quick => {}
+                other => return other,
+            }
+        }
+        // Published meanwhile.
+        let file = self.object_file(object)?.ok_or(StoreError::NoObject(*object))?;
+        Ok(ObjectReader::whole(file.0, length(&file.1)))
+    }
+
+    /// Opens an object that is in a data blob.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it is there no more, or cannot be read.
+    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+        let _lock = self.lock_shared()?;
+        self.open_stored(stored)
+    }
+
+    fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+        let index = self.index_of(&stored.blob)?;
+        self.open_part(stored, &*index.ok_or(StoreError::NoObject(stored.object))?)
+    }
+
+    /// Opens what a recent index has. The store's lock is held.
+    pub(crate) fn open_part(
+        &self,
+        stored: &StoredObject,
+        index: &Index,
+    ) -> Result<ObjectReader, StoreError> {
+        let (object, blob) = (stored.object, stored.blob);
+        let absent = || StoreError::NoObject(object);
+        let key = key(&object).ok_or_else(absent)?;
+        let places = index.places(&key);
+        let entry = places.iter().find(|it| it.offset == stored.offset).ok_or_else(absent)?;
+        let data = self.data_there()?;
+        let (file, _) = self.open_blob(&blob, index.header.bytes)?;
+        let name = index_name(&blob);
+        let ends = match entry.end_len {
+            0 => None,
+            _ => data.read(&name)?.map(|it| it.0),
+        };
+        let part = open_part(index, entry, file, ends.as_ref());
+        part.map_err(|source| data.failed("read", &name, source).into())
+    }
+
+    /// Replaces an index by one of some of its entries, durably. The store is locked exclusively, and no import runs.
+    pub(crate) fn drop_entries(
+        &self,
+        blob: &ObjectId,
+        index: &Index,
+        keep: &[Entry],
+    ) -> Result<(), DiskError> {
+        let data = self.data_there()?;
+        let name = index_name(blob);
+        let failed = |source| data.failed("make", &name, source);
+        let Some((old, _)) = data.read(&name)? else { return Ok(()) };
+        let mut builder = Builder::new().map_err(failed)?;
+        for entry in keep {
+            let end = index.end(&old, entry).map_err(failed)?;
+            builder.add(entry, &end).map_err(failed)?;
+        }
+        let dropped = index.entries.len().saturating_sub(keep.len()) as u64;
+        let dropped = index.header.dropped.saturating_add(dropped);
+        let header = Header { dropped, ..index.header.clone() };
+        let work = Workspace::make(&self.tmp)?;
+        let mut file = work.directory.create("index")?;
+        file.write_all(&builder.encode(&header).map_err(failed)?)?;
+        file.publish_mode()?;
+        drop(file);
+        work.directory.sync_file("index")?;
+        work.directory.rename_over("index", data, &name)?;
+        data.sync()?;
+        self.forget_indexes();
+        work.remove()
+    }
+
+    /// An object's own file.
+    pub(crate) fn object_file(
+        &self,
+        object: &ObjectId,
+    ) -> Result<Option<(File, Stat)>, StoreError> {
+        self.check_algorithm(object)?;
+        let (shard, rest) = crate::store::split(object);
+        match self.objects.open_if_there(shard)? {
+            Some(shard) => Ok(shard.read(rest)?),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Opens what an index says of an object; `ends` is the file of the index.
+pub(super) fn open_part(
+    index: &Index,
+    entry: &Entry,
+    blob: File,
+    ends: Option<&File>,
+) -> std::io::Result<ObjectReader> {
+    let end = match ends {
+        Some(ends) => index.end(ends, entry)?,
+        None if entry.end_len == 0 => Vec::new(),
+        None => return Err(std::io::ErrorKind::NotFound.into()),
+    };
+    Ok(ObjectReader::part(blob, entry.offset, entry.in_blob(), end))
+}
+
+pub(super) fn first(index: &Index, blob: &ObjectId, key: &[u8; 32]) -> Option<StoredObject> {
+    index.places(key).first().map(|entry| index.stored(blob, entry))
+}
+
+/// Data blobs have SHA-256 ids only.
+pub(super) fn key(object: &ObjectId) -> Option<[u8; 32]> {
+    let bytes = (object.algorithm() == Algorithm::Sha256).then(|| object.as_bytes())?;
+    bytes.try_into().ok()
+}

@@ -1,0 +1,199 @@
+//! A data blob in the making.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use image::verity::{Algorithm, Hasher, ObjectId};
+
+use super::catalog::key;
+use super::index::Header;
+use super::{BlobKind, Builder, DataBlob, Entry};
+use crate::digest::Digest;
+use crate::disk::{DiskError, NewFile};
+use crate::draft::{DraftError, Scrap};
+use crate::transaction::Transaction;
+
+/// Bytes gathered for one write.
+const BUFFER: usize = 256 << 10;
+const ZEROS: [u8; 4096] = [0; 4096];
+/// What messages call it.
+pub(crate) const WHAT: &str = "a data blob";
+
+/// A data blob in the making: write its bytes, and [`add`](Self::add) the objects that are in them. Dropping it leaves
+/// nothing behind.
+#[derive(Debug)]
+pub struct DataBlobDraft<'t> {
+    transaction: &'t Transaction<'t>,
+    kind: BlobKind,
+    layer: Option<Digest>,
+    scrap: Scrap<'t>,
+    file: NewFile,
+    /// The same file, to read back.
+    written: File,
+    hasher: Hasher,
+    gathered: Vec<u8>,
+    index: Builder,
+    /// Of a compressor, which [`finish`](Self::finish) tells.
+    failed: Option<io::Error>,
+}
+
+impl<'t> DataBlobDraft<'t> {
+    pub(crate) fn new(
+        transaction: &'t Transaction<'t>,
+        kind: BlobKind,
+    ) -> Result<Self, DraftError> {
+        let algorithm = transaction.store().algorithm();
+        if algorithm != Algorithm::Sha256 {
+            return Err(DraftError::NoDataBlobs(algorithm));
+        }
+        let disk = |source| transaction.write_failed(WHAT, source);
+        let (scrap, file) = Scrap::new(transaction).map_err(disk)?;
+        let written = transaction.read_back(scrap.number()).map_err(disk)?;
+        let index = Builder::new().map_err(|source| DraftError::Index { source })?;
+        let hasher = Hasher::new(algorithm);
+        let gathered = Vec::with_capacity(BUFFER);
+        let (layer, failed) = (None, None);
+        let draft = Self {
+            transaction,
+            kind,
+            layer,
+            scrap,
+            file,
+            written,
+            hasher,
+            gathered,
+            index,
+            failed,
+        };
+        Ok(draft)
+    }
+
+    /// Bytes so far: where the next one gets.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.hasher.size() + self.gathered.len() as u64
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub const fn kind(&self) -> BlobKind {
+        self.kind
+    }
+
+    /// Adds zeros up to the next block.
+    ///
+    /// # Errors
+    /// [`DraftError`] when they cannot be written.
+    pub fn align(&mut self) -> Result<(), DraftError> {
+        let block = self.kind.block_size();
+        let over = self.position() % block;
+        let missing = usize::try_from((block - over) % block).unwrap_or(0);
+        let taken = self.take(&ZEROS[..missing]);
+        taken.map_err(|source| self.transaction.write_failed(WHAT, source))
+    }
+
+    /// Says that an object is at `offset`: all of it but `end`, which the index gets. Small objects may be all end; then
+    /// the offset means nothing. One object may be at several places.
+    ///
+    /// That it begins with a block, is within the blob and overlaps no other one is checked by [`finish`](Self::finish);
+    /// that its bytes are there, `fsck` checks.
+    pub fn add(&mut self, object: ObjectId, sha256: [u8; 32], offset: u64, size: u64, end: &[u8]) {
+        let Some(id) = key(&object) else {
+            self.failed = Some(io::Error::new(io::ErrorKind::InvalidInput, "an id of SHA-512"));
+            return;
+        };
+        let offset = if size == end.len() as u64 { 0 } else { offset };
+        let entry = Entry { id, offset, size, end_len: 0, end_at: 0, sha256 };
+        if let Err(error) = self.index.add(&entry, end) {
+            self.failed = Some(error);
+        }
+    }
+
+    /// Of a tar, which layer it is.
+    pub fn set_layer(&mut self, diff_id: Digest) {
+        self.layer = Some(diff_id);
+    }
+
+    /// Fills `buffer` with what was written from `offset` on.
+    ///
+    /// # Errors
+    /// As `pread`; the end of what was written within is `UnexpectedEof`.
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let on_disk = self.hasher.size();
+        let end = offset.checked_add(buffer.len() as u64).filter(|it| *it <= self.position());
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let split = on_disk.clamp(offset, end);
+        let first = usize::try_from(split - offset).map_err(io::Error::other)?;
+        let (first, second) = buffer.split_at_mut(first);
+        self.written.read_exact_at(first, offset)?;
+        if !second.is_empty() {
+            let from = usize::try_from(split - on_disk).map_err(io::Error::other)?;
+            second.copy_from_slice(&self.gathered[from..from + second.len()]);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, mut bytes: &[u8]) -> Result<(), DiskError> {
+        while !bytes.is_empty() {
+            if self.gathered.len() == BUFFER {
+                self.flush_gathered()?;
+            }
+            let room = (BUFFER - self.gathered.len()).min(bytes.len());
+            self.gathered.extend_from_slice(&bytes[..room]);
+            bytes = &bytes[room..];
+        }
+        Ok(())
+    }
+
+    fn flush_gathered(&mut self) -> Result<(), DiskError> {
+        self.file.write_all(&self.gathered)?;
+        self.hasher.update(&self.gathered);
+        self.gathered.clear();
+        Ok(())
+    }
+
+    /// Names the blob by its bytes, filled up to a whole block. It becomes visible when the transaction is committed; if
+    /// the store has an equal one by then, with all that was added here, that one stays.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be written, or an object cannot be where it was said to be.
+    pub fn finish(mut self) -> Result<DataBlob, DraftError> {
+        let transaction = self.transaction;
+        self.align()?;
+        let flushed = self.flush_gathered();
+        flushed.map_err(|source| transaction.write_failed(WHAT, source))?;
+        let Self { kind, layer, scrap, file, hasher, index, failed, .. } = self;
+        let bytes = hasher.size();
+        let id = hasher.finish();
+        if (kind == BlobKind::Tar) != layer.is_some() {
+            transaction.fail();
+            return Err(DraftError::Layer { kind });
+        }
+        let encoded = match failed {
+            Some(error) => Err(error),
+            None => index.encode(&Header { kind, bytes, dropped: 0, layer }),
+        };
+        let encoded = encoded.map_err(|source| {
+            transaction.fail();
+            DraftError::Index { source }
+        })?;
+        drop(file);
+        drop(self.written);
+        let blob = DataBlob { id, bytes, kind };
+        transaction.finish_data_blob(scrap, blob, &encoded)?;
+        Ok(blob)
+    }
+}
+
+impl io::Write for DataBlobDraft<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = self.take(bytes);
+        taken.map_err(|error| self.transaction.io_failed(WHAT, error))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

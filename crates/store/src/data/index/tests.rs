@@ -1,0 +1,257 @@
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    reason = "the code's own lints; a test that overflows fails"
+)]
+
+use std::io::Write as _;
+
+use image::verity::{Algorithm, ObjectId, digest};
+use proptest::prelude::{any, proptest};
+use sha2::{Digest as _, Sha256};
+
+use super::{BlobKind, Builder, ENTRY, Entry, HEADER, Header, Index, TRAILER};
+use crate::Digest;
+
+fn id(text: &str) -> ObjectId {
+    digest(Algorithm::Sha256, text.as_bytes())
+}
+
+fn entry(text: &str, offset: u64, size: u64) -> Entry {
+    let key = id(text).as_bytes().try_into().unwrap();
+    Entry { id: key, offset, size, end_len: 0, end_at: 0, sha256: Sha256::digest(text).into() }
+}
+
+const fn packed(blocks: u64) -> Header {
+    Header { kind: BlobKind::Packed, bytes: blocks * 4096, dropped: 0, layer: None }
+}
+
+fn encode(header: &Header, entries: &[(Entry, &[u8])]) -> Vec<u8> {
+    let mut builder = Builder::new().unwrap();
+    for (entry, end) in entries {
+        builder.add(entry, end).unwrap();
+    }
+    builder.encode(header).unwrap()
+}
+
+/// A file in memory's place, since ends are read from one.
+fn file(bytes: &[u8]) -> std::fs::File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+fn read(bytes: &[u8]) -> Result<Index, String> {
+    match Index::read(&file(bytes), bytes.len() as u64) {
+        Ok(index) => index.map_err(str::to_owned),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Puts right hashes at a file that was changed.
+fn rehash(bytes: &mut [u8]) {
+    let trailer = bytes.len() - TRAILER;
+    let count = |at: usize| {
+        usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap_or(0)
+    };
+    let sum =
+        count(trailer).saturating_mul(ENTRY).saturating_add(count(trailer + 8).saturating_mul(8));
+    let tables = sum.saturating_add(HEADER).min(trailer);
+    let hash = Sha256::digest(&bytes[..tables]);
+    bytes[trailer + 16..trailer + 48].copy_from_slice(&hash);
+    let end = bytes.len() - 32;
+    let hash = Sha256::digest(&bytes[..end]);
+    bytes[end..].copy_from_slice(&hash);
+}
+
+#[test]
+fn what_was_added_is_found() {
+    let ends: Vec<Vec<u8>> = (0..200_u32).map(|at| at.to_le_bytes().repeat(1000)).collect();
+    let mut entries =
+        vec![(entry("whole", 4096, 5000), &b""[..]), (entry("both", 0, 4099), b"end")];
+    let names: Vec<String> = (0..200).map(|at| format!("small {at}")).collect();
+    for (name, end) in names.iter().zip(&ends) {
+        entries.push((entry(name, 0, 4000), end));
+    }
+    let bytes = encode(&packed(3), &entries);
+    let index = read(&bytes).unwrap();
+    let file = file(&bytes);
+    // 800 kB of ends: by hand, three frames of 256 KiB and the rest.
+    assert_eq!(index.frames.len(), 4);
+    assert_eq!(index.check_file(&file).unwrap(), None);
+    for (wanted, end) in &entries {
+        let [found] = index.places(&wanted.id) else { panic!("{wanted:?}") };
+        assert_eq!(
+            (found.offset, found.size, found.sha256),
+            (wanted.offset, wanted.size, wanted.sha256)
+        );
+        assert_eq!(index.end(&file, found).unwrap(), *end);
+    }
+    assert!(index.places(id("absent").as_bytes().try_into().unwrap()).is_empty());
+    assert_eq!(index.at(4096).unwrap().object(), id("whole"));
+    assert_eq!(index.at(0).unwrap().object(), id("both"));
+    assert_eq!(index.at(8192), None);
+    assert_eq!(index.at(4097), None);
+}
+
+#[test]
+fn the_file_is_as_the_document_says() {
+    let layer = Digest::sha256(b"tar");
+    let header = Header { kind: BlobKind::Tar, bytes: 2048, dropped: 7, layer: Some(layer) };
+    let bytes = encode(&header, &[(entry("one", 512, 600), b""), (entry("two", 0, 3), b"end")]);
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(&bytes[..8], b"quiredat");
+    assert_eq!(bytes[8..16], [2, 0, 0, 0, 0, 2, 0, 0]);
+    assert_eq!((number(16), number(24), number(32)), (2048, 7, 32));
+    assert_eq!(&bytes[40..72], layer.as_bytes());
+    assert!(bytes[72..128].iter().all(|it| *it == 0));
+    let mut ids = [id("one"), id("two")];
+    ids.sort_unstable();
+    assert_eq!(&bytes[128..160], ids[0].as_bytes());
+    assert_eq!(&bytes[224..256], ids[1].as_bytes());
+    let one = if ids[0] == id("one") { 128 } else { 224 };
+    assert_eq!(bytes[one + 32..one + 64], *Sha256::digest(b"one"));
+    assert_eq!(
+        [number(one + 64), number(one + 72), number(one + 80), number(one + 88)],
+        [512, 600, 0, 0]
+    );
+    let two = 128 + 224 - one;
+    assert_eq!(
+        [number(two + 64), number(two + 72), number(two + 80), number(two + 88)],
+        [0, 3, 0, 3]
+    );
+    // One frame of 3 bytes.
+    let frame = number(320);
+    assert_eq!(frame & 0xffff_ffff, 3);
+    let frames = usize::try_from(frame >> 32).unwrap();
+    assert_eq!(zstd::decode_all(&bytes[328..328 + frames]).unwrap(), b"end");
+    let trailer = 328 + frames;
+    assert_eq!(bytes.len(), trailer + 88);
+    assert_eq!((number(trailer), number(trailer + 8)), (2, 1));
+    assert_eq!(bytes[trailer + 16..trailer + 48], *Sha256::digest(&bytes[..328]));
+    assert_eq!(&bytes[trailer + 48..trailer + 56], b"datend\0\x01");
+    assert_eq!(bytes[trailer + 56..], *Sha256::digest(&bytes[..trailer + 56]));
+    assert_eq!(read(&bytes).unwrap().header, header);
+}
+
+/// What is refused, and why, after a change that has right hashes.
+fn refused(change: impl Fn(&mut [u8], usize), reason: &str) {
+    let entries = [(entry("a", 0, 5000), &b""[..]), (entry("b", 8192, 4099), b"end")];
+    let mut bytes = encode(&packed(4), &entries);
+    let a = if id("a") < id("b") { HEADER } else { HEADER + ENTRY };
+    change(&mut bytes, a);
+    rehash(&mut bytes);
+    let found = read(&bytes).map(|it| it.entries).unwrap_err();
+    assert!(found.contains(reason), "{found}, not {reason}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let put = |bytes: &mut [u8], at: usize, value: u64| {
+        bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    let b = |a: usize| 2 * HEADER + ENTRY - a;
+    let trailer = |bytes: &[u8]| bytes.len() - TRAILER;
+    refused(|bytes, _| bytes[0] = b'Q', "no index");
+    refused(|bytes, _| bytes[8] = 3, "unknown kind");
+    refused(|bytes, _| bytes[8] = 2, "block size");
+    refused(|bytes, _| bytes[32] = 32, "layer");
+    refused(|bytes, _| bytes[100] = 1, "header");
+    refused(|bytes, _| put(bytes, 16, 4 * 4096 + 512), "whole blocks");
+    refused(|bytes, a| put(bytes, a + 64, 512), "begin with a block");
+    refused(|bytes, a| put(bytes, a + 64, 4 * 4096), "within the blob");
+    refused(|bytes, a| put(bytes, a + 64, 0xffff_ffff_ffff_f000), "within the blob");
+    refused(|bytes, a| put(bytes, a + 72, u64::MAX), "within the blob");
+    refused(|bytes, a| put(bytes, a + 72, 8193), "overlap");
+    refused(|bytes, a| put(bytes, a + 80, 1), "has a place for it");
+    refused(|bytes, a| put(bytes, a + 88, 1 << 32), "where nothing may be");
+    refused(|bytes, a| put(bytes, b(a) + 72, 2), "longer than the object");
+    refused(|bytes, a| put(bytes, b(a) + 72, 3), "nothing has a place");
+    refused(|bytes, a| put(bytes, b(a) + 80, 1), "within a frame");
+    refused(|bytes, a| put(bytes, b(a) + 80, u64::MAX), "within a frame");
+    refused(|bytes, a| put(bytes, b(a) + 88, 4), "within a frame");
+    let frame = HEADER + 2 * ENTRY;
+    refused(|bytes, _| bytes[frame] = 0, "frames are absurd");
+    refused(|bytes, _| bytes[frame + 3] = 255, "frames are absurd");
+    refused(|bytes, _| bytes[frame + 4] ^= 1, "do not add up");
+    refused(|bytes, _| bytes[frame + 7] = 255, "frames are absurd");
+    refused(|bytes, _| put(bytes, trailer(bytes), u64::MAX), "absurd");
+    refused(|bytes, _| put(bytes, trailer(bytes) + 8, u64::MAX / 8), "absurd");
+    refused(
+        |bytes, _| {
+            let at = trailer(bytes) + 55;
+            bytes[at] = 2;
+        },
+        "no index",
+    );
+    refused(
+        |bytes, _| {
+            let (one, two) = bytes[HEADER..].split_at_mut(ENTRY);
+            one.swap_with_slice(&mut two[..ENTRY]);
+        },
+        "not in order",
+    );
+    let good = encode(&packed(4), &[(entry("a", 0, 5000), b"")]);
+    for length in [0, 1, TRAILER - 1, TRAILER, good.len() - 1] {
+        read(&good[..length]).unwrap_err();
+    }
+    let mut bad = good.clone();
+    bad[HEADER + 70] ^= 1;
+    assert!(read(&bad).unwrap_err().contains("checksum of its tables"));
+    let mut bad = good;
+    let last = bad.len() - 1;
+    bad[last] ^= 1;
+    let index = read(&bad).unwrap();
+    assert!(index.check_file(&file(&bad)).unwrap().is_some());
+}
+
+#[test]
+fn a_builder_refuses_what_a_reader_would() {
+    let encode = |entries: &[Entry]| {
+        let mut builder = Builder::new().unwrap();
+        entries.iter().for_each(|it| builder.add(it, b"").unwrap());
+        builder.encode(&packed(2)).map(drop).map_err(|it| it.to_string())
+    };
+    encode(&[entry("a", 0, 4096), entry("b", 4096, 4096), entry("a", 0, 4096)]).unwrap();
+    assert!(encode(&[entry("a", 0, 4097), entry("b", 4096, 1)]).unwrap_err().contains("overlap"));
+    assert!(encode(&[entry("a", 512, 1)]).unwrap_err().contains("block"));
+    assert!(encode(&[entry("a", 4096, 4097)]).unwrap_err().contains("within"));
+    let mut builder = Builder::new().unwrap();
+    builder.add(&entry("a", 0, 1 << 20), &[0; (64 << 10) + 1]).unwrap_err();
+}
+
+#[test]
+fn a_damaged_end_is_an_error() {
+    let end = b"the end of a file, which is text. ".repeat(100);
+    let bytes = encode(&packed(1), &[(entry("a", 0, end.len() as u64), &end)]);
+    let at = bytes.len() - TRAILER - 5;
+    let mut bad = bytes.clone();
+    bad[at] ^= 0x10;
+    let index = read(&bad).unwrap();
+    index.end(&file(&bad), &index.entries[0]).unwrap_err();
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(
+        seed in proptest::collection::vec((0_usize..500, any::<u8>()), 1..20),
+        right in any::<bool>(),
+    ) {
+        let entries = [(entry("a", 0, 5000), &b""[..]), (entry("b", 8192, 4099), b"end")];
+        let mut bytes = encode(&packed(4), &entries);
+        for (at, byte) in seed {
+            let at = at % bytes.len();
+            bytes[at] = byte;
+        }
+        if right {
+            rehash(&mut bytes);
+        }
+        if let Ok(index) = read(&bytes) {
+            let file = file(&bytes);
+            for entry in &index.entries {
+                drop(index.end(&file, entry));
+                assert!(entry.until() <= index.header.bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Data blobs: files that hold many objects' bytes, and that EROFS images have as devices.
+//!
+//! `data/ID` and `data/ID.index`, laid out as `docs/format/object-store.md`, "Data blobs", says.
+
+mod catalog;
+mod draft;
+mod index;
+mod reader;
+
+pub use draft::DataBlobDraft;
+pub use reader::ObjectReader;
+
+pub(crate) use catalog::Catalog;
+pub(crate) use draft::WHAT;
+pub(crate) use index::{Builder, Entry, Header, Index};
+
+use std::fs::File;
+
+use image::verity::ObjectId;
+use rustix::fs::Stat;
+
+use crate::disk::{Directory, DiskError, length};
+use crate::images::id_of;
+use crate::store::{Store, StoreError};
+
+/// The directory, which the first data blob brings.
+pub(crate) const DATA: &str = "data";
+
+/// Ends the name of an index.
+const INDEX: &str = ".index";
+
+/// What a data blob is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BlobKind {
+    /// Whole blocks of objects, one object behind the other.
+    Packed,
+    /// A layer's uncompressed tar, with zeros up to a whole block.
+    Tar,
+}
+
+impl BlobKind {
+    /// Bytes in a block: every object begins at a multiple of it.
+    #[must_use]
+    pub const fn block_size(self) -> u64 {
+        match self {
+            Self::Packed => 4096,
+            Self::Tar => 512,
+        }
+    }
+}
+
+/// A data blob that was added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataBlob {
+    /// Its name: the fs-verity digest of its bytes. An image's device table has it in hex.
+    pub id: ObjectId,
+    /// Length in bytes, whole blocks.
+    pub bytes: u64,
+    /// What it is made of.
+    pub kind: BlobKind,
+}
+
+/// Where in a data blob an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredObject {
+    /// The object.
+    pub object: ObjectId,
+    /// The blob.
+    pub blob: ObjectId,
+    /// Length of the blob in bytes.
+    pub blob_bytes: u64,
+    /// What the blob is made of.
+    pub kind: BlobKind,
+    /// Where in the blob it begins; 0 if nothing of it is there.
+    pub offset: u64,
+    /// Length of the whole object in bytes.
+    pub size: u64,
+    /// How many bytes of its end are not in the blob but in the index.
+    pub end_len: u32,
+    /// SHA-256 of the object's bytes.
+    pub sha256: [u8; 32],
+}
+
+/// Where the store has an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    /// A file in `objects/`, as composefs images need it.
+    File,
+    /// In a data blob.
+    Blob(StoredObject),
+}
+
+/// The file of a data blob.
+pub(crate) fn blob_name(id: &ObjectId) -> String {
+    id.to_string()
+}
+
+/// The file of its index.
+pub(crate) fn index_name(id: &ObjectId) -> String {
+    format!("{id}{INDEX}")
+}
+
+/// A file in `data/`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataFile {
+    Blob(ObjectId),
+    Index(ObjectId),
+}
+
+impl DataFile {
+    /// What a name in `data/` means; names are SHA-256 digests.
+    pub(crate) fn parse(name: &[u8]) -> Option<Self> {
+        let sha256 = |id: &ObjectId| id.algorithm() == image::verity::Algorithm::Sha256;
+        match name.strip_suffix(INDEX.as_bytes()) {
+            Some(name) => id_of(name).filter(sha256).map(Self::Index),
+            None => id_of(name).filter(sha256).map(Self::Blob),
+        }
+    }
+}
+
+/// Opens an object in a blob that is not published yet.
+pub(crate) fn open_made(
+    index: &Index,
+    stored: &StoredObject,
+    blob: File,
+    ends: &File,
+) -> std::io::Result<ObjectReader> {
+    let key = catalog::key(&stored.object).ok_or(std::io::ErrorKind::NotFound)?;
+    let entry = index.places(&key).iter().find(|it| it.offset == stored.offset);
+    catalog::open_part(index, entry.ok_or(std::io::ErrorKind::NotFound)?, blob, Some(ends))
+}
+
+/// The first place of an object in a blob.
+pub(crate) fn first_of(index: &Index, blob: &ObjectId, object: &ObjectId) -> Option<StoredObject> {
+    catalog::key(object).and_then(|key| catalog::first(index, blob, &key))
+}
+
+/// Why a data blob cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// There is none of this name.
+    #[error("data blob {0} is not in the store")]
+    Absent(ObjectId),
+    /// Something else than a file has its name.
+    #[error("data blob {0} is no regular file")]
+    NotAFile(ObjectId),
+    /// Its file is shorter or longer than it must be.
+    #[error("data blob {blob} has {actual} bytes, not {expected}: `quire fsck` tells what is lost")]
+    Length {
+        /// Which one.
+        blob: ObjectId,
+        /// As the image or the index says.
+        expected: u64,
+        /// As found.
+        actual: u64,
+    },
+    /// Its index is not as it was written.
+    #[error("the index of data blob {blob} is damaged: {reason}")]
+    Index {
+        /// Which one.
+        blob: ObjectId,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+impl Store {
+    /// The directory of data blobs, if there is one.
+    pub(crate) fn data(&self) -> Result<Option<&Directory>, DiskError> {
+        if self.data.get().is_none()
+            && let Some(data) = self.root.open_if_there(DATA)?
+        {
+            // Another thread may have been faster: theirs is as good.
+            drop(self.data.set(data));
+        }
+        Ok(self.data.get())
+    }
+
+    /// The directory of data blobs, for who knows that something is in it.
+    pub(crate) fn data_there(&self) -> Result<&Directory, DiskError> {
+        let gone = || self.root.failed("open directory", DATA, rustix::io::Errno::NOENT);
+        self.data()?.ok_or_else(gone)
+    }
+
+    /// Opens a blob of this length.
+    pub(crate) fn open_blob(&self, id: &ObjectId, bytes: u64) -> Result<(File, Stat), StoreError> {
+        let found = match self.data()? {
+            Some(data) => data.read(blob_name(id)),
+            None => Ok(None),
+        };
+        match found {
+            Ok(Some((_, stat))) if length(&stat) != bytes => {
+                let (blob, actual) = (*id, length(&stat));
+                Err(DataError::Length { blob, expected: bytes, actual }.into())
+            }
+            Ok(Some(found)) => Ok(found),
+            Ok(None) => Err(DataError::Absent(*id).into()),
+            Err(error) if error.is_not_a_file() => Err(DataError::NotAFile(*id).into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Giving parts of a file back.
+
+use std::os::fd::AsFd as _;
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{Change, Directory, DiskError, PUBLISHED};
+
+impl Directory {
+    /// Takes the bytes of these ranges away from a published file: they are zeros from then on, and no room is taken by
+    /// them. The file keeps its length, its mode and the immutable flag. Where the file system cannot do it, nothing
+    /// happens.
+    pub(crate) fn punch(
+        &self,
+        name: impl AsRef<[u8]>,
+        ranges: &[(u64, u64)],
+    ) -> Result<(), DiskError> {
+        let name = name.as_ref();
+        let failed = |errno| self.failed("free a part of", name, errno);
+        let mut was_sealed = false;
+        let open = |mode_needed: bool| {
+            if mode_needed {
+                // Who owns a file that nobody may write may change that.
+                rustix::fs::chmodat(
+                    self,
+                    name,
+                    PUBLISHED | Mode::WUSR,
+                    rustix::fs::AtFlags::empty(),
+                )?;
+            }
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let opened = rustix::fs::openat(self, name, flags, Mode::empty());
+            if mode_needed {
+                rustix::fs::chmodat(self, name, PUBLISHED, rustix::fs::AtFlags::empty())?;
+            }
+            opened
+        };
+        let mut opened = open(false);
+        if opened.as_ref().is_err_and(|it| *it == Errno::PERM) {
+            self.unseal(name, failed(Errno::PERM))?;
+            was_sealed = true;
+            opened = open(false);
+        }
+        if opened.as_ref().is_err_and(|it| *it == Errno::ACCESS) {
+            opened = open(true);
+        }
+        let file = opened.map_err(failed)?;
+        let mut punched = Ok(());
+        for (from, until) in ranges {
+            punched = self.trace.allow().and_then(|()| {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&file, flags, *from, until - from)
+            });
+            if punched.is_err() {
+                break;
+            }
+            self.trace.record(|| Change::Punch(self.path_of(name), *from, *until));
+        }
+        if was_sealed && let Err(error) = kernel::seal::set_immutable(file.as_fd()) {
+            tracing::warn!(%error, "not sealed again");
+        }
+        match punched {
+            Err(Errno::OPNOTSUPP) => {
+                tracing::debug!(directory = %self.path.display(), "no part of a file can be freed here");
+                Ok(())
+            }
+            other => other.map_err(failed),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Data blobs, object by object.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use image::verity::{Hasher, ObjectId};
+use sha2::{Digest as _, Sha256};
+
+use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
+use crate::data::{self, Entry, Index};
+use crate::disk::DiskError;
+use crate::images::{self, BlobRange, Use};
+use crate::store::Store;
+
+/// How many objects a thread takes at once.
+const RUN: usize = 64;
+
+/// Which objects are in data blobs.
+#[derive(Debug, Default)]
+pub(super) struct InBlobs {
+    /// Those that are as they should be, in one blob at least.
+    pub(super) sound: BTreeSet<ObjectId>,
+    /// The others.
+    pub(super) damaged: BTreeSet<ObjectId>,
+}
+
+/// What to check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// All that is in the store.
+    Everything,
+    /// What the images need.
+    Images,
+}
+
+/// A blob that is there, and an object of it.
+type Job<'i> = (ObjectId, &'i Arc<Index>, &'i Entry);
+
+impl Store {
+    /// Checks data blobs, and says whom damage hurts.
+    pub(super) fn check_data(
+        &self,
+        users: &Users<'_>,
+        scope: Scope,
+        options: FsckOptions,
+        report: &mut FsckReport,
+    ) -> Result<InBlobs, DiskError> {
+        let mut wanted: BTreeSet<ObjectId> =
+            users.images.values().flat_map(|it| it.devices.keys().copied()).collect();
+        let needed = wanted.clone();
+        let mut there = BTreeSet::new();
+        if let Some(data) = self.data()? {
+            for listed in data.list()? {
+                match data::DataFile::parse(&listed.name) {
+                    Some(data::DataFile::Blob(id)) => drop(there.insert(id)),
+                    // Without its blob, what a crash may leave.
+                    Some(data::DataFile::Index(_)) | None => {}
+                }
+            }
+        }
+        if scope == Scope::Everything {
+            wanted.extend(&there);
+        }
+        let mut indexes = BTreeMap::new();
+        for blob in &wanted {
+            report.checked += 1;
+            match self.check_blob(blob, there.contains(blob), users)? {
+                Ok(index) => drop(indexes.insert(*blob, index)),
+                // Nobody needs it: garbage.
+                Err(Damage::DataIndex(..))
+                    if !needed.contains(blob) && !self.has_index(blob)? => {}
+                Err(damage @ Damage::DataIndex(..)) => report.add(damage),
+                Err(damage) => report.damage.push((damage, users.harm_of_blob(blob))),
+            }
+        }
+        for (image, contents) in &users.images {
+            if let Some(damage) = unknown_part(contents, &indexes) {
+                let refs = users.names(image);
+                report.damage.push((damage, vec![Harm { image: *image, refs, paths: Vec::new() }]));
+            }
+        }
+        let mut jobs: Vec<Job<'_>> = Vec::new();
+        for (blob, index) in &indexes {
+            let all = index.entries.iter();
+            jobs.extend(all.map(|entry| (*blob, index, entry)));
+        }
+        if scope == Scope::Images {
+            jobs.retain(|(blob, _, entry)| {
+                users.images.values().any(|it| it.ranges.iter().any(|it| meets(it, blob, entry)))
+            });
+        }
+        // As they are on the disk; ends in the order of the frames that have them.
+        jobs.sort_by_key(|(blob, _, entry)| (*blob, entry.offset, entry.end_at));
+        let mut in_blobs = InBlobs::default();
+        let mut bad = Vec::new();
+        for (job, damage) in jobs.iter().zip(self.hash_stored(&jobs, options)) {
+            let (blob, _, entry) = job;
+            report.checked += 1;
+            match damage {
+                None => {
+                    report.bytes += entry.size;
+                    in_blobs.sound.insert(entry.object());
+                }
+                Some(why) => {
+                    in_blobs.damaged.insert(entry.object());
+                    bad.push((*blob, **entry, why));
+                }
+            }
+        }
+        self.tell_harm(bad, users, report);
+        Ok(in_blobs)
+    }
+
+    fn has_index(&self, blob: &ObjectId) -> Result<bool, DiskError> {
+        Ok(self.data_there()?.stat(data::index_name(blob))?.is_some())
+    }
+
+    /// The file of a blob and its index, but for what is in them.
+    fn check_blob(
+        &self,
+        blob: &ObjectId,
+        is_there: bool,
+        users: &Users<'_>,
+    ) -> Result<Result<Arc<Index>, Damage>, DiskError> {
+        if !is_there {
+            return Ok(Err(Damage::DataBlob(*blob, "it is missing".to_owned())));
+        }
+        let damage = match self.index_damage(blob) {
+            Ok(None) => None,
+            Ok(Some(data::DataError::Index { reason, .. })) => {
+                Some(Damage::DataIndex(*blob, reason.to_owned()))
+            }
+            Ok(Some(data::DataError::Length { expected, actual, .. })) => {
+                Some(Damage::DataBlob(*blob, format!("it has {actual} bytes, not {expected}")))
+            }
+            Ok(Some(error)) => Some(Damage::DataBlob(*blob, chain(&error))),
+            Err(error) => Some(Damage::DataIndex(*blob, chain(&error))),
+        };
+        if let Some(damage) = damage {
+            return Ok(Err(damage));
+        }
+        let index = self.index_of(blob).map_err(|error| self.disk_error(error))?;
+        let Some(index) = index else {
+            return Ok(Err(Damage::DataIndex(*blob, "it is not there".to_owned())));
+        };
+        let stated = users.images.values().filter_map(|it| it.devices.get(blob));
+        let actual = index.header.bytes;
+        if let Some(expected) = stated.copied().find(|it| *it != actual) {
+            let why = format!("it has {actual} bytes, not {expected}, as an image says");
+            return Ok(Err(Damage::DataBlob(*blob, why)));
+        }
+        Ok(Ok(index))
+    }
+
+    /// What is wrong with each, if anything.
+    fn hash_stored(&self, jobs: &[Job<'_>], options: FsckOptions) -> Vec<Option<String>> {
+        let next = AtomicUsize::new(0);
+        let found = Mutex::new(vec![None; jobs.len()]);
+        let work = || {
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                let start = next.fetch_add(RUN, Ordering::Relaxed);
+                let Some(rest) = jobs.get(start..).filter(|it| !it.is_empty()) else { return };
+                for (at, job) in rest.iter().take(RUN).enumerate() {
+                    let damage = self.stored_damage(job, &mut buffer);
+                    found.lock().unwrap_or_else(PoisonError::into_inner)[start + at] = damage;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..options.threads.min(jobs.len().div_ceil(RUN)) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        found.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stored_damage(&self, (blob, index, entry): &Job<'_>, buffer: &mut [u8]) -> Option<String> {
+        let stored = index.stored(blob, entry);
+        let mut reader = match self.open_part(&stored, index) {
+            Ok(reader) => reader,
+            Err(error) => return Some(chain(&error)),
+        };
+        let (mut hasher, mut sha256) = (Hasher::new(self.algorithm()), Sha256::new());
+        loop {
+            match reader.read(buffer) {
+                Ok(0) => break,
+                Ok(length) => {
+                    hasher.update(&buffer[..length]);
+                    sha256.update(&buffer[..length]);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Some(format!("cannot read it: {error}")),
+            }
+        }
+        match hasher.finish() {
+            actual if actual != entry.object() => Some(format!("its bytes are those of {actual}")),
+            _ if *sha256.finalize() != entry.sha256 => {
+                Some("the index has a wrong SHA-256 of it".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// Says which paths of which images have their bytes in what is damaged.
+    fn tell_harm(
+        &self,
+        bad: Vec<(ObjectId, Entry, String)>,
+        users: &Users<'_>,
+        report: &mut FsckReport,
+    ) {
+        let mut harm: Vec<Vec<Harm>> = vec![Vec::new(); bad.len()];
+        for (image, contents) in &users.images {
+            let hit =
+                |range: &BlobRange, it: &(ObjectId, Entry, String)| meets(range, &it.0, &it.1);
+            if !contents.ranges.iter().any(|range| bad.iter().any(|it| hit(range, it))) {
+                continue;
+            }
+            let mut paths: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
+            let mut visit = |path: &[u8], used: Use| {
+                let Use::Range(range) = used else { return };
+                for (at, _) in bad.iter().enumerate().filter(|it| hit(&range, it.1)) {
+                    let paths = paths.entry(at).or_default();
+                    if paths.last().is_none_or(|last| last != path) {
+                        paths.push(path.to_vec());
+                    }
+                }
+            };
+            let read = match self.image_file(image) {
+                Ok(Some(file)) => images::uses(&file, &mut visit).map_err(|it| chain(&it)),
+                Ok(None) => Ok(()),
+                Err(error) => Err(chain(&error)),
+            };
+            if let Err(why) = read {
+                // It could be read a moment ago.
+                report.add(Damage::BadImage(*image, why));
+            }
+            for (at, paths) in paths {
+                harm[at].push(Harm { image: *image, refs: users.names(image), paths });
+            }
+        }
+        for ((blob, entry, why), harm) in bad.into_iter().zip(harm) {
+            report.damage.push((Damage::Stored { object: entry.object(), blob, why }, harm));
+        }
+    }
+
+    /// Whether an object in a data blob is what its index says.
+    pub(crate) fn is_sound_stored(&self, blob: &ObjectId, object: &ObjectId) -> bool {
+        let Ok(Some(index)) = self.index_of(blob) else { return false };
+        let places = object.as_bytes().try_into().map(|key| index.places(&key));
+        let mut buffer = vec![0; 1 << 20];
+        places
+            .unwrap_or_default()
+            .iter()
+            .all(|entry| self.stored_damage(&(*blob, &index, entry), &mut buffer).is_none())
+    }
+}
+
+/// Whether a range has bytes of an object.
+fn meets(range: &BlobRange, blob: &ObjectId, entry: &Entry) -> bool {
+    range.blob == *blob
+        && entry.in_blob() > 0
+        && range.offset < entry.until()
+        && entry.offset < range.offset.saturating_add(range.len)
+}
+
+/// Something that an image needs and an index does not know: then nothing vouches for it.
+fn unknown_part(contents: &Contents, indexes: &BTreeMap<ObjectId, Arc<Index>>) -> Option<Damage> {
+    contents.ranges.iter().find_map(|range| {
+        let index = indexes.get(&range.blob)?;
+        let within = |entry: &Entry| {
+            meets(range, &range.blob, entry)
+                && entry.offset <= range.offset
+                && range.offset.saturating_add(range.len) <= entry.until()
+        };
+        let known = index.before(range.offset).is_some_and(within);
+        let why = || format!("it does not know what is at {}, which an image needs", range.offset);
+        (!known).then(|| Damage::DataIndex(range.blob, why()))
+    })
+}

@@ -1,0 +1,309 @@
+//! What is needed of data blobs, and taking the rest out of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use image::verity::ObjectId;
+use kernel::verity::measure;
+
+use super::GcError;
+use crate::data::{self, Entry, Index};
+use crate::disk::DiskError;
+use crate::images::{self, BlobRange};
+use crate::inventory::Inventory;
+use crate::open::ImageFile;
+use crate::store::Store;
+
+/// Bytes that a file system frees at once: a page.
+const PAGE: u64 = 4096;
+
+/// Bytes of a data blob that nobody needs, though the blob is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dead {
+    /// The blob.
+    pub blob: ObjectId,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Whether `gc` can free them.
+    pub freeing: Freeing,
+}
+
+/// Whether bytes can be taken out of a data blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Freeing {
+    /// Yes.
+    Now,
+    /// Somebody has the blob mounted or open: when that ends.
+    InUse,
+    /// Imports are running, which may rely on them: when they have ended.
+    Imports,
+    /// The blob is sealed by fs-verity: with the last thing that needs it.
+    Sealed,
+}
+
+/// What somebody needs of data blobs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct NeededData {
+    /// Every blob that is kept.
+    pub(super) blobs: BTreeMap<ObjectId, NeededParts>,
+}
+
+/// What somebody needs of one.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct NeededParts {
+    /// What images have of it, in any order.
+    pub(super) ranges: Vec<(u64, u64)>,
+    /// What layers and other forms of images have of it.
+    pub(super) objects: HashSet<[u8; 32]>,
+}
+
+/// The indexes of blobs.
+pub(super) type Indexes = BTreeMap<ObjectId, Arc<Index>>;
+
+impl NeededData {
+    /// An image needs all of its devices, and a part of them to be as it is.
+    pub(super) fn device(&mut self, blob: ObjectId) {
+        self.blobs.entry(blob).or_default();
+    }
+
+    pub(super) fn range(&mut self, range: &BlobRange) {
+        let parts = self.blobs.entry(range.blob).or_default();
+        parts.ranges.push((range.offset, range.offset.saturating_add(range.len)));
+    }
+
+    /// Finds a place for objects that are needed anywhere. Answers those that are needed as files: which are files
+    /// already, or nowhere.
+    pub(super) fn place(
+        &mut self,
+        wanted: &BTreeSet<ObjectId>,
+        files: &[ObjectId],
+        needed_files: &BTreeSet<ObjectId>,
+        indexes: &Indexes,
+    ) -> Vec<ObjectId> {
+        let mut elsewhere = Vec::new();
+        for object in wanted {
+            // A composefs image needs the file.
+            if needed_files.contains(object) && files.binary_search(object).is_ok() {
+                continue;
+            }
+            if !self.in_kept(object, indexes) {
+                elsewhere.push(*object);
+            }
+        }
+        let mut as_files = Vec::new();
+        for object in elsewhere {
+            // What was decided for one may do for the next.
+            if files.binary_search(&object).is_ok() {
+                as_files.push(object);
+            } else if !self.in_kept(&object, indexes) {
+                let has = |it: &(&ObjectId, &Arc<Index>)| !places(it.1, &object).is_empty();
+                match indexes.iter().find(has) {
+                    Some((blob, _)) => {
+                        self.blobs.entry(*blob).or_default().objects.extend(key(&object));
+                    }
+                    None => as_files.push(object),
+                }
+            }
+        }
+        as_files
+    }
+
+    /// Whether a blob that is kept anyway has the object; it is needed there then.
+    fn in_kept(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
+        for (blob, parts) in &mut self.blobs {
+            if indexes.get(blob).is_some_and(|index| !places(index, object).is_empty()) {
+                parts.objects.extend(key(object));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn key(object: &ObjectId) -> Option<[u8; 32]> {
+    object.as_bytes().try_into().ok()
+}
+
+fn places<'i>(index: &'i Index, object: &ObjectId) -> &'i [Entry] {
+    key(object).map(|key| index.places(&key)).unwrap_or_default()
+}
+
+/// What a blob keeps and what it loses.
+#[derive(Debug, PartialEq, Eq)]
+struct Cut {
+    /// Entries that are kept, in their order.
+    kept: Vec<Entry>,
+    /// What is needed by nobody, whole pages, in order.
+    free: Vec<(u64, u64)>,
+}
+
+impl Cut {
+    /// None if all of the blob is needed, but for what is between objects.
+    fn of(index: &Index, needed: &NeededParts) -> Option<Self> {
+        let mut live = needed.ranges.clone();
+        live.sort_unstable();
+        // Ranges may overlap: how far those up to each reach.
+        let mut reach = 0;
+        let reaches: Vec<u64> = live
+            .iter()
+            .map(|range| {
+                reach = reach.max(range.1);
+                reach
+            })
+            .collect();
+        let is_live = |entry: &&Entry| {
+            if needed.objects.contains(&entry.id) {
+                return true;
+            }
+            let before = live.partition_point(|range| range.0 < entry.until());
+            before.checked_sub(1).is_some_and(|last| reaches[last] > entry.offset)
+                && entry.in_blob() > 0
+        };
+        let kept: Vec<Entry> = index.entries.iter().filter(is_live).copied().collect();
+        if kept.len() == index.entries.len() && index.header.dropped == 0 {
+            return None;
+        }
+        live.extend(kept.iter().filter(|it| it.in_blob() > 0).map(|it| (it.offset, it.until())));
+        live.sort_unstable();
+        let mut free = Vec::new();
+        let mut at: u64 = 0;
+        for (from, until) in live.into_iter().chain([(index.header.bytes, u64::MAX)]) {
+            let (start, end) = (at.next_multiple_of(PAGE), from / PAGE * PAGE);
+            if start < end {
+                free.push((start, end));
+            }
+            at = at.max(until.min(index.header.bytes));
+        }
+        Some(Self { kept, free })
+    }
+}
+
+/// A blob that loses something.
+#[derive(Debug)]
+pub(super) struct Trimming {
+    pub(super) dead: Dead,
+    index: Arc<Index>,
+    cut: Cut,
+}
+
+impl Store {
+    /// Every index, or why nothing can be decided.
+    pub(super) fn readable_indexes(&self, found: &Inventory) -> Result<Indexes, GcError> {
+        let there = |id: &&ObjectId| found.data_blobs.binary_search(id).is_ok();
+        let failed = |error| GcError::Disk(self.disk_error(error));
+        if found.data_indexes.is_empty() {
+            return Ok(Indexes::new());
+        }
+        let indexes = self.indexes().map_err(failed)?;
+        for id in found.data_indexes.iter().filter(there) {
+            if !indexes.contains_key(id)
+                && let Some(source) = self.index_damage(id)?
+            {
+                return Err(GcError::Data(source));
+            }
+        }
+        Ok(indexes)
+    }
+
+    /// What an image needs of data blobs; objects that it has in itself go to `inside`.
+    pub(super) fn needed_of_native(
+        file: &ImageFile,
+        needed: &mut NeededData,
+        inside: &mut BTreeSet<ObjectId>,
+    ) -> Result<(), images::ContentsError> {
+        for device in images::devices(file)?.uses {
+            // A device that is none of ours keeps nothing.
+            if let Some(blob) = device.blob {
+                needed.device(blob);
+            }
+        }
+        inside.extend(images::inside(file)?);
+        Ok(())
+    }
+
+    /// What can be taken out of blobs that are kept.
+    pub(super) fn trimmings(
+        &self,
+        needed: &NeededData,
+        indexes: &Indexes,
+        importing: bool,
+    ) -> Result<Vec<Trimming>, DiskError> {
+        let mut found = Vec::new();
+        for (blob, parts) in &needed.blobs {
+            let Some(index) = indexes.get(blob) else { continue };
+            let Some(cut) = Cut::of(index, parts) else { continue };
+            let name = data::blob_name(blob);
+            let data = self.data_there()?;
+            let Some((file, _)) = data.read(&name)? else { continue };
+            let bytes = allocated(&file, &cut.free);
+            let bytes = bytes.map_err(|source| data.failed("read", &name, source))?;
+            if bytes == 0 {
+                continue;
+            }
+            let sealed = matches!(measure(file.as_fd()), Ok(Some(_)));
+            drop(file);
+            let freeing = if sealed {
+                Freeing::Sealed
+            } else if importing {
+                Freeing::Imports
+            } else if self.is_blob_in_use(blob)? {
+                Freeing::InUse
+            } else {
+                Freeing::Now
+            };
+            let (dead, index) = (Dead { blob: *blob, bytes, freeing }, Arc::clone(index));
+            found.push(Trimming { dead, index, cut });
+        }
+        Ok(found)
+    }
+
+    /// Whether a mount or a process has the blob open. When in doubt, yes.
+    pub(super) fn is_blob_in_use(&self, blob: &ObjectId) -> Result<bool, DiskError> {
+        let Some(data) = self.data()? else { return Ok(false) };
+        let Ok(Some((file, _))) = data.read(data::blob_name(blob)) else { return Ok(false) };
+        match kernel::lease::in_use(file.as_fd()) {
+            Ok(in_use) => Ok(in_use),
+            Err(error) => {
+                tracing::warn!(%blob, %error, "kept, since it may be in use");
+                Ok(true)
+            }
+        }
+    }
+
+    /// Takes objects out of the index, durably, and then out of the blob. The store is locked exclusively, and no import
+    /// runs.
+    pub(super) fn trim(&self, trimming: &Trimming) -> Result<(), DiskError> {
+        let Trimming { dead, index, cut } = trimming;
+        if cut.kept.len() < index.entries.len() {
+            self.drop_entries(&dead.blob, index, &cut.kept)?;
+        }
+        let data = self.data_there()?;
+        data.punch(data::blob_name(&dead.blob), &cut.free)
+    }
+}
+
+/// How many bytes of these ranges are not holes.
+fn allocated(file: &std::fs::File, ranges: &[(u64, u64)]) -> std::io::Result<u64> {
+    use rustix::fs::{SeekFrom, seek};
+    use rustix::io::Errno;
+    let mut bytes = 0;
+    for (from, until) in ranges {
+        let mut at = *from;
+        while at < *until {
+            let start = match seek(file, SeekFrom::Data(at)) {
+                Ok(start) if start < *until => start,
+                Ok(_) | Err(Errno::NXIO) => break,
+                Err(errno) => return Err(errno.into()),
+            };
+            let end = seek(file, SeekFrom::Hole(start))?.min(*until);
+            bytes += end - start;
+            at = end;
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+use std::sync::Arc;
+
+use image::verity::{Algorithm, ObjectId, digest};
+
+use super::{Cut, Indexes, NeededData, NeededParts};
+use crate::BlobKind;
+use crate::data::{Builder, Entry, Header, Index};
+
+fn id(text: &str) -> ObjectId {
+    digest(Algorithm::Sha256, text.as_bytes())
+}
+
+/// An index of objects by name, offset and bytes in the blob; those without any are an end only.
+fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
+    use std::io::Write as _;
+    let mut builder = Builder::new().unwrap();
+    let mut until = 0;
+    for (name, offset, size) in objects {
+        let end: &[u8] = if *size == 0 { b"end" } else { b"" };
+        let key = id(name).as_bytes().try_into().unwrap();
+        let size = size + end.len() as u64;
+        let entry =
+            Entry { id: key, offset: *offset, size, end_len: 0, end_at: 0, sha256: [0; 32] };
+        builder.add(&entry, end).unwrap();
+        until = until.max(offset + size);
+    }
+    let layer = (kind == BlobKind::Tar).then(|| crate::Digest::sha256(b"layer"));
+    let bytes = until.next_multiple_of(kind.block_size());
+    let bytes = builder.encode(&Header { kind, bytes, dropped, layer }).unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes).unwrap();
+    Index::read(&file, bytes.len() as u64).unwrap().unwrap()
+}
+
+/// What is kept, and what is free.
+type Expected<'a> = (&'a [&'a str], &'a [(u64, u64)]);
+
+fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Option<Expected<'_>>) {
+    let objects = objects.iter().map(|it| id(it).as_bytes().try_into().unwrap()).collect();
+    let cut = Cut::of(index, &NeededParts { ranges: ranges.to_vec(), objects });
+    let found = cut.map(|cut| {
+        let mut kept: Vec<_> = cut.kept.iter().map(|it| it.object()).collect();
+        kept.sort_unstable();
+        (kept, cut.free)
+    });
+    let expected = expected.map(|(kept, free)| {
+        let mut kept: Vec<_> = kept.iter().map(|it| id(it)).collect();
+        kept.sort_unstable();
+        (kept, free.to_vec())
+    });
+    assert_eq!(found, expected, "{ranges:?}");
+}
+
+#[test]
+fn what_nobody_needs_is_cut() {
+    let objects = [("a", 0, 8192), ("b", 8192, 5000), ("c", 16384, 4096), ("end", 0, 0)];
+    let packed = index(BlobKind::Packed, 0, &objects);
+    check(&packed, &[(0, 8192), (8192, 13192), (16384, 20480)], &["end"], None);
+    check(&packed, &[], &[], Some((&[], &[(0, 20480)])));
+    check(&packed, &[], &["b", "end"], Some((&["b", "end"], &[(0, 8192), (16384, 20480)])));
+    // A byte of an object is all of it; ranges may overlap and come in any order.
+    check(
+        &packed,
+        &[(16390, 16391), (100, 200), (0, 4096)],
+        &[],
+        Some((&["a", "c"], &[(8192, 16384)])),
+    );
+    // A long range before a short one.
+    check(&packed, &[(0, 13000), (1, 2)], &[], Some((&["a", "b"], &[(16384, 20480)])));
+    // An object ends within a page that nothing else is in.
+    check(&packed, &[(8192, 8193)], &[], Some((&["b"], &[(0, 8192), (16384, 20480)])));
+    // After the crash of one that had dropped something, what is between is free too.
+    let again = index(BlobKind::Packed, 1, &[("c", 16384, 4096)]);
+    check(&again, &[], &["c"], Some((&["c"], &[(0, 16384)])));
+}
+
+#[test]
+fn only_whole_pages_of_a_tar_are_cut() {
+    let objects = [("a", 512, 10_000), ("b", 11_264, 100), ("c", 12_288, 9000)];
+    let tar = index(BlobKind::Tar, 0, &objects);
+    // Headers between objects stay as long as all of the objects do.
+    check(&tar, &[(512, 10_512), (11_264, 11_364), (12_288, 21_288)], &[], None);
+    check(&tar, &[(11_264, 11_364)], &[], Some((&["b"], &[(0, 8192), (12_288, 20_480)])));
+    check(&tar, &[], &["a"], Some((&["a"], &[(12_288, 20_480)])));
+}
+
+#[test]
+fn objects_of_layers_are_where_they_are_kept_anyway() {
+    let indexes: Indexes = [
+        (
+            id("1"),
+            Arc::new(index(BlobKind::Packed, 0, &[("a", 0, 10), ("b", 4096, 10), ("x", 8192, 1)])),
+        ),
+        (id("2"), Arc::new(index(BlobKind::Packed, 0, &[("a", 0, 10), ("c", 4096, 10)]))),
+    ]
+    .into();
+    let wanted = ["a", "b", "c", "f", "both", "lost"].iter().map(|it| id(it)).collect();
+    let mut files = vec![id("f"), id("both"), id("a")];
+    files.sort_unstable();
+    let composefs = [id("both")].into();
+    let place = |devices: &[&str]| {
+        let mut needed = NeededData::default();
+        devices.iter().for_each(|it| needed.device(id(it)));
+        let as_files = needed.place(&wanted, &files, &composefs, &indexes);
+        let mut as_files: Vec<_> = ["a", "b", "c", "f", "both", "lost", "x"]
+            .iter()
+            .filter(|it| as_files.contains(&id(it)))
+            .copied()
+            .collect();
+        as_files.sort_unstable();
+        let has = |blob: &str, object: &str| {
+            let key: [u8; 32] = id(object).as_bytes().try_into().unwrap();
+            needed.blobs.get(&id(blob)).is_some_and(|it| it.objects.contains(&key))
+        };
+        let mut found = as_files.join(" ");
+        for blob in ["1", "2"] {
+            if needed.blobs.contains_key(&id(blob)) {
+                found += &format!(", {blob}:");
+            }
+            for object in ["a", "b", "c", "x"].iter().filter(|it| has(blob, it)) {
+                found += object;
+            }
+        }
+        found
+    };
+    // A file is enough; what is in blobs only keeps those.
+    assert_eq!(place(&[]), "a f lost, 1:b, 2:c");
+    // A blob that is there anyway makes the file unnecessary.
+    assert_eq!(place(&["1"]), "f lost, 1:ab, 2:c");
+    assert_eq!(place(&["2"]), "f lost, 1:b, 2:ac");
+}

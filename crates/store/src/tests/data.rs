@@ -1,0 +1,383 @@
+//! Data blobs: made, found, read, and kept as long as something needs them.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+
+use image::erofs::read::Owners;
+use image::erofs::{BlockSize, Fingerprints, Native, PACKED_TAIL_MAX, Piece, Stored, write_native};
+use image::tree::{Content, Inode, Node, Tree};
+use image::verity::{Algorithm, ObjectId, digest};
+
+use super::{Failure, check, import, import_as, open, sample};
+use crate::{
+    BlobKind, DataBlob, Digest, DraftError, Form, OpenOptions, Store, StoreError, Transaction,
+    TransactionError, Where,
+};
+
+/// Puts files into one packed blob: whole blocks there, ends in the index.
+pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<DataBlob, Failure> {
+    let mut draft = import.data_blob(BlobKind::Packed)?;
+    for bytes in files {
+        let end = match bytes.len() % 4096 {
+            end if end <= usize::from(PACKED_TAIL_MAX) => end,
+            _ => 0,
+        };
+        let (whole, end) = bytes.split_at(bytes.len() - end);
+        let offset = draft.position();
+        draft.write_all(whole)?;
+        draft.align()?;
+        let sha256 = Sha256::digest(bytes).into();
+        draft.add(id(bytes), sha256, offset, bytes.len() as u64, end);
+    }
+    Ok(draft.finish()?)
+}
+
+/// An image over data blobs: objects that none has get into a new one.
+pub(super) fn add_native(
+    import: &Transaction<'_>,
+    tree: &Tree,
+    objects: &[Vec<u8>],
+) -> Result<ObjectId, Failure> {
+    let mut new = Vec::new();
+    for bytes in objects {
+        if import.reuse_stored(&id(bytes), bytes.len() as u64)?.is_none() {
+            new.push(bytes.clone());
+        }
+    }
+    if !new.is_empty() {
+        pack(import, &new)?;
+    }
+    let mut places = BTreeMap::new();
+    let mut devices = Vec::new();
+    for bytes in objects {
+        let stored = import.reuse_stored(&id(bytes), bytes.len() as u64)?.unwrap();
+        if stored.size == u64::from(stored.end_len) {
+            continue;
+        }
+        let size = match import.store().index_of(&stored.blob)? {
+            Some(index) => index.header.bytes,
+            None => import.made_bytes(&stored.blob).unwrap(),
+        };
+        let device = image::erofs::DataBlob { id: stored.blob, bytes: size };
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+        let device = u16::try_from(devices.iter().position(|it| *it == device).unwrap())?;
+        let (tail, fingerprint) = (u16::try_from(stored.end_len)?, stored.sha256);
+        places.insert(id(bytes), Stored { device, offset: stored.offset, tail, fingerprint });
+    }
+    let find = |id: &ObjectId| places.get(id).copied();
+    let native = Native {
+        block_size: BlockSize::B4096,
+        devices: &devices,
+        find: &find,
+        fingerprints: Fingerprints::Shared,
+        uuid: [0; 16],
+    };
+    let mut contents = |inode: Inode<'_>, piece, out: &mut dyn std::io::Write| {
+        let Node::Regular(Content::External { object: Some(object), .. }) = inode.node() else {
+            panic!()
+        };
+        let bytes = objects.iter().find(|it| id(it) == object).unwrap();
+        let from = match piece {
+            Piece::Whole => 0,
+            Piece::End(from) | Piece::From(from) => from,
+        };
+        out.write_all(&bytes[usize::try_from(from).unwrap()..])
+    };
+    let mut draft = import.image()?;
+    write_native(tree, &native, &mut contents, &mut draft)?;
+    Ok(draft.finish()?)
+}
+
+pub(super) fn id(bytes: &[u8]) -> ObjectId {
+    digest(Algorithm::Sha256, bytes)
+}
+
+/// Files that are whole blocks, blocks and an end, and all end.
+pub(super) fn files(name: &str) -> Vec<Vec<u8>> {
+    let fill = |length: usize| name.bytes().cycle().take(length).collect::<Vec<u8>>();
+    vec![fill(8192), fill(100), fill(20_000), fill(4097), fill(300_000), fill(4096)]
+}
+
+fn bytes_of(store: &Store, object: &ObjectId) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    store.object(object).unwrap().read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn objects_in_a_blob_are_found_and_read() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    // Opened before there is a blob: it must notice.
+    let other = Store::open(directory.path(), OpenOptions::read()).unwrap();
+    let files = files("blob ");
+    assert_eq!(other.stored(&id(&files[0])).unwrap(), None);
+
+    let import = store.begin().unwrap();
+    let blob = pack(&import, &files).unwrap();
+    assert_eq!(blob.bytes, 8192 + 20480 + 4096 + 73 * 4096 + 4096);
+    for bytes in &files {
+        // Before the commit, only for the import itself.
+        let (object, size) = (id(bytes), bytes.len() as u64);
+        let Some(Where::Blob(stored)) = import.reuse_anywhere(&object, size).unwrap() else {
+            panic!()
+        };
+        let mut read = Vec::new();
+        import.stored_object(&stored).unwrap().read_to_end(&mut read).unwrap();
+        assert_eq!(read, *bytes);
+        assert_eq!(import.reuse_anywhere(&object, size + 1).unwrap(), None);
+        assert_eq!(store.stored(&object).unwrap(), None);
+    }
+    import.commit().unwrap();
+
+    // The name is what an independent hash of the file says.
+    let file = std::fs::read(directory.path().join("data").join(blob.id.to_string())).unwrap();
+    assert_eq!((id(&file), file.len() as u64), (blob.id, blob.bytes));
+    for bytes in &files {
+        let object = id(bytes);
+        for store in [&store, &other] {
+            assert!(store.has(&object, bytes.len() as u64).unwrap());
+            assert!(!store.has(&object, 1).unwrap());
+            assert_eq!(bytes_of(store, &object), *bytes);
+        }
+        let stored = other.stored(&object).unwrap().unwrap();
+        assert_eq!((stored.blob, stored.size), (blob.id, bytes.len() as u64));
+        assert_eq!(stored.sha256, *Sha256::digest(bytes));
+        let start = usize::try_from(stored.offset).unwrap();
+        let whole = bytes.len() - usize::try_from(stored.end_len).unwrap();
+        assert_eq!(file[start..start + whole], bytes[..whole]);
+        if whole > 0 {
+            assert_eq!(other.stored_at(&blob.id, stored.offset).unwrap(), Some(stored));
+        }
+        assert_eq!(other.stored_in(&object, [&blob.id]).unwrap(), Some(stored));
+        assert_eq!(other.stored_in(&object, [&object]).unwrap(), None);
+    }
+    assert!(matches!(store.object(&blob.id), Err(StoreError::NoObject(_))));
+    check(&store).unwrap();
+}
+
+#[test]
+fn a_reader_reads_across_blob_and_end() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let bytes: Vec<u8> =
+        (0..10_000_u32).map(|it| it.to_le_bytes()[0] ^ it.to_le_bytes()[1]).collect();
+    let import = store.begin().unwrap();
+    pack(&import, &[b"x".repeat(5000), bytes.clone()]).unwrap();
+    import.commit().unwrap();
+    let mut reader = store.object(&id(&bytes)).unwrap();
+    assert_eq!(reader.size(), 10_000);
+    assert!(reader.file().is_none());
+    for (from, to) in [(0, 10_000), (8000, 9000), (8191, 8193), (8192, 10_000), (9999, 10_000)] {
+        let mut read = vec![0; to - from];
+        reader.read_exact_at(&mut read, from as u64).unwrap();
+        assert_eq!(read, bytes[from..to], "{from}");
+    }
+    reader.read_exact_at(&mut [0; 2], 9999).unwrap_err();
+    assert_eq!(reader.read_at(&mut [0; 2], 10_000).unwrap(), 0);
+    assert_eq!(reader.read_at(&mut [0; 2], u64::MAX).unwrap(), 0);
+    reader.seek(SeekFrom::End(-1)).unwrap();
+    let mut rest = Vec::new();
+    reader.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, bytes[9999..]);
+}
+
+#[test]
+fn a_draft_can_be_read_back() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let import = store.begin().unwrap();
+    let mut draft = import.data_blob(BlobKind::Tar).unwrap();
+    let bytes: Vec<u8> = (0..700_000_u32).flat_map(u32::to_le_bytes).collect();
+    draft.write_all(&bytes).unwrap();
+    let end = bytes.len();
+    for (from, to) in [(0, 10), (0, end), (end - 10, end), (262_140, 262_150), (end, end)] {
+        let mut read = vec![0; to - from];
+        draft.read_exact_at(&mut read, from as u64).unwrap();
+        assert_eq!(read, bytes[from..to], "{from}");
+    }
+    draft.read_exact_at(&mut [0; 2], end as u64 - 1).unwrap_err();
+    draft.read_exact_at(&mut [0; 2], u64::MAX).unwrap_err();
+    drop(draft);
+    drop(import);
+    assert!(store.tmp.list().unwrap().is_empty());
+    assert!(!directory.path().join("data").exists());
+}
+
+#[test]
+fn a_tar_says_which_layer_it_is() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let layer = Digest::sha256(b"layer");
+    let make = |kind, layer: Option<Digest>| {
+        let import = store.begin().unwrap();
+        let mut draft = import.data_blob(kind).unwrap();
+        draft.write_all(&[b'h'; 512]).unwrap();
+        draft.write_all(&[b'f'; 600]).unwrap();
+        draft.align().unwrap();
+        let file = [b'f'; 600];
+        draft.add(id(&file), Sha256::digest(file).into(), 512, 600, b"");
+        if let Some(layer) = layer {
+            draft.set_layer(layer);
+        }
+        let blob = draft.finish()?;
+        import.commit().unwrap();
+        Ok::<DataBlob, DraftError>(blob)
+    };
+    assert!(matches!(make(BlobKind::Tar, None), Err(DraftError::Layer { .. })));
+    assert!(matches!(make(BlobKind::Packed, Some(layer)), Err(DraftError::Layer { .. })));
+    let blob = make(BlobKind::Tar, Some(layer)).unwrap();
+    assert_eq!(blob.bytes, 512 + 1024);
+    assert_eq!(store.index_of(&blob.id).unwrap().unwrap().header.layer, Some(layer));
+    assert_eq!(bytes_of(&store, &id(&[b'f'; 600])), [b'f'; 600]);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let import = store.begin().unwrap();
+    let mut draft = import.data_blob(BlobKind::Packed).unwrap();
+    draft.write_all(&[1; 5000]).unwrap();
+    draft.add(id(b"a"), [0; 32], 0, 9000, b"");
+    let error = draft.finish().unwrap_err();
+    assert!(matches!(error, DraftError::Index { .. }), "{error}");
+    assert!(matches!(import.commit(), Err(TransactionError::Incomplete)));
+
+    let directory = TempDir::new().unwrap();
+    let create = crate::Create::IfAbsent(Algorithm::Sha512);
+    let store =
+        Store::open(directory.path(), OpenOptions { create, ..OpenOptions::create() }).unwrap();
+    let import = store.begin().unwrap();
+    assert!(matches!(import.data_blob(BlobKind::Packed), Err(DraftError::NoDataBlobs(_))));
+}
+
+#[test]
+fn the_store_says_that_it_has_data_blobs() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let meta = || std::fs::read_to_string(directory.path().join("meta")).unwrap();
+    assert!(!meta().contains("data-blobs"));
+    let import = store.begin().unwrap();
+    import.object(b"object").unwrap();
+    import.commit().unwrap();
+    assert!(!meta().contains("data-blobs"));
+    let import = store.begin().unwrap();
+    pack(&import, &files("a")).unwrap();
+    import.commit().unwrap();
+    assert!(meta().contains(r#""needed_to_write":["data-blobs"]"#), "{}", meta());
+    let store = Store::open(directory.path(), OpenOptions::write()).unwrap();
+    assert!(store.meta().data_blobs);
+    let import = store.begin().unwrap();
+    pack(&import, &files("b")).unwrap();
+    import.commit().unwrap();
+}
+
+/// Everything in a native image is found again.
+#[test]
+fn a_native_image_is_opened_with_its_devices() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (one, two) = (sample("one", 12), sample("two", 12));
+    let first = import_as(&store, "one", &one, Form::Packed).unwrap();
+    let second = import_as(&store, "two", &two, Form::Packed).unwrap();
+    check(&store).unwrap();
+    // All that is shared is in the first one's blob.
+    assert_eq!(store.open_image(&first).unwrap().devices.len(), 1);
+    let opened = store.open_image(&second).unwrap();
+    assert_eq!((opened.form, opened.devices.len()), (Form::Packed, 2));
+    for device in &opened.devices {
+        let mut bytes = Vec::new();
+        (&device.file).read_to_end(&mut bytes).unwrap();
+        assert_eq!((id(&bytes), bytes.len() as u64), (device.id, device.bytes));
+    }
+    assert_eq!(
+        std::fs::read_dir(directory.path().join("objects"))
+            .unwrap()
+            .flatten()
+            .filter(|it| std::fs::read_dir(it.path()).unwrap().next().is_some())
+            .count(),
+        0
+    );
+    // The tree is that of the composefs image of the same files.
+    let composefs = import(&store, "composefs", &two).unwrap();
+    let dump = |id: &ObjectId| {
+        let tree = store.tree(&store.open_image(id).unwrap(), Owners::AsWritten).unwrap().tree;
+        let mut found = Vec::new();
+        let mut walk = tree.walk();
+        while let Some((path, entry)) = walk.next() {
+            found.push((path.to_vec(), format!("{:?}", entry.inode.node())));
+        }
+        found
+    };
+    assert_eq!(dump(&second), dump(&composefs));
+    assert!(dump(&second).len() > 24);
+}
+
+#[test]
+fn a_blob_that_is_not_as_the_image_says_is_never_mounted() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    let opened = store.open_image(&image).unwrap();
+    let (blob, bytes) = (opened.devices[0].id, opened.devices[0].bytes);
+    drop(opened);
+    let path = directory.path().join("data").join(blob.to_string());
+    let mut permissions = std::fs::metadata(&path).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
+    std::fs::set_permissions(&path, permissions).unwrap();
+    let why = || {
+        let error = store.open_image(&image).unwrap_err();
+        crate::fsck::chain(&error)
+    };
+    for length in [0, bytes - 4096, bytes - 1, bytes + 4096] {
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        let text = why();
+        let wanted = format!("data blob {blob} has {length} bytes, not {bytes}");
+        assert!(text.contains(&wanted) && text.contains("quire fsck"), "{text}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(why().contains(&format!("data blob {blob} is not in the store")), "{}", why());
+    std::fs::create_dir(&path).unwrap();
+    assert!(why().contains("no regular file"), "{}", why());
+    std::fs::remove_dir(&path).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    assert!(why().contains("no regular file"), "{}", why());
+}
+
+/// Its objects are in an index whose blob is empty.
+#[test]
+fn a_native_image_of_small_files_has_no_devices() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let files = sample("small", 3);
+    let image = import_as(&store, "small", &files, Form::Packed).unwrap();
+    let opened = store.open_image(&image).unwrap();
+    assert_eq!((opened.form, opened.devices.len()), (Form::Packed, 0));
+    drop(opened);
+    super::check_clean(&store).unwrap();
+    assert_eq!(bytes_of(&store, &id(&files["own-1"])), files["own-1"]);
+    store.remove_ref(&"small".parse().unwrap()).unwrap();
+    super::check_clean(&store).unwrap();
+    assert!(store.data_there().unwrap().list().unwrap().is_empty());
+}
+
+#[test]
+fn an_image_without_its_blob_is_not_committed() {
+    let (here, there) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let store = open(here.path());
+    let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    let bytes = std::fs::read(here.path().join("images").join(image.to_string())).unwrap();
+    let import = open(there.path());
+    let import = import.begin().unwrap();
+    let mut draft = import.image().unwrap();
+    draft.write_all(&bytes).unwrap();
+    draft.finish().unwrap();
+    let error = import.commit().unwrap_err();
+    assert!(matches!(error, TransactionError::NoDevice { .. }), "{error}");
+}

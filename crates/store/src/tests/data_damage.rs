@@ -1,0 +1,230 @@
+//! Damage to data blobs is found, told, and made way for.
+
+use std::fs;
+use std::path::PathBuf;
+
+use image::verity::ObjectId;
+use tempfile::TempDir;
+
+use super::damage::{flip, replace};
+use super::data::id;
+use super::{NOW, check, check_clean, import, import_as, name, open, sample};
+use crate::{Damage, Form, FsckOptions, FsckReport, Store};
+
+struct Damaged {
+    directory: TempDir,
+    store: Store,
+    one: ObjectId,
+    two: ObjectId,
+    blob: ObjectId,
+}
+
+/// Two images that share a blob.
+fn two_images() -> Damaged {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let one = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    let two = import_as(&store, "two", &sample("two", 12), Form::Packed).unwrap();
+    let blob = store.stored(&id(&sample("one", 12)["own-9"])).unwrap().unwrap().blob;
+    check(&store).unwrap();
+    Damaged { directory, store, one, two, blob }
+}
+
+impl Damaged {
+    fn blob(&self) -> PathBuf {
+        self.directory.path().join("data").join(self.blob.to_string())
+    }
+
+    fn index(&self) -> PathBuf {
+        self.directory.path().join("data").join(format!("{}.index", self.blob))
+    }
+
+    fn fsck(&self) -> FsckReport {
+        self.store.fsck(FsckOptions { threads: 2 }).unwrap()
+    }
+
+    /// Repairs, and imports everything again.
+    fn mend(&self) {
+        let removed = self.store.remove_damaged(&self.fsck()).unwrap();
+        assert!(removed > 0);
+        self.again();
+    }
+
+    fn again(&self) {
+        for name in ["one", "two"] {
+            import_as(&self.store, name, &sample(name, 12), Form::Packed).unwrap();
+        }
+        check_clean(&self.store).unwrap();
+    }
+}
+
+/// Images and paths that are hurt, by name of the image.
+fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
+    let mut told = Vec::new();
+    for (damage, harm) in &report.damage {
+        let what = match damage {
+            Damage::Stored { object, blob, .. } if *blob == damaged.blob => {
+                format!("object {object}")
+            }
+            Damage::DataBlob(blob, why) if *blob == damaged.blob => format!("blob {why}"),
+            Damage::DataIndex(blob, why) if *blob == damaged.blob => format!("index {why}"),
+            other => panic!("{other:?}"),
+        };
+        told.push(what);
+        for harm in harm {
+            let paths: Vec<_> = harm.paths.iter().map(|it| String::from_utf8_lossy(it)).collect();
+            let image = if harm.image == damaged.one { "one" } else { "two" };
+            assert!(harm.image == damaged.one || harm.image == damaged.two);
+            assert_eq!(harm.refs, [name(image)]);
+            told.push(format!("{image} {}", paths.join(" ")).trim().to_owned());
+        }
+    }
+    told
+}
+
+#[test]
+fn a_flipped_bit_in_a_blob_is_told_with_paths() {
+    for (file, expected) in
+        [("own-9", &["one /own-9"][..]), ("shared-9", &["one /shared-9", "two /shared-9"])]
+    {
+        let it = two_images();
+        let object = id(&sample("one", 12)[file]);
+        let stored = it.store.stored(&object).unwrap().unwrap();
+        flip(&it.blob(), usize::try_from(stored.offset).unwrap() * 8 + 8011);
+        let report = it.fsck();
+        let mut wanted = vec![format!("object {object}")];
+        wanted.extend(expected.iter().map(ToString::to_string));
+        assert_eq!(told(&report, &it), wanted);
+        let layers: Vec<_> = report.hurt_layers.values().collect();
+        assert_eq!(layers, vec![&[object].into(); expected.len()]);
+        let one = it.store.verify(&it.one, FsckOptions { threads: 1 }).unwrap();
+        assert_eq!(one.damage.len(), 1);
+        let two = it.store.verify(&it.two, FsckOptions { threads: 1 }).unwrap();
+        assert_eq!(two.damage.len(), expected.len() - 1);
+        it.mend();
+    }
+}
+
+#[test]
+fn a_hole_that_something_needs_is_damage() {
+    let it = two_images();
+    let object = id(&sample("one", 12)["shared-9"]);
+    let stored = it.store.stored(&object).unwrap().unwrap();
+    let range = (stored.offset, stored.offset + 4096);
+    it.store.data_there().unwrap().punch(it.blob.to_string(), &[range]).unwrap();
+    let told = told(&it.fsck(), &it);
+    assert_eq!(told, [format!("object {object}"), "one /shared-9".into(), "two /shared-9".into()]);
+    it.mend();
+}
+
+#[test]
+fn a_blob_that_is_cut_off_or_gone_is_told_with_its_images() {
+    for cut in [true, false] {
+        let it = two_images();
+        let bytes = fs::read(it.blob()).unwrap();
+        let length = bytes.len() - 4096;
+        let why = match cut {
+            true => {
+                replace(&it.blob(), &bytes[..length]);
+                format!("blob it has {length} bytes, not {}", bytes.len())
+            }
+            false => {
+                fs::remove_file(it.blob()).unwrap();
+                "blob it is missing".to_owned()
+            }
+        };
+        let report = it.fsck();
+        let about = |it: &&(Damage, _)| matches!(it.0, Damage::DataBlob(..));
+        let report =
+            FsckReport { damage: report.damage.iter().filter(about).cloned().collect(), ..report };
+        assert_eq!(told(&report, &it), [why, "one".into(), "two".into()]);
+        it.store.open_image(&it.one).unwrap_err();
+        // An import does not take it for there, repaired or not.
+        match cut {
+            true => it.mend(),
+            false => it.again(),
+        }
+        it.store.open_image(&it.one).unwrap();
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_an_index_is_found() {
+    let it = two_images();
+    let good = fs::read(it.index()).unwrap();
+    let mut bits: Vec<usize> = (0..good.len() * 8).step_by(4001).collect();
+    bits.extend([0, good.len() * 8 - 1, 130 * 8, (good.len() - 80) * 8]);
+    for bit in bits {
+        flip(&it.index(), bit);
+        let report = it.fsck();
+        let is_told = report
+            .damage
+            .iter()
+            .any(|(damage, _)| matches!(damage, Damage::DataIndex(blob, _) if *blob == it.blob));
+        assert!(is_told, "bit {bit}: {:?}", report.damage);
+        replace(&it.index(), &good);
+    }
+    check(&it.store).unwrap();
+    flip(&it.index(), 130 * 8);
+    it.store.gc(NOW).unwrap_err();
+    it.mend();
+    // An index that does not know what an image has.
+    let it = two_images();
+    let index = it.store.index_of(&it.blob).unwrap().unwrap();
+    it.store.drop_entries(&it.blob, &index, &index.entries[1..]).unwrap();
+    let report = it.fsck();
+    let why = |damage: &Damage| match damage {
+        Damage::DataIndex(_, why) => why.clone(),
+        _ => String::new(),
+    };
+    let is_end = index.entries[0].in_blob() == 0;
+    let found = report.damage.iter().any(|it| why(&it.0).contains("does not know what is at"));
+    assert_eq!(found, !is_end, "{:?}", report.damage);
+}
+
+#[test]
+fn strays_beside_data_blobs_are_told() {
+    let it = two_images();
+    let stray = it.directory.path().join("data").join("stray");
+    fs::write(&stray, b"").unwrap();
+    let report = it.fsck();
+    let [(Damage::Stray(path), _)] = report.damage.as_slice() else { panic!("{report:?}") };
+    assert_eq!(*path, stray.display().to_string());
+    fs::remove_file(stray).unwrap();
+}
+
+#[test]
+fn du_counts_data_blobs_once() {
+    use std::os::unix::fs::MetadataExt as _;
+    let it = two_images();
+    import(&it.store, "three", &sample("three", 3)).unwrap();
+    let used = it.store.du().unwrap();
+    let files = fs::read_dir(it.directory.path().join("data")).unwrap();
+    let sizes: Vec<_> = files
+        .map(|it| it.unwrap())
+        .map(|it| (it.path(), it.metadata().unwrap().blocks() * 512))
+        .collect();
+    assert_eq!(used.data, sizes.iter().map(|it| it.1).sum::<u64>());
+    let blobs: u64 = sizes.iter().filter(|it| it.0.extension().is_none()).map(|it| it.1).sum();
+    let find = |image| used.images.iter().find(|it| it.image == image).unwrap();
+    let (one, two) = (find(it.one), find(it.two));
+    assert_eq!((one.shared, one.shared_with[0].image), (two.shared, it.two));
+    assert!(one.shared >= 8192, "{one:?}");
+    assert_eq!(used.unused_data, 0);
+    let own: u64 = used.images.iter().map(|it| it.own).sum();
+    assert_eq!(own + one.shared, used.objects - used.unused_objects + used.image_files + blobs);
+    it.store.remove_ref(&name("one")).unwrap();
+    let plan = it.store.plan_gc(NOW).unwrap();
+    assert_eq!(used.unused_data, 0);
+    it.store.gc(NOW).unwrap();
+    let after = it.store.du().unwrap();
+    assert_eq!(used.data - after.data, plan.dead[0].bytes + index_shrunk(&it, &sizes));
+    assert_eq!(after.unused_data, 0);
+}
+
+/// How much smaller the index of the blob has become on the disk.
+fn index_shrunk(it: &Damaged, before: &[(PathBuf, u64)]) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    let before = before.iter().find(|(path, _)| *path == it.index()).unwrap().1;
+    before - it.index().metadata().unwrap().blocks() * 512
+}

@@ -1,0 +1,276 @@
+//! What nobody needs of data blobs goes, and nothing else.
+
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+
+use image::verity::ObjectId;
+use tempfile::TempDir;
+
+use super::data::{files, id, pack};
+use super::{NOW, check, check_clean, import, import_as, name, open, sample};
+use crate::{Form, Freeing, Garbage, GcPlan, Store};
+
+/// Bytes on disk of all data blobs, indexes not counted.
+fn allocated(store: &Store) -> u64 {
+    let data = std::fs::read_dir(store.path().join("data")).unwrap();
+    let blobs = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
+    blobs.map(|it| it.metadata().unwrap().blocks() * 512).sum()
+}
+
+fn names(store: &Store) -> usize {
+    std::fs::read_dir(store.path().join("data")).unwrap().count()
+}
+
+fn own(name: &str) -> ObjectId {
+    id(&sample(name, 12)["own-9"])
+}
+
+fn shared() -> ObjectId {
+    id(&sample("any", 12)["shared-9"])
+}
+
+fn freeing(plan: &GcPlan) -> Vec<Freeing> {
+    plan.dead.iter().map(|it| it.freeing).collect()
+}
+
+/// One blob that two images need, and then only one of them.
+fn half_dead(store: &Store) -> ObjectId {
+    import_as(store, "gone", &sample("gone", 12), Form::Packed).unwrap();
+    let kept = import_as(store, "kept", &sample("kept", 12), Form::Packed).unwrap();
+    store.remove_ref(&name("gone")).unwrap();
+    kept
+}
+
+#[test]
+fn what_nobody_needs_of_a_blob_is_freed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let kept = half_dead(&store);
+    let before = allocated(&store);
+    let plan = store.plan_gc(NOW).unwrap();
+    assert_eq!(freeing(&plan), [Freeing::Now]);
+    // By hand: "gone 0 " is 7 bytes, times 20 + 100 n, whole pages and rests above the limit of those of more than a page.
+    let whole = |it: usize| match it % 4096 {
+        end if end <= usize::from(image::erofs::PACKED_TAIL_MAX) => it - end,
+        _ => it.next_multiple_of(4096),
+    };
+    let expected: usize =
+        (0..12).map(|at| format!("gone {at} ").len() * (20 + at * 100)).map(whole).sum();
+    assert_eq!(plan.dead[0].bytes, expected as u64);
+    assert!(store.has(&own("gone"), sample("gone", 12)["own-9"].len() as u64).unwrap());
+    let (_, swept) = store.gc(NOW).unwrap();
+    assert_eq!(swept.trimmed, expected as u64);
+    assert_eq!(before - allocated(&store), expected as u64);
+    assert_eq!(store.stored(&own("gone")).unwrap(), None);
+    assert!(store.stored(&own("kept")).unwrap().is_some());
+    let mut bytes = Vec::new();
+    store.object(&shared()).unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, sample("any", 12)["shared-9"]);
+    assert_eq!(store.open_image(&kept).unwrap().devices.len(), 2);
+    check_clean(&store).unwrap();
+    // Its bytes are not taken for there: it comes again, in the same blob, which is whole then.
+    import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
+    check(&store).unwrap();
+    assert!(store.stored(&own("gone")).unwrap().is_some());
+    store.remove_ref(&name("gone")).unwrap();
+    store.remove_ref(&name("kept")).unwrap();
+    check_clean(&store).unwrap();
+    assert_eq!(names(&store), 0);
+}
+
+#[test]
+fn an_equal_blob_replaces_one_with_holes() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let kept = half_dead(&store);
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    for bytes in sample("gone", 12).into_values().filter(|it| it.len() > 64) {
+        if !all.contains(&bytes) {
+            all.push(bytes);
+        }
+    }
+    let old = store.stored(&shared()).unwrap().unwrap().blob;
+    store.gc(NOW).unwrap();
+    let import = store.begin().unwrap();
+    let blob = pack(&import, &all).unwrap();
+    assert_eq!(blob.id, old, "the test makes the same blob");
+    import.commit().unwrap();
+    assert!(store.stored(&own("gone")).unwrap().is_some());
+    check(&store).unwrap();
+    store.open_image(&kept).unwrap();
+    // Once more: now the store's stays.
+    let inode =
+        || std::fs::metadata(directory.path().join("data").join(old.to_string())).unwrap().ino();
+    let before = inode();
+    let import = store.begin().unwrap();
+    pack(&import, &all).unwrap();
+    import.commit().unwrap();
+    assert_eq!(inode(), before);
+}
+
+#[test]
+fn nothing_is_freed_while_somebody_reads() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let kept = half_dead(&store);
+    let before = allocated(&store);
+    let bytes = &sample("gone", 12)["own-9"];
+
+    let mut reader = store.object(&own("gone")).unwrap();
+    let (plan, swept) = store.gc(NOW).unwrap();
+    assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::InUse], 0));
+    let mut read = Vec::new();
+    reader.read_to_end(&mut read).unwrap();
+    assert_eq!(read, *bytes);
+    drop(reader);
+
+    let opened = store.open_image(&kept).unwrap();
+    assert_eq!(freeing(&store.gc(NOW).unwrap().0), [Freeing::InUse]);
+    drop(opened);
+    assert_eq!(allocated(&store), before);
+    super::eventually(|| store.gc(NOW).unwrap().1.trimmed > 0);
+    assert!(allocated(&store) < before);
+}
+
+#[test]
+fn an_import_keeps_what_it_has_found_in_a_blob() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    half_dead(&store);
+    let files = sample("gone", 12);
+    // Of a blob that stays, and of one that goes.
+    import_as(&store, "other", &sample("other", 12), Form::Packed).unwrap();
+    store.remove_ref(&name("other")).unwrap();
+    let transaction = store.begin().unwrap();
+    let size = files["own-9"].len() as u64;
+    assert!(transaction.reuse_stored(&own("gone"), size).unwrap().is_some());
+    assert!(transaction.reuse_stored(&own("gone"), size + 1).unwrap().is_none());
+    let size = sample("other", 12)["own-9"].len() as u64;
+    let other = transaction.reuse_stored(&own("other"), size).unwrap().unwrap();
+    assert!(transaction.reuse_data_blob(&other.blob).unwrap());
+    let (plan, swept) = store.gc(NOW).unwrap();
+    assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
+    assert!(plan.garbage.iter().any(|it| it.0 == Garbage::DataBlob(other.blob)));
+    assert_eq!(store.stored(&own("other")).unwrap(), None);
+    transaction.commit().unwrap();
+    assert_eq!(store.stored(&own("other")).unwrap().unwrap().blob, other.blob);
+    let mut read = Vec::new();
+    store.object(&own("other")).unwrap().read_to_end(&mut read).unwrap();
+    assert_eq!(read, sample("other", 12)["own-9"]);
+    check(&store).unwrap();
+    check_clean(&store).unwrap();
+    assert_eq!(store.stored(&own("other")).unwrap(), None);
+}
+
+#[test]
+fn a_layer_keeps_its_objects_wherever_they_are() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let files = sample("one", 12);
+    let size = files["own-9"].len() as u64;
+    let file = |name: &str| store.object_file(&own(name)).unwrap().is_some();
+    // From files to a blob: the files go.
+    import(&store, "one", &files).unwrap();
+    import_as(&store, "one", &files, Form::Packed).unwrap();
+    assert!(file("one") && store.stored(&own("one")).unwrap().is_some());
+    check_clean(&store).unwrap();
+    assert!(!file("one") && store.has(&own("one"), size).unwrap());
+    // And back: the blob goes.
+    import(&store, "one", &files).unwrap();
+    check_clean(&store).unwrap();
+    assert!(file("one"));
+    assert_eq!(names(&store), 0);
+    // A layer of which no image is kept.
+    import_as(&store, "two", &sample("two", 12), Form::Packed).unwrap();
+    let (one, two) = (store.reference(&name("one")).unwrap().unwrap(), name("two"));
+    let manifest = store.reference(&two).unwrap().unwrap().manifest;
+    store.set_ref(&two, &crate::Reference { manifest, ..one }).unwrap();
+    check_clean(&store).unwrap();
+    assert!(store.stored(&own("two")).unwrap().is_some());
+    // What the files of the other image have, the blob need not have.
+    assert_eq!(store.stored(&shared()).unwrap(), None);
+    let transaction = store.begin().unwrap();
+    let layers = store.layers().unwrap();
+    assert_eq!(layers.len(), 2);
+    for layer in &layers {
+        assert!(transaction.reuse_layer(layer).unwrap().is_some());
+    }
+}
+
+#[test]
+fn objects_that_a_native_image_has_in_itself_stay_in_the_index() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    // No manifest, so no layer.
+    let reference = store.reference(&name("one")).unwrap().unwrap();
+    store.set_ref(&name("one"), &crate::Reference { manifest: None, ..reference }).unwrap();
+    check_clean(&store).unwrap();
+    assert!(store.layers().unwrap().is_empty());
+    for bytes in sample("one", 12).into_values().filter(|it| it.len() > 64) {
+        let mut read = Vec::new();
+        store.object(&id(&bytes)).unwrap().read_to_end(&mut read).unwrap();
+        assert_eq!(read, bytes);
+    }
+    store.open_image(&image).unwrap();
+}
+
+#[test]
+fn gc_does_nothing_when_an_index_is_damaged() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let import = store.begin().unwrap();
+    let blob = pack(&import, &files("a")).unwrap();
+    import.commit().unwrap();
+    let path = directory.path().join("data").join(format!("{}.index", blob.id));
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[140] ^= 1;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    let error = store.gc(NOW).unwrap_err();
+    assert!(matches!(error, crate::GcError::Data(_)), "{error}");
+    assert_eq!(names(&store), 2);
+}
+
+/// Imports of all forms, readers and `gc` at once, each as a process of its own would.
+#[test]
+fn readers_imports_and_gc_do_not_hurt_each_other() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    let kept = import_as(&open(path), "kept", &sample("kept", 12), Form::Packed).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..2_usize {
+            scope.spawn(move || {
+                let store = open(path);
+                for round in 0..12 {
+                    let form = if round % 3 == 0 { Form::Objects } else { Form::Packed };
+                    let own = format!("own-{thread}-{}", round % 4);
+                    import_as(&store, &own, &sample(&own, 12), form).unwrap();
+                    if round % 2 == 1 {
+                        store.remove_ref(&name(&own)).unwrap();
+                    }
+                }
+            });
+        }
+        scope.spawn(move || {
+            let store = open(path);
+            for _ in 0..20 {
+                store.gc(NOW).unwrap();
+            }
+        });
+        scope.spawn(move || {
+            let store = open(path);
+            for _ in 0..40 {
+                store.open_image(&kept).unwrap();
+                for bytes in sample("kept", 12).into_values().filter(|it| it.len() > 64) {
+                    let mut read = Vec::new();
+                    store.object(&id(&bytes)).unwrap().read_to_end(&mut read).unwrap();
+                    assert_eq!(read, bytes);
+                }
+            }
+        });
+    });
+    let store = open(path);
+    check(&store).unwrap();
+    check_clean(&store).unwrap();
+}

@@ -1,0 +1,278 @@
+//! Data blobs of an import.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use image::verity::ObjectId;
+use rustix::io::Errno;
+
+use super::{Found, State, Transaction};
+use crate::data::{
+    self, BlobKind, DataBlob, DataBlobDraft, Index, ObjectReader, StoredObject, Where,
+};
+use crate::disk::DiskError;
+use crate::draft::{DraftError, Scrap};
+use crate::meta::Meta;
+use crate::record::RECORD_MAX;
+use crate::store::{META, SHARED, StoreError};
+
+/// A data blob that an import has made or relies on.
+#[derive(Debug)]
+pub(super) enum Data {
+    /// In the import's own directory: the numbers of its files.
+    Here(Made),
+    /// In the store.
+    Store,
+}
+
+/// A blob that was made, and its index.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) blob: u64,
+    pub(super) index_file: u64,
+    index: Arc<Index>,
+}
+
+impl Transaction<'_> {
+    /// A new data blob: its bytes come in order, and what objects are in them.
+    ///
+    /// # Errors
+    /// [`DraftError`] when its file cannot be made, or the store is one of SHA-512.
+    pub fn data_blob(&self, kind: BlobKind) -> Result<DataBlobDraft<'_>, DraftError> {
+        DataBlobDraft::new(self, kind)
+    }
+
+    /// Whether the store, or this import, has this data blob with its index; if so it is protected from `gc` until the
+    /// import ends, with all that is in it now.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be looked up.
+    pub fn reuse_data_blob(&self, id: &ObjectId) -> Result<bool, DraftError> {
+        if self.state().data.contains_key(id) {
+            return Ok(true);
+        }
+        let there = self.store.index_of(id).map_err(|source| self.lookup_failed(id, source))?;
+        if there.is_some() {
+            self.state().data.entry(*id).or_insert(Data::Store);
+        }
+        Ok(there.is_some())
+    }
+
+    /// Where in a data blob an object is, of those that this import has finished or that the store has. The blob is
+    /// protected from `gc` until the import ends; the object is counted as reused. An object with another size is none.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be looked up.
+    pub fn reuse_stored(
+        &self,
+        id: &ObjectId,
+        size: u64,
+    ) -> Result<Option<StoredObject>, DraftError> {
+        let found = match self.made(id) {
+            Some(found) => Some(found),
+            None => self.store.stored(id).map_err(|source| self.lookup_failed(id, source))?,
+        };
+        let found = found.filter(|it| it.size == size);
+        if let Some(found) = &found {
+            let mut state = self.state();
+            state.data.entry(found.blob).or_insert(Data::Store);
+            state.counts.reuse(size);
+        }
+        Ok(found)
+    }
+
+    /// Whether the store or this import has an object of this size, and where: a file, if there is one. It is protected
+    /// from `gc` as by [`reuse`](Self::reuse). What needs its bytes only, as a layer does, asks this; a composefs image
+    /// needs a file.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be looked up.
+    pub fn reuse_anywhere(&self, id: &ObjectId, size: u64) -> Result<Option<Where>, DraftError> {
+        if self.reuse(id, size)? {
+            return Ok(Some(Where::File));
+        }
+        Ok(self.reuse_stored(id, size)?.map(Where::Blob))
+    }
+
+    /// Opens an object in a data blob, also in one that this import has made and not committed.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it cannot be read.
+    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+        let files = match self.state().data.get(&stored.blob) {
+            Some(Data::Here(made)) => Some((made.blob, made.index_file, Arc::clone(&made.index))),
+            _ => None,
+        };
+        let Some((blob, index_file, index)) = files else {
+            return self.store.stored_object(stored);
+        };
+        data::open_made(&index, stored, self.read_back(blob)?, &self.read_back(index_file)?)
+            .map_err(|source| {
+                self.work.directory.failed("read", index_file.to_string(), source).into()
+            })
+    }
+
+    /// In which data blob an object is.
+    pub(super) fn data_of(&self, id: &ObjectId) -> Result<Option<ObjectId>, DiskError> {
+        let found = match self.made(id) {
+            Some(found) => Some(found),
+            None => self.store.stored(id).map_err(|error| self.store.disk_error(error))?,
+        };
+        Ok(found.map(|it| it.blob))
+    }
+
+    /// In which finished blob of this import an object is.
+    pub(super) fn made(&self, id: &ObjectId) -> Option<StoredObject> {
+        let state = self.state();
+        state.data.iter().find_map(|(blob, data)| match data {
+            Data::Here(made) => data::first_of(&made.index, blob, id),
+            Data::Store => None,
+        })
+    }
+
+    /// Length of a blob that this import has made.
+    #[cfg(test)]
+    pub(crate) fn made_bytes(&self, blob: &ObjectId) -> Option<u64> {
+        match self.state().data.get(blob)? {
+            Data::Here(made) => Some(made.index.header.bytes),
+            Data::Store => None,
+        }
+    }
+
+    /// A file of the import's own directory, for reading.
+    pub(crate) fn read_back(&self, number: u64) -> Result<File, DiskError> {
+        let (directory, name) = (&self.work.directory, number.to_string());
+        let opened = directory.read(&name)?;
+        opened.map(|it| it.0).ok_or_else(|| directory.failed("open", &name, Errno::NOENT))
+    }
+
+    pub(super) fn lookup_failed(&self, id: &ObjectId, source: StoreError) -> DraftError {
+        self.fail();
+        DraftError::Lookup { id: *id, source: Box::new(source) }
+    }
+
+    /// Takes a blob whose file is written; its index is written here.
+    pub(crate) fn finish_data_blob(
+        &self,
+        scrap: Scrap<'_>,
+        blob: DataBlob,
+        encoded: &[u8],
+    ) -> Result<(), DraftError> {
+        let disk = |source| self.write_failed(data::WHAT, source);
+        if matches!(self.state().data.get(&blob.id), Some(Data::Here(_))) {
+            // The same bytes have the same objects in them; what one of two did not say is found in neither.
+            return Ok(());
+        }
+        let (index_scrap, mut file) = Scrap::new(self).map_err(disk)?;
+        file.write_all(encoded).map_err(disk)?;
+        drop(file);
+        let read = self.read_back(index_scrap.number()).map_err(disk)?;
+        let index = Index::read(&read, encoded.len() as u64)
+            .and_then(|index| index.map_err(std::io::Error::other))
+            .map_err(|source| {
+                self.fail();
+                DraftError::Index { source }
+            })?;
+        let there = self.store.index_of(&blob.id);
+        let there = there.map_err(|source| self.lookup_failed(&blob.id, source))?;
+        let data = match there {
+            Some(there) if there.has_all_of(&index) => Data::Store,
+            _ => {
+                self.seal(scrap.number(), data::WHAT)?;
+                let (blob_file, index_file) = (scrap.keep(), index_scrap.keep());
+                Data::Here(Made { blob: blob_file, index_file, index: Arc::new(index) })
+            }
+        };
+        self.state().data.insert(blob.id, data);
+        Ok(())
+    }
+
+    /// The store says that it has data blobs before it has one: who does not know them must not change it.
+    pub(super) fn announce_data(&self, state: &State) -> Result<(), DiskError> {
+        let is_new = state.data.values().any(|it| matches!(it, Data::Here(_)));
+        if !is_new {
+            return Ok(());
+        }
+        let store = self.store;
+        let made = store.root.make(data::DATA, SHARED)?;
+        let meta = store.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
+        let meta = Meta::decode(&meta);
+        let meta =
+            meta.map_err(|error| store.root.failed("read", META, std::io::Error::other(error)))?;
+        if !meta.data_blobs {
+            let meta = Meta { data_blobs: true, ..meta };
+            let (number, mut file) = self.new_file()?;
+            file.write_all(&meta.encode())?;
+            drop(file);
+            self.work.directory.sync_file(number.to_string())?;
+            self.work.directory.rename_over(number.to_string(), &store.root, META)?;
+        }
+        if made || !meta.data_blobs {
+            store.root.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Publishes data blobs, durably, and then their indexes: an index promises what is in its blob.
+    pub(super) fn publish_data(&self, state: &State) -> Result<(), DiskError> {
+        let mut made = Vec::new();
+        for (id, data) in &state.data {
+            let Data::Here(data) = data else { continue };
+            // Another import may have published the same.
+            let there = self.store.index_of(id).map_err(|error| self.store.disk_error(error))?;
+            if !there.is_some_and(|it| it.has_all_of(&data.index)) {
+                made.push((id, data));
+            }
+        }
+        if state.data.is_empty() {
+            return Ok(());
+        }
+        let directory = self.store.data_there()?;
+        let mut sealer = super::commit::Sealer::new(self);
+        for (id, made) in &made {
+            let name = data::blob_name(id);
+            let there = directory.stat(&name)?;
+            let found = match there {
+                // Perhaps with holes, which its index knows and ours does not.
+                Some(_) => Found::Better(made.blob),
+                None => Found::Here(made.blob),
+            };
+            self.place(made.blob, found, directory, &name)?;
+            sealer.seal(directory, &name);
+        }
+        // Also what another import has published, and perhaps not synced yet.
+        directory.sync()?;
+        for (id, made) in &made {
+            let number = made.index_file.to_string();
+            self.work.directory.rename_over(number, directory, data::index_name(id))?;
+        }
+        if !made.is_empty() {
+            directory.sync()?;
+        }
+        self.store.forget_indexes();
+        Ok(())
+    }
+
+    /// Every data blob that a new image has as a device is one that this import made or has found.
+    pub(super) fn check_devices(&self, state: &State) -> Result<(), super::TransactionError> {
+        for (image, found) in &state.images {
+            let Some(number) = found.number() else { continue };
+            let file = self.read_back(number)?;
+            let size = file.metadata().map(|it| it.len());
+            let size = size
+                .map_err(|source| self.work.directory.failed("stat", number.to_string(), source))?;
+            let file = crate::open::ImageFile::new(file, size);
+            // What is no image is found when it is opened.
+            let Ok(devices) = crate::images::devices(&file) else { continue };
+            for device in devices.uses {
+                let blob = match device.blob {
+                    Some(blob) if state.data.contains_key(&blob) => continue,
+                    Some(blob) => blob.to_string(),
+                    None => "that is none of a store's".to_owned(),
+                };
+                return Err(super::TransactionError::NoDevice { image: Box::new(*image), blob });
+            }
+        }
+        Ok(())
+    }
+}

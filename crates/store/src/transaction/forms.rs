@@ -1,0 +1,132 @@
+//! In which form an import finds data: whole files, packed blobs, layers' tars.
+
+use image::verity::ObjectId;
+
+use super::data::Data;
+use super::{Found, Transaction};
+use crate::data::{BlobKind, DataBlob, ObjectReader, StoredObject};
+use crate::digest::Digest;
+use crate::disk::length;
+use crate::draft::DraftError;
+use crate::store::StoreError;
+
+impl Transaction<'_> {
+    /// Whether the store, or this import, has all of these as files of their own. They are protected from `gc` as by
+    /// [`reuse`](Self::reuse), in whatever sizes they have.
+    ///
+    /// # Errors
+    /// [`DraftError`] when they cannot be looked up.
+    pub fn has_files(&self, objects: &[ObjectId]) -> Result<bool, DraftError> {
+        for id in objects {
+            if self.state().objects.contains_key(id) {
+                continue;
+            }
+            let opened = self.store.stat_object(id);
+            match opened.map_err(|source| self.lookup_failed(id, source))? {
+                true => self.state().objects.entry(*id).or_insert(Found::Store),
+                false => return Ok(false),
+            };
+        }
+        Ok(true)
+    }
+
+    /// Whether the store, or this import, has all of these in packed blobs, which are protected from `gc`.
+    ///
+    /// # Errors
+    /// [`DraftError`] when they cannot be looked up.
+    pub fn has_packed(&self, objects: &[ObjectId]) -> Result<bool, DraftError> {
+        for id in objects {
+            if self.reuse_packed(id)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Where in a packed blob an object is, of those that this import has finished or that the store has; the blob is
+    /// protected from `gc` until the import ends.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be looked up.
+    pub fn reuse_packed(&self, id: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
+        let is_packed = |it: &StoredObject| it.kind == BlobKind::Packed;
+        let found = match self.made(id).filter(is_packed) {
+            Some(found) => Some(found),
+            None => {
+                let found = self.store.stored_as(id, BlobKind::Packed);
+                found.map_err(|source| self.lookup_failed(id, source))?
+            }
+        };
+        if let Some(found) = &found {
+            self.state().data.entry(found.blob).or_insert(Data::Store);
+        }
+        Ok(found)
+    }
+
+    /// The data blob that is a layer's tar, if the store has it; it is protected from `gc` until the import ends.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be looked up.
+    pub fn reuse_tar(&self, diff_id: &Digest) -> Result<Option<DataBlob>, DraftError> {
+        let found = self.store.tar_of(diff_id);
+        let found = found.map_err(|source| {
+            self.fail();
+            DraftError::Tar { diff_id: Box::new(*diff_id), source: Box::new(source) }
+        })?;
+        if let Some(blob) = &found {
+            self.state().data.entry(blob.id).or_insert(Data::Store);
+        }
+        Ok(found)
+    }
+
+    /// Where in the tars of these layers an object is; the blob is protected from `gc` until the import ends.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be looked up.
+    pub fn reuse_in_tars(
+        &self,
+        id: &ObjectId,
+        layers: &[Digest],
+    ) -> Result<Option<StoredObject>, DraftError> {
+        for layer in layers {
+            let Some(blob) = self.reuse_tar(layer)? else { continue };
+            let found = self.store.stored_in(id, [&blob.id]);
+            if let Some(found) = found.map_err(|source| self.lookup_failed(id, source))? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens an object, wherever this import or the store has it. Its bytes are not verified.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it is absent or not readable.
+    pub fn read_object(&self, id: &ObjectId) -> Result<ObjectReader, StoreError> {
+        let number = self.state().objects.get(id).and_then(|found| found.number());
+        if let Some(number) = number {
+            let file = self.read_back(number)?;
+            let stat = rustix::fs::fstat(&file)
+                .map_err(|errno| self.work.directory.failed("stat", number.to_string(), errno))?;
+            return Ok(ObjectReader::whole(file, length(&stat)));
+        }
+        match self.made(id) {
+            Some(stored) => self.stored_object(&stored),
+            None => self.store.object(id),
+        }
+    }
+
+    /// Drops the objects that this import has written: all that need them have their bytes elsewhere by now.
+    pub fn forget_objects(&self) {
+        let mut numbers = Vec::new();
+        let mut state = self.state();
+        state.objects.retain(|_, found| {
+            numbers.extend(found.number());
+            found.number().is_none()
+        });
+        drop(state);
+        for number in numbers {
+            self.discard(number);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! One life of a guest: QEMU without KVM, what it reports, and its end, whatever happens in there.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::Failed;
+use crate::process::need;
+
+/// From power to the first report. Five seconds on an idle machine.
+const BOOT: Duration = Duration::from_secs(180);
+
+/// What a guest may take for a step on top of its own limit for it.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// All that QEMU can emulate, but for what QEMU 7.2 gets wrong: after a `cmpxchg16b` that was interrupted the flags are
+/// garbage, and the kernel falls over (it allocates memory with them).
+const CPU: [&str; 2] = ["-cpu", "max,-cx16,-la57"];
+
+/// What QEMU boots.
+#[derive(Debug)]
+pub(crate) struct Machine<'a> {
+    pub(crate) kernel: &'a Path,
+    pub(crate) initramfs: &'a Path,
+    pub(crate) disk: &'a Path,
+    /// Where the kernel's messages go.
+    pub(crate) console: &'a Path,
+}
+
+/// A step of the plan.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// One word.
+    pub(crate) name: String,
+    pub(crate) limit: Duration,
+    /// For the guest's shell.
+    pub(crate) command: String,
+    /// Whether the output is libtest's.
+    pub(crate) harness: bool,
+}
+
+/// How a step went.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) code: i32,
+    pub(crate) output: Vec<String>,
+    pub(crate) took: Duration,
+}
+
+/// Boots the machine, whose disk has this plan, and hands out each step's outcome as it ends.
+///
+/// A panic, a hang or a missing outcome is an error with the console's last lines.
+pub(crate) fn run(
+    machine: &Machine<'_>,
+    plan: &[Step],
+    mut each: impl FnMut(&Step, Outcome),
+) -> Result<Duration> {
+    let start = Instant::now();
+    let mut qemu = Guard(qemu(machine)?.spawn().context("cannot start QEMU")?);
+    let lines = lines(&mut qemu.0);
+    let mut report = Report { lines, console: machine.console };
+    let booted = report.until("BOOTED", BOOT, "booting")?.1;
+    let took = start.elapsed();
+    println!(
+        "   booted Linux {} in {:.1} s",
+        booted.split(' ').next().unwrap_or_default(),
+        took.as_secs_f64()
+    );
+    for step in plan {
+        let start = Instant::now();
+        let what = format!("in {}", step.name);
+        report.until(&format!("BEGIN {}", step.name), GRACE, &what)?;
+        let (output, end) =
+            report.until(&format!("END {}", step.name), step.limit + GRACE, &what)?;
+        let code = end.split(' ').next().and_then(|it| it.parse().ok());
+        let code =
+            code.with_context(|| format!("{} ended in an unknown way: {end:?}", step.name))?;
+        each(step, Outcome { code, output, took: start.elapsed() });
+    }
+    report.until("DONE", GRACE, "at the end")?;
+    let deadline = Instant::now() + GRACE;
+    while qemu.0.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            bail!(Failed(format!("the guest does not power off\n{}", tail(machine.console))));
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(took)
+}
+
+/// Nothing of QEMU is left when this goes.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Both fail only when it has ended.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn qemu(machine: &Machine<'_>) -> Result<Command> {
+    need("qemu-system-x86_64")?;
+    // When this process is killed, the guest goes too.
+    let mut command = Command::new(need("setpriv")?);
+    command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults", "-no-user-config"]);
+    command.args(["-machine", "pc,accel=tcg", CPU[0], CPU[1], "-smp", "1", "-m", "1536"]);
+    command.args(["-display", "none", "-no-reboot", "-nic", "none"]);
+    command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
+    // A panic reboots at once, which ends QEMU.
+    command.args(["-append", "console=ttyS0 panic=-1 loglevel=6 random.trust_cpu=on"]);
+    let disk = format!("file={},if=virtio,format=raw,cache=unsafe", machine.disk.display());
+    command.args(["-drive", &disk, "-serial"]);
+    command.arg(format!("file:{}", machine.console.display()));
+    command.args(["-chardev", "stdio,id=report,signal=off", "-serial", "chardev:report"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    Ok(command)
+}
+
+fn lines(qemu: &mut Child) -> Receiver<String> {
+    let stdout = BufReader::new(qemu.stdout.take().expect("stdout is piped"));
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        for line in stdout.split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line);
+            if sender.send(line.trim_end_matches('\r').to_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+struct Report<'a> {
+    lines: Receiver<String>,
+    console: &'a Path,
+}
+
+impl Report<'_> {
+    /// Reads on to the line that begins so, and answers the output before it and the rest of it.
+    fn until(&mut self, begin: &str, limit: Duration, what: &str) -> Result<(Vec<String>, String)> {
+        let deadline = Instant::now() + limit;
+        let mut output: Vec<String> = Vec::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let why = match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    if let Some(text) = line.strip_prefix('|') {
+                        output.push(text.to_owned());
+                    } else if let Some(rest) = line.strip_prefix(begin) {
+                        return Ok((output, rest.trim().to_owned()));
+                    }
+                    continue;
+                }
+                Err(RecvTimeoutError::Timeout) => "says nothing more",
+                Err(RecvTimeoutError::Disconnected) => "went down",
+            };
+            let last = output[output.len().saturating_sub(LAST_LINES)..].join("\n");
+            let console = tail(self.console);
+            bail!(Failed(format!("the guest {why} {what}\n{last}\n-- its console:\n{console}")));
+        }
+    }
+}
+
+const LAST_LINES: usize = 25;
+
+fn tail(console: &Path) -> String {
+    let text = fs::read(console).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_never_taken_for_a_report() {
+        let (sender, lines) = channel();
+        for line in ["noise", "|END a 0", "|", "END a 1 7.5"] {
+            sender.send(line.to_owned()).unwrap();
+        }
+        let mut report = Report { lines, console: Path::new("/nowhere") };
+        let (output, rest) = report.until("END a", GRACE, "in a").unwrap();
+        assert_eq!((output, rest), (vec!["END a 0".to_owned(), String::new()], "1 7.5".to_owned()));
+        let error = report.until("DONE", Duration::from_millis(1), "at the end").unwrap_err();
+        assert!(error.to_string().starts_with("the guest says nothing more at the end"), "{error}");
+        drop(sender);
+        let error = report.until("DONE", GRACE, "at the end").unwrap_err();
+        assert!(error.to_string().starts_with("the guest went down at the end"), "{error}");
+    }
+}

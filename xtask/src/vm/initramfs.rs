@@ -1,0 +1,124 @@
+//! The first root of a guest: busybox, the modules that the real root takes, and a script that goes there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::kernels::Kernel;
+use crate::process::{line, need, quiet};
+
+/// What tests need of the kernel besides its image, by module; some kernels have some of it built in.
+const MODULES: [&str; 7] = ["virtio_pci", "virtio_blk", "ext4", "loop", "erofs", "overlay", "fuse"];
+
+const INIT: &str = include_str!("initramfs.sh");
+
+/// Writes it to `file`, made for this kernel, below the folder `work`.
+pub(crate) fn write(kernel: &Kernel, work: &Path, file: &Path) -> Result<()> {
+    let root = work.join("initramfs");
+    for dir in ["bin", "proc", "sys", "dev", "modules", "root"] {
+        fs::create_dir_all(root.join(dir))?;
+    }
+    fs::copy(need("busybox")?, root.join("bin/busybox"))?;
+    fs::write(root.join("init"), INIT)?;
+    quiet(Command::new("chmod").arg("755").arg(root.join("init")))?;
+    let mut order = String::new();
+    for (number, module) in modules(kernel)?.iter().enumerate() {
+        let name = format!("{number:02}.ko");
+        unpack(&kernel.modules().join(module), &root.join("modules").join(&name))
+            .with_context(|| format!("cannot unpack the module {module}"))?;
+        order += &format!("{name} {module}\n");
+    }
+    fs::write(root.join("modules/order"), order)?;
+    let mut cpio = Command::new(need("cpio")?);
+    cpio.args(["--quiet", "--create", "--format=newc", "--owner=0:0"]).current_dir(&root);
+    let names = quiet(Command::new("find").arg(".").current_dir(&root))?;
+    let list = work.join("initramfs.list");
+    fs::write(&list, names)?;
+    let status = cpio.stdin(File::open(&list)?).stdout(File::create(file)?).status()?;
+    if !status.success() {
+        bail!("{}: {status}", line(&cpio));
+    }
+    Ok(())
+}
+
+/// The files of `MODULES` and of what they need, in the order to load them.
+fn modules(kernel: &Kernel) -> Result<Vec<String>> {
+    let read = |name: &str| {
+        let path = kernel.modules().join(name);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    order(&read("modules.dep")?, &read("modules.builtin")?, &MODULES)
+        .with_context(|| format!("Linux {}", kernel.release))
+}
+
+fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
+    let lines = dependencies.lines().filter_map(|line| line.split_once(':'));
+    let needs: BTreeMap<_, _> =
+        lines.map(|(file, needs)| (module_name(file), (file, needs))).collect();
+    let mut order: Vec<String> = Vec::new();
+    for name in wanted {
+        let Some((file, needs)) = needs.get(*name) else {
+            if builtin.lines().any(|line| module_name(line) == *name) {
+                continue;
+            }
+            bail!("the kernel has no module {name}");
+        };
+        // depmod writes the nearest dependency first, and all of them.
+        for file in needs.split_whitespace().rev().chain([*file]) {
+            if !order.iter().any(|it| it == file) {
+                order.push(file.to_owned());
+            }
+        }
+    }
+    Ok(order)
+}
+
+/// A module by its file: the name before `.ko`, where `-` and `_` are the same.
+fn module_name(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.split(".ko").next().unwrap_or(name).replace('-', "_")
+}
+
+fn unpack(module: &Path, to: &Path) -> Result<()> {
+    let program = match module.extension().and_then(|it| it.to_str()) {
+        Some("ko") => "cat",
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        _ => bail!("it is packed in an unknown way"),
+    };
+    let mut command = Command::new(need(program)?);
+    if program != "cat" {
+        command.args(["-d", "-c"]);
+    }
+    let status = command.arg(module).stdin(Stdio::null()).stdout(File::create(to)?).status()?;
+    if !status.success() {
+        bail!("{}: {status}", line(&command));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_come_after_what_they_need() {
+        let dependencies = "kernel/fs/a-b.ko.xz: kernel/lib/near.ko.xz kernel/lib/far.ko.xz\n\
+            kernel/lib/near.ko.xz: kernel/lib/far.ko.xz\nkernel/lib/far.ko.xz:\nkernel/fs/other.ko:\n";
+        let found = order(dependencies, "kernel/fs/in.ko\n", &["other", "in", "a_b", "near"]);
+        assert_eq!(
+            found.unwrap(),
+            [
+                "kernel/fs/other.ko",
+                "kernel/lib/far.ko.xz",
+                "kernel/lib/near.ko.xz",
+                "kernel/fs/a-b.ko.xz"
+            ]
+        );
+        let error = order(dependencies, "", &["in"]).unwrap_err();
+        assert_eq!(error.to_string(), "the kernel has no module in");
+    }
+}

@@ -1,0 +1,279 @@
+//! Tests on other kernels: Debian's, booted by QEMU without KVM, with a disk that has fs-verity.
+
+mod boot;
+mod initramfs;
+mod kernels;
+mod plan;
+mod root;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::boot::{Machine, Outcome, Step};
+use self::kernels::Kernel;
+use self::plan::{Run, TESTS, Test};
+use crate::cache::{Cache, remove};
+use crate::process::{repository, target_dir};
+use crate::test::Summary;
+use crate::{Failed, tools};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// `newest`, `lts`, `oldest`, or the beginning of a version that apt offers
+    #[arg(required_unless_present = "list")]
+    kernel: Option<String>,
+    /// Names of tests, or `short` or `all`
+    #[arg(default_value = "all")]
+    tests: Vec<String>,
+    /// Say which kernels and tests there are
+    #[arg(long)]
+    list: bool,
+    /// Ask apt for a newer kernel, however short ago that was done
+    #[arg(long)]
+    refresh: bool,
+    /// Only tests whose names have this
+    #[arg(long)]
+    filter: Option<String>,
+    /// Show what passing tests print, too
+    #[arg(long)]
+    verbose: bool,
+}
+
+/// The programs that a guest takes, as Debian names them.
+pub(crate) const PACKAGES: [(&str, &str); 6] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("depmod", "kmod"),
+    ("cpio", "cpio"),
+    ("xz", "xz-utils"),
+];
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let cache = Cache::open()?;
+    let Some(name) = args.kernel.as_ref().filter(|_| !args.list) else {
+        list(&cache);
+        return Ok(());
+    };
+    tools::install(&PACKAGES)?;
+    let kernel = kernels::find(&cache, name, args.refresh)?;
+    let mut runs = chosen(&args.tests)?;
+    if args.filter.is_some() {
+        // The filter takes the place of the plan's, so every program has to run once.
+        let mut seen = BTreeSet::new();
+        runs.retain(|(_, run)| run.harness && seen.insert(run.program));
+    }
+    boot_and_test(&cache, &kernel, &runs, args.filter.as_deref(), args.verbose)
+}
+
+/// The tier of `make test`: the short tests on one kernel.
+pub(crate) fn tier(name: &str, tests: &str) -> Result<()> {
+    let (kernel, tests) = (Some(name.to_owned()), vec![tests.to_owned()]);
+    run(&Args { kernel, tests, list: false, refresh: false, filter: None, verbose: false })
+}
+
+fn list(cache: &Cache) {
+    for (name, suite, about) in kernels::NAMES {
+        let kept = fs::read_to_string(cache.dir().join(format!("linux-{name}/release")));
+        let kept =
+            kept.map_or_else(|_| String::from("not fetched yet"), |it| format!("kept: {it}"));
+        println!("{name:<10} {about} ({suite}; {kept})");
+    }
+    println!();
+    for Test { name, about, runs } in TESTS {
+        let short = if runs.iter().any(|it| it.short) { ", partly in `short`" } else { "" };
+        println!("{name:<10} {about}{short}");
+    }
+    println!("\nmay be skipped, besides what came with a later kernel:");
+    for (text, why) in plan::SKIPS {
+        println!("  {text:?}: {why}");
+    }
+}
+
+/// The runs of these tests, each with the test's name.
+fn chosen(names: &[String]) -> Result<Vec<(&'static str, &'static Run)>> {
+    let mut runs = Vec::new();
+    for name in names {
+        let tests = TESTS.iter().filter(|it| [it.name, "all", "short"].contains(&name.as_str()));
+        let found = tests.flat_map(|it| it.runs.iter().map(|run| (it.name, run)));
+        let before = runs.len();
+        runs.extend(found.filter(|(_, run)| name != "short" || run.short));
+        if runs.len() == before {
+            bail!("there is no test {name}; `cargo xtask vm --list` has the names");
+        }
+    }
+    Ok(runs)
+}
+
+fn boot_and_test(
+    cache: &Cache,
+    kernel: &Kernel,
+    runs: &[(&'static str, &'static Run)],
+    filter: Option<&str>,
+    verbose: bool,
+) -> Result<()> {
+    let version = kernel.version().context("the kernel's release has no version")?;
+    let work = work(cache)?;
+    let built = root::build()?;
+    let runs = runs.iter().filter(|(test, run)| match run.since {
+        Some((since, why)) if version < since => {
+            println!("   LEFT OUT: {test}/{} {:?}: {why}", run.program.1, run.filters);
+            false
+        }
+        _ => true,
+    });
+    let mut programs = Vec::new();
+    let mut plan = Vec::new();
+    for (number, (test, run)) in runs.enumerate() {
+        let program =
+            root::Program { package: run.program.0.to_owned(), target: run.program.1.to_owned() };
+        let file = built.get(&program).with_context(|| format!("cargo builds no {program:?}"))?;
+        plan.push(step(number, test, run, &program, filter));
+        programs.push((program, file.clone()));
+    }
+    programs.sort();
+    programs.dedup();
+    let text: String = plan
+        .iter()
+        .map(|it| format!("{} {} {}\n", it.name, it.limit.as_secs(), it.command))
+        .collect();
+    let mut environment = format!("export CI=true QUIRE_CACHE='{}'\n", cache.dir().display());
+    if let Some(data) = root::data() {
+        environment += &format!("export QUIRE_TEST_DATA='{}'\n", data.display());
+    }
+    let paths = ["initramfs.cpio", "disk", "console"].map(|it| work.path().join(it));
+    let [initramfs, disk, _] = &paths;
+    let start = Instant::now();
+    initramfs::write(kernel, work.path(), initramfs)?;
+    root::write(cache, work.path(), &programs, &text, &environment, disk)?;
+    println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
+    // Kept after the end, for who wants to know more.
+    let console = target_dir()?.join(format!("vm-{}.log", kernel.release));
+    let image = kernel.image();
+    let machine = Machine { kernel: &image, initramfs, disk, console: &console };
+    let mut tally = Tally { filtered: filter.is_some(), ..Tally::default() };
+    boot::run(&machine, &plan, |step, outcome| tally.add(step, &outcome, version, verbose))?;
+    tally.close(kernel, start.elapsed(), &console)
+}
+
+/// A folder for this run, in the cache, since /tmp may be memory. What killed runs left goes.
+fn work(cache: &Cache) -> Result<tempfile::TempDir> {
+    const PREFIX: &str = ".vm-";
+    for entry in fs::read_dir(cache.dir())? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix(PREFIX).and_then(|it| it.split('-').next());
+        if let Some(process) = process
+            && !Path::new("/proc").join(process).exists()
+        {
+            remove(&entry.path())?;
+        }
+    }
+    let prefix = format!("{PREFIX}{}-", std::process::id());
+    Ok(tempfile::Builder::new().prefix(&prefix).tempdir_in(cache.dir())?)
+}
+
+fn step(
+    number: usize,
+    test: &str,
+    run: &Run,
+    program: &root::Program,
+    filter: Option<&str>,
+) -> Step {
+    // Where cargo starts a package's tests, too.
+    let folder = repository().join("crates").join(program.package.trim_start_matches("quire-"));
+    let mut command = format!("cd {} && {}", folder.display(), program.place());
+    if run.harness {
+        command += " --test-threads=1 --show-output";
+        for only in filter.as_slice().iter().chain(run.filters.iter().filter(|_| filter.is_none()))
+        {
+            command += &format!(" {only}");
+        }
+    }
+    let name = format!("{number}:{test}/{}", run.program.1);
+    Step { name, limit: run.limit, command, harness: run.harness }
+}
+
+/// More of a line is not shown.
+const LONGEST_LINE: usize = 400;
+
+#[derive(Debug, Default)]
+struct Tally {
+    /// No test need have run.
+    filtered: bool,
+    passed: u64,
+    skipped: usize,
+    failed: Vec<String>,
+}
+
+impl Tally {
+    fn add(&mut self, step: &Step, outcome: &Outcome, version: (u32, u32), verbose: bool) {
+        let mut summary = Summary::default();
+        let mut shown: Vec<&str> = Vec::new();
+        // A program without libtest is one test.
+        if !step.harness && outcome.code == 0 {
+            summary.line("test result: ok. 1 passed");
+        }
+        for line in &outcome.output {
+            shown.extend(summary.line(line));
+        }
+        let (allowed, refused): (Vec<_>, Vec<_>) =
+            summary.skipped().partition(|reason| plan::may_skip(reason, version));
+        let mut wrong: Vec<String> =
+            refused.iter().map(|it| format!("skipped what this kernel should do: {it}")).collect();
+        match outcome.code {
+            0 if summary.passed() == 0 && !self.filtered => wrong.push(String::from("no test ran")),
+            0 => {}
+            // timeout(1) says so.
+            124 | 137 => wrong.push(format!("took more than {} s", step.limit.as_secs())),
+            code => wrong.push(format!("exit code {code}")),
+        }
+        let name = &step.name;
+        println!(
+            "   {name}: {} passed, {} skipped, {:.1} s{}",
+            summary.passed(),
+            allowed.len(),
+            outcome.took.as_secs_f64(),
+            if wrong.is_empty() { "" } else { ", FAILED" }
+        );
+        if verbose || outcome.code != 0 {
+            let all = verbose || shown.is_empty() || matches!(outcome.code, 124 | 137);
+            let lines: Vec<&str> =
+                if all { outcome.output.iter().map(String::as_str).collect() } else { shown };
+            for line in lines {
+                println!("      {}", line.chars().take(LONGEST_LINE).collect::<String>());
+            }
+        }
+        for reason in &allowed {
+            println!("      skipped: {reason}");
+        }
+        self.passed += summary.passed();
+        self.skipped += allowed.len();
+        self.failed.extend(wrong.into_iter().map(|it| format!("{name}: {it}")));
+    }
+
+    fn close(self, kernel: &Kernel, took: Duration, console: &Path) -> Result<()> {
+        for failed in &self.failed {
+            println!("   FAILED on Linux {}: {failed}", kernel.release);
+        }
+        println!(
+            "   Linux {}: {} passed, {} skipped, {} failed, {:.1} s",
+            kernel.release,
+            self.passed,
+            self.skipped,
+            self.failed.len(),
+            took.as_secs_f64()
+        );
+        match self.failed.is_empty() {
+            true => Ok(()),
+            false => {
+                let console = console.display();
+                bail!(Failed(format!("some tests failed; the kernel's messages are in {console}")))
+            }
+        }
+    }
+}

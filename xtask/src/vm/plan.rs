@@ -1,0 +1,129 @@
+//! What runs in guests, and what may be skipped there.
+
+use std::time::Duration;
+
+/// A test that people can name.
+#[derive(Debug)]
+pub(crate) struct Test {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) runs: &'static [Run],
+}
+
+/// A test program, or some of its tests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Run {
+    /// Package and target; the library's own tests are the target of its name.
+    pub(crate) program: (&'static str, &'static str),
+    /// Tests whose names have one of these; none: all.
+    pub(crate) filters: &'static [&'static str],
+    /// Whether the program has libtest's command line and output; else its exit code says all.
+    pub(crate) harness: bool,
+    /// Kernels before this one are left out, and why.
+    pub(crate) since: Option<((u32, u32), &'static str)>,
+    /// Whether it is a part of `short`.
+    pub(crate) short: bool,
+    pub(crate) limit: Duration,
+}
+
+const fn run(package: &'static str, target: &'static str, filters: &'static [&'static str]) -> Run {
+    let limit = Duration::from_secs(1200);
+    Run { program: (package, target), filters, harness: true, since: None, short: false, limit }
+}
+
+const fn plain(run: Run) -> Run {
+    Run { harness: false, ..run }
+}
+
+const fn short(run: Run) -> Run {
+    Run { short: true, ..run }
+}
+
+const FILESTORES: Option<((u32, u32), &str)> = Some((
+    (6, 12),
+    "on Linux 6.1 some filestores that replace others on one loop device have ext4 errors; not understood yet",
+));
+
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "kernel",
+        about: "all mounts, their fallbacks and what holds them, as root",
+        runs: &[
+            short(run("quire-kernel", "privileged", &[])),
+            run("quire-kernel", "quire-kernel", &[]),
+            plain(run("quire-kernel", "behind", &[])),
+            plain(run("quire-kernel", "signals", &[])),
+        ],
+    },
+    Test {
+        name: "verity",
+        about: "what fs-verity protects is read as it is or not at all",
+        runs: &[short(run("quire-cli", "verbs", &["verity::"]))],
+    },
+    Test {
+        name: "inode-share",
+        about: "equal files of two images are in memory once (Linux 7.0 and later)",
+        runs: &[run("quire-kernel", "privileged", &["share::"])],
+    },
+    Test {
+        name: "store",
+        about: "sealing and damage, with fs-verity",
+        runs: &[
+            short(run("quire-store", "quire-store", &["sealing", "damage"])),
+            run("quire-store", "golden", &[]),
+        ],
+    },
+    Test {
+        name: "container",
+        about: "roots, writable layers and containers",
+        runs: &[run("quire-container", "quire-container", &[]), run("quire-container", "run", &[])],
+    },
+    Test {
+        name: "cli",
+        about: "the verbs that mount",
+        runs: &[
+            short(run("quire-cli", "verbs", &["mounts::"])),
+            Run {
+                since: FILESTORES,
+                ..run("quire-cli", "verbs", &["runs::", "volumes::", "writable::", "no_room::"])
+            },
+            Run {
+                since: FILESTORES,
+                limit: Duration::from_secs(3600),
+                ..run("quire-cli", "verbs", &["containers::", "deaths::", "userns::"])
+            },
+            run("quire-cli", "composefs", &[]),
+        ],
+    },
+];
+
+/// Reasons for skips that are no failure, and why nothing is lost.
+pub(crate) const SKIPS: &[(&str, &str)] =
+    &[("#[ignore]: ", "measurements, and halves of tests that start them")];
+
+/// Whether a reason may be given on this kernel.
+pub(crate) fn may_skip(reason: &str, version: (u32, u32)) -> bool {
+    // Tests of what came later say it in one form, and check that the kernel's answer is that it is too old.
+    if let Some((_, since)) = reason.split_once("this kernel is older than Linux ") {
+        let mut numbers = since.split('.').map(str::parse);
+        if let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) {
+            return version < (major, minor);
+        }
+    }
+    SKIPS.iter().any(|(text, _)| reason.contains(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_kernel_lacks_may_be_skipped() {
+        let reason = "layers::a: this kernel is older than Linux 6.15";
+        assert!(may_skip(reason, (6, 12)));
+        assert!(!may_skip(reason, (6, 15)));
+        assert!(!may_skip(reason, (7, 2)));
+        assert!(!may_skip("this kernel is older than Linux", (6, 1)));
+        assert!(!may_skip("mkfs.erofs is not installed", (6, 1)));
+    }
+}
