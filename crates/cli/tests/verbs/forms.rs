@@ -294,3 +294,59 @@ fn what_overlayfs_would_take_for_its_own_is_not_packed() {
     assert!(ran.code == Some(2) && ran.err.contains("etc/white"), "{}", ran.err);
     assert!(ran.err.contains("--form objects"), "{}", ran.err);
 }
+
+#[test]
+fn containers_run_and_are_committed_in_their_form() {
+    let Some(place) = crate::commit::place() else { return };
+    for form in ["packed", "tar"] {
+        place.out(&format!("import -q --form {form} tar:base.tar a"));
+        let out = place.out("run --writable memory a -- /bin/cat /proc/self/mounts");
+        assert!(out.contains(" / overlay rw"), "{out}");
+        let out = place.out("run --writable none a -- /bin/cat /proc/self/mounts");
+        assert!(out.contains(" / erofs ro"), "{out}");
+        let change = ["run", "-q", "--name", "one", "-d", "a", "--", "/bin/sh", "-c"];
+        let ran = place.run_each(&[&change[..], &["echo new >/new; rm -r /bin/mv"]].concat());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        place.out("wait one");
+        place.out("commit -q one b");
+        place.out("rm one");
+        assert_eq!(json(&place, "show --json b")["form"], form);
+        assert_eq!(place.out("cat b:/new"), "new\n");
+        assert_eq!(place.out("run b -- /bin/cat /new"), "new\n");
+        assert_eq!(place.run("run b -- /bin/mv").code, Some(127));
+        // Of the layer below nothing was stored again.
+        let shown = json(&place, "show --json b");
+        assert!(shown["dataBlobs"].as_array().unwrap().len() > 1 || form == "packed", "{shown}");
+    }
+}
+
+#[test]
+fn a_digest_is_demanded_of_every_form() {
+    if !is_root() {
+        return;
+    }
+    let place = place();
+    std::fs::create_dir(place.path("point")).unwrap();
+    let _guard = Unmount(place.path("point"));
+    for form in ["packed", "tar"] {
+        place.out(&format!("import --form {form} tar:lower.tar a"));
+        let id = image(&place, "a");
+        place.out(&format!("mount --digest {id} a point"));
+        place.out("umount --lazy point");
+        let other = image(&place, "lower");
+        let ran = place.run(&format!("mount --digest {other} a point"));
+        assert!(ran.code == Some(2) && ran.err.contains("--digest"), "{}", ran.err);
+        // One byte of the image's own: it is hashed when a digest is demanded, unless the kernel does that.
+        let file = place.path("store/images").join(&id);
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let bytes = std::fs::read(&file).unwrap();
+        let flipped: Vec<u8> = bytes.iter().map(|it| !it).take(1).collect();
+        let at = std::fs::File::options().write(true).open(&file);
+        // Where there is fs-verity nobody can write to it.
+        let Ok(at) = at else { continue };
+        std::os::unix::fs::FileExt::write_all_at(&at, &flipped, 0).unwrap();
+        let ran = place.run(&format!("mount --digest {id} a point"));
+        assert!(ran.code == Some(2) && ran.err.contains("damaged"), "{}", ran.err);
+        std::os::unix::fs::FileExt::write_all_at(&at, &bytes[..1], 0).unwrap();
+    }
+}
