@@ -507,6 +507,22 @@ pub(crate) struct Trust {
     pub(crate) domain: Option<String>,
 }
 
+/// What of an image is brought into memory when it is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Warm {
+    /// Nothing: what is used comes when it is used
+    #[default]
+    None,
+    /// The image file: names, owners and places of all files, and in the native forms small files and the ends of others
+    Metadata,
+}
+
+/// What help says of `--warm`.
+const WARM: &str = "What is read ahead: the mount waits for nothing, and what is in memory already is not read again. \
+                    `metadata` is for what looks at many files soon after the start, such as find, ls -R, package managers \
+                    and interpreters that search for modules, when the image has not been used since the host started: the \
+                    disk is read in large pieces then, not block by block. On an image that is used it changes nothing";
+
 #[derive(Debug, Args)]
 pub(crate) struct Mount {
     /// A name, an image id or its beginning
@@ -532,6 +548,8 @@ pub(crate) struct Mount {
     /// alike. Those whom it lacks are shown as nobody (65534)
     #[arg(long, value_name = "MAP")]
     pub(crate) userns: Option<UserNs>,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
+    pub(crate) warm: Warm,
 }
 
 #[derive(Debug, Args)]

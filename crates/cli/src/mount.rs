@@ -9,7 +9,8 @@ use container::bundle::Access;
 use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
-use kernel::mount::{Acl, Freed, Unmount};
+use kernel::cache;
+use kernel::mount::{Acl, Backing, Freed, Unmount};
 use store::{Form, OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
@@ -36,6 +37,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let space = space(args.df, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
     let root = root(context, &opened, &found, &args.trust, &shape, None)?;
+    warm(context, &opened, &root, args.warm);
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
 }
@@ -65,7 +67,7 @@ pub(crate) fn root(
     let opened =
         Image::open(&image.image).with_context(|| format!("cannot read image {}", image.id))?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
-    let has_acl = opened.superblock().composefs.is_none_or(|header| header.has_acl);
+    let has_acl = opened.superblock().may_have_acl();
     let source = format!("{SOURCE}{name}");
     let domain = domain(context, trust)?;
     let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
@@ -96,6 +98,28 @@ pub(crate) fn root(
             Ok(assemble(&layers, None, Checked::AtImport, shape)?)
         }
         root => Ok(root?),
+    }
+}
+
+/// Has the kernel begin to read what `--warm` asks for. A mount is as good without.
+pub(crate) fn warm(context: &Context, image: &OpenImage, root: &Root, wish: args::Warm) {
+    if wish == args::Warm::None {
+        return;
+    }
+    if image.form != Form::Objects && root.image.backing == Backing::Loop {
+        context.remark(
+            "nothing is read ahead: this kernel needs a loop device for the image, which has pages of its own",
+        );
+        return;
+    }
+    let (file, all) = (image.image.fd(), 0..image.image.size());
+    let pages = image.image.size().div_ceil(cache::page_size());
+    // What cannot be counted is read ahead: the kernel skips what it has.
+    if cache::resident(file, &all).is_ok_and(|there| there >= pages) {
+        return;
+    }
+    if let Err(error) = cache::read_ahead(file, &all) {
+        tracing::debug!(image = %image.id, %error, "nothing is read ahead");
     }
 }
 
