@@ -635,6 +635,12 @@ pub(crate) struct Du {
     /// Sizes in bytes
     #[arg(short, long)]
     pub(crate) bytes: bool,
+    /// What of images is in memory now, not what they take on disk: of image files, of files in the store, and of mounts
+    /// that can be reached (those seen from here, and those of containers). TWICE is how much more there is than one copy
+    /// of each file, at most; in the total also of equal files that different images have each for itself. Looking
+    /// brings nothing into memory
+    #[arg(long)]
+    pub(crate) memory: bool,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,7 @@
 //! `mount` and `umount`.
 
 use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -227,16 +228,30 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
 
 /// What is mounted somewhere.
 #[derive(Debug, PartialEq, Eq)]
-struct Mounted {
+pub(crate) struct Mounted {
+    /// Where, as bytes of a path.
+    point: Vec<u8>,
+    /// Its device number, `MAJOR:MINOR`.
+    pub(crate) device: String,
     /// The file system.
-    kind: String,
+    pub(crate) kind: String,
     source: String,
 }
 
 impl Mounted {
+    /// Where it is mounted.
+    pub(crate) fn point(&self) -> &Path {
+        Path::new(std::ffi::OsStr::from_bytes(&self.point))
+    }
+
+    /// The name of its image, of an overlay.
+    pub(crate) fn image(&self) -> Option<&str> {
+        self.source.strip_prefix(SOURCE)
+    }
+
     /// Overlays have the name that we gave them. EROFS says what the kernel opened: a descriptor, which only who mounts
     /// by the new mount calls has for a source, or a loop device, whose file then has an image's name.
-    fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         if self.source.starts_with(SOURCE) {
             return true;
         }
@@ -255,22 +270,34 @@ impl Mounted {
 
 /// What is mounted last on a path.
 fn mounted_at(path: &Path) -> anyhow::Result<Option<Mounted>> {
-    let text = std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")?;
-    Ok(mount_of(&text, std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())))
+    Ok(mount_of(&mountinfo()?, path.as_os_str().as_bytes()))
+}
+
+/// All that is mounted where this process can see it.
+pub(crate) fn all_mounted() -> anyhow::Result<Vec<Mounted>> {
+    Ok(mounts(&mountinfo()?).collect())
+}
+
+fn mountinfo() -> anyhow::Result<Vec<u8>> {
+    std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")
 }
 
 /// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` stands for bytes that would confuse.
-fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Mounted> {
+fn mounts(mountinfo: &[u8]) -> impl DoubleEndedIterator<Item = Mounted> + '_ {
     let lines = mountinfo.split(|&byte| byte == b'\n');
     let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
-    let mut found = lines.filter_map(|line| {
+    lines.filter_map(move |line| {
         let mut fields = line.split(|&byte| byte == b' ');
-        let point = unescape(fields.nth(4)?);
+        let device = text(fields.nth(2)?);
+        let point = unescape(fields.nth(1)?);
         let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
         let (kind, source) = (text(rest.next()?), text(rest.next()?));
-        (point == path).then_some(Mounted { kind, source })
-    });
-    found.next_back()
+        Some(Mounted { point, device, kind, source })
+    })
+}
+
+fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Mounted> {
+    mounts(mountinfo).rfind(|mount| mount.point == path)
 }
 
 fn unescape(field: &[u8]) -> Vec<u8> {
