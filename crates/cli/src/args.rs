@@ -10,12 +10,14 @@ use clap::{
 
 mod containers;
 mod derive;
+mod memory;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
 };
 
 pub(crate) use derive::{Filter, Merge};
+pub(crate) use memory::{Du, WARM, Warm};
 
 use crate::userns::UserNs;
 use crate::writable::Wish;
@@ -507,22 +509,6 @@ pub(crate) struct Trust {
     pub(crate) domain: Option<String>,
 }
 
-/// What of an image is brought into memory when it is mounted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Warm {
-    /// Nothing: what is used comes when it is used
-    #[default]
-    None,
-    /// The image file: names, owners and places of all files, and in the native forms small files and the ends of others
-    Metadata,
-}
-
-/// What help says of `--warm`.
-const WARM: &str = "What is read ahead: the mount waits for nothing, and what is in memory already is not read again. \
-                    `metadata` is for what looks at many files soon after the start, such as find, ls -R, package managers \
-                    and interpreters that search for modules, when the image has not been used since the host started: the \
-                    disk is read in large pieces then, not block by block. On an image that is used it changes nothing";
-
 #[derive(Debug, Args)]
 pub(crate) struct Mount {
     /// A name, an image id or its beginning
@@ -626,21 +612,6 @@ pub(crate) struct Diff {
     /// Let a container that runs go on while it is read: what changes meanwhile is an error
     #[arg(long, conflicts_with = "new")]
     pub(crate) no_pause: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Du {
-    /// Only these images
-    pub(crate) names: Vec<String>,
-    /// Sizes in bytes
-    #[arg(short, long)]
-    pub(crate) bytes: bool,
-    /// What of images is in memory now, not what they take on disk: of image files, of files in the store, and of mounts
-    /// that can be reached (those seen from here, and those of containers). TWICE is how much more there is than one copy
-    /// of each file, at most; in the total also of equal files that different images have each for itself. Looking
-    /// brings nothing into memory
-    #[arg(long)]
-    pub(crate) memory: bool,
 }
 
 #[derive(Debug, Args)]

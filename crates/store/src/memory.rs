@@ -167,7 +167,7 @@ impl Store {
             memory.images.push(Seen { id, pages, cold, native, mounts: 0 });
         }
         for (object, users) in objects {
-            memory.add_object(object, users)?;
+            memory.add_object(object, &users)?;
         }
         memory.add_blobs()?;
         Ok(memory)
@@ -190,12 +190,12 @@ impl Memory<'_> {
         })
     }
 
-    fn add_object(&mut self, object: ObjectId, users: Vec<usize>) -> Result<(), DiskError> {
+    fn add_object(&mut self, object: ObjectId, users: &[usize]) -> Result<(), DiskError> {
         let Some(shard) = self.store.shard(&object)? else { return Ok(()) };
         match shard.read(split(&object).1) {
             Ok(Some((file, stat))) => {
                 let pages = self.pages(file.as_fd(), &(0..length(&stat)));
-                self.add(Data::Object(object), Cache::Object, pages, &users);
+                self.add(Data::Object(object), Cache::Object, pages, users);
             }
             // It is gone, or damaged: `fsck` says so.
             Ok(None) => {}
