@@ -174,8 +174,7 @@ mod tests {
         let page = page_size();
         let Some((_folder, mut file)) = cold(8) else { return };
         let all = 0..8 * page + 1;
-        let looks: [fn(BorrowedFd<'_>, &Range<u64>) -> Result<u64, Errno>; 2] =
-            [resident, resident_mapped];
+        let looks = [resident, resident_mapped];
         for look in looks {
             assert_eq!(look(file.as_fd(), &all), Ok(0));
         }
