@@ -216,7 +216,7 @@ fn merging_and_filtering_leave_data_where_it_is() {
             std::fs::copy(place.path(&format!("{name}.tar")), other.path("a.tar")).unwrap();
             other.out(&format!("import --form {form} tar:a.tar {name}"));
         }
-        let blobs = |place: &Place| json(place, "du --json")["dataBlobs"].clone();
+        let blobs = |place: &Place| json(place, "du --json")["data"].clone();
         let before = blobs(&other);
         other.out("merge lower upper both");
         if upper != "objects" {
@@ -242,7 +242,7 @@ fn the_same_layers_give_the_same_image_where_that_is_wanted() {
     second.out("import --form packed tar:lower.tar before");
     let import = |place: &Place, dedup: &str| {
         place.out(&format!("import --form packed --dedup {dedup} tar:upper.tar {dedup}"));
-        (image(place, dedup), json(place, "du --json")["dataBlobs"].clone())
+        (image(place, dedup), json(place, "du --json")["data"].clone())
     };
     let (alone, _) = import(&first, "layer");
     // What is there is not stored again, so that the image has another device.

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
 
+mod acls;
 #[cfg(feature = "registry")]
 mod attached;
 mod commit;
@@ -17,6 +18,7 @@ mod images;
 mod logins;
 #[cfg(feature = "registry")]
 mod makers;
+mod memory;
 mod merge;
 mod mounts;
 #[cfg(feature = "registry")]
@@ -113,6 +115,12 @@ impl Ran {
 fn write(path: &Path, bytes: &[u8], mode: u32) {
     std::fs::write(path, bytes).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Lets every user pass through the folder of a test.
+fn open_to_all(place: &Place) {
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.folder.path(), mode).unwrap();
 }
 
 /// Whether this is root, which mounts need; says so when not.
