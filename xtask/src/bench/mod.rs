@@ -3,12 +3,17 @@
 mod alive;
 mod cgroup;
 mod density;
+mod fio;
+mod forms;
 mod import;
 mod measure;
+mod metadata;
 mod mkcomposefs;
 mod mount;
+mod placed;
 mod proxy;
 mod pull;
+mod read;
 mod removal;
 mod report;
 mod run;
@@ -65,6 +70,10 @@ enum Name {
     Writable,
     /// `ls -lR`, cold and warm
     Walk,
+    /// Names and inodes of two large trees in every form: sizes, listings, memory; 40 GB of disk, an hour
+    Metadata,
+    /// Reads by fio and by a compiler on every form of an image, and on ext4
+    Read,
 }
 
 type Bench = fn(&Context<'_>) -> Result<Report>;
@@ -93,7 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 9] = [
+    let benches: [(Name, Bench); 11] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -103,6 +112,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (Name::Density, density::bench),
         (Name::Writable, writable::bench),
         (Name::Walk, walk::bench),
+        (Name::Metadata, metadata::bench),
+        (Name::Read, read::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));
     let machine = Machine::new(cache.dir())?;
