@@ -164,7 +164,7 @@ impl Way {
             Layer::None => None,
             Layer::Tmpfs => Some(upper_folders()?),
         };
-        let upper = tmpfs.as_ref().map(|[upper, work]| Upper {
+        let upper = tmpfs.as_ref().map(|(_, [upper, work])| Upper {
             upper: upper.as_fd(),
             work: work.as_fd(),
             durability: Durability::Durable,
@@ -182,8 +182,8 @@ impl Way {
     }
 }
 
-/// `upper` and `work` on a tmpfs that is attached nowhere, which overlayfs takes since Linux 6.15.
-fn upper_folders() -> Result<[File; 2]> {
+/// `upper` and `work` on a tmpfs that is attached nowhere, which overlayfs takes since Linux 6.15, as long as it is there.
+fn upper_folders() -> Result<(Detached, [File; 2])> {
     let options = TmpfsOptions { name: "bench", bytes: None, inodes: None, mode: 0o755 };
     let tmpfs = tmpfs(&options)?;
     let folder = |name: &str| -> Result<File> {
@@ -191,7 +191,8 @@ fn upper_folders() -> Result<[File; 2]> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(openat(tmpfs.as_fd(), name, flags, Mode::empty())?.into())
     };
-    Ok([folder("upper")?, folder("work")?])
+    let folders = [folder("upper")?, folder("work")?];
+    Ok((tmpfs, folders))
 }
 
 pub(super) fn mount_ext4(file: &Path, access: Access) -> Result<Detached> {

@@ -48,10 +48,13 @@ struct Input {
     has_bytes: bool,
 }
 
+/// What is run in a folder.
+type Commands<'a> = dyn Fn(&Path) -> Vec<Command> + 'a;
+
 /// A way, and what is done in it.
 struct Entrant<'a> {
     way: &'a Way,
-    commands: Box<dyn Fn(&Path) -> Vec<Command> + 'a>,
+    commands: Box<Commands<'a>>,
 }
 
 /// What all entrants of a table have in common.
@@ -250,7 +253,7 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
     let tree = input.title;
     let plain = Memory::LargestProcess;
     for (layer, with) in [(Layer::None, ""), (Layer::Tmpfs, ", with a writable layer")] {
-        let mut table = |what: &str, is_cold, memory, commands: &dyn Fn(&Path) -> Vec<Command>| {
+        let mut table = |what: &str, is_cold, memory, commands: &Commands<'_>| {
             let runs = match what {
                 "tar" => context.runs.min(TAR_RUNS_MAX),
                 _ => context.runs,
@@ -259,7 +262,7 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
             let title = format!("{tree}: {what}, {warmth}{with}");
             let race = Race { context, title, layer, is_cold, memory, runs };
             let entrant = |way| Entrant { way, commands: Box::new(commands) };
-            tables.push(race.run(input.ways.iter().map(entrant).collect())?);
+            tables.push(race.run(&input.ways.iter().map(entrant).collect::<Vec<_>>())?);
             anyhow::Ok(())
         };
         table("ls -lR", true, Memory::WithCache, &list)?;
@@ -348,9 +351,7 @@ fn options(context: &Context<'_>, input: &Input) -> Result<(Vec<Table>, Sizes)> 
         vec![stat]
     };
     let mut tables = Vec::new();
-    for (what, commands) in
-        [("ls -lR", &list as &dyn Fn(&Path) -> _), ("stat of 1000 files", &stat)]
-    {
+    for (what, commands) in [("ls -lR", &list as &Commands<'_>), ("stat of 1000 files", &stat)] {
         let title = format!("{}, options: {what}, cold", input.title);
         let memory = Memory::WithCache;
         let (layer, is_cold, runs) = (Layer::None, true, context.runs);
@@ -365,13 +366,13 @@ fn options(context: &Context<'_>, input: &Input) -> Result<(Vec<Table>, Sizes)> 
             };
             Entrant { way, commands: Box::new(commands) }
         });
-        tables.push(race.run(entrants.collect())?);
+        tables.push(race.run(&entrants.collect::<Vec<_>>())?);
     }
     Ok((tables, sizes))
 }
 
 impl Race<'_> {
-    fn run(&self, entrants: Vec<Entrant<'_>>) -> Result<Table> {
+    fn run(&self, entrants: &[Entrant<'_>]) -> Result<Table> {
         let mut contestants = Vec::new();
         for (number, entrant) in entrants.iter().enumerate() {
             let target = self.context.work.join(format!("root-{number}"));

@@ -262,7 +262,7 @@ fn shares(table: &Sizes) -> Vec<String> {
         let shares: Vec<_> = row.iter().zip(ext4).map(share).collect();
         let low = shares.iter().copied().fold(f64::INFINITY, f64::min);
         let high = shares.iter().copied().fold(0.0, f64::max);
-        let at = shares.iter().position(|it| *it <= low).map_or("", |at| &table.columns[at]);
+        let at = shares.iter().position(|it| *it <= low).map_or("", |at| table.columns[at]);
         findings.push(format!(
             "{}: {name}: {low:.2} ({at}) to {high:.2} of {EXT4}'s bytes a second",
             table.title
