@@ -32,6 +32,10 @@ const STANDALONE: &str = "quire export erofs:";
 const PACKED: &str = "quire packed";
 const TAR: &str = "quire tar";
 
+/// The trees.
+const DEVELOPER: &str = "developer";
+const DEBIAN: &str = "debian-large";
+
 /// How many random files are asked for at a time.
 const STATS: [usize; 3] = [500, 1000, 1900];
 
@@ -70,8 +74,12 @@ struct Race<'a> {
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let sid = sid::make(context.cache, false)?;
     let (mut tables, mut sizes, mut findings) = (Vec::new(), Vec::new(), Vec::new());
-    let makers: [fn(&Context<'_>, &Sid) -> Result<Input>; 2] = [developer, debian];
-    for make in makers {
+    let makers: [(&str, fn(&Context<'_>, &Sid) -> Result<Input>); 2] =
+        [(DEVELOPER, developer), (DEBIAN, debian)];
+    for (title, make) in makers {
+        if !context.wants(&format!("{title}: ")) && !context.wants(&format!("{title}, ")) {
+            continue;
+        }
         let input = make(context, &sid)?;
         let first = tables.len();
         listings(context, &input, &mut tables)?;
@@ -124,8 +132,8 @@ fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     let packed = make(Blob::Packed(PACKED_TAIL_MAX), "packed")?;
     let tar = make(Blob::Tar, "tar")?;
     let ways = ways(sid, &ext4, &composefs, &objects, &mkfs, &standalone, packed, tar)?;
-    let sizes = sizes("developer", &tree, &ways)?;
-    Ok(Input { title: "developer", tree, ways, sizes, has_bytes: false })
+    let sizes = sizes(DEVELOPER, &tree, &ways)?;
+    Ok(Input { title: DEVELOPER, tree, ways, sizes, has_bytes: false })
 }
 
 /// An image of packages, imported in each form.
@@ -153,8 +161,8 @@ fn debian(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     let (packed, tar) = (Files::of_store(&packed)?, Files::of_store(&tar)?);
     let objects = objects.join("objects");
     let ways = ways(sid, &ext4, &image, &objects, &mkfs, &standalone, packed, tar)?;
-    let sizes = sizes("debian-large", &tree, &ways)?;
-    Ok(Input { title: "debian-large", tree, ways, sizes, has_bytes: true })
+    let sizes = sizes(DEBIAN, &tree, &ways)?;
+    Ok(Input { title: DEBIAN, tree, ways, sizes, has_bytes: true })
 }
 
 /// More than either tree needs; it is a sparse file.
@@ -253,17 +261,20 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
     let tree = input.title;
     let plain = Memory::LargestProcess;
     for (layer, with) in [(Layer::None, ""), (Layer::Tmpfs, ", with a writable layer")] {
-        let mut table = |what: &str, is_cold, memory, commands: &Commands<'_>| {
+        let mut table = |what: &str, is_cold, memory, commands: &Commands<'_>| -> Result<()> {
             let runs = match what {
                 "tar" => context.runs.min(TAR_RUNS_MAX),
                 _ => context.runs,
             };
             let warmth = if is_cold { "cold" } else { "warm" };
             let title = format!("{tree}: {what}, {warmth}{with}");
+            if !context.wants(&title) {
+                return Ok(());
+            }
             let race = Race { context, title, layer, is_cold, memory, runs };
             let entrant = |way| Entrant { way, commands: Box::new(commands) };
             tables.push(race.run(&input.ways.iter().map(entrant).collect::<Vec<_>>())?);
-            anyhow::Ok(())
+            Ok(())
         };
         table("ls -lR", true, Memory::WithCache, &list)?;
         table("ls -lR", false, plain, &list)?;
@@ -353,6 +364,9 @@ fn options(context: &Context<'_>, input: &Input) -> Result<(Vec<Table>, Sizes)> 
     let mut tables = Vec::new();
     for (what, commands) in [("ls -lR", &list as &Commands<'_>), ("stat of 1000 files", &stat)] {
         let title = format!("{}, options: {what}, cold", input.title);
+        if !context.wants(&title) {
+            continue;
+        }
         let memory = Memory::WithCache;
         let (layer, is_cold, runs) = (Layer::None, true, context.runs);
         let race = Race { context, title, layer, is_cold, memory, runs };

@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Only tables whose titles begin with this, of the benches of metadata and of reads
+    #[arg(long, value_name = "TEXT", requires = "output")]
+    only: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -85,6 +88,15 @@ struct Context<'a> {
     /// An empty folder on the cache's file system, removed at the end.
     work: &'a Path,
     runs: usize,
+    /// What the titles of wanted tables begin with.
+    only: &'a str,
+}
+
+impl Context<'_> {
+    /// Whether a table is wanted, or one whose title goes on from this beginning.
+    fn wants(&self, title: &str) -> bool {
+        title.starts_with(self.only) || self.only.starts_with(title)
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -123,8 +135,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         let work =
             Work(tempfile::Builder::new().prefix(prefix).rand_bytes(random).tempdir_in(folder)?);
-        let context =
-            Context { cache: &cache, quire: &quire, work: work.0.path(), runs: args.runs };
+        let only = args.only.as_deref().unwrap_or_default();
+        let (work, runs) = (work.0.path(), args.runs);
+        let context = Context { cache: &cache, quire: &quire, work, runs, only };
         match bench(&context) {
             Ok(report) => println!("{}", report.write(&output, &machine)?),
             Err(error) if args.name == Name::All && error.is::<Skipped>() => println!("{error}"),
