@@ -312,7 +312,7 @@ fn compile(context: &Context<'_>) -> Result<Vec<Table>> {
                 let root = root.clone();
                 move || {
                     let mut chroot = Command::new("chroot");
-                    chroot.env("PATH", "/usr/bin:/bin").env("LC_ALL", "C");
+                    chroot.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
                     chroot.arg(&root).args(["sh", "-euc", COMPILE]);
                     chroot
                 }
