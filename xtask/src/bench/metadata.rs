@@ -131,6 +131,10 @@ fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
         |blob, name| placed::native(&tree, blob, Fingerprints::default(), context.work, name);
     let packed = make(Blob::Packed(PACKED_TAIL_MAX), "packed")?;
     let tar = make(Blob::Tar, "tar")?;
+    for image in [&mkfs, &standalone] {
+        // Zeros for files' bytes take no place on the disk.
+        quiet(Command::new("fallocate").arg("--dig-holes").arg(image))?;
+    }
     let ways = ways(sid, &ext4, &composefs, &objects, &mkfs, &standalone, packed, tar)?;
     let sizes = sizes(DEVELOPER, &tree, &ways)?;
     Ok(Input { title: DEVELOPER, tree, ways, sizes, has_bytes: false })

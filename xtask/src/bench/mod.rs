@@ -73,7 +73,7 @@ enum Name {
     Writable,
     /// `ls -lR`, cold and warm
     Walk,
-    /// Names and inodes of two large trees in every form: sizes, listings, memory; 40 GB of disk, an hour
+    /// Names and inodes of two large trees in every form: sizes, listings, memory; 20 GB of disk, an hour
     Metadata,
     /// Reads by fio and by a compiler on every form of an image, and on ext4
     Read,
