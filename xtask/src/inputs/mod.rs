@@ -34,6 +34,8 @@ enum Input {
     DebianSmall,
     /// An OCI layout of Debian with PostgreSQL: two gzip layers, the first one that of `debian-small`
     DebianPostgres,
+    /// An OCI layout of Debian with compilers, runtimes and headers: 2.5 GB, for the benches of metadata and of reads
+    DebianLarge,
     /// A Debian sid root with the C composefs tools and erofs-utils, and wrapper scripts to run them from outside
     Sid,
     /// Images of one content by many makers: builders, and programs that write tars
@@ -57,6 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let path = match input {
             Input::DebianSmall => debian_small(&cache, args.refresh)?,
             Input::DebianPostgres => debian_postgres(&cache, args.refresh)?,
+            Input::DebianLarge => debian_large(&cache, args.refresh)?,
             Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
             Input::Makers => makers::make(&cache, args.refresh)?,
             Input::Versions => versions::make(&cache, args.refresh)?.dir().to_owned(),
@@ -114,6 +117,37 @@ pub(crate) fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
         let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
         let mut config = layout::Config::new();
         config.command(&["bash"]).label("org.example.sample", "debian-postgres");
+        layout::write(draft, &config, &[base.layer()?, top])
+    })
+}
+
+/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with what a developer's image has: many thousands of
+/// headers and scripts, and libraries and archives of a hundred megabytes.
+pub(crate) fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    // Debian calls the headers after the machine.
+    let headers =
+        if cfg!(target_arch = "aarch64") { "linux-headers-arm64" } else { "linux-headers-amd64" };
+    let packages = &[
+        "build-essential",
+        "clang",
+        "default-jdk-headless",
+        "git",
+        "golang-go",
+        "libboost-dev",
+        headers,
+        "locales-all",
+        "nodejs",
+        "npm",
+        "perl-doc",
+        "python3-django",
+        "python3-scipy",
+    ];
+    let change = rootfs::Change { packages, script: "", xattrs: &[] };
+    let base = rootfs::base(cache, false)?;
+    cache.entry("debian-large", refresh, |draft| {
+        let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
+        let mut config = layout::Config::new();
+        config.command(&["bash"]).label("org.example.sample", "debian-large");
         layout::write(draft, &config, &[base.layer()?, top])
     })
 }
