@@ -7,6 +7,7 @@ mod import;
 mod measure;
 mod mkcomposefs;
 mod mount;
+mod pagecache;
 mod proxy;
 mod pull;
 mod removal;
@@ -63,6 +64,8 @@ enum Name {
     Density,
     /// Work in containers whose changes go to different places, and their removal
     Writable,
+    /// Memory for two images a minor version apart, in a virtual machine with the newest kernel
+    Pagecache,
     /// `ls -lR`, cold and warm
     Walk,
 }
@@ -93,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 9] = [
+    let benches: [(Name, Bench); 10] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -102,6 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (Name::Run, run::bench),
         (Name::Density, density::bench),
         (Name::Writable, writable::bench),
+        (Name::Pagecache, pagecache::bench),
         (Name::Walk, walk::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));

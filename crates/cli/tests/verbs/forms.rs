@@ -9,10 +9,10 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::mounts::Unmount;
-use crate::{Place, is_root, write};
+use crate::{Place, is_before, is_root, write};
 
 /// The length of a file whose bytes are these.
-fn bytes(seed: u32, length: usize) -> Vec<u8> {
+pub(crate) fn bytes(seed: u32, length: usize) -> Vec<u8> {
     let mut state = seed;
     let next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -95,6 +95,23 @@ fn seen(root: &Path) -> BTreeMap<Vec<u8>, String> {
     found
 }
 
+/// Whether this kernel mounts images over data blobs, as this one is; if not, that has to be what is said.
+pub(crate) fn mounts_native(place: &Place, name: &str) -> bool {
+    if !is_before(6, 4) {
+        return true;
+    }
+    std::fs::create_dir_all(place.path("refused")).unwrap();
+    for line in ["mount", "mount --writable memory"] {
+        let ran = place.run(&format!("{line} {name} refused"));
+        assert_eq!(ran.code, Some(2), "{line}");
+        for part in ["which Linux mounts from 6.4 on", "quire convert --form objects"] {
+            assert!(ran.err.contains(part), "{line}: {}", ran.err);
+        }
+    }
+    eprintln!("SKIPPED: images over data blobs: this kernel is older than Linux 6.4");
+    false
+}
+
 /// What a mount of an image shows.
 fn mounted(place: &Place, name: &str, options: &str) -> BTreeMap<Vec<u8>, String> {
     let point = place.path("point");
@@ -119,6 +136,9 @@ fn every_form_shows_the_same_files() {
         assert!(expect.len() > 3);
         for form in ["packed", "tar"] {
             place.out(&format!("import --form {form} tar:{name}.tar other"));
+            if !mounts_native(&place, "other") {
+                return;
+            }
             assert!(mounted(&place, "other", "") == expect, "{name} as {form}");
             assert!(mounted(&place, "other", " --writable memory") == expect, "{name} as {form}");
             assert!(place.run("diff other upper").code == Some(i32::from(name != "upper")));
@@ -216,6 +236,9 @@ fn merging_and_filtering_leave_data_where_it_is() {
             std::fs::copy(place.path(&format!("{name}.tar")), other.path("a.tar")).unwrap();
             other.out(&format!("import --form {form} tar:a.tar {name}"));
         }
+        if !mounts_native(&other, "lower") {
+            return;
+        }
         let blobs = |place: &Place| json(place, "du --json")["dataBlobs"].clone();
         let before = blobs(&other);
         other.out("merge lower upper both");
@@ -259,6 +282,9 @@ fn a_blob_that_was_cut_off_is_never_mounted() {
     for form in ["packed", "tar"] {
         let place = place();
         place.out(&format!("import --form {form} tar:lower.tar a"));
+        if !mounts_native(&place, "a") {
+            return;
+        }
         let data = std::fs::read_dir(place.path("store/data")).unwrap();
         let mut blobs = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
         let blob = blobs.next().unwrap();
