@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::Context;
 use super::report::{Report, Sizes, Unit};
 use crate::Skipped;
+use crate::cache::remove;
 use crate::inputs::pairs::{self, PAIRS, Version};
 use crate::inputs::sid::{self, Sid};
 use crate::process::{need, quiet};
@@ -87,6 +88,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     mkfs.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "verity", "-i", "8192"]);
     mkfs.args(["-E", "lazy_itable_init=1,root_owner=0:0"]).arg("-d").arg(&disk).arg(&file);
     quiet(mkfs.arg(format!("{}M", size + size / 4 + 256)))?;
+    // It is on the guest's disk now, and as large.
+    remove(&disk)?;
     let steps = steps(&made);
     let programs = [(context.quire.to_owned(), PathBuf::from(QUIRE))];
     let hardware = Hardware { memory: 4096, data: Some(&file) };

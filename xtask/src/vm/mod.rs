@@ -200,7 +200,7 @@ fn life(
     println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
     // Kept after the end, for who wants to know more.
     let console = target_dir()?.join(format!("vm-{}.log", kernel.release));
-    let (image, Hardware { memory, data }) = (kernel.image(), *hardware);
+    let (image, &Hardware { memory, data }) = (kernel.image(), hardware);
     let machine = Machine {
         kernel: &image,
         initramfs: &initramfs,
