@@ -54,8 +54,8 @@ fn layers(place: &Place) {
 fn place() -> Place {
     let place = Place::new();
     layers(&place);
-    place.out("import tar:lower.tar lower");
-    place.out("import tar:upper.tar upper");
+    place.out("import --form objects tar:lower.tar lower");
+    place.out("import --form objects tar:upper.tar upper");
     place
 }
 
@@ -154,6 +154,10 @@ fn forms_turn_into_each_other() {
         image(&place, form)
     });
     assert_eq!(objects, image(&place, "lower"));
+    // What is best here, by what this kernel can.
+    place.out("import tar:lower.tar auto");
+    let best = if is_before(7, 0) { &objects } else { &packed };
+    assert_eq!(image(&place, "auto"), *best);
     place.out("export packed tar:packed.flat");
     place.out("export tar tar:tar.flat");
     place.out("export objects tar:objects.flat");
@@ -203,7 +207,7 @@ fn what_came_without_layers_is_packed_too() {
     let place = Place::new();
     let tree = place.tree("tree", "a long line\n");
     write(&tree.join("etc/large"), &bytes(1, 50_000), 0o644);
-    place.out("import dir:tree objects");
+    place.out("import --form objects dir:tree objects");
     place.out("import --form packed dir:tree packed");
     let objects = json(&place, "du --json")["objects"].clone();
     place.out("convert --form packed objects converted");
