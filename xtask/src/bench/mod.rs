@@ -10,6 +10,7 @@ mod measure;
 mod metadata;
 mod mkcomposefs;
 mod mount;
+mod pagecache;
 mod placed;
 mod proxy;
 mod pull;
@@ -71,6 +72,8 @@ enum Name {
     Density,
     /// Work in containers whose changes go to different places, and their removal
     Writable,
+    /// Memory for two images a minor version apart, in a virtual machine with the newest kernel
+    Pagecache,
     /// `ls -lR`, cold and warm
     Walk,
     /// Names and inodes of two large trees in every form: sizes, listings, memory; 20 GB of disk, an hour
@@ -114,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 11] = [
+    let benches: [(Name, Bench); 12] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -123,6 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (Name::Run, run::bench),
         (Name::Density, density::bench),
         (Name::Writable, writable::bench),
+        (Name::Pagecache, pagecache::bench),
         (Name::Walk, walk::bench),
         (Name::Metadata, metadata::bench),
         (Name::Read, read::bench),

@@ -5,6 +5,7 @@ pub(crate) mod jobs;
 mod layer;
 pub(crate) mod layout;
 mod makers;
+pub(crate) mod pairs;
 mod rootfs;
 pub(crate) mod sid;
 pub(crate) mod versions;
@@ -44,6 +45,8 @@ enum Input {
     Versions,
     /// An OCI layout of Debian with a compiler, git and work to do, for the bench of writable layers
     DebianJobs,
+    /// Pairs of images one minor version apart, for the bench of the page cache: 4 GB
+    Pairs,
     /// Debian sid as above with podman 5
     SidPodman,
     /// `crane`, for tests of eStargz layers: needs Go
@@ -64,6 +67,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Input::Makers => makers::make(&cache, args.refresh)?,
             Input::Versions => versions::make(&cache, args.refresh)?.dir().to_owned(),
             Input::DebianJobs => jobs::make(&cache, args.refresh)?,
+            Input::Pairs => {
+                for (name, packages) in pairs::PAIRS {
+                    for it in pairs::make(&cache, name, packages, args.refresh)? {
+                        println!("{name} {}", it.version);
+                    }
+                }
+                continue;
+            }
             Input::Crane => tools::crane(&cache)?,
             Input::Cfsctl => tools::cfsctl(&cache)?,
             Input::SidPodman => sid::make_podman(&cache, args.refresh)?,

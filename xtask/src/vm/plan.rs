@@ -63,7 +63,18 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "inode-share",
         about: "equal files of two images are in memory once (Linux 7.0 and later)",
-        runs: &[run("quire-kernel", "privileged", &["share::"])],
+        runs: &[
+            run("quire-kernel", "privileged", &["share::"]),
+            short(run("quire-cli", "verbs", &["pages::"])),
+        ],
+    },
+    Test {
+        name: "forms",
+        about: "images over data blobs, on every way to a mount",
+        runs: &[
+            short(run("quire-cli", "verbs", &["forms::every_form", "forms::a_blob_that"])),
+            run("quire-cli", "verbs", &["forms::"]),
+        ],
     },
     Test {
         name: "store",

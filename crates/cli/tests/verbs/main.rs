@@ -21,6 +21,7 @@ mod makers;
 mod memory;
 mod merge;
 mod mounts;
+mod pages;
 #[cfg(feature = "registry")]
 mod progress;
 #[cfg(feature = "registry")]
@@ -38,6 +39,8 @@ use std::ffi::OsStr;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+
+use kernel::features::KernelVersion;
 
 /// A folder with a store, and trees to import.
 struct Place {
@@ -130,6 +133,11 @@ fn is_root() -> bool {
         eprintln!("SKIPPED: mounts and containers need root");
     }
     root
+}
+
+/// Whether this kernel is older.
+fn is_before(major: u32, minor: u32) -> bool {
+    KernelVersion::running().unwrap() < KernelVersion { major, minor }
 }
 
 /// A program of this machine, if it is there.
