@@ -246,7 +246,8 @@ fn merging_and_filtering_leave_data_where_it_is() {
         let blobs = |place: &Place| json(place, "du --json")["data"].clone();
         let before = blobs(&other);
         other.out("merge lower upper both");
-        if upper != "objects" {
+        // The sparse file of a tar is in no blob: it is packed.
+        if lower == "packed" {
             assert_eq!(blobs(&other), before, "{lower} and {upper}");
         }
         assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
@@ -276,6 +277,73 @@ fn the_same_layers_give_the_same_image_where_that_is_wanted() {
     assert_ne!(import(&second, "store").0, alone);
     assert_eq!(import(&second, "layer").0, alone);
     assert_eq!(import(&first, "store").0, alone);
+}
+
+#[test]
+fn layers_that_differ_in_ends_alone_have_blobs_of_their_own() {
+    let place = Place::new();
+    let tar = |name: &str, files: &[(&str, Vec<u8>)]| {
+        let tree = place.path("tree");
+        std::fs::create_dir_all(&tree).unwrap();
+        for (file, bytes) in files {
+            write(&tree.join(file), bytes, 0o644);
+        }
+        let mut command = Command::new("tar");
+        command.args(["--numeric-owner", "-cf"]).arg(place.path(name)).arg("-C").arg(&tree);
+        assert!(command.arg(".").status().unwrap().success());
+        std::fs::remove_dir_all(&tree).unwrap();
+    };
+    let block = bytes(9, 32 << 10);
+    // Files that are all end; and the same blocks with other ends.
+    tar("a.tar", &[("a", bytes(1, 100))]);
+    tar("b.tar", &[("b", bytes(2, 101))]);
+    tar("c.tar", &[("c", [&block[..], b"enda"].concat())]);
+    tar("d.tar", &[("d", [&block[..], b"endbb"].concat())]);
+    // A file that is the tar of another layer, from its first byte to its last.
+    let inner = std::fs::read(place.path("c.tar")).unwrap();
+    assert_eq!(inner.len() % 4096, 0);
+    tar("e.tar", &[("e", inner)]);
+    for (form, name) in
+        [("tar", "c"), ("packed", "a"), ("packed", "b"), ("packed", "d"), ("packed", "e")]
+    {
+        place.out(&format!("import --form {form} tar:{name}.tar {name}"));
+    }
+    place.out("import --form packed tar:c.tar cc");
+    place.out("gc");
+    place.out("fsck");
+    for name in ["a", "b", "c", "cc", "d", "e"] {
+        place.out(&format!("export --compression none {name} docker-archive:{name}.out"));
+        place.out(&format!("convert --form objects {name} objects-{name}"));
+    }
+    place.out("rm a b c cc d e");
+    place.out("gc");
+    place.out("fsck");
+}
+
+#[test]
+fn fingerprints_of_a_source_are_refused() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let script = format!(
+        "import tarfile\n\
+         t = tarfile.open('x.tar', 'w', format=tarfile.PAX_FORMAT)\n\
+         i = t.gettarinfo('{}/etc/long', 'long')\n\
+         i.pax_headers['SCHILY.xattr.erofs.fingerprint.v1'] = 'sha256:' + 'x' * 32\n\
+         t.addfile(i, open('{}/etc/long', 'rb'))\n\
+         t.close()\n",
+        tree.display(),
+        tree.display()
+    );
+    let mut python = Command::new("python3");
+    assert!(
+        python.args(["-c", &script]).current_dir(place.folder.path()).status().unwrap().success()
+    );
+    for form in ["packed", "tar"] {
+        let ran = place.run(&format!("import --form {form} tar:x.tar a"));
+        assert!(ran.code == Some(2) && ran.err.contains("fingerprint"), "{form}: {}", ran.err);
+    }
+    place.out("import tar:x.tar a");
+    place.out("gc");
 }
 
 #[test]
@@ -347,9 +415,6 @@ fn containers_run_and_are_committed_in_their_form() {
         assert_eq!(place.out("cat b:/new"), "new\n");
         assert_eq!(place.out("run b -- /bin/cat /new"), "new\n");
         assert_eq!(place.run("run b -- /bin/mv").code, Some(127));
-        // Of the layer below nothing was stored again.
-        let shown = json(&place, "show --json b");
-        assert!(shown["dataBlobs"].as_array().unwrap().len() > 1 || form == "packed", "{shown}");
     }
 }
 
