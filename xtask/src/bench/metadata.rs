@@ -77,8 +77,7 @@ type Maker = fn(&Context<'_>, &Sid) -> Result<Input>;
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let sid = sid::make(context.cache, false)?;
     let (mut tables, mut sizes, mut findings) = (Vec::new(), Vec::new(), Vec::new());
-    let makers: [(&str, Maker); 2] =
-        [(DEVELOPER, developer), (DEBIAN, debian)];
+    let makers: [(&str, Maker); 2] = [(DEVELOPER, developer), (DEBIAN, debian)];
     for (title, make) in makers {
         if !context.wants(&format!("{title}: ")) && !context.wants(&format!("{title}, ")) {
             continue;

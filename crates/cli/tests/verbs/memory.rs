@@ -98,7 +98,8 @@ impl Pair {
             return None;
         }
         let bytes = |seed: u8, length: u64| -> Vec<u8> {
-            (0..length).map(|at| (at / PAGE) as u8 ^ (at % 251) as u8 ^ seed).collect()
+            let low = |number: u64| number.to_le_bytes()[0];
+            (0..length).map(|at| low(at / PAGE) ^ low(at % 251) ^ seed).collect()
         };
         for (name, seed, length) in [("a", 100, 10 * PAGE), ("b", 200, 20 * PAGE + 5)] {
             let tree = place.path(name);
