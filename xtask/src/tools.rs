@@ -11,7 +11,7 @@ use crate::process::{find, is_root, quiet};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 30] = [
+const PACKAGES: [(&str, &str); 31] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -42,6 +42,7 @@ const PACKAGES: [(&str, &str); 30] = [
     ("chattr", "e2fsprogs"),
     ("sfdisk", "fdisk"),
     ("sgdisk", "gdisk"),
+    ("fio", "fio"),
 ];
 
 #[derive(Debug, clap::Args)]

@@ -10,12 +10,14 @@ use clap::{
 
 mod containers;
 mod derive;
+mod memory;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
 };
 
 pub(crate) use derive::{Filter, Merge};
+pub(crate) use memory::{Du, WARM, Warm};
 
 use crate::userns::UserNs;
 use crate::writable::Wish;
@@ -532,6 +534,8 @@ pub(crate) struct Mount {
     /// alike. Those whom it lacks are shown as nobody (65534)
     #[arg(long, value_name = "MAP")]
     pub(crate) userns: Option<UserNs>,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
+    pub(crate) warm: Warm,
 }
 
 #[derive(Debug, Args)]
@@ -608,15 +612,6 @@ pub(crate) struct Diff {
     /// Let a container that runs go on while it is read: what changes meanwhile is an error
     #[arg(long, conflicts_with = "new")]
     pub(crate) no_pause: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Du {
-    /// Only these images
-    pub(crate) names: Vec<String>,
-    /// Sizes in bytes
-    #[arg(short, long)]
-    pub(crate) bytes: bool,
 }
 
 #[derive(Debug, Args)]

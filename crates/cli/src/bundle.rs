@@ -36,6 +36,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let space = crate::mount::space(wanted.df, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
     let root = crate::mount::root(context, &opened, &found, &wanted.trust, &shape, None)?;
+    crate::mount::warm(context, &opened, &root, wanted.warm);
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };

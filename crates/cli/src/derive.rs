@@ -1,23 +1,17 @@
 //! `merge` and `filter`: images made of images.
 
-use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
 use anyhow::Context as _;
-use image::erofs::Versions;
 use oci::derive::{Filtered, Globs};
-use oci::import::{BUDGET, Durable, Event, Limits, Options, Unsupported};
-use oci::manifest::Platform;
+use oci::import::{BUDGET, Options};
 use oci::native::Dedup;
 use serde_json::json;
-use store::{Form, OpenImage, OpenOptions, RefName, Resolved, Store, walk};
+use store::{Form, OpenImage, OpenOptions, RefName, Resolved, Store};
 
 use crate::Answer;
-use crate::args;
-use crate::context::{Context, now};
-use crate::import::{give_up_when, summary, tell, until_signal};
-use crate::progress::Progress;
+use crate::args::{self, TreeOptions};
+use crate::context::Context;
+use crate::forms::Choice;
+use crate::import::{self, Wishes, summary, tell};
 use crate::report;
 
 pub(crate) fn merge(context: &Context, args: &args::Merge) -> anyhow::Result<Answer> {
@@ -118,30 +112,12 @@ fn work<T: Send, E: Send>(
     form: Form,
     make: impl FnOnce(&Options<'_>) -> Result<T, E> + Send,
 ) -> anyhow::Result<Result<T, E>> {
-    let progress = Progress::new(context);
-    let cancel = Arc::new(AtomicBool::new(false));
-    give_up_when(store, &cancel);
-    let (platform, scratch) = (Platform::linux(std::env::consts::ARCH), std::env::temp_dir());
-    let options = Options {
+    let wishes = Wishes {
         name: Some(name),
-        now: now(),
-        platform: &platform,
-        limits: Limits::default(),
+        tree: &TreeOptions::default(),
+        form: Choice { form, dedup: Dedup::Store },
+        platform: None,
         budget: BUDGET,
-        durable: Durable::Together,
-        form,
-        dedup: Dedup::Store,
-        threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
-        unsupported: Unsupported::Refuse,
-        xattrs: walk::Xattrs::All,
-        times: walk::Times::Exact,
-        versions: Versions::default(),
-        objects: None,
-        scratch: &scratch,
-        progress: &|event: Event<'_>| progress.tell(event),
-        cancel: &cancel,
     };
-    let result = until_signal(&cancel, || make(&options))?;
-    progress.finish();
-    Ok(result)
+    import::with_options(context, store, &wishes, make)
 }

@@ -15,6 +15,9 @@ pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let wanted = args.names.iter().map(|name| Ok(crate::names::resolve(&store, name)?.image));
     let wanted = wanted.collect::<anyhow::Result<Vec<_>>>()?;
+    if args.memory {
+        return crate::memory::du(context, args, &store, &wanted);
+    }
     let all = store.du()?;
     for why in &all.unreadable {
         report::error_line(&format!("quire: {why}"));
@@ -118,6 +121,6 @@ pub(crate) fn short(image: &image::verity::ObjectId) -> String {
     image.to_string().chars().take(12).collect()
 }
 
-fn bytes_alone(bytes: u64) -> String {
+pub(crate) fn bytes_alone(bytes: u64) -> String {
     bytes.to_string()
 }

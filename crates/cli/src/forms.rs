@@ -66,7 +66,7 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     let image = Stored { image: &found.image, manifest: found.manifest.as_ref() };
     let done = import::with_options(context, &store, &wishes, |options| {
         oci::import::convert(&store, &image, options)
-    })?;
+    })??;
     import::tell(context, &done)?;
     Ok(Answer::Yes)
 }

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use serde_json::{Value, json};
-use store::{BlobFile, Garbage, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds};
+use store::{BlobFile, Dead, Freeing, Garbage, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds};
 
 use crate::Answer;
 use crate::args;
@@ -28,6 +28,12 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
             "garbage": plan.garbage.iter()
                 .map(|(it, bytes)| json!({"kind": words(it).0, "name": words(it).1, "bytes": bytes}))
                 .collect::<Vec<Value>>(),
+            "unneeded": plan.dead.iter()
+                .map(|it| json!({
+                    "dataBlob": it.blob.to_string(), "bytes": it.bytes, "now": it.freeing == Freeing::Now,
+                }))
+                .collect::<Vec<Value>>(),
+            "trimmed": swept.map(|it| it.trimmed),
             "kept": plan.kept.iter().map(kept_json).collect::<Vec<Value>>(),
             "removed": swept.map(|it| it.removed),
             "freed": swept.map(|it| it.freed),
@@ -42,6 +48,9 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     match swept {
         None => dry(&mut out, &plan)?,
         Some(swept) => {
+            for dead in plan.dead.iter().filter(|it| it.freeing != Freeing::Now) {
+                writeln!(out, "{}", unneeded(dead))?;
+            }
             writeln!(out, "{} removed, {} freed", swept.removed, report::size(swept.freed))?;
             if swept.set_aside > 0 {
                 let bytes = report::size(swept.set_aside);
@@ -63,7 +72,27 @@ fn dry(out: &mut impl std::io::Write, plan: &GcPlan) -> std::io::Result<()> {
         writeln!(out, "{kind} {name} ({})", report::size(*bytes))?;
         total += bytes;
     }
+    for dead in &plan.dead {
+        writeln!(out, "{}", unneeded(dead))?;
+        if dead.freeing == Freeing::Now {
+            total += dead.bytes;
+        }
+    }
     writeln!(out, "{} would be removed, {} freed", plan.garbage.len(), report::size(total))
+}
+
+/// What nobody needs of a data blob that is kept.
+fn unneeded(dead: &Dead) -> String {
+    let when = match dead.freeing {
+        Freeing::Now => "can be freed",
+        Freeing::InUse => "can be freed when nobody has it mounted or open",
+        Freeing::Imports => "can be freed when the imports that run have ended",
+        Freeing::Sealed => {
+            "cannot be freed since the blob is sealed: `quire convert --form packed --dedup layer` packs an image anew"
+        }
+        _ => "cannot be freed now",
+    };
+    format!("{} of data blob {} {when}", report::size(dead.bytes), dead.blob)
 }
 
 fn words(garbage: &Garbage) -> (&'static str, String) {
@@ -85,12 +114,16 @@ fn words(garbage: &Garbage) -> (&'static str, String) {
 }
 
 fn kept_json(it: &Kept) -> Value {
-    let (image, container) = match it {
-        Kept::InUse(image) => (Some(image), None),
-        Kept::Container(image, id) => (Some(image), Some(id)),
-        _ => (None, None),
+    let (image, container, blob) = match it {
+        Kept::InUse(image) => (Some(image), None, None),
+        Kept::Container(image, id) => (Some(image), Some(id), None),
+        Kept::Blob(blob) => (None, None, Some(blob)),
+        _ => (None, None, None),
     };
-    json!({"image": image.map(ToString::to_string), "container": container, "text": kept(it)})
+    json!({
+        "image": image.map(ToString::to_string), "container": container,
+        "dataBlob": blob.map(ToString::to_string), "text": kept(it),
+    })
 }
 
 fn kept(kept: &Kept) -> String {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use image::erofs::Versions;
 use kernel::process::{Signal, Signals};
-use oci::import::{Durable, Event, ImportError, Limits, Options, Report, Unsupported};
+use oci::import::{Durable, Event, Limits, Options, Report, Unsupported};
 use oci::manifest::Platform;
 use oci::source::Source;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -59,16 +59,17 @@ pub(crate) fn work(
     source: &Source,
     wishes: &Wishes<'_>,
 ) -> anyhow::Result<Report> {
-    with_options(context, store, wishes, |options| oci::import::import(store, source, options))
+    let import = |options: &Options<'_>| oci::import::import(store, source, options);
+    Ok(with_options(context, store, wishes, import)??)
 }
 
 /// Does what takes the options of an import, with progress shown, until done or told to stop.
-pub(crate) fn with_options(
+pub(crate) fn with_options<T: Send, E: Send>(
     context: &Context,
     store: &Store,
     wishes: &Wishes<'_>,
-    work: impl FnOnce(&Options<'_>) -> Result<Report, ImportError> + Send,
-) -> anyhow::Result<Report> {
+    work: impl FnOnce(&Options<'_>) -> Result<T, E> + Send,
+) -> anyhow::Result<Result<T, E>> {
     let platform = match wishes.platform {
         Some(text) => text.parse()?,
         None => Platform::linux(std::env::consts::ARCH),
@@ -109,7 +110,7 @@ pub(crate) fn with_options(
     };
     let result = until_signal(&cancel, || work(&options))?;
     progress.finish();
-    Ok(result?)
+    Ok(result)
 }
 
 /// Nobody has to wait for a lock of the store to be heard.

@@ -1,6 +1,7 @@
 //! `mount` and `umount`.
 
 use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -9,8 +10,9 @@ use container::bundle::Access;
 use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
+use kernel::cache;
 use kernel::features::KernelVersion;
-use kernel::mount::{Acl, Freed, Unmount};
+use kernel::mount::{Acl, Backing, Freed, Unmount};
 use store::{Form, OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
@@ -37,6 +39,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let space = space(args.df, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
     let root = root(context, &opened, &found, &args.trust, &shape, None)?;
+    warm(context, &opened, &root, args.warm);
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
 }
@@ -67,7 +70,7 @@ pub(crate) fn root(
     let opened =
         Image::open(&image.image).with_context(|| format!("cannot read image {}", image.id))?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
-    let has_acl = opened.superblock().composefs.is_none_or(|header| header.has_acl);
+    let has_acl = opened.superblock().may_have_acl();
     let source = format!("{SOURCE}{name}");
     let domain = domain(context, trust)?;
     let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
@@ -113,6 +116,28 @@ fn check_form(image: &OpenImage, name: &str) -> anyhow::Result<()> {
             crate::forms::word(image.form)
         ),
         _ => Ok(()),
+    }
+}
+
+/// Has the kernel begin to read what `--warm` asks for. A mount is as good without.
+pub(crate) fn warm(context: &Context, image: &OpenImage, root: &Root, wish: args::Warm) {
+    if wish == args::Warm::None {
+        return;
+    }
+    if image.form != Form::Objects && root.image.backing == Backing::Loop {
+        context.remark(
+            "nothing is read ahead: this kernel needs a loop device for the image, which has pages of its own",
+        );
+        return;
+    }
+    let (file, all) = (image.image.fd(), 0..image.image.size());
+    let pages = image.image.size().div_ceil(cache::page_size());
+    // What cannot be counted is read ahead: the kernel skips what it has.
+    if cache::resident(file, &all).is_ok_and(|there| there >= pages) {
+        return;
+    }
+    if let Err(error) = cache::read_ahead(file, &all) {
+        tracing::debug!(image = %image.id, %error, "nothing is read ahead");
     }
 }
 
@@ -220,16 +245,30 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
 
 /// What is mounted somewhere.
 #[derive(Debug, PartialEq, Eq)]
-struct Mounted {
+pub(crate) struct Mounted {
+    /// Where, as bytes of a path.
+    point: Vec<u8>,
+    /// Its device number, `MAJOR:MINOR`.
+    pub(crate) device: String,
     /// The file system.
-    kind: String,
+    pub(crate) kind: String,
     source: String,
 }
 
 impl Mounted {
+    /// Where it is mounted.
+    pub(crate) fn point(&self) -> &Path {
+        Path::new(std::ffi::OsStr::from_bytes(&self.point))
+    }
+
+    /// The name of its image, of an overlay.
+    pub(crate) fn image(&self) -> Option<&str> {
+        self.source.strip_prefix(SOURCE)
+    }
+
     /// Overlays have the name that we gave them. EROFS says what the kernel opened: a descriptor, which only who mounts
     /// by the new mount calls has for a source, or a loop device, whose file then has an image's name.
-    fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         if self.source.starts_with(SOURCE) {
             return true;
         }
@@ -248,22 +287,34 @@ impl Mounted {
 
 /// What is mounted last on a path.
 fn mounted_at(path: &Path) -> anyhow::Result<Option<Mounted>> {
-    let text = std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")?;
-    Ok(mount_of(&text, std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())))
+    Ok(mount_of(&mountinfo()?, path.as_os_str().as_bytes()))
+}
+
+/// All that is mounted where this process can see it.
+pub(crate) fn all_mounted() -> anyhow::Result<Vec<Mounted>> {
+    Ok(mounts(&mountinfo()?).collect())
+}
+
+fn mountinfo() -> anyhow::Result<Vec<u8>> {
+    std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")
 }
 
 /// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` stands for bytes that would confuse.
-fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Mounted> {
+fn mounts(mountinfo: &[u8]) -> impl DoubleEndedIterator<Item = Mounted> + '_ {
     let lines = mountinfo.split(|&byte| byte == b'\n');
     let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
-    let mut found = lines.filter_map(|line| {
+    lines.filter_map(move |line| {
         let mut fields = line.split(|&byte| byte == b' ');
-        let point = unescape(fields.nth(4)?);
+        let device = text(fields.nth(2)?);
+        let point = unescape(fields.nth(1)?);
         let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
         let (kind, source) = (text(rest.next()?), text(rest.next()?));
-        (point == path).then_some(Mounted { kind, source })
-    });
-    found.next_back()
+        Some(Mounted { point, device, kind, source })
+    })
+}
+
+fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Mounted> {
+    mounts(mountinfo).rfind(|mount| mount.point == path)
 }
 
 fn unescape(field: &[u8]) -> Vec<u8> {

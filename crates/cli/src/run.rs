@@ -126,6 +126,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let shared = share(&store, &living, found.image);
     let shape = Shape { writable: place.writable(Freed::Later), map, space };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
+    crate::mount::warm(context, &opened, &root, args.wanted.warm);
     let user = args.wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;

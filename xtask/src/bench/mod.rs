@@ -3,12 +3,18 @@
 mod alive;
 mod cgroup;
 mod density;
+mod fio;
+mod forms;
 mod import;
 mod measure;
+mod metadata;
 mod mkcomposefs;
 mod mount;
+mod pagecache;
+mod placed;
 mod proxy;
 mod pull;
+mod read;
 mod removal;
 mod report;
 mod run;
@@ -41,6 +47,9 @@ pub(crate) struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Only tables whose titles begin with this, of the benches of metadata and of reads
+    #[arg(long, value_name = "TEXT", requires = "output")]
+    only: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -63,8 +72,14 @@ enum Name {
     Density,
     /// Work in containers whose changes go to different places, and their removal
     Writable,
+    /// Memory for two images a minor version apart, in a virtual machine with the newest kernel
+    Pagecache,
     /// `ls -lR`, cold and warm
     Walk,
+    /// Names and inodes of two large trees in every form: sizes, listings, memory; 20 GB of disk, an hour
+    Metadata,
+    /// Reads by fio and by a compiler on every form of an image, and on ext4
+    Read,
 }
 
 type Bench = fn(&Context<'_>) -> Result<Report>;
@@ -76,6 +91,15 @@ struct Context<'a> {
     /// An empty folder on the cache's file system, removed at the end.
     work: &'a Path,
     runs: usize,
+    /// What the titles of wanted tables begin with.
+    only: &'a str,
+}
+
+impl Context<'_> {
+    /// Whether a table is wanted, or one whose title goes on from this beginning.
+    fn wants(&self, title: &str) -> bool {
+        title.starts_with(self.only) || self.only.starts_with(title)
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -93,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 9] = [
+    let benches: [(Name, Bench); 12] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -102,7 +126,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (Name::Run, run::bench),
         (Name::Density, density::bench),
         (Name::Writable, writable::bench),
+        (Name::Pagecache, pagecache::bench),
         (Name::Walk, walk::bench),
+        (Name::Metadata, metadata::bench),
+        (Name::Read, read::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));
     let machine = Machine::new(cache.dir())?;
@@ -112,8 +139,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         let work =
             Work(tempfile::Builder::new().prefix(prefix).rand_bytes(random).tempdir_in(folder)?);
-        let context =
-            Context { cache: &cache, quire: &quire, work: work.0.path(), runs: args.runs };
+        let only = args.only.as_deref().unwrap_or_default();
+        let (work, runs) = (work.0.path(), args.runs);
+        let context = Context { cache: &cache, quire: &quire, work, runs, only };
         match bench(&context) {
             Ok(report) => println!("{}", report.write(&output, &machine)?),
             Err(error) if args.name == Name::All && error.is::<Skipped>() => println!("{error}"),

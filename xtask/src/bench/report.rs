@@ -27,6 +27,8 @@ pub(super) enum Unit {
     Megabytes,
     /// Bytes, shown as kB.
     Kilobytes,
+    /// Bytes a second.
+    MegabytesPerSecond,
     /// Nanoseconds, shown as ms.
     Milliseconds,
 }
@@ -36,6 +38,7 @@ impl Unit {
         match self {
             Self::Megabytes => "MB",
             Self::Kilobytes => "kB",
+            Self::MegabytesPerSecond => "MB/s",
             Self::Milliseconds => "ms",
         }
     }
@@ -43,6 +46,7 @@ impl Unit {
     fn show(self, value: u64) -> String {
         match self {
             Self::Megabytes => format!("{:.1}", megabytes(value)),
+            Self::MegabytesPerSecond => format!("{:.0}", megabytes(value)),
             Self::Kilobytes => format!("{:.1}", megabytes(value.saturating_mul(1000))),
             Self::Milliseconds => milliseconds(Duration::from_nanos(value)),
         }
@@ -161,6 +165,7 @@ impl Sizes {
     fn json(&self) -> Value {
         let values = match self.unit {
             Unit::Megabytes | Unit::Kilobytes => "bytes",
+            Unit::MegabytesPerSecond => "bytes_per_second",
             Unit::Milliseconds => "nanoseconds",
         };
         let rows = self.rows.iter().map(|(name, row)| json!({ "name": name, values: row }));

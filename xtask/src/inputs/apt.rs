@@ -16,15 +16,27 @@ pub(crate) struct Mirror {
 }
 
 pub(crate) fn mirror() -> Result<Mirror> {
-    need("apt-get")?;
     let codename = codename()?;
-    let mut apt = Command::new("apt-get");
-    apt.args(["indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)"]);
-    let targets = quiet(apt.arg("Created-By: Packages"))?;
-    match choose(&targets, &codename) {
+    match choose(&targets()?, &codename) {
         Some(address) => Ok(Mirror { address: address.to_owned(), codename }),
         None => bail!(Skipped(format!("apt has no source for {codename} main"))),
     }
+}
+
+/// The line of a list of sources that has what Debian's security team made of the release that runs here.
+pub(crate) fn security() -> Result<String> {
+    let suite = format!("{}-security", codename()?);
+    match choose(&targets()?, &suite) {
+        Some(address) => Ok(format!("deb {address} {suite} main")),
+        None => bail!(Skipped(format!("apt has no source for {suite} main"))),
+    }
+}
+
+fn targets() -> Result<String> {
+    need("apt-get")?;
+    let mut apt = Command::new("apt-get");
+    apt.args(["indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)"]);
+    quiet(apt.arg("Created-By: Packages"))
 }
 
 fn choose<'a>(targets: &'a str, codename: &str) -> Option<&'a str> {
@@ -53,6 +65,7 @@ mod tests {
             bookworm contrib http://mirror.example/other/\n\
             bookworm main http://mirror.example/debian/\n";
         assert_eq!(choose(targets, "bookworm"), Some("http://mirror.example/debian/"));
+        assert_eq!(choose(targets, "bookworm-security"), Some("http://mirror.example/security/"));
         assert_eq!(choose(targets, "trixie"), None);
     }
 }

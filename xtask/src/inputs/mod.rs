@@ -5,6 +5,7 @@ pub(crate) mod jobs;
 mod layer;
 pub(crate) mod layout;
 mod makers;
+pub(crate) mod pairs;
 mod rootfs;
 pub(crate) mod sid;
 pub(crate) mod versions;
@@ -34,6 +35,8 @@ enum Input {
     DebianSmall,
     /// An OCI layout of Debian with PostgreSQL: two gzip layers, the first one that of `debian-small`
     DebianPostgres,
+    /// An OCI layout of Debian with compilers, runtimes and headers: 2.5 GB, for the benches of metadata and of reads
+    DebianLarge,
     /// A Debian sid root with the C composefs tools and erofs-utils, and wrapper scripts to run them from outside
     Sid,
     /// Images of one content by many makers: builders, and programs that write tars
@@ -42,6 +45,8 @@ enum Input {
     Versions,
     /// An OCI layout of Debian with a compiler, git and work to do, for the bench of writable layers
     DebianJobs,
+    /// Pairs of images one minor version apart, for the bench of the page cache: 4 GB
+    Pairs,
     /// Debian sid as above with podman 5
     SidPodman,
     /// `crane`, for tests of eStargz layers: needs Go
@@ -57,10 +62,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let path = match input {
             Input::DebianSmall => debian_small(&cache, args.refresh)?,
             Input::DebianPostgres => debian_postgres(&cache, args.refresh)?,
+            Input::DebianLarge => debian_large(&cache, args.refresh)?,
             Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
             Input::Makers => makers::make(&cache, args.refresh)?,
             Input::Versions => versions::make(&cache, args.refresh)?.dir().to_owned(),
             Input::DebianJobs => jobs::make(&cache, args.refresh)?,
+            Input::Pairs => {
+                for (name, packages) in pairs::PAIRS {
+                    for it in pairs::make(&cache, name, packages, args.refresh)? {
+                        println!("{name} {}", it.version);
+                    }
+                }
+                continue;
+            }
             Input::Crane => tools::crane(&cache)?,
             Input::Cfsctl => tools::cfsctl(&cache)?,
             Input::SidPodman => sid::make_podman(&cache, args.refresh)?,
@@ -114,6 +128,37 @@ pub(crate) fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
         let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
         let mut config = layout::Config::new();
         config.command(&["bash"]).label("org.example.sample", "debian-postgres");
+        layout::write(draft, &config, &[base.layer()?, top])
+    })
+}
+
+/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with what a developer's image has: many thousands of
+/// headers and scripts, and libraries and archives of a hundred megabytes.
+pub(crate) fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    // Debian calls the headers after the machine.
+    let headers =
+        if cfg!(target_arch = "aarch64") { "linux-headers-arm64" } else { "linux-headers-amd64" };
+    let packages = &[
+        "build-essential",
+        "clang",
+        "default-jdk-headless",
+        "git",
+        "golang-go",
+        "libboost-dev",
+        headers,
+        "locales-all",
+        "nodejs",
+        "npm",
+        "perl-doc",
+        "python3-django",
+        "python3-scipy",
+    ];
+    let change = rootfs::Change { packages, script: "", xattrs: &[] };
+    let base = rootfs::base(cache, false)?;
+    cache.entry("debian-large", refresh, |draft| {
+        let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
+        let mut config = layout::Config::new();
+        config.command(&["bash"]).label("org.example.sample", "debian-large");
         layout::write(draft, &config, &[base.layer()?, top])
     })
 }

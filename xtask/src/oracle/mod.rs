@@ -3,7 +3,7 @@
 mod generate;
 mod mkcomposefs;
 mod mutate;
-mod random;
+pub(crate) mod random;
 
 use std::path::PathBuf;
 

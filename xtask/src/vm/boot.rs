@@ -29,6 +29,10 @@ pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     pub(crate) disk: &'a Path,
+    /// A second disk.
+    pub(crate) data: Option<&'a Path>,
+    /// In MB.
+    pub(crate) memory: u32,
     /// Where the kernel's messages go.
     pub(crate) console: &'a Path,
 }
@@ -110,14 +114,17 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     // When this process is killed, the guest goes too.
     let mut command = Command::new(need("setpriv")?);
     command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults", "-no-user-config"]);
-    command.args(["-machine", "pc,accel=tcg", CPU[0], CPU[1], "-smp", "1", "-m", "1536"]);
+    command.args(["-machine", "pc,accel=tcg", CPU[0], CPU[1], "-smp", "1"]);
+    command.args(["-m", &machine.memory.to_string()]);
     command.args(["-display", "none", "-no-reboot", "-nic", "none"]);
     command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
     // A panic reboots at once, which ends QEMU.
     command.args(["-append", "console=ttyS0 panic=-1 loglevel=6 random.trust_cpu=on"]);
-    let disk = format!("file={},if=virtio,format=raw,cache=unsafe", machine.disk.display());
-    command.args(["-drive", &disk, "-serial"]);
-    command.arg(format!("file:{}", machine.console.display()));
+    for disk in [Some(machine.disk), machine.data].into_iter().flatten() {
+        let disk = format!("file={},if=virtio,format=raw,cache=unsafe", disk.display());
+        command.args(["-drive", &disk]);
+    }
+    command.arg("-serial").arg(format!("file:{}", machine.console.display()));
     command.args(["-chardev", "stdio,id=report,signal=off", "-serial", "chardev:report"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     Ok(command)

@@ -8,12 +8,13 @@ mod root;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use self::boot::{Machine, Outcome, Step};
+use self::boot::Machine;
+pub(crate) use self::boot::{Outcome, Step};
 use self::kernels::Kernel;
 use self::plan::{Run, TESTS, Test};
 use crate::cache::{Cache, remove};
@@ -117,7 +118,6 @@ fn boot_and_test(
     verbose: bool,
 ) -> Result<()> {
     let version = kernel.version().context("the kernel's release has no version")?;
-    let work = work(cache)?;
     let built = root::build()?;
     let runs = runs.iter().filter(|(test, run)| match run.since {
         Some((since, why)) if version < since => {
@@ -137,7 +137,55 @@ fn boot_and_test(
     }
     programs.sort();
     programs.dedup();
-    let text: String = plan
+    let mut programs: Vec<_> =
+        programs.into_iter().map(|(program, file)| (file, program.place().into())).collect();
+    let quire = target_dir()?.join("debug/quire");
+    programs.push((quire.clone(), quire));
+    let start = Instant::now();
+    let mut tally = Tally { filtered: filter.is_some(), ..Tally::default() };
+    let hardware = Hardware { memory: 1536, data: None };
+    let console = life(cache, kernel, &hardware, &programs, &plan, |step, outcome| {
+        tally.add(step, &outcome, version, verbose);
+    })?;
+    tally.close(kernel, start.elapsed(), &console)
+}
+
+/// What of a guest is not always the same.
+#[derive(Debug)]
+pub(crate) struct Hardware<'a> {
+    /// In MB.
+    pub(crate) memory: u32,
+    /// A second disk, `/dev/vdb`.
+    pub(crate) data: Option<&'a Path>,
+}
+
+/// Boots the named kernel with programs of ours, each where it is and where it shall be, and runs the steps. Which kernel it
+/// was, and the outcomes in the steps' order.
+pub(crate) fn measure(
+    cache: &Cache,
+    name: &str,
+    hardware: &Hardware<'_>,
+    programs: &[(PathBuf, PathBuf)],
+    steps: &[Step],
+) -> Result<(String, Vec<Outcome>)> {
+    tools::install(&PACKAGES)?;
+    let kernel = kernels::find(cache, name, false)?;
+    let mut outcomes = Vec::new();
+    life(cache, &kernel, hardware, programs, steps, |_, outcome| outcomes.push(outcome))?;
+    Ok((kernel.release, outcomes))
+}
+
+/// Makes the disk, and boots. The answer is where the kernel's messages are.
+fn life(
+    cache: &Cache,
+    kernel: &Kernel,
+    hardware: &Hardware<'_>,
+    programs: &[(PathBuf, PathBuf)],
+    steps: &[Step],
+    each: impl FnMut(&Step, Outcome),
+) -> Result<PathBuf> {
+    let work = work(cache)?;
+    let plan: String = steps
         .iter()
         .map(|it| format!("{} {} {}\n", it.name, it.limit.as_secs(), it.command))
         .collect();
@@ -145,19 +193,24 @@ fn boot_and_test(
     if let Some(data) = root::data() {
         environment += &format!("export QUIRE_TEST_DATA='{}'\n", data.display());
     }
-    let paths = ["initramfs.cpio", "disk", "console"].map(|it| work.path().join(it));
-    let [initramfs, disk, _] = &paths;
+    let [initramfs, disk] = ["initramfs.cpio", "disk"].map(|it| work.path().join(it));
     let start = Instant::now();
-    initramfs::write(kernel, work.path(), initramfs)?;
-    root::write(cache, work.path(), &programs, &text, &environment, disk)?;
+    initramfs::write(kernel, work.path(), &initramfs)?;
+    root::write(cache, work.path(), programs, &plan, &environment, &disk)?;
     println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
     // Kept after the end, for who wants to know more.
     let console = target_dir()?.join(format!("vm-{}.log", kernel.release));
-    let image = kernel.image();
-    let machine = Machine { kernel: &image, initramfs, disk, console: &console };
-    let mut tally = Tally { filtered: filter.is_some(), ..Tally::default() };
-    boot::run(&machine, &plan, |step, outcome| tally.add(step, &outcome, version, verbose))?;
-    tally.close(kernel, start.elapsed(), &console)
+    let (image, &Hardware { memory, data }) = (kernel.image(), hardware);
+    let machine = Machine {
+        kernel: &image,
+        initramfs: &initramfs,
+        disk: &disk,
+        data,
+        memory,
+        console: &console,
+    };
+    boot::run(&machine, steps, each)?;
+    Ok(console)
 }
 
 /// A folder for this run, in the cache, since /tmp may be memory. What killed runs left goes.

@@ -63,7 +63,23 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "inode-share",
         about: "equal files of two images are in memory once (Linux 7.0 and later)",
-        runs: &[run("quire-kernel", "privileged", &["share::"])],
+        runs: &[
+            run("quire-kernel", "privileged", &["share::"]),
+            short(run("quire-cli", "verbs", &["pages::"])),
+        ],
+    },
+    Test {
+        name: "forms",
+        about: "images over data blobs, on every way to a mount",
+        runs: &[
+            // The last one mounts nothing, so that something passes on kernels that mount none of them.
+            short(run(
+                "quire-cli",
+                "verbs",
+                &["forms::every_form", "forms::a_blob_that", "forms::what_came"],
+            )),
+            run("quire-cli", "verbs", &["forms::"]),
+        ],
     },
     Test {
         name: "store",

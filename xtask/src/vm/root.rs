@@ -65,11 +65,12 @@ pub(crate) fn build() -> Result<BTreeMap<Program, PathBuf>> {
     Ok(programs)
 }
 
-/// Makes the disk `file` below the folder `work`; `plan` and `environment` are for the guest's script.
+/// Makes the disk `file` below the folder `work`; `programs` are of ours, each with its place in the guest; `plan` and
+/// `environment` are for the guest's script.
 pub(crate) fn write(
     cache: &Cache,
     work: &Path,
-    programs: &[(Program, PathBuf)],
+    programs: &[(PathBuf, PathBuf)],
     plan: &str,
     environment: &str,
     file: &Path,
@@ -81,10 +82,8 @@ pub(crate) fn write(
             draft.program(&program)?;
         }
     }
-    let quire = target_dir()?.join("debug/quire");
-    draft.stripped(&quire, &quire)?;
-    for (program, built) in programs {
-        draft.stripped(built, Path::new(&program.place()))?;
+    for (built, place) in programs {
+        draft.stripped(built, place)?;
     }
     draft.sid(&cache.dir().join("sid"))?;
     draft.python()?;

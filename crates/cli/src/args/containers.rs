@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum, ValueHint};
 
 use oci::commit::Change;
 
-use super::{Trust, When};
+use super::{Trust, WARM, Warm, When};
 use crate::userns::{Ranges, UserNs, ranges};
 use crate::volumes::Mounted;
 use crate::writable::{Wish, bytes};
@@ -68,6 +68,8 @@ pub(crate) struct Wanted {
     /// before they start. The price is a root directory that is merged of two, which takes longer to list
     #[arg(long)]
     pub(crate) df: bool,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
+    pub(crate) warm: Warm,
     /// Show a directory or file of the host in the container: both paths absolute
     #[arg(long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,

@@ -41,7 +41,7 @@ fn same(found: &str, expect: &str, what: &str) {
 const SLEEP: &str = "while :; do sleep 1000; done";
 
 /// A store with an image `a` that was made of one layer, `base.tar`.
-fn place() -> Option<Place> {
+pub(crate) fn place() -> Option<Place> {
     if !is_root() || !has(&["python3", "tar", "mkfs.ext4"]) {
         return None;
     }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
 
+mod acls;
 #[cfg(feature = "registry")]
 mod attached;
 mod commit;
@@ -17,8 +18,10 @@ mod images;
 mod logins;
 #[cfg(feature = "registry")]
 mod makers;
+mod memory;
 mod merge;
 mod mounts;
+mod pages;
 #[cfg(feature = "registry")]
 mod progress;
 #[cfg(feature = "registry")]
@@ -36,6 +39,8 @@ use std::ffi::OsStr;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+
+use kernel::features::KernelVersion;
 
 /// A folder with a store, and trees to import.
 struct Place {
@@ -115,6 +120,12 @@ fn write(path: &Path, bytes: &[u8], mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
+/// Lets every user pass through the folder of a test.
+fn open_to_all(place: &Place) {
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.folder.path(), mode).unwrap();
+}
+
 /// Whether this is root, which mounts need; says so when not.
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -122,6 +133,11 @@ fn is_root() -> bool {
         eprintln!("SKIPPED: mounts and containers need root");
     }
     root
+}
+
+/// Whether this kernel is older.
+fn is_before(major: u32, minor: u32) -> bool {
+    KernelVersion::running().unwrap() < KernelVersion { major, minor }
 }
 
 /// A program of this machine, if it is there.

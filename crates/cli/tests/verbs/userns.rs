@@ -14,7 +14,7 @@ use crate::runs::{place, runtimes, wait_for};
 use crate::{Place, write};
 
 /// A POSIX ACL that lets one more user read. Source: Linux `include/uapi/linux/posix_acl_xattr.h`.
-fn acl(user: u32) -> Vec<u8> {
+pub(crate) fn acl(user: u32) -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let entries: [(u16, u16, u32); 5] =
         [(1, 6, NOBODY), (2, 4, user), (4, 0, NOBODY), (0x10, 4, NOBODY), (0x20, 0, NOBODY)];
@@ -30,7 +30,7 @@ fn acl(user: u32) -> Vec<u8> {
 /// `CAP_CHOWN`, effective. Source: Linux `include/uapi/linux/capability.h`, `VFS_CAP_REVISION_2`.
 const CAN_CHOWN: [u32; 5] = [0x0200_0001, 1, 0, 0, 0];
 
-fn set(path: &Path, name: &str, value: &[u8]) {
+pub(crate) fn set(path: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(path, name, value, XattrFlags::empty()).unwrap();
 }
 

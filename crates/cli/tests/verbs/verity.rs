@@ -50,7 +50,7 @@ impl Sealed {
         symlink(this.mounted("store"), this.place.path("store")).unwrap();
         fs::write(this.tree("etc/long"), &this.content).unwrap();
         fs::write(this.tree("etc/short"), SHORT).unwrap();
-        let imported = this.place.out("import --json dir:tree a");
+        let imported = this.place.out("import --form objects --json dir:tree a");
         let imported: serde_json::Value = serde_json::from_str(&imported).unwrap();
         this.image = imported["image"].as_str().unwrap().to_owned();
         this.object = this.only_object();
@@ -218,7 +218,7 @@ fn an_object_in_the_place_of_another_is_not_read() {
     fs::rename(&path, &aside).unwrap();
     // Sealed as well, and as long, but with other bytes.
     fs::write(sealed.tree("etc/long"), content('b')).unwrap();
-    sealed.place.out("import dir:tree b");
+    sealed.place.out("import --form objects dir:tree b");
     let other = sealed.only_object();
     assert_ne!(other, sealed.object);
     fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -343,6 +343,26 @@ pub struct RawComposefsHeader {
 }
 const _: () = assert!(size_of::<RawComposefsHeader>() == 32);
 
+/// Ours, at byte 0 of images of the native profile.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawNativeHeader {
+    /// [`NATIVE_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`NATIVE_HEADER_VERSION`].
+    pub version: U32,
+    /// [`NATIVE_HAS_ACL`].
+    pub flags: U32,
+}
+const _: () = assert!(size_of::<RawNativeHeader>() == 16);
+
+/// Begins a native image.
+pub const NATIVE_MAGIC: [u8; 8] = *b"quireimg";
+/// Of the header itself.
+pub const NATIVE_HEADER_VERSION: u32 = 1;
+/// An inode has a POSIX ACL; without it the image is mounted with `noacl`.
+pub const NATIVE_HAS_ACL: u32 = 0x1;
+
 /// `LCFS_EROFS_MAGIC`.
 pub const COMPOSEFS_MAGIC: u32 = 0xD078_629A;
 /// `LCFS_EROFS_VERSION`.
@@ -387,6 +407,7 @@ mod tests {
     fn the_document_has_every_field_where_it_is() {
         let structures = [
             fields!(RawComposefsHeader { magic, version, flags, composefs_version, unused }),
+            fields!(RawNativeHeader { magic, version, flags }),
             fields!(RawSuperblock {
                 magic,
                 checksum,

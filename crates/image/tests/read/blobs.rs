@@ -97,7 +97,7 @@ fn where_files_are() {
     assert_eq!(found, expected);
 }
 
-/// Without devices and fingerprints nothing is new.
+/// Without devices and fingerprints nothing is new but the header.
 #[test]
 fn no_devices_and_no_fingerprints_is_standalone() {
     let mut random = Random(3);
@@ -113,7 +113,8 @@ fn no_devices_and_no_fingerprints_is_standalone() {
             node => panic!("{node:?}"),
         };
         write_with(&tree, &profile(Flavor::Linux), &mut contents, &mut alone).unwrap();
-        assert!(ours == alone);
+        assert_eq!((&ours[..8], &alone[..1024]), (&b"quireimg"[..], &[0; 1024][..]));
+        assert!(ours[16..] == alone[16..]);
     }
 }
 
@@ -248,6 +249,44 @@ fn what_cannot_be_is_refused() {
     assert_eq!(refused(&vec![blob(4096); DEVICES_MAX], Some((4095, 0, 10_000))), Ok(()));
     let many = refused(&vec![blob(4096); DEVICES_MAX + 1], None);
     assert_eq!(many, Err("the image is too large: it has more than 4096 data blobs".to_owned()));
+}
+
+/// The first bytes say whether an inode has an ACL, wherever that is; a header of another version says nothing.
+#[test]
+fn a_native_image_says_whether_it_has_acls() {
+    let acl: &[u8] = &[2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255];
+    let cases: [(&[u8], u8); 4] = [
+        (b"user.posix_acl_access", 0),
+        (b"security.ima", 0),
+        (b"system.posix_acl_access", 1),
+        (b"system.posix_acl_default", 1),
+    ];
+    for (name, flag) in cases {
+        // Behind one inode, or shared by many; with a table of prefixes, or without.
+        for (count, prints) in [(1, Fingerprints::Shared), (40, Fingerprints::Omitted)] {
+            let mut builder = Builder::new();
+            let xattrs = builder.xattrs([(name, acl)]).unwrap();
+            for at in 0..count {
+                let inode = builder.inode(&METADATA, xattrs, Node::Fifo).unwrap();
+                let file = format!("{at}");
+                builder.insert(InodeId::ROOT, file.as_bytes(), inode, Link::Equal).unwrap();
+            }
+            let (none, blobs) = (Objects::new(), Blobs::default());
+            let tree = builder.finish();
+            let (mut image, _) = make(&tree, &none, &blobs, BlockSize::B4096, prints);
+            let expected = [&b"quireimg"[..], &[1, 0, 0, 0, flag, 0, 0, 0], &[0; 1008]].concat();
+            assert!(image[..1024] == expected, "{}", String::from_utf8_lossy(name));
+            let read = |image: &Vec<u8>| Image::open(&image[..]).unwrap().superblock().clone();
+            assert_eq!(read(&image).native.map(|header| header.has_acl), Some(flag == 1));
+            assert_eq!(read(&image).may_have_acl(), flag == 1);
+            for at in [0, 8] {
+                image[at] ^= 2;
+                assert_eq!(read(&image).native, None);
+                assert!(read(&image).may_have_acl());
+                image[at] ^= 2;
+            }
+        }
+    }
 }
 
 /// Who gives the ends of files is not believed about their length; and is asked for no more than them.

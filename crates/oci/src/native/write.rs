@@ -11,6 +11,9 @@ use image::tree::{Content, Inode, Node, Tree};
 use image::verity::ObjectId;
 use store::{BlobKind, DraftError, StoredObject, Transaction};
 
+/// The xattr by which kernels share pages. Source: erofs-utils `mkfs/main.c`.
+const FINGERPRINT: &str = "erofs.fingerprint.v1";
+
 /// Why there is no such image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -26,6 +29,16 @@ pub enum NativeError {
         path: Vec<u8>,
         /// What it is or has.
         what: &'static str,
+    },
+    /// The image has its own fingerprints.
+    #[error(
+        "\"{}\" has an xattr \"{FINGERPRINT}\" of its own, which would be taken for Quire's: \
+         import it with --form objects, or with --skip-xattrs",
+        path.escape_ascii()
+    )]
+    Fingerprint {
+        /// The file.
+        path: Vec<u8>,
     },
     /// The image cannot be added to the store.
     #[error(transparent)]
@@ -131,6 +144,9 @@ fn check(path: &[u8], inode: &Inode<'_>) -> Result<(), NativeError> {
     }
     if inode.xattrs().any(|(name, _)| name.starts_with(b"trusted.overlay.")) {
         return refused("has an xattr \"trusted.overlay.…\"");
+    }
+    if inode.xattrs().any(|(name, _)| name == FINGERPRINT.as_bytes()) {
+        return Err(NativeError::Fingerprint { path: path.to_vec() });
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod crane;
 mod daemon;
 mod fake;
 mod faults;
+mod forms;
 #[path = "../import/home.rs"]
 mod home;
 mod logins;

@@ -246,7 +246,7 @@ fn a_layer_that_is_complete_is_not_fetched_twice() {
 }
 
 /// A registry that answers requests for its second layer by `fault`, which is given the true answer, until it is mended.
-fn ailing(
+pub(super) fn ailing(
     served: &Arc<Served>,
     fault: impl Fn(&Request, Reply) -> Reply + Send + Sync + 'static,
 ) -> (Server, Arc<AtomicBool>) {

@@ -161,6 +161,9 @@ impl<'t> DataBlobDraft<'t> {
     pub fn finish(mut self) -> Result<DataBlob, DraftError> {
         let transaction = self.transaction;
         self.align()?;
+        let imprint = self.index.imprint(self.kind, self.layer.as_ref());
+        let taken = self.take(&imprint);
+        taken.map_err(|source| transaction.write_failed(WHAT, source))?;
         let flushed = self.flush_gathered();
         flushed.map_err(|source| transaction.write_failed(WHAT, source))?;
         let Self { kind, layer, scrap, file, hasher, index, failed, .. } = self;

@@ -22,6 +22,8 @@ use crate::digest::Digest;
 const MAGIC: &[u8; 8] = b"quiredat";
 /// Before the hash of the whole file; its last byte is the version.
 const END: &[u8; 8] = b"datend\0\x01";
+/// The first bytes of a blob's last block.
+const IMPRINT: &[u8; 8] = b"quireblb";
 const HEADER: usize = 128;
 const ENTRY: usize = 96;
 const FRAME: usize = 8;
@@ -118,10 +120,7 @@ pub(crate) struct Header {
 
 impl Header {
     fn encode(&self) -> Vec<u8> {
-        let kind: u32 = match self.kind {
-            BlobKind::Packed => 1,
-            BlobKind::Tar => 2,
-        };
+        let kind = self.kind.number();
         let block = u32::try_from(self.kind.block_size()).expect("512 or 4096");
         let layer = self.layer.as_ref().map(Digest::as_bytes).unwrap_or_default();
         let layer_len = u32::try_from(layer.len()).expect("32 or 64");

@@ -5,6 +5,7 @@
 mod catalog;
 mod draft;
 mod index;
+mod ranges;
 mod reader;
 
 pub use draft::DataBlobDraft;
@@ -13,6 +14,7 @@ pub use reader::ObjectReader;
 pub(crate) use catalog::Catalog;
 pub(crate) use draft::WHAT;
 pub(crate) use index::{Builder, Entry, Header, Index};
+pub(crate) use ranges::Ranges;
 
 use std::fs::File;
 
@@ -39,6 +41,14 @@ pub enum BlobKind {
 }
 
 impl BlobKind {
+    /// As indexes have it.
+    pub(crate) const fn number(self) -> u32 {
+        match self {
+            Self::Packed => 1,
+            Self::Tar => 2,
+        }
+    }
+
     /// Bytes in a block: every object begins at a multiple of it.
     #[must_use]
     pub const fn block_size(self) -> u64 {

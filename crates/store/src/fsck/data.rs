@@ -9,7 +9,7 @@ use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
-use crate::data::{self, Entry, Index};
+use crate::data::{self, Entry, Index, Ranges};
 use crate::disk::DiskError;
 use crate::images::{self, BlobRange, Use};
 use crate::store::Store;
@@ -87,8 +87,17 @@ impl Store {
             jobs.extend(all.map(|entry| (*blob, index, entry)));
         }
         if scope == Scope::Images {
+            let ranges = users.images.values().flat_map(|it| &it.ranges);
+            let mut used: BTreeMap<ObjectId, Vec<(u64, u64)>> = BTreeMap::new();
+            for range in ranges {
+                let until = range.offset.saturating_add(range.len);
+                used.entry(range.blob).or_default().push((range.offset, until));
+            }
+            let used: BTreeMap<_, _> =
+                used.into_iter().map(|(blob, ranges)| (blob, Ranges::new(ranges))).collect();
             jobs.retain(|(blob, _, entry)| {
-                users.images.values().any(|it| it.ranges.iter().any(|it| meets(it, blob, entry)))
+                let ranges = used.get(blob).filter(|_| entry.in_blob() > 0);
+                ranges.is_some_and(|it| it.meet(entry.offset, entry.until()))
             });
         }
         // As they are on the disk; ends in the order of the frames that have them.

@@ -8,7 +8,7 @@ use image::verity::ObjectId;
 use kernel::verity::measure;
 
 use super::GcError;
-use crate::data::{self, Entry, Index};
+use crate::data::{self, Entry, Index, Ranges};
 use crate::disk::DiskError;
 use crate::images::{self, BlobRange};
 use crate::inventory::Inventory;
@@ -142,34 +142,23 @@ struct Cut {
 impl Cut {
     /// None if all of the blob is needed, but for what is between objects.
     fn of(index: &Index, needed: &NeededParts) -> Option<Self> {
-        let mut live = needed.ranges.clone();
-        live.sort_unstable();
-        // Ranges may overlap: how far those up to each reach.
-        let mut reach = 0;
-        let reaches: Vec<u64> = live
-            .iter()
-            .map(|range| {
-                reach = reach.max(range.1);
-                reach
-            })
-            .collect();
+        let ranges = Ranges::new(needed.ranges.clone());
         let is_live = |entry: &&Entry| {
-            if needed.objects.contains(&entry.id) {
-                return true;
-            }
-            let before = live.partition_point(|range| range.0 < entry.until());
-            before.checked_sub(1).is_some_and(|last| reaches[last] > entry.offset)
-                && entry.in_blob() > 0
+            needed.objects.contains(&entry.id)
+                || entry.in_blob() > 0 && ranges.meet(entry.offset, entry.until())
         };
         let kept: Vec<Entry> = index.entries.iter().filter(is_live).copied().collect();
         if kept.len() == index.entries.len() && index.header.dropped == 0 {
             return None;
         }
+        let mut live = ranges.into_sorted();
         live.extend(kept.iter().filter(|it| it.in_blob() > 0).map(|it| (it.offset, it.until())));
         live.sort_unstable();
         let mut free = Vec::new();
         let mut at: u64 = 0;
-        for (from, until) in live.into_iter().chain([(index.header.bytes, u64::MAX)]) {
+        // The last block says what the blob is.
+        let imprint = index.header.bytes.saturating_sub(index.header.kind.block_size());
+        for (from, until) in live.into_iter().chain([(imprint, u64::MAX)]) {
             let (start, end) = (at.next_multiple_of(PAGE), from / PAGE * PAGE);
             if start < end {
                 free.push((start, end));

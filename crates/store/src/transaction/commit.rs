@@ -63,7 +63,7 @@ impl Transaction<'_> {
 
     /// Everything that the import found in the store is there still, or was set aside by `gc` while
     /// it ran: then it is put back.
-    fn bring_back(&self, state: &State) -> Result<(), TransactionError> {
+    pub(super) fn bring_back(&self, state: &State) -> Result<(), TransactionError> {
         let trashes = trash::all(&self.store.tmp)?;
         if trashes.is_empty() {
             // gc sets aside, and removes nothing, while an import runs that began before it.

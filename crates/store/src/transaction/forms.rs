@@ -103,6 +103,24 @@ impl Transaction<'_> {
     /// # Errors
     /// [`StoreError`] when it is absent or not readable.
     pub fn read_object(&self, id: &ObjectId) -> Result<ObjectReader, StoreError> {
+        match self.read_object_here(id) {
+            Err(StoreError::NoObject(_)) => {
+                // A gc that runs meanwhile sets aside what no name needs, ours too.
+                let lock = self.store.lock_shared()?;
+                let back = self.bring_back(&self.state());
+                drop(lock);
+                self.store.forget_indexes();
+                if let Err(error) = back {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::debug!(object = %id, error, "nothing is brought back");
+                }
+                self.read_object_here(id)
+            }
+            read => read,
+        }
+    }
+
+    fn read_object_here(&self, id: &ObjectId) -> Result<ObjectReader, StoreError> {
         let number = self.state().objects.get(id).and_then(|found| found.number());
         if let Some(number) = number {
             let file = self.read_back(number)?;

@@ -38,7 +38,7 @@ pub use examine::{Examined, examine};
 pub use inode::{FileType, Inode, Nid};
 pub use native::{DeviceRange, Located, Objects, native_tree};
 pub use source::{Cached, ReadAt};
-pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, Superblock};
+pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, NativeHeader, Superblock};
 pub use to_tree::{ImageTree, Owners, View, to_tree};
 pub use walk::{PATH_MAX, Step, Walk, kept_bound, work_bound};
 pub use xattr::{XATTR_LIST_MAX, XATTRS_BYTES_MAX, Xattr, Xattrs};

@@ -7,8 +7,9 @@ use super::error::{Corrupt, Part, ReadError, Unsupported};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Nid, fetch, fetch_raw, to_u64, to_usize};
 use crate::erofs::layout::{
-    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, RawComposefsHeader,
-    RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
+    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, NATIVE_HAS_ACL,
+    NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawComposefsHeader, RawDeviceSlot, RawNativeHeader,
+    RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
 };
 
 /// All features that are known; each of them either changes nothing for uncompressed data or is refused by name.
@@ -70,6 +71,13 @@ pub struct ComposefsHeader {
     pub has_acl: bool,
 }
 
+/// What Quire writes before the superblock of a native image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NativeHeader {
+    /// Whether an inode has a POSIX ACL.
+    pub has_acl: bool,
+}
+
 /// The superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
@@ -103,6 +111,8 @@ pub struct Superblock {
     pub fingerprint_prefix: Option<u8>,
     /// What composefs writes before the superblock.
     pub composefs: Option<ComposefsHeader>,
+    /// What Quire writes there, in images of the native profile.
+    pub native: Option<NativeHeader>,
     /// Where nid 0 is.
     pub(super) metadata: ByteOffset,
     /// Where shared xattr 0 is.
@@ -189,6 +199,7 @@ pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), 
         fingerprint_prefix: (compat & compat::ISHARE_XATTRS != 0)
             .then_some(raw.ishare_xattr_prefix_id),
         composefs: composefs_header(source)?,
+        native: native_header(source)?,
         metadata: block(raw.meta_blkaddr.get()),
         shared_xattrs: block(raw.xattr_blkaddr.get()),
     };
@@ -202,6 +213,26 @@ fn composefs_header(source: &impl ReadAt) -> Result<Option<ComposefsHeader>, Rea
         version: raw.composefs_version.get(),
         has_acl: raw.flags.get() & COMPOSEFS_HAS_ACL != 0,
     }))
+}
+
+fn native_header(source: &impl ReadAt) -> Result<Option<NativeHeader>, ReadError> {
+    let raw: RawNativeHeader = fetch_raw(source, ByteOffset(0), Part::Superblock)?;
+    // Of a later version nothing is known: then there may be ACLs.
+    let is_known = raw.magic == NATIVE_MAGIC && raw.version.get() == NATIVE_HEADER_VERSION;
+    Ok(is_known.then(|| NativeHeader { has_acl: raw.flags.get() & NATIVE_HAS_ACL != 0 }))
+}
+
+impl Superblock {
+    /// Whether an inode may have a POSIX ACL: what the image's header says, or yes where it has none. With no, a mount with
+    /// `noacl` is the same, and asks no inode.
+    #[must_use]
+    pub fn may_have_acl(&self) -> bool {
+        match (self.composefs, self.native) {
+            (Some(header), _) => header.has_acl,
+            (None, Some(header)) => header.has_acl,
+            (None, None) => true,
+        }
+    }
 }
 
 impl ComposefsHeader {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use super::listing::{Listing, SHADOWS, Source};
 use super::pair::{METACOPY, REDIRECT};
-use super::xattrs::{FilePairs, SetId, Xattrs};
+use super::xattrs::{FilePairs, POSIX_ACLS, SetId, Xattrs};
 use super::{Version, Versions, WriteError};
 use crate::erofs::layout::file_type;
 use crate::tree::{Content, External, Inode, InodeId, Metadata, Node, Timestamp, Tree, XattrsId};
@@ -142,9 +142,7 @@ impl<'a> Survey<'a> {
             survey.version = Version::V1;
         }
         survey.make_sets()?;
-        survey.has_acl = [b"system.posix_acl_access".as_slice(), b"system.posix_acl_default"]
-            .into_iter()
-            .any(|name| survey.xattrs.has_name(name));
+        survey.has_acl = POSIX_ACLS.iter().any(|name| survey.xattrs.has_name(name));
         let Self { items, xattrs, .. } = &mut survey;
         let files = items.iter().filter_map(|item| file_pairs(tree, item.source));
         xattrs.share(files).ok_or(WriteError::TooLarge("shared xattrs"))?;

@@ -18,6 +18,9 @@ use super::pair::{
 use crate::erofs::layout::RawXattrHeader;
 use crate::tree::{External, Place, StringId, Tree};
 
+/// The names of POSIX ACLs.
+pub(super) const POSIX_ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
 /// An inode refers to this many shared xattrs at most. `EROFS_MAX_SHARED_XATTRS` of erofs-utils.
 const SHARED_MAX: usize = 128;
 

@@ -5,7 +5,8 @@ use std::io;
 
 use sha2::{Digest as _, Sha256};
 
-use super::{END, END_MAX, Entry, FRAME_FULL, Header, by_offset};
+use super::{BlobKind, END, END_MAX, Entry, FRAME_FULL, Header, IMPRINT, by_offset};
+use crate::digest::Digest;
 
 /// Ends of files are text and code as often as not: zstd's own default.
 const LEVEL: i32 = 3;
@@ -74,6 +75,26 @@ impl Builder {
         self.start = self.start.saturating_add(u64::from(length));
         self.gathered.clear();
         Ok(())
+    }
+
+    /// What stands at the end of the blob, so that blobs with other objects in them have other names, also where these
+    /// differ in their ends alone, or in what kind of blob it is.
+    pub(crate) fn imprint(&mut self, kind: BlobKind, layer: Option<&Digest>) -> Vec<u8> {
+        self.entries.sort_unstable();
+        self.entries.dedup_by_key(|it| (it.id, it.offset));
+        let mut hasher = Sha256::new();
+        for entry in &self.entries {
+            hasher.update(entry.id);
+            hasher.update(entry.offset.to_le_bytes());
+            hasher.update(entry.size.to_le_bytes());
+            hasher.update(entry.end_len.to_le_bytes());
+        }
+        let mut imprint = IMPRINT.to_vec();
+        imprint.extend_from_slice(&kind.number().to_le_bytes());
+        imprint.extend_from_slice(&hasher.finalize());
+        imprint.extend_from_slice(layer.map(Digest::as_bytes).unwrap_or_default());
+        imprint.resize(usize::try_from(kind.block_size()).unwrap_or_default(), 0);
+        imprint
     }
 
     /// The whole file. An object that was added twice at one place is there once.

@@ -16,6 +16,7 @@ use std::io;
 
 use super::place::BlockSize;
 use super::{Contents, Summary, WriteError};
+use crate::erofs::layout::{NATIVE_HAS_ACL, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader};
 use crate::tree::Tree;
 pub use native::{DEVICES_MAX, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Stored};
 use plan::Plan;
@@ -60,7 +61,7 @@ pub(super) fn write(
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
     let survey = Survey::of(tree, options.flavor, BlockSize::B4096, Fingerprints::Omitted)?;
-    finish(survey, options.uuid, contents, out)
+    finish(survey, options.uuid, None, contents, out)
 }
 
 pub(super) fn write_native(
@@ -71,16 +72,23 @@ pub(super) fn write_native(
 ) -> Result<Summary, WriteError> {
     let mut survey = Survey::of(tree, Flavor::Linux, native.block_size, native.fingerprints)?;
     survey.add_files(native, contents)?;
-    finish(survey, native.uuid, contents, out)
+    let flags = if survey.has_acl { NATIVE_HAS_ACL } else { 0 };
+    let header = RawNativeHeader {
+        magic: NATIVE_MAGIC,
+        version: NATIVE_HEADER_VERSION.into(),
+        flags: flags.into(),
+    };
+    finish(survey, native.uuid, Some(header), contents, out)
 }
 
 fn finish(
     survey: Survey<'_>,
     uuid: [u8; 16],
+    header: Option<RawNativeHeader>,
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
     let plan = Plan::of(survey)?;
-    let bytes = stream::write(&plan, uuid, contents, out)?;
+    let bytes = stream::write(&plan, uuid, header, contents, out)?;
     Ok(Summary { bytes, version: None, inodes: plan.survey.items.len() as u64 })
 }

@@ -11,7 +11,7 @@ use super::super::place::BlockSize;
 /// Most bytes of a file's end that a packed blob leaves to images, of files that do not end with a block; with more, the
 /// end has a block of the blob. A larger number makes one image and its blobs smaller, but inodes spread, and every
 /// image has the ends again: `docs/format/erofs-profile.md` has the numbers.
-pub const PACKED_TAIL_MAX: u16 = 2048;
+pub const PACKED_TAIL_MAX: u16 = 512;
 
 /// Devices that an image may have: the root has to be near its beginning.
 pub const DEVICES_MAX: usize = 4096;

@@ -15,8 +15,8 @@ use super::files::{ChunkTable, DataForm, OnDevice};
 use super::plan::{DEVICE_TABLE, Plan, prefixes_start, size_of_data};
 use super::survey::{Data, Item};
 use crate::erofs::layout::{
-    LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawDeviceSlot, RawSuperblock,
-    SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, file_type, incompat,
+    LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawDeviceSlot, RawNativeHeader,
+    RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, file_type, incompat,
 };
 use crate::erofs::write::directory::{Dirent, put_directory};
 use crate::erofs::write::inode::{Record, icount};
@@ -29,6 +29,7 @@ use crate::tree::{Inode, Node};
 pub(super) fn write(
     plan: &Plan<'_>,
     uuid: [u8; 16],
+    header: Option<RawNativeHeader>,
     contents: &mut Contents<'_>,
     out: impl io::Write,
 ) -> Result<u64, WriteError> {
@@ -39,6 +40,9 @@ pub(super) fn write(
         ends: Sha256::new(),
         ends_again: Sha256::new(),
     };
+    if let Some(header) = header {
+        stream.out.put(&header);
+    }
     stream.out.pad_to(SUPERBLOCK_OFFSET as u64);
     stream.out.put(&superblock(plan, uuid));
     for slot in &plan.device_table {

@@ -12,7 +12,7 @@ use super::native::{Fingerprints, Native, Stored};
 use super::prefixes::Prefixes;
 use crate::erofs::write::inode::Form;
 use crate::erofs::write::place::BlockSize;
-use crate::erofs::write::xattrs::{SetId, Xattrs};
+use crate::erofs::write::xattrs::{POSIX_ACLS, SetId, Xattrs};
 use crate::erofs::write::{Contents, Piece, WriteError};
 use crate::tree::{Content, Inode, InodeId, Node, StringId, Timestamp, Tree};
 use crate::verity::ObjectId;
@@ -82,6 +82,8 @@ pub(super) struct Survey<'a> {
     pub(super) epoch: Timestamp,
     pub(super) xattrs: Xattrs<'a>,
     pub(super) has_xattrs: bool,
+    /// Whether an inode has a POSIX ACL.
+    pub(super) has_acl: bool,
     /// The image's sets by the tree's.
     sets: Vec<SetId>,
     /// Inodes by the object that has their content.
@@ -106,6 +108,7 @@ impl<'a> Survey<'a> {
             epoch: Timestamp::default(),
             xattrs: Xattrs::new(tree),
             has_xattrs: false,
+            has_acl: false,
             sets: vec![SetId::UNKNOWN; tree.xattrs_bound()],
             uses: vec![0; tree.strings_bound()],
         };
@@ -133,6 +136,7 @@ impl<'a> Survey<'a> {
                 item.form = Form::Compact;
             }
         }
+        survey.has_acl = POSIX_ACLS.iter().any(|name| survey.xattrs.has_name(name));
         if fingerprints != Fingerprints::Omitted {
             survey.prefixes.add_fingerprint();
             // The image has a table of them anyway, which older kernels do not know.

@@ -1,0 +1,57 @@
+//! Ranges of bytes that may overlap, and what meets them.
+
+/// Ranges, each with its first byte and the first one behind it.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    sorted: Vec<(u64, u64)>,
+    /// How far those up to each reach.
+    reaches: Vec<u64>,
+}
+
+impl Ranges {
+    pub(crate) fn new(mut ranges: Vec<(u64, u64)>) -> Self {
+        ranges.sort_unstable();
+        let mut reach = 0;
+        let reaches = ranges.iter().map(|range| {
+            reach = reach.max(range.1);
+            reach
+        });
+        let reaches = reaches.collect();
+        Self { sorted: ranges, reaches }
+    }
+
+    /// Whether a byte from `from` on and before `until` is in one.
+    pub(crate) fn meet(&self, from: u64, until: u64) -> bool {
+        let before = self.sorted.partition_point(|range| range.0 < until);
+        let last = before.checked_sub(1).and_then(|last| self.reaches.get(last));
+        from < until && last.is_some_and(|reach| *reach > from)
+    }
+
+    /// In their order.
+    pub(crate) fn into_sorted(self) -> Vec<(u64, u64)> {
+        self.sorted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_meets_ranges() {
+        let ranges = Ranges::new(vec![(10, 20), (5, 40), (50, 60)]);
+        let cases = [
+            ((0, 5), false),
+            ((0, 6), true),
+            ((25, 26), true),
+            ((39, 50), true),
+            ((40, 50), false),
+            ((59, 99), true),
+            ((60, 99), false),
+            ((30, 30), false),
+        ];
+        for ((from, until), expect) in cases {
+            assert_eq!(ranges.meet(from, until), expect, "{from}..{until}");
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! What of images is in memory, each page counted once.
+//!
+//! A *copy* is what one page cache has of some data: that of an object's file, of a part of a data blob, of a file of a
+//! mounted image. The same data may be there as several copies.
+
+mod native;
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use image::verity::ObjectId;
+use kernel::Errno;
+use kernel::cache;
+
+use crate::data;
+use crate::disk::{DiskError, length};
+use crate::du::DuError;
+use crate::fsck::chain;
+use crate::images::{self, Use};
+use crate::open::ImageFile;
+use crate::refs::{Form, RefName};
+use crate::store::{Store, split};
+use native::Native;
+
+/// What one image has in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageMemory {
+    /// The image.
+    pub image: ObjectId,
+    /// Its names.
+    pub refs: Vec<RefName>,
+    /// Bytes of it in memory: of its image file, and all copies of its data.
+    pub bytes: u64,
+    /// Of `bytes`, the image file's.
+    pub metadata: u64,
+    /// Of `bytes`, copies that are other images' too.
+    pub shared: u64,
+    /// Of `bytes`, how much more there is than one copy of each. Of copies that are there in part, it is at most so much.
+    pub twice: u64,
+    /// How many of its mounts were looked into; of images in the form `objects`, none has to be.
+    pub mounts: usize,
+}
+
+/// What images have in memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Each image, in order of its id.
+    pub images: Vec<ImageMemory>,
+    /// Bytes in memory, each once.
+    pub total: u64,
+    /// Of `total`, copies of more than one image.
+    pub shared: u64,
+    /// Of `total`, how much more there is than one copy of each: also of what different images have each for itself.
+    pub twice: u64,
+    /// Files whose owner is another user, who alone may know.
+    pub unseen: u64,
+    /// What cannot be read, and why.
+    pub unreadable: Vec<String>,
+    /// A kernel shared pages among mounts: copies of different domains are counted as one, since nobody tells of which
+    /// domain a mount is.
+    pub has_domains: bool,
+}
+
+/// Some data, wherever it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Data {
+    Object(ObjectId),
+    /// Of files of native images, by their fingerprint.
+    Content([u8; 32]),
+    /// What has none, by the image's place and its nid.
+    Only(usize, u64),
+}
+
+/// Which page cache has a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cache {
+    Object,
+    /// Of a data blob.
+    Blob(ObjectId),
+    /// Of a mounted image, by its device number.
+    Mount(u64),
+    /// What mounts share.
+    Domain,
+}
+
+#[derive(Debug)]
+struct Copy {
+    cache: Cache,
+    pages: u64,
+    users: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    id: ObjectId,
+    pages: u64,
+    /// Parts of the image file of which nothing was in memory.
+    cold: Vec<Range<u64>>,
+    native: Option<Native>,
+    mounts: usize,
+}
+
+/// A look at memory that is under way: first at the store, then at each mount that somebody can reach.
+#[derive(Debug)]
+pub struct Memory<'s> {
+    store: &'s Store,
+    images: Vec<Seen>,
+    copies: HashMap<Data, Vec<Copy>>,
+    mounts: HashSet<u64>,
+    unseen: u64,
+    unreadable: Vec<String>,
+}
+
+/// Bytes of an image file that are kept out of memory, or not, together.
+const CHUNK: u64 = 64 << 10;
+
+impl Store {
+    /// Looks at the files of the store. Nothing is read but image files, and what that brings into memory
+    /// leaves it again. `gc` waits meanwhile.
+    ///
+    /// # Errors
+    /// [`DuError`] when something cannot be read.
+    pub fn memory(&self) -> Result<Memory<'_>, DuError> {
+        let _lock = self.lock_shared()?;
+        let mut memory = Memory {
+            store: self,
+            images: Vec::new(),
+            copies: HashMap::new(),
+            mounts: HashSet::new(),
+            unseen: 0,
+            unreadable: Vec::new(),
+        };
+        let mut objects: HashMap<ObjectId, Vec<usize>> = HashMap::new();
+        let ids = self.images().map_err(|error| self.disk_error(error))?;
+        for id in ids {
+            let at = memory.images.len();
+            let (file, stat) = match self.images.read(id.to_string()) {
+                Err(error) if error.is_not_a_file() => {
+                    memory.unreadable.push(chain(&error));
+                    continue;
+                }
+                other => match other? {
+                    Some(found) => found,
+                    None => continue,
+                },
+            };
+            let size = length(&stat);
+            let pages = memory.pages(file.as_fd(), &(0..size));
+            let cold = cold(file.as_fd(), size);
+            let file = ImageFile::new(file, size);
+            let mut visit = |_: &[u8], it: Use| {
+                let Use::Object { object, .. } = it else { return };
+                let users = objects.entry(object).or_default();
+                if users.last() != Some(&at) {
+                    users.push(at);
+                }
+            };
+            let native = images::devices(&file).and_then(|devices| match devices.form {
+                Form::Objects => images::uses(&file, &mut visit).map(|()| None),
+                Form::Packed | Form::Tar => Native::read(at, &file).map(Some),
+            });
+            let native = native.unwrap_or_else(|error| {
+                memory.unreadable.push(format!("image {id} is damaged: {}", chain(&error)));
+                None
+            });
+            memory.images.push(Seen { id, pages, cold, native, mounts: 0 });
+        }
+        for (object, users) in objects {
+            memory.add_object(object, &users)?;
+        }
+        memory.add_blobs()?;
+        Ok(memory)
+    }
+}
+
+/// Parts of a file of which nothing is in memory.
+fn cold(file: BorrowedFd<'_>, size: u64) -> Vec<Range<u64>> {
+    let starts = (0..size).step_by(usize::try_from(CHUNK).expect("64 KiB"));
+    let chunks = starts.map(|at| at..(at + CHUNK).min(size));
+    chunks.filter(|chunk| cache::resident(file, chunk) == Ok(0)).collect()
+}
+
+impl Memory<'_> {
+    /// Pages of a part of a file that are in memory.
+    fn pages(&mut self, file: BorrowedFd<'_>, bytes: &Range<u64>) -> u64 {
+        cache::resident(file, bytes).unwrap_or_else(|_not_ours| {
+            self.unseen += 1;
+            0
+        })
+    }
+
+    fn add_object(&mut self, object: ObjectId, users: &[usize]) -> Result<(), DiskError> {
+        let Some(shard) = self.store.shard(&object)? else { return Ok(()) };
+        match shard.read(split(&object).1) {
+            Ok(Some((file, stat))) => {
+                let pages = self.pages(file.as_fd(), &(0..length(&stat)));
+                self.add(Data::Object(object), Cache::Object, pages, users);
+            }
+            // It is gone, or damaged: `fsck` says so.
+            Ok(None) => {}
+            Err(error) if error.is_not_a_file() => {}
+            Err(error) if error.is(Errno::ACCESS) || error.is(Errno::PERM) => self.unseen += 1,
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// What reading data blobs as files has left in memory.
+    fn add_blobs(&mut self) -> Result<(), DiskError> {
+        let Some(directory) = self.store.data()? else { return Ok(()) };
+        // By blob: where each part is, what it is, and whose.
+        let mut parts: HashMap<ObjectId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
+        for (at, image) in self.images.iter().enumerate() {
+            for (blob, range, data) in image.native.iter().flat_map(Native::parts) {
+                parts.entry(blob).or_default().push((range, data, at));
+            }
+        }
+        for (blob, mut parts) in parts {
+            let Ok(Some((file, stat))) = directory.read(data::blob_name(&blob)) else { continue };
+            if self.pages(file.as_fd(), &(0..length(&stat))) == 0 {
+                continue;
+            }
+            parts.sort_by_key(|(range, _, image)| (range.start, range.end, *image));
+            // A page that has parts of two files is the first one's.
+            let mut until = 0;
+            let page = cache::page_size();
+            for same in parts.chunk_by(|a, b| a.0 == b.0) {
+                let (range, data, _) = &same[0];
+                let bytes =
+                    (range.start / page * page).max(until)..range.end.next_multiple_of(page);
+                until = until.max(bytes.end);
+                let users: Vec<usize> = same.iter().map(|it| it.2).collect();
+                let pages = self.pages(file.as_fd(), &bytes);
+                self.add(*data, Cache::Blob(blob), pages, &users);
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, data: Data, cache: Cache, pages: u64, users: &[usize]) {
+        if pages == 0 {
+            return;
+        }
+        let copies = self.copies.entry(data).or_default();
+        let known = match cache {
+            // Two files of a mount have pages of their own each.
+            Cache::Object | Cache::Mount(_) => None,
+            Cache::Blob(_) | Cache::Domain => copies.iter_mut().find(|it| it.cache == cache),
+        };
+        match known {
+            Some(known) => {
+                known.pages = match cache {
+                    // Seen once more.
+                    Cache::Domain => known.pages.max(pages),
+                    // A file in several pieces.
+                    _ => known.pages + pages,
+                };
+                known.users.extend_from_slice(users);
+                known.users.sort_unstable();
+                known.users.dedup();
+            }
+            None => {
+                let mut users = users.to_vec();
+                users.dedup();
+                copies.push(Copy { cache, pages, users });
+            }
+        }
+    }
+
+    /// The images of which a mounted EROFS may be one, by what its superblock says.
+    fn candidates(&self, root: BorrowedFd<'_>) -> Result<Vec<usize>, Errno> {
+        let (statfs, stat) = (rustix::fs::fstatfs(root)?, rustix::fs::fstat(root)?);
+        // `erofs_statfs` in Linux fs/erofs/super.c: as many as there may be, less those that there are.
+        let inodes = statfs.f_files.wrapping_sub(statfs.f_ffree);
+        let fits = |native: &Native| native.inodes == inodes && native.root == stat.st_ino;
+        let all = self.images.iter().enumerate();
+        let fitting = all.filter(|(_, image)| image.native.as_ref().is_some_and(fits));
+        Ok(fitting.map(|it| it.0).collect())
+    }
+
+    /// Looks into a mount of an EROFS image: of `image`, or of whichever of the store it is. A mount of a superblock that
+    /// was looked into is none more. Answers whether it is known now of which image it is.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn look(
+        &mut self,
+        image: Option<&ObjectId>,
+        root: BorrowedFd<'_>,
+        shares: bool,
+    ) -> Result<bool, Errno> {
+        let device = rustix::fs::fstat(root)?.st_dev;
+        if self.mounts.contains(&device) {
+            return Ok(true);
+        }
+        let mut candidates = self.candidates(root)?;
+        candidates.retain(|at| image.is_none_or(|image| self.images[*at].id == *image));
+        let looks = candidates.into_iter().filter_map(|at| {
+            let native = self.images[at].native.as_ref()?;
+            Some((at, native.look(root, shares)?))
+        });
+        let mut looks: Vec<_> = looks.collect();
+        // Two images alike in all names, places and lengths cannot be told apart.
+        let (Some((at, look)), true) = (looks.pop(), looks.is_empty()) else { return Ok(false) };
+        self.mounts.insert(device);
+        self.images[at].mounts += 1;
+        self.unseen += look.unseen;
+        for (data, pages, is_shared) in look.found {
+            let cache = if is_shared { Cache::Domain } else { Cache::Mount(device) };
+            self.add(data, cache, pages, &[at]);
+        }
+        Ok(true)
+    }
+
+    /// Whether an image has its data on devices: then what is in memory of it is known by its mounts alone.
+    #[must_use]
+    pub fn is_native(&self, image: &ObjectId) -> bool {
+        self.images.iter().any(|it| it.id == *image && it.native.is_some())
+    }
+
+    /// Adds it all up, and has leave memory what the looking has brought there.
+    ///
+    /// # Errors
+    /// [`DuError`] when names cannot be read.
+    pub fn finish(self) -> Result<MemoryUse, DuError> {
+        for image in &self.images {
+            if let Ok(Some((file, _))) = self.store.images.read(image.id.to_string()) {
+                for chunk in &image.cold {
+                    // It is no harm if it stays.
+                    let _dropped = cache::drop_pages(file.as_fd(), chunk);
+                }
+            }
+        }
+        let (refs, bad) = self.store.readable_refs()?;
+        let page = cache::page_size();
+        let metadata = self.images.iter().map(|it| it.pages * page).sum();
+        let mut used = MemoryUse {
+            total: metadata,
+            unseen: self.unseen,
+            unreadable: bad.iter().map(|it| chain(&it.error)).chain(self.unreadable).collect(),
+            ..MemoryUse::default()
+        };
+        let images = self.images.iter().map(|it| ImageMemory {
+            image: it.id,
+            refs: refs
+                .iter()
+                .filter(|named| named.1.image == it.id)
+                .map(|it| it.0.clone())
+                .collect(),
+            bytes: it.pages * page,
+            metadata: it.pages * page,
+            shared: 0,
+            twice: 0,
+            mounts: it.mounts,
+        });
+        used.images = images.collect();
+        for copies in self.copies.values() {
+            used.twice += more_than_one(copies.iter()) * page;
+            let mut users: Vec<usize> = Vec::new();
+            for copy in copies {
+                let bytes = copy.pages * page;
+                used.total += bytes;
+                used.has_domains |= copy.cache == Cache::Domain;
+                let is_shared = copy.users.len() > 1;
+                used.shared += if is_shared { bytes } else { 0 };
+                for user in &copy.users {
+                    used.images[*user].bytes += bytes;
+                    used.images[*user].shared += if is_shared { bytes } else { 0 };
+                }
+                users.extend_from_slice(&copy.users);
+            }
+            users.sort_unstable();
+            users.dedup();
+            for user in users {
+                let own = copies.iter().filter(|copy| copy.users.contains(&user));
+                used.images[user].twice += more_than_one(own) * page;
+            }
+        }
+        Ok(used)
+    }
+}
+
+/// Pages of copies of the same data, less those of the largest.
+fn more_than_one<'a>(copies: impl Iterator<Item = &'a Copy> + Clone) -> u64 {
+    let all: u64 = copies.clone().map(|it| it.pages).sum();
+    all - copies.map(|it| it.pages).max().unwrap_or(0)
+}

@@ -1,0 +1,170 @@
+//! The files of a native image, and what a mount of it has of them in memory.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use image::erofs::read::{ByteOffset, Cached, DeviceSlot, FileType, Image, Place};
+use image::verity::ObjectId;
+use kernel::Errno;
+use kernel::cache;
+use rustix::fs::{AtFlags, FileType as Kind, Mode, OFlags, ResolveFlags};
+
+use super::Data;
+use crate::disk::length;
+use crate::images::ContentsError;
+use crate::open::ImageFile;
+
+/// What EROFS would have in memory of an image.
+#[derive(Debug)]
+pub(super) struct Native {
+    pub(super) inodes: u64,
+    pub(super) root: u64,
+    /// Depth first: directories before what is in them.
+    files: Vec<Inode>,
+    /// Where files' bytes are, by their place in `files`.
+    parts: Vec<(ObjectId, Range<u64>, usize)>,
+}
+
+/// A file or directory with something in it.
+#[derive(Debug)]
+struct Inode {
+    /// Below the root.
+    path: Box<[u8]>,
+    nid: u64,
+    size: u64,
+    is_directory: bool,
+    data: Data,
+}
+
+/// What a mount has in memory.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    /// Pages, and whether they are those of a domain.
+    pub(super) found: Vec<(Data, u64, bool)>,
+    pub(super) unseen: u64,
+}
+
+impl Native {
+    /// Reads an image, the one at this place.
+    pub(super) fn read(at: usize, file: &ImageFile) -> Result<Self, ContentsError> {
+        let image = Image::open(Cached::new(file))?;
+        // Refuses images of which so little says so much that reading them would take for ever.
+        image.device_ranges(|_| {})?;
+        let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::object_id).collect();
+        let superblock = image.superblock();
+        let mut native = Self {
+            inodes: superblock.inodes,
+            root: superblock.root.0,
+            files: Vec::new(),
+            parts: Vec::new(),
+        };
+        let mut walk = image.walk();
+        while let Some(step) = walk.next()? {
+            let inode = step.inode;
+            let is_directory = inode.file_type() == FileType::Directory;
+            let is_file = inode.file_type() == FileType::Regular && !inode.is_compressed();
+            if !step.is_new || inode.size() == 0 || !(is_file || is_directory) {
+                continue;
+            }
+            let nid = inode.nid().0;
+            let mut data = Data::Only(at, nid);
+            if is_file {
+                data = image.fingerprint(&inode)?.map_or(data, Data::Content);
+                let mut offset = 0_u64;
+                while let Some(extent) = image.map(&inode, ByteOffset(offset))? {
+                    offset = offset.saturating_add(extent.len);
+                    if let Place::Data(device, start) = extent.place
+                        && let Some(Some(blob)) = device.slot().and_then(|slot| blobs.get(slot))
+                    {
+                        let range = start.0..start.0.saturating_add(extent.len);
+                        native.parts.push((*blob, range, native.files.len()));
+                    }
+                }
+            }
+            let path = step.path.strip_prefix(b"/").unwrap_or(step.path);
+            let path = if path.is_empty() { b"." } else { path };
+            let (path, size) = (path.into(), inode.size());
+            native.files.push(Inode { path, nid, size, is_directory, data });
+        }
+        Ok(native)
+    }
+
+    /// Where in data blobs its files are.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (ObjectId, Range<u64>, Data)> + '_ {
+        self.parts.iter().map(|(blob, range, file)| (*blob, range.clone(), self.files[*file].data))
+    }
+
+    /// Looks at each file of a mount; nothing if it is one of another image.
+    pub(super) fn look(&self, root: BorrowedFd<'_>, shares: bool) -> Option<Look> {
+        let mut cold = Vec::new();
+        let look = self.look_at_each(root, shares, &mut cold);
+        // What is in a directory was looked up in it. Those above last, since the way leads through them.
+        for inode in cold.iter().rev() {
+            if let Ok(file) = inode.open(root) {
+                // It is no harm if it stays.
+                let _dropped = cache::drop_pages(file.as_fd(), &(0..inode.size));
+            }
+        }
+        look
+    }
+
+    /// Answers in `cold` the directories of which nothing was in memory.
+    fn look_at_each<'n>(
+        &'n self,
+        root: BorrowedFd<'_>,
+        shares: bool,
+        cold: &mut Vec<&'n Inode>,
+    ) -> Option<Look> {
+        let mut look = Look::default();
+        for inode in &self.files {
+            let file = match inode.open(root) {
+                Ok(file) => file,
+                // Who may not look, cannot see whether it is this image either.
+                Err(Errno::ACCESS | Errno::PERM) => {
+                    look.unseen += 1;
+                    continue;
+                }
+                Err(_) => return None,
+            };
+            let all = 0..inode.size;
+            let (pages, is_shared) = match cache::resident(file.as_fd(), &all) {
+                Ok(0) if shares && !inode.is_directory => {
+                    // Pages that mounts share belong to a file that only a mapping leads to.
+                    match cache::resident_mapped(file.as_fd(), &all) {
+                        Ok(pages) => (pages, true),
+                        Err(_) => (0, false),
+                    }
+                }
+                Ok(pages) => (pages, false),
+                Err(_) => {
+                    look.unseen += 1;
+                    continue;
+                }
+            };
+            match pages {
+                0 if inode.is_directory => cold.push(inode),
+                0 => {}
+                _ => look.found.push((inode.data, pages, is_shared)),
+            }
+        }
+        Some(look)
+    }
+}
+
+impl Inode {
+    /// Opens it, if it is what the image says. (A device would do something when it is opened.)
+    fn open(&self, root: BorrowedFd<'_>) -> Result<File, Errno> {
+        let stat = rustix::fs::statat(root, &*self.path, AtFlags::SYMLINK_NOFOLLOW)?;
+        let expected = if self.is_directory { Kind::Directory } else { Kind::RegularFile };
+        let is_it = Kind::from_raw_mode(stat.st_mode) == expected
+            && (stat.st_ino, length(&stat)) == (self.nid, self.size);
+        if !is_it {
+            return Err(Errno::STALE);
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let fd = rustix::fs::openat2(root, &*self.path, flags, Mode::empty(), resolve)?;
+        Ok(fd.into())
+    }
+}

@@ -1,0 +1,94 @@
+//! fio: reads of one kind from one place, and how many bytes a second they gave.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::measure::drop_caches;
+use crate::process::quiet;
+
+/// One kind of reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Job {
+    /// The head of its column.
+    pub(super) title: &'static str,
+    /// `psync` or `mmap`.
+    pub(super) engine: &'static str,
+    /// As fio says it: `4k`.
+    pub(super) block: &'static str,
+    /// Processes at once, of which each reads its part of the file from front to back, or all of it at random.
+    pub(super) jobs: u64,
+    pub(super) order: Order,
+    pub(super) is_cold: bool,
+    /// Whether the program tells the kernel in which order it reads.
+    pub(super) advice: Advice,
+}
+
+/// In which order bytes are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    Sequential,
+    /// So many bytes in all, at places that are the same each time.
+    Random(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Advice {
+    None,
+    /// `posix_fadvise`.
+    Given,
+}
+
+/// What is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum What<'a> {
+    /// A file of so many bytes.
+    File(&'a Path, u64),
+    /// All files of a folder, in random order.
+    Folder(&'a Path),
+}
+
+impl Job {
+    /// Runs it. Answers bytes a second.
+    pub(super) fn run(&self, what: What<'_>, work: &Path) -> Result<u64> {
+        if self.is_cold {
+            drop_caches()?;
+        }
+        let mut fio = Command::new("fio");
+        fio.args(["--name=read", "--readonly", "--output-format=json", "--group_reporting"]);
+        fio.args(["--invalidate=0", "--norandommap", "--randrepeat=1", "--allrandrepeat=1"]);
+        fio.arg(format!("--ioengine={}", self.engine)).arg(format!("--bs={}", self.block));
+        fio.arg(format!("--numjobs={}", self.jobs));
+        fio.arg(format!("--fadvise_hint={}", u8::from(self.advice == Advice::Given)));
+        fio.arg(match self.order {
+            Order::Sequential => "--rw=read",
+            Order::Random(_) => "--rw=randread",
+        });
+        match what {
+            What::File(file, bytes) => {
+                fio.arg("--filename").arg(file);
+                match self.order {
+                    Order::Sequential => {
+                        let part = bytes / self.jobs;
+                        fio.arg(format!("--size={part}")).arg(format!("--offset_increment={part}"));
+                    }
+                    Order::Random(_) => drop(fio.arg(format!("--size={bytes}"))),
+                }
+            }
+            What::Folder(folder) => {
+                fio.arg("--opendir").arg(folder).arg("--file_service_type=random:1");
+            }
+        }
+        if let Order::Random(bytes) = self.order {
+            fio.arg(format!("--io_size={}", bytes / self.jobs));
+        }
+        let text = quiet(fio.current_dir(work))?;
+        // It may say something before that.
+        let json = text.find('{').map_or("", |at| &text[at..]);
+        let answer: Value = serde_json::from_str(json).context("fio gave no JSON")?;
+        let read = &answer["jobs"][0]["read"];
+        read["bw_bytes"].as_u64().filter(|it| *it > 0).context("fio read nothing")
+    }
+}

@@ -1,0 +1,247 @@
+//! Ways to hold one tree as a file system, and their mounts.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use image::erofs::read::Image;
+use kernel::loopdev::{self, Access, LoopBlockSize, LoopOptions};
+use kernel::mount::{
+    Acl, Credentials, Detached, Durability, ErofsOptions, Ext4Options, Freed, Io, OverlayOptions,
+    Reach, TmpfsOptions, Upper, Verity, XattrNamespace, bind, erofs, ext4, overlay, tmpfs,
+};
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::mount::{UnmountFlags, unmount};
+
+use super::Context;
+use crate::process::quiet;
+
+/// One way, under a name for the table.
+#[derive(Debug, Clone)]
+pub(super) struct Way {
+    pub(super) name: String,
+    pub(super) source: Source,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Source {
+    /// A folder of the host's own file system.
+    Folder(PathBuf),
+    /// A file with an ext4, on a loop device with direct I/O.
+    Ext4(PathBuf),
+    Erofs(Files),
+    /// An image of the form `objects`, and its objects.
+    Composefs {
+        image: PathBuf,
+        objects: PathBuf,
+    },
+}
+
+/// An EROFS image with its data blobs, and how it is mounted.
+#[derive(Debug, Clone)]
+pub(super) struct Files {
+    pub(super) image: PathBuf,
+    pub(super) devices: Vec<PathBuf>,
+    pub(super) io: Io,
+    pub(super) acl: Acl,
+    pub(super) through: Through,
+    /// How many kilobytes are read ahead, where it is not what the kernel takes by itself.
+    pub(super) read_ahead: Option<u32>,
+}
+
+/// What EROFS reads from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Through {
+    /// The files themselves.
+    File,
+    /// Loop devices with direct I/O over them.
+    Loop,
+}
+
+/// Whether a writable layer is on top.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layer {
+    None,
+    /// An overlay with an upper folder on a tmpfs of its own.
+    Tmpfs,
+}
+
+impl Files {
+    pub(super) fn new(image: &Path, devices: Vec<PathBuf>) -> Self {
+        let image = image.to_owned();
+        let (io, acl, through) = (Io::Direct, Acl::Keep, Through::File);
+        Self { image, devices, io, acl, through, read_ahead: None }
+    }
+
+    /// What a store has as its only image, whose data blobs are named in its device table.
+    pub(super) fn of_store(store: &Path) -> Result<Self> {
+        let image = only_image(store)?;
+        let bytes = fs::read(&image)?;
+        let mut devices = Vec::new();
+        for slot in Image::open(&bytes[..])?.devices() {
+            let name =
+                std::str::from_utf8(&slot.tag).context("a device that Quire did not name")?;
+            devices.push(store.join("data").join(name));
+        }
+        Ok(Self::new(&image, devices))
+    }
+
+    fn mount(&self) -> Result<Detached> {
+        let before = backings()?;
+        let paths = std::iter::once(&self.image).chain(&self.devices);
+        let mut files = paths.map(File::open).collect::<Result<Vec<_>, _>>()?;
+        let mut loops = Vec::new();
+        if self.through == Through::Loop {
+            // Every image may be of blocks of 512 bytes.
+            let block_size = LoopBlockSize::B512;
+            let options = LoopOptions { block_size, access: Access::ReadOnly, direct_io: true };
+            for file in &mut files {
+                let device = loopdev::attach(file.as_fd(), &options)?;
+                *file = File::open(device.path())?;
+                loops.push(device);
+            }
+        }
+        let fds: Vec<BorrowedFd<'_>> = files.iter().map(File::as_fd).collect();
+        let io = if self.through == Through::Loop { Io::Buffered } else { self.io };
+        let options = ErofsOptions { devices: &fds[1..], io, acl: self.acl, share: None };
+        let mounted = erofs(fds[0], &options)?;
+        if mounted.io != io {
+            bail!("this kernel cannot read {} with {io:?}", self.image.display());
+        }
+        if let Some(kilobytes) = self.read_ahead {
+            let new: Vec<_> = backings()?.difference(&before).cloned().collect();
+            let [backing] = &new[..] else {
+                bail!("{} EROFS were mounted at once: which one is ours?", new.len());
+            };
+            let file = Path::new(BACKINGS).join(backing).join("read_ahead_kb");
+            fs::write(file, kilobytes.to_string())?;
+        }
+        Ok(mounted.mount)
+    }
+}
+
+/// Where the kernel shows what file systems read from.
+const BACKINGS: &str = "/sys/class/bdi";
+
+/// Those of file-backed EROFS, which are numbered in the order of their mounts.
+fn backings() -> Result<BTreeSet<OsString>> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(BACKINGS)? {
+        let name = entry?.file_name();
+        if name.as_encoded_bytes().starts_with(b"erofs-") {
+            found.insert(name);
+        }
+    }
+    Ok(found)
+}
+
+impl Way {
+    pub(super) fn new(name: impl Into<String>, source: Source) -> Self {
+        Self { name: name.into(), source }
+    }
+
+    /// Mounts it at a folder, which is made.
+    pub(super) fn mount(&self, target: &Path, layer: Layer) -> Result<()> {
+        fs::create_dir_all(target)?;
+        let (lower, objects) = match &self.source {
+            Source::Folder(folder) => (bind(File::open(folder)?.as_fd(), Reach::One)?, None),
+            Source::Ext4(file) => (mount_ext4(file, Access::ReadOnly)?, None),
+            Source::Erofs(files) => (files.mount()?, None),
+            Source::Composefs { image, objects } => {
+                (Files::new(image, Vec::new()).mount()?, Some(File::open(objects)?))
+            }
+        };
+        let attach = |mount: &Detached| mount.attach_at(target).map_err(anyhow::Error::from);
+        if layer == Layer::None && objects.is_none() {
+            return attach(&lower);
+        }
+        let data: Vec<_> = objects.iter().map(File::as_fd).collect();
+        let tmpfs = match layer {
+            Layer::None => None,
+            Layer::Tmpfs => Some(upper_folders()?),
+        };
+        let upper = tmpfs.as_ref().map(|(_, [upper, work])| Upper {
+            upper: upper.as_fd(),
+            work: work.as_fd(),
+            durability: Durability::Durable,
+        });
+        let mount = overlay(&OverlayOptions {
+            name: "bench",
+            lower: &[lower.as_fd()],
+            data: &data,
+            upper,
+            verity: Verity::Off,
+            xattrs: XattrNamespace::Trusted,
+            credentials: Credentials::Mounter,
+        })?;
+        attach(&mount)
+    }
+}
+
+/// `upper` and `work` on a tmpfs that is attached nowhere, which overlayfs takes since Linux 6.15, as long as it is there.
+fn upper_folders() -> Result<(Detached, [File; 2])> {
+    let options = TmpfsOptions { name: "bench", bytes: None, inodes: None, mode: 0o755 };
+    let tmpfs = tmpfs(&options)?;
+    let folder = |name: &str| -> Result<File> {
+        mkdirat(tmpfs.as_fd(), name, Mode::from_raw_mode(0o755))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(tmpfs.as_fd(), name, flags, Mode::empty())?.into())
+    };
+    let folders = [folder("upper")?, folder("work")?];
+    Ok((tmpfs, folders))
+}
+
+pub(super) fn mount_ext4(file: &Path, access: Access) -> Result<Detached> {
+    let is_writable = access == Access::ReadWrite;
+    let file = File::options().read(true).write(is_writable).open(file)?;
+    let durability = Durability::Durable;
+    let options = Ext4Options { durability, freed: Freed::Later, direct_io: true, access };
+    Ok(ext4(file.as_fd(), &options)?)
+}
+
+/// Makes an ext4 in a sparse file; `fill` gets it mounted at `target`.
+pub(super) fn make_ext4(
+    file: &Path,
+    target: &Path,
+    bytes: u64,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    File::create(file)?.set_len(bytes)?;
+    quiet(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(file))?;
+    fs::create_dir_all(target)?;
+    let mount = mount_ext4(file, Access::ReadWrite)?;
+    mount.attach_at(target)?;
+    drop(mount);
+    let filled = fs::remove_dir(target.join("lost+found")).map_err(Into::into);
+    let filled = filled.and_then(|()| fill(target));
+    unmount(target, UnmountFlags::empty()).context("cannot unmount the new ext4")?;
+    filled
+}
+
+/// A store of its own that has a source's image in this form.
+pub(super) fn import(context: &Context<'_>, source: &str, form: &str) -> Result<PathBuf> {
+    let store = context.work.join(format!("store-{form}"));
+    let mut quire = Command::new(context.quire);
+    quire.arg("--store").arg(&store).args(["import", "--form", form]);
+    quiet(quire.args([source, "image"]))?;
+    Ok(store)
+}
+
+/// A store's image as one file with everything in it.
+pub(super) fn export(context: &Context<'_>, store: &Path, file: &Path) -> Result<()> {
+    let mut quire = Command::new(context.quire);
+    quire.arg("--store").arg(store).args(["export", "image"]);
+    quiet(quire.arg(format!("erofs:{}", file.display()))).map(drop)
+}
+
+pub(super) fn only_image(store: &Path) -> Result<PathBuf> {
+    let images = fs::read_dir(store.join("images"))?.collect::<Result<Vec<_>, _>>()?;
+    match &images[..] {
+        [image] => Ok(image.path()),
+        images => bail!("{} has {} images", store.display(), images.len()),
+    }
+}

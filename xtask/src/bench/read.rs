@@ -1,0 +1,346 @@
+//! Reads of file data: on plain ext4, and through every form of an image.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use kernel::mount::Io;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use super::Context;
+use super::fio::{Advice, Job, Order, What};
+use super::forms::{Files, Layer, Source, Through, Way, export, import, only_image};
+use super::measure::{Contestant, Memory, Pace, Rules, measure};
+use super::report::{Report, Sizes, Table, Unit, ratio};
+use crate::Skipped;
+use crate::cache::remove;
+use crate::inputs;
+use crate::oracle::random::Random;
+use crate::process::{find, quiet};
+
+const EXT4: &str = "ext4";
+const FILE_BYTES: u64 = 512 << 20;
+/// Files of the folder, few enough for a process to have them all open.
+const FILES: usize = 500;
+const EACH_BYTES: u64 = 512 << 10;
+/// Random bytes that are asked for when each comes from the disk, and when none does.
+const COLD_BYTES: u64 = 32 << 20;
+const WARM_BYTES: u64 = 256 << 20;
+
+/// Engine, size of a read and processes, as a column says it and as fio takes it.
+const KINDS: [(&str, &str, &str, u64); 8] = [
+    ("psync 4k, 1", "psync", "4k", 1),
+    ("psync 4k, 4", "psync", "4k", 4),
+    ("psync 128k, 1", "psync", "128k", 1),
+    ("psync 128k, 4", "psync", "128k", 4),
+    ("mmap 4k, 1", "mmap", "4k", 1),
+    ("mmap 4k, 4", "mmap", "4k", 4),
+    ("mmap 128k, 1", "mmap", "128k", 1),
+    ("mmap 128k, 4", "mmap", "128k", 4),
+];
+
+/// Something mounted.
+struct Mounted {
+    way: Way,
+    root: PathBuf,
+}
+
+pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
+    find("fio").context(Skipped(String::from("fio is not installed")))?;
+    let place = |name: &str| context.work.join(name);
+    let tree = place("tree");
+    fill(&tree)?;
+    let tar = place("tree.tar");
+    quiet(Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(&tree).arg("."))?;
+    let ways = ways(context, &format!("tar:{}", tar.display()), &tree)?;
+    remove(&tar)?;
+    let more = read_ahead(&ways)?;
+    let (ways, more) = (attach(context, ways, "root")?, attach(context, more, "more")?);
+    let (mut sizes, mut findings) = (Vec::new(), Vec::new());
+    for is_cold in [true, false] {
+        for order in
+            [Order::Sequential, Order::Random(if is_cold { COLD_BYTES } else { WARM_BYTES })]
+        {
+            let warmth = if is_cold { "cold" } else { "warm" };
+            let random = order != Order::Sequential;
+            let title = format!("{}, {warmth}", if random { "random" } else { "sequential" });
+            let table = race(context, &title, &ways, &jobs(order, is_cold), false)?;
+            findings.extend(shares(&table));
+            sizes.push(table);
+            if random {
+                let jobs: Vec<_> =
+                    jobs(order, is_cold).into_iter().filter(|it| it.engine == "psync").collect();
+                let title = format!("{title}, a folder of {FILES} files");
+                let table = race(context, &title, &ways, &jobs, true)?;
+                findings.extend(shares(&table));
+                sizes.push(table);
+            }
+        }
+    }
+    let mut jobs = jobs(Order::Sequential, true);
+    jobs.retain(|it| it.jobs == 1);
+    jobs.push(Job { title: "psync 128k, 1, fadvise", advice: Advice::Given, ..jobs[1] });
+    let table = race(context, "sequential, cold, by what is read ahead", &more, &jobs, false)?;
+    sizes.push(table);
+    sizes.retain(|it| !it.columns.is_empty());
+    for mounted in ways.iter().chain(&more) {
+        unmount(&mounted.root, UnmountFlags::empty())?;
+    }
+    for entry in fs::read_dir(context.work)? {
+        remove(&entry?.path())?;
+    }
+    let tables = compile(context)?;
+    for table in &tables {
+        let rivals = table.outcomes.iter().skip(1);
+        findings.extend(rivals.filter_map(|it| {
+            let found = ratio(&table.outcomes, &it.name, EXT4)?;
+            Some(format!("{}: {found}", table.title))
+        }));
+    }
+    let host = host_read_ahead(context.work).unwrap_or_else(|| String::from("?"));
+    Ok(Report {
+        name: "read",
+        about: format!(
+            "fio's bytes a second: a file of 512 MiB, and random reads of a folder, which lie on the host's ext4, and in \
+             images and blobs that lie on the host's ext4. Columns: engine, size of a read, processes; more than one \
+             read parts of the file. Cold: after dropping all caches. Warm: after a read of everything. Medians. \
+             The kernel reads {host} kB ahead on the host's disk, and by itself 128 kB on an EROFS that is mounted from a \
+             file, whatever that lies on; `read ahead` says another number, in the mount's `/sys/class/bdi/…/read_ahead_kb`. \
+             *fadvise*: the program said that it reads sequentially. *compile*: gcc compiles Lua in a chroot, two files at a time, \
+             with sources and compiler in the image and a tmpfs for what comes of it.",
+        ),
+        tables,
+        sizes,
+        findings,
+    })
+}
+
+/// A large file and a folder of smaller ones, all of bytes that no file system makes less of.
+fn fill(tree: &Path) -> Result<()> {
+    fs::create_dir_all(tree.join("many"))?;
+    let mut random = Random::new(0xF10);
+    let mut write = |path: &Path, bytes: u64| -> Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        for _ in 0..bytes / 8 {
+            out.write_all(&random.next().to_le_bytes())?;
+        }
+        Ok(out.flush()?)
+    };
+    write(&tree.join("large"), FILE_BYTES)?;
+    for number in 0..FILES {
+        write(&tree.join(format!("many/{number}")), EACH_BYTES)?;
+    }
+    Ok(())
+}
+
+/// A folder on ext4, and the same in every form.
+fn ways(context: &Context<'_>, source: &str, folder: &Path) -> Result<Vec<Way>> {
+    let [objects, packed, tar] =
+        ["objects", "packed", "tar"].map(|form| import(context, source, form));
+    let (objects, packed, tar) = (objects?, packed?, tar?);
+    let alone = context.work.join("standalone.img");
+    export(context, &objects, &alone)?;
+    let composefs =
+        Source::Composefs { image: only_image(&objects)?, objects: objects.join("objects") };
+    let (packed, tar) = (Files::of_store(&packed)?, Files::of_store(&tar)?);
+    let alone = Files::new(&alone, Vec::new());
+    let buffered = |files: &Files| Source::Erofs(Files { io: Io::Buffered, ..files.clone() });
+    Ok(vec![
+        Way::new(EXT4, Source::Folder(folder.to_owned())),
+        Way::new("quire objects: composefs + overlayfs", composefs),
+        Way::new("quire export erofs:", Source::Erofs(alone.clone())),
+        Way::new("quire export erofs:, buffered", buffered(&alone)),
+        Way::new("quire packed", Source::Erofs(packed.clone())),
+        Way::new("quire packed, buffered", buffered(&packed)),
+        Way::new("quire tar", Source::Erofs(tar.clone())),
+        Way::new("quire tar, buffered", buffered(&tar)),
+    ])
+}
+
+/// The packed form, read in other ways, beside ext4.
+fn read_ahead(ways: &[Way]) -> Result<Vec<Way>> {
+    let packed = ways.iter().find_map(|it| match &it.source {
+        Source::Erofs(files) if it.name == "quire packed" => Some(files.clone()),
+        _ => None,
+    });
+    let packed = packed.context("it is among the ways")?;
+    let mut more = vec![ways[0].clone()];
+    for io in [Io::Direct, Io::Buffered] {
+        for kilobytes in [128, 512, 1024, 2048, 4096, 8192] {
+            let files = Files { io, read_ahead: Some(kilobytes), ..packed.clone() };
+            let kind = if io == Io::Direct { "" } else { ", buffered" };
+            let name = format!("quire packed{kind}, read ahead {kilobytes} kB");
+            more.push(Way::new(name, Source::Erofs(files)));
+        }
+    }
+    let through_loop = Files { through: Through::Loop, ..packed };
+    more.push(Way::new("quire packed, loop devices with direct I/O", Source::Erofs(through_loop)));
+    Ok(more)
+}
+
+fn attach(context: &Context<'_>, ways: Vec<Way>, prefix: &str) -> Result<Vec<Mounted>> {
+    let mut mounted = Vec::new();
+    for (number, way) in ways.into_iter().enumerate() {
+        let root = context.work.join(format!("{prefix}-{number}"));
+        way.mount(&root, Layer::None).with_context(|| way.name.clone())?;
+        mounted.push(Mounted { way, root });
+    }
+    Ok(mounted)
+}
+
+fn jobs(order: Order, is_cold: bool) -> Vec<Job> {
+    let advice = Advice::None;
+    let job =
+        |(title, engine, block, jobs)| Job { title, engine, block, jobs, order, is_cold, advice };
+    KINDS.map(job).into()
+}
+
+/// Every job on every mount, in rounds. Answers the medians.
+fn race(
+    context: &Context<'_>,
+    title: &str,
+    ways: &[Mounted],
+    jobs: &[Job],
+    is_folder: bool,
+) -> Result<Sizes> {
+    let jobs = if context.wants(title) { jobs } else { &[] };
+    let mut found = vec![vec![Vec::new(); jobs.len()]; ways.len()];
+    for _ in 0..context.runs {
+        for (number, job) in jobs.iter().enumerate() {
+            for (Mounted { way, root }, found) in ways.iter().zip(&mut found) {
+                let (large, many) = (root.join("large"), root.join("many"));
+                let what = match is_folder {
+                    true => What::Folder(&many),
+                    false => What::File(&large, FILE_BYTES),
+                };
+                if !job.is_cold {
+                    read_all(if is_folder { &many } else { &large })?;
+                }
+                let rate = job.run(what, context.work).with_context(|| way.name.clone())?;
+                found[number].push(rate);
+            }
+        }
+    }
+    let median = |mut rates: Vec<u64>| {
+        rates.sort_unstable();
+        rates[rates.len() / 2]
+    };
+    let rows = ways.iter().zip(found);
+    let rows = rows.map(|(it, row)| (it.way.name.clone(), row.into_iter().map(median).collect()));
+    Ok(Sizes {
+        title: title.to_owned(),
+        unit: Unit::MegabytesPerSecond,
+        columns: jobs.iter().map(|it| it.title).collect(),
+        rows: rows.collect(),
+    })
+}
+
+/// Reads a file, or those of a folder, into the page cache.
+fn read_all(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        for entry in fs::read_dir(path)? {
+            read_all(&entry?.path())?;
+        }
+        return Ok(());
+    }
+    let mut file = File::open(path)?;
+    let mut buffer = vec![0; 1 << 18];
+    while io::Read::by_ref(&mut file).read(&mut buffer)? > 0 {}
+    Ok(())
+}
+
+/// The share of ext4's in each column, lowest and highest.
+fn shares(table: &Sizes) -> Vec<String> {
+    let (_, ext4) = &table.rows[0];
+    if ext4.is_empty() {
+        return Vec::new();
+    }
+    let mut findings = Vec::new();
+    for (name, row) in &table.rows[1..] {
+        let share = |(ours, theirs): (&u64, &u64)| {
+            // Thousandths are exact enough.
+            let thousandths = u32::try_from(ours.saturating_mul(1000) / (*theirs).max(1));
+            f64::from(thousandths.unwrap_or(u32::MAX)) / 1000.0
+        };
+        let shares: Vec<_> = row.iter().zip(ext4).map(share).collect();
+        let low = shares.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = shares.iter().copied().fold(0.0, f64::max);
+        let at = shares.iter().position(|it| *it <= low).map_or("", |at| table.columns[at]);
+        findings.push(format!(
+            "{}: {name}: {low:.2} ({at}) to {high:.2} of {EXT4}'s bytes a second",
+            table.title
+        ));
+    }
+    findings
+}
+
+/// How many kilobytes the kernel reads ahead on the disk of a folder.
+fn host_read_ahead(folder: &Path) -> Option<String> {
+    let mut stat = Command::new("stat");
+    let number = quiet(stat.args(["--format=%Hd:%Ld"]).arg(folder)).ok()?;
+    let file = Path::new("/sys/class/bdi").join(number.trim()).join("read_ahead_kb");
+    Some(fs::read_to_string(file).ok()?.trim().to_owned())
+}
+
+/// In a chroot: compiles every source where it is, links, and runs what came of it.
+const COMPILE: &str = "
+cd /srv/lua/src
+ls *.c | grep -v luac.c | xargs -P 2 -I % gcc -O0 -DLUA_USE_POSIX -c -o /tmp/%.o %
+gcc -o /tmp/lua /tmp/*.o -lm
+[ \"$(/tmp/lua -e 'print(6 * 7)')\" = 42 ]
+";
+
+fn compile(context: &Context<'_>) -> Result<Vec<Table>> {
+    if !context.wants("compile, ") {
+        return Ok(Vec::new());
+    }
+    let layout = inputs::jobs::make(context.cache, false)?;
+    let folder = context.work.join("tree");
+    let ways = ways(context, &format!("oci:{}:latest", layout.display()), &folder)?;
+    let source = context.work.join("source");
+    ways[2].mount(&source, Layer::None)?;
+    quiet(Command::new("cp").arg("-a").arg(&source).arg(&folder))?;
+    unmount(&source, UnmountFlags::empty())?;
+    let mut tables = Vec::new();
+    for is_cold in [true, false] {
+        let mut contestants = Vec::new();
+        for (number, way) in ways.iter().enumerate() {
+            let root = context.work.join(format!("compile-{number}"));
+            let chroot = {
+                let root = root.clone();
+                move || {
+                    let mut chroot = Command::new("chroot");
+                    chroot.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+                    chroot.arg(&root).args(["sh", "-euc", COMPILE]);
+                    chroot
+                }
+            };
+            let before = {
+                let (root, chroot) = (root.clone(), chroot.clone());
+                move || {
+                    way.mount(&root, Layer::None)?;
+                    mount("tmpfs", root.join("tmp"), "tmpfs", MountFlags::empty(), None)?;
+                    if !is_cold {
+                        quiet(&mut chroot())?;
+                    }
+                    Ok(())
+                }
+            };
+            let after = move || {
+                unmount(root.join("tmp"), UnmountFlags::empty())?;
+                Ok(unmount(&root, UnmountFlags::empty())?)
+            };
+            let commands = move || Ok(vec![chroot()]);
+            contestants.push(Contestant::new(&way.name, commands).before(before).after(after));
+        }
+        let memory = if is_cold { Memory::WithCache } else { Memory::LargestProcess };
+        let (runs, pace) = (context.runs, Pace::Turns);
+        let rules = Rules { runs, sync: None, cold: is_cold, pace, memory };
+        let outcomes = measure(&rules, &mut contestants)?;
+        let title = format!("compile, {}", if is_cold { "cold" } else { "warm" });
+        tables.push(Table { title, memory, runs, outcomes });
+    }
+    Ok(tables)
+}

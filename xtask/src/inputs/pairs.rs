@@ -1,0 +1,102 @@
+//! Pairs of images that are one minor version apart: Debian's release, and what its security team made of it since.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::rootfs::{self, Base, Change};
+use super::{apt, layer, layout};
+use crate::cache::{Cache, remove};
+use crate::process::quiet;
+
+/// What a pair is called, and the packages of it, the main one first.
+pub(crate) const PAIRS: [(&str, &[&str]); 5] = [
+    ("nginx", &["nginx-core", "nginx"]),
+    ("redis", &["redis-server"]),
+    ("postgresql", &["postgresql-15", "postgresql"]),
+    ("tomcat", &["tomcat10"]),
+    ("mariadb", &["mariadb-server"]),
+];
+
+/// One image of a pair.
+#[derive(Debug)]
+pub(crate) struct Version {
+    /// Debian's, of the main package.
+    pub(crate) version: String,
+    /// An OCI layout, tag `latest`: the system and a layer of packages.
+    pub(crate) layout: PathBuf,
+    /// The same files as a folder.
+    pub(crate) tree: PathBuf,
+}
+
+/// The images of a pair, the older one first. They are of one version when the mirror has no other.
+pub(crate) fn make(
+    cache: &Cache,
+    name: &str,
+    packages: &[&str],
+    refresh: bool,
+) -> Result<[Version; 2]> {
+    let base = rootfs::base(cache, false)?;
+    let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
+        fs::create_dir_all(draft)?;
+        version(&base, packages, "", &draft.join("1"))?;
+        let mirror = apt::security()?;
+        version(&base, packages, &mirror, &draft.join("2"))
+    })?;
+    let open = |number: &str| -> Result<Version> {
+        let dir = dir.join(number);
+        let version = fs::read_to_string(dir.join("version"))?.trim().to_owned();
+        Ok(Version { version, layout: dir.join("layout"), tree: dir.join("tree") })
+    };
+    Ok([open("1")?, open("2")?])
+}
+
+/// $1 the base, $2 the layer's tar, $3 the tree. Deletions are done as they are written down; a new folder is called opaque
+/// by overlayfs, which means nothing where there was none.
+const TREE: &str = r#"
+cp -a "$1" "$3"
+tar --extract --gzip --numeric-owner --xattrs --xattrs-include='*' --file "$2" --directory "$3"
+find "$3" -name .wh..wh..opq -delete
+find "$3" -name '.wh.*' | while read -r mark; do
+    rm -rf "$mark" "${mark%/*}/${mark##*/.wh.}"
+done
+"#;
+
+/// What installs packages. The source of newer versions is there for as long, so that both images have the same list. Databases
+/// that packages make are left out, as images of them have none: they differ each time.
+const INSTALL: &str = r"
+export DEBIAN_FRONTEND=noninteractive
+cp -a /etc/apt/sources.list /run/sources.list
+printf '%s\n' 'SOURCE' >> /etc/apt/sources.list
+printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d
+chmod 755 /usr/sbin/policy-rc.d
+apt-get -q -o Acquire::Check-Valid-Until=false update
+apt-get -q -y --no-install-recommends install PACKAGES
+apt-get clean
+rm -r /usr/sbin/policy-rc.d /var/lib/apt/lists/*
+cp -a /run/sources.list /etc/apt/sources.list
+rm /run/sources.list
+find /var/log /var/cache/ldconfig /var/cache/apt -type f -delete
+rm -rf /var/lib/postgresql/* /var/lib/mysql/*
+";
+
+fn version(base: &Base, packages: &[&str], source: &str, dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    let script = INSTALL.replace("SOURCE", source).replace("PACKAGES", &packages.join(" "));
+    let change = Change { packages: &[], script: &script, xattrs: &[] };
+    let top = rootfs::change(base, &change, dir, layer::Mtime::WholeSeconds)?;
+    let tree = dir.join("tree");
+    let mut unpack = Command::new("sh");
+    unpack.args(["-euc", TREE, "tree"]).arg(base.root()).arg(&top.file).arg(&tree);
+    quiet(&mut unpack)?;
+    let mut query = Command::new("dpkg-query");
+    query.arg(format!("--admindir={}", tree.join("var/lib/dpkg").display()));
+    query.args(["--show", "--showformat=${Version}", packages[0]]);
+    fs::write(dir.join("version"), quiet(&mut query)?)?;
+    let (file, facts) = (dir.join("layer.tar.gz"), dir.join("layer.json"));
+    layout::write(&dir.join("layout"), &layout::Config::new(), &[base.layer()?, top])?;
+    remove(&file)?;
+    remove(&facts)
+}
