@@ -1,6 +1,6 @@
 //! What the store's bytes are for, each counted once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use image::verity::ObjectId;
 
@@ -195,6 +195,7 @@ impl Parts {
     fn divide(&mut self, blob: &ObjectId, bytes: u64, groups: &mut BTreeMap<Vec<usize>, u64>) {
         let ranges = self.blobs.remove(blob).unwrap_or_default();
         let mut edges: BTreeMap<u64, Vec<(bool, usize)>> = BTreeMap::new();
+        let all: BTreeSet<usize> = ranges.iter().map(|it| it.2).collect();
         for (from, until, image) in ranges {
             edges.entry(from).or_default().push((true, image));
             edges.entry(until).or_default().push((false, image));
@@ -217,6 +218,10 @@ impl Parts {
                     users.remove(&image);
                 }
             }
+        }
+        // The last block, which says what the blob is, is all of its users'.
+        if !all.is_empty() {
+            *groups.entry(all.into_iter().collect()).or_default() += left.min(PAGE);
         }
     }
 }

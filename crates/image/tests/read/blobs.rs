@@ -38,11 +38,11 @@ pub fn flat(files: &[(&str, usize)], objects: &mut Objects) -> Tree {
 pub const SIZES: [(&str, usize); 9] = [
     ("0", 0),
     ("1", 1),
-    ("2048", 2048),
+    ("512", 512),
     ("4095", 4095),
     ("4096", 4096),
     ("4097", 4097),
-    ("6144", 6144),
+    ("4608", 4608),
     ("8191", 8191),
     ("70000", 70_000),
 ];
@@ -85,11 +85,11 @@ fn where_files_are() {
     let expected = [
         ("0", vec![]),
         ("1", vec![("behind", 1)]),
-        ("2048", vec![("behind", 2048)]),
+        ("512", vec![("behind", 512)]),
         ("4095", vec![("blob", 4095)]),
         ("4096", vec![("blob", 4096)]),
         ("4097", vec![("blob", 4096), ("behind", 1)]),
-        ("6144", vec![("blob", 4096), ("behind", 2048)]),
+        ("4608", vec![("blob", 4096), ("behind", 512)]),
         ("8191", vec![("blob", 8191)]),
         // 17 blocks are 69632 bytes.
         ("70000", vec![("blob", 69_632), ("behind", 368)]),
@@ -293,7 +293,7 @@ fn a_native_image_says_whether_it_has_acls() {
 #[test]
 fn ends_are_asked_for() {
     let mut objects = Objects::new();
-    let tree = flat(&[("a", 10_000), ("b", 8192)], &mut objects);
+    let tree = flat(&[("a", 8692), ("b", 8192)], &mut objects);
     let mut blobs = Blobs::default();
     blobs.add(&objects, PACKED);
     let (table, mut asked) = (blobs.table(), Vec::new());
@@ -305,7 +305,7 @@ fn ends_are_asked_for() {
         fingerprints: Fingerprints::Inline,
         uuid: [0; 16],
     };
-    for (len, is_right) in [(1807, false), (1808, true), (1809, false)] {
+    for (len, is_right) in [(499, false), (500, true), (501, false)] {
         let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| {
             asked.push((file.path(), piece));
             out.write_all(&vec![1; len])
@@ -313,7 +313,7 @@ fn ends_are_asked_for() {
         let written = write_native(&tree, &native, &mut contents, &mut io::sink());
         match written {
             Ok(_) => assert!(is_right, "{len}"),
-            Err(WriteError::ContentSize { size: 10_000, .. }) => assert!(!is_right, "{len}"),
+            Err(WriteError::ContentSize { size: 8692, .. }) => assert!(!is_right, "{len}"),
             Err(error) => panic!("{error}"),
         }
     }

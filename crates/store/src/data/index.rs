@@ -82,8 +82,10 @@ impl Entry {
         if !self.offset.is_multiple_of(kind.block_size()) {
             return Err("an object does not begin with a block");
         }
+        // The last block says what the blob is.
+        let last = bytes.saturating_sub(kind.block_size());
         match self.offset.checked_add(in_blob) {
-            Some(until) if until <= bytes => Ok(()),
+            Some(until) if until <= last => Ok(()),
             _ => Err("an object is not within the blob"),
         }
     }

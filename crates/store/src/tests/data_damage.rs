@@ -80,6 +80,7 @@ fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
             other => panic!("{other:?}"),
         };
         told.push(what);
+        let first = told.len();
         for harm in harm {
             let paths: Vec<_> = harm.paths.iter().map(|it| String::from_utf8_lossy(it)).collect();
             let image = if harm.image == damaged.one { "one" } else { "two" };
@@ -87,6 +88,8 @@ fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
             assert_eq!(harm.refs, [name(image)]);
             told.push(format!("{image} {}", paths.join(" ")).trim().to_owned());
         }
+        // They are told in the order of the images' ids.
+        told[first..].sort_unstable();
     }
     told
 }

@@ -23,7 +23,8 @@ fn entry(text: &str, offset: u64, size: u64) -> Entry {
 }
 
 const fn packed(blocks: u64) -> Header {
-    Header { kind: BlobKind::Packed, bytes: blocks * 4096, dropped: 0, layer: None }
+    // One more says what the blob is.
+    Header { kind: BlobKind::Packed, bytes: (blocks + 1) * 4096, dropped: 0, layer: None }
 }
 
 fn encode(header: &Header, entries: &[(Entry, &[u8])]) -> Vec<u8> {

@@ -25,7 +25,8 @@ fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
         until = until.max(offset + size);
     }
     let layer = (kind == BlobKind::Tar).then(|| crate::Digest::sha256(b"layer"));
-    let bytes = until.next_multiple_of(kind.block_size());
+    // With the block that says what the blob is.
+    let bytes = until.next_multiple_of(kind.block_size()) + kind.block_size();
     let bytes = builder.encode(&Header { kind, bytes, dropped, layer }).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&bytes).unwrap();
