@@ -1,17 +1,17 @@
 //! Another storage form for an image that the store has.
 
-use std::collections::HashSet;
 use std::io::{Read, Write as _};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use image::erofs::read::Owners;
-use image::tree::{Content, Node, Tree};
+use image::tree::Tree;
 use image::verity::ObjectId;
 use store::{Form, ObjectReader, Store};
 
 use super::layers::{BlobSource, Found, LayerSource};
+use super::native::each_object;
 use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report};
 use crate::Digest;
 use crate::export::layer_tar;
@@ -130,24 +130,6 @@ impl Job<'_> {
         }
         self.made(tree)
     }
-}
-
-/// Calls `visit` for each object of a tree, once.
-fn each_object(
-    tree: &Tree,
-    mut visit: impl FnMut(&ObjectId, u64) -> Result<(), ImportError>,
-) -> Result<(), ImportError> {
-    let mut seen = HashSet::new();
-    let mut walk = tree.walk();
-    while let Some((_, entry)) = walk.next() {
-        if let Node::Regular(Content::External { object: Some(object), size, .. }) =
-            entry.inode.node()
-            && seen.insert(object)
-        {
-            visit(&object, size)?;
-        }
-    }
-    Ok(())
 }
 
 impl Job<'_> {

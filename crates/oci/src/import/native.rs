@@ -111,26 +111,38 @@ impl Job<'_> {
     fn over_blobs(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
         let transaction = &*self.transaction;
         let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
-        let (mut seen, mut found) = (HashSet::new(), HashMap::new());
-        let mut objects = Vec::new();
-        let mut walk = tree.walk();
-        while let Some((_, entry)) = walk.next() {
-            if let Node::Regular(Content::External { object: Some(object), size, .. }) =
-                entry.inode.node()
-                && seen.insert(object)
-            {
-                match find(&object, size)? {
-                    Some(stored) => drop(found.insert(object, stored)),
-                    None => objects.push((object, size)),
-                }
+        let (mut found, mut objects) = (HashMap::new(), Vec::new());
+        each_object(tree, |object, size| {
+            match find(object, size)? {
+                Some(stored) => drop(found.insert(*object, stored)),
+                None => objects.push((*object, size)),
             }
-        }
+            Ok(())
+        })?;
         self.pack_own(&mut packer, &objects)?;
         found.extend(packer.finish()?);
         let (form, layers, tars) = (Form::Packed, &[][..], Tars::default());
         let places = Found { transaction, form, layers, found, tars };
         Ok(native::write(transaction, tree, &places, Fingerprints::default())?)
     }
+}
+
+/// Calls `visit` for each object of a tree, once.
+pub(super) fn each_object(
+    tree: &Tree,
+    mut visit: impl FnMut(&ObjectId, u64) -> Result<(), ImportError>,
+) -> Result<(), ImportError> {
+    let mut seen = HashSet::new();
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        if let Node::Regular(Content::External { object: Some(object), size, .. }) =
+            entry.inode.node()
+            && seen.insert(object)
+        {
+            visit(&object, size)?;
+        }
+    }
+    Ok(())
 }
 
 impl TarFile {

@@ -14,7 +14,7 @@ use super::Dedup;
 /// Bytes that are copied at once.
 const PIECE: usize = 256 << 10;
 /// Bytes of a block of a packed blob.
-const BLOCK: u64 = 4096;
+const BLOCK: u64 = BlobKind::Packed.block_size();
 
 /// Why objects cannot be packed.
 #[derive(Debug, thiserror::Error)]
