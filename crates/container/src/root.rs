@@ -389,7 +389,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
     use image::erofs::{
-        BlockSize, DataBlob, Fingerprints, Profile, Stored, Versions, write_native,
+        BlockSize, DataBlob, Fingerprints, Placed, Profile, Stored, Versions, write_native,
     };
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
     use image::verity::{Algorithm, digest};
@@ -485,7 +485,7 @@ mod tests {
             builder.insert(InodeId::ROOT, b"file", inode.unwrap(), Link::Equal).unwrap();
             let find = |_: &_| {
                 let (tail, fingerprint) = (5, [7; 32]);
-                Some(Stored { device: 0, offset: 4096, tail, fingerprint })
+                Some(Placed::Whole(Stored { device: 0, offset: 4096, tail, fingerprint }))
             };
             let device =
                 DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };

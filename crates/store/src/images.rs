@@ -1,13 +1,13 @@
 //! The images of a store, and the objects that they need.
 
 use image::erofs::read::{
-    ByteOffset, Cached, DeviceSlot, FileType, Image, ImageTree, Located, Objects, Owners, Place,
-    ReadAt, ReadError, View, native_tree, to_tree,
+    ByteOffset, Cached, Device, DeviceSlot, Extent, FileType, Image, ImageTree, Located, Objects,
+    Owners, Place, ReadAt, ReadError, View, native_tree, to_tree,
 };
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, ObjectId};
 
-use crate::data::BlobKind;
+use crate::data::{BlobKind, Index, PieceKey};
 use crate::open::{ImageFile, OpenImage};
 use crate::refs::Form;
 use crate::store::{Store, StoreError};
@@ -200,14 +200,67 @@ impl Store {
                 })
             })
             .collect();
-        let find = |located: &Located| {
-            let index = indexes.get(located.device.slot()?)?.as_ref()?;
-            let entry = index.at(located.offset.0)?;
-            let is_same = entry.size == located.size
-                && located.fingerprint.is_none_or(|it| it == entry.sha256);
-            is_same.then(|| entry.object())
+        let index_of = |device: Device| indexes.get(device.slot()?)?.as_deref();
+        let find = |located: &Located<'_>| {
+            whole(located, &index_of).or_else(|| {
+                let pieces = pieces(located, &index_of)?;
+                let mut records = indexes.iter().flatten().filter_map(|it| it.record_of(&pieces));
+                let record = records.find(|it| is_same(located, it.size, &it.sha256))?;
+                Some(record.object())
+            })
         };
         let objects = Objects { algorithm: self.algorithm(), inline_max: INLINE_MAX, find: &find };
         Ok(native_tree(&read, objects)?)
     }
+}
+
+fn is_same(located: &Located<'_>, size: u64, sha256: &[u8; 32]) -> bool {
+    located.size == size && located.fingerprint.is_none_or(|it| it == *sha256)
+}
+
+/// The object that a file is, if the file is where one is, all of it but the end, which is in the image.
+fn whole<'i>(
+    located: &Located<'_>,
+    index_of: &dyn Fn(Device) -> Option<&'i Index>,
+) -> Option<ObjectId> {
+    let first = located.runs.first()?;
+    let Place::Data(device, offset) = first.place else { return None };
+    let entry = index_of(device)?.at(offset.0)?;
+    let in_image = |it: &Extent| match it.place {
+        Place::Inline(_) => true,
+        Place::Data(device, _) => device == Device::IMAGE,
+        Place::Hole => false,
+    };
+    let is_there = first.len == entry.in_blob() && located.runs.iter().skip(1).all(in_image);
+    (is_there && is_same(located, entry.size, &entry.sha256)).then(|| entry.object())
+}
+
+/// The objects that a file is made of, by what the indexes say is where the file's bytes are.
+fn pieces<'i>(
+    located: &Located<'_>,
+    index_of: &dyn Fn(Device) -> Option<&'i Index>,
+) -> Option<Vec<PieceKey>> {
+    let mut pieces = Vec::new();
+    let mut left = located.size;
+    for run in located.runs {
+        let (device, offset) = match run.place {
+            Place::Hole => {
+                pieces.push(PieceKey { id: None, len: run.len });
+                left = left.checked_sub(run.len)?;
+                continue;
+            }
+            Place::Data(device, offset) if device != Device::IMAGE => (device, offset.0),
+            Place::Data(..) | Place::Inline(_) => return None,
+        };
+        let index = index_of(device)?;
+        let until = offset.checked_add(run.len)?;
+        let mut at = offset;
+        while at < until {
+            let entry = index.at(at).filter(|it| it.end_len == 0 && it.until() <= until)?;
+            pieces.push(PieceKey { id: Some(entry.id), len: entry.size });
+            left = left.checked_sub(entry.size)?;
+            at = entry.until();
+        }
+    }
+    (left == 0).then_some(pieces)
 }

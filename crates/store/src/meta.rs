@@ -11,8 +11,10 @@ pub const FORMAT_VERSION: u32 = 1;
 
 /// The store has data blobs, or had: who does not know them would not keep them.
 const DATA_BLOBS: &str = "data-blobs";
+/// Some of them have objects in pieces, or had: who does not know these would not keep them.
+const DATA_PIECES: &str = "data-pieces";
 /// Features that this version knows.
-const KNOWN: [&str; 1] = [DATA_BLOBS];
+const KNOWN: [&str; 2] = [DATA_BLOBS, DATA_PIECES];
 
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Meta {
     pub unknown_to_write: Vec<String>,
     /// Whether there may be data blobs.
     pub data_blobs: bool,
+    /// Whether there may be objects in pieces in them.
+    pub data_pieces: bool,
     /// How new objects and images are protected, unless who opens the store says otherwise.
     pub sealing: Sealing,
 }
@@ -65,15 +69,19 @@ const IMMUTABLE: &str = "immutable";
 
 impl Meta {
     pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
-        Self { algorithm, unknown_to_write: Vec::new(), data_blobs: false, sealing }
+        let unknown_to_write = Vec::new();
+        Self { algorithm, unknown_to_write, data_blobs: false, data_pieces: false, sealing }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
+        let features = [(self.data_blobs, DATA_BLOBS), (self.data_pieces, DATA_PIECES)];
+        let needed = features.into_iter().filter(|(is_needed, _)| *is_needed);
+        let needed_to_write = needed.map(|(_, name)| name.to_owned()).collect();
         record::encode(&Raw {
             format: FORMAT_VERSION,
             algorithm: self.algorithm.name().to_owned(),
             needed_to_read: Vec::new(),
-            needed_to_write: self.data_blobs.then(|| DATA_BLOBS.to_owned()).into_iter().collect(),
+            needed_to_write,
             sealing: (self.sealing == Sealing::VerityOrImmutable).then(|| IMMUTABLE.to_owned()),
         })
     }
@@ -98,9 +106,10 @@ impl Meta {
             Some(IMMUTABLE) => Sealing::VerityOrImmutable,
             _ => Sealing::Verity,
         };
-        let data_blobs = raw.needed_to_write.iter().any(|it| it == DATA_BLOBS);
+        let has = |name: &str| raw.needed_to_write.iter().any(|it| it == name);
+        let (data_blobs, data_pieces) = (has(DATA_BLOBS), has(DATA_PIECES));
         let unknown_to_write = unknown(raw.needed_to_write);
-        Ok(Self { algorithm, unknown_to_write, data_blobs, sealing })
+        Ok(Self { algorithm, unknown_to_write, data_blobs, data_pieces, sealing })
     }
 }
 

@@ -80,7 +80,7 @@ impl Store {
             let keep: Vec<_> =
                 entries.filter(|it| !objects.contains(&it.object())).copied().collect();
             dropped += (index.entries.len() - keep.len()) as u64;
-            self.drop_entries(&blob, &index, &keep)?;
+            self.drop_entries(&blob, &index, &keep, &index.records)?;
         }
         Ok(dropped)
     }

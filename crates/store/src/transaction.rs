@@ -1,6 +1,6 @@
 //! An import: everything it adds appears at once, or not at all.
 
-use std::collections::{BTreeMap, HashMap, btree_map, hash_map};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -356,7 +356,7 @@ impl<'s> Transaction<'s> {
             Ok(None) => return Ok(None),
             Ok(Some(layer)) => layer,
         };
-        let (mut present, mut blobs) = (Vec::new(), Vec::new());
+        let (mut present, mut blobs) = (Vec::new(), BTreeSet::new());
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
                 continue;
@@ -370,7 +370,7 @@ impl<'s> Transaction<'s> {
             match stat {
                 Some(stat) if is_object(&stat, crate::disk::length(&stat)) => present.push(*id),
                 _ => match self.data_of(id).map_err(LayerError::Disk)? {
-                    Some(blob) => blobs.push(blob),
+                    Some(stored) => blobs.extend(stored.blobs().map(|it| it.id)),
                     None => return Ok(None),
                 },
             }

@@ -8,6 +8,6 @@ mod write;
 
 pub use write::{
     BlockSize, Contents, DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, PACKED_TAIL_MAX,
-    Piece, Profile, Standalone, Stored, Summary, Version, Versions, WriteError, write,
+    Piece, Placed, Profile, Run, Standalone, Stored, Summary, Version, Versions, WriteError, write,
     write_native, write_with,
 };

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
 use quire_image::erofs::{
-    BlockSize, DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, Piece, Stored, WriteError,
-    write_native, write_with,
+    BlockSize, DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, Piece, Placed, Stored,
+    WriteError, write_native, write_with,
 };
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
@@ -156,7 +156,7 @@ fn more_than_one_address_space_holds() {
         let mut table = blobs.table();
         // 15 TiB or 1.875 TiB; what is read of it is only that it is not read.
         table[0].bytes = block_size.bytes() * (15 << 28);
-        let find = |id: &ObjectId| blobs.stored.get(id).copied();
+        let find = |id: &ObjectId| blobs.find(id);
         let fingerprints = Fingerprints::Shared;
         let uuid = [0; 16];
         let native = Native { block_size, devices: &table, find: &find, fingerprints, uuid };
@@ -195,7 +195,7 @@ fn what_cannot_be_is_refused() {
         let find = |asked: &ObjectId| {
             assert_eq!(*asked, id);
             let (device, offset, tail) = place?;
-            Some(Stored { device, offset, tail, fingerprint: [7; 32] })
+            Some(Placed::Whole(Stored { device, offset, tail, fingerprint: [7; 32] }))
         };
         let native = Native {
             block_size: BlockSize::B4096,
@@ -297,7 +297,7 @@ fn ends_are_asked_for() {
     let mut blobs = Blobs::default();
     blobs.add(&objects, PACKED);
     let (table, mut asked) = (blobs.table(), Vec::new());
-    let find = |id: &ObjectId| blobs.stored.get(id).copied();
+    let find = |id: &ObjectId| blobs.find(id);
     let native = Native {
         block_size: BlockSize::B4096,
         devices: &table,
@@ -413,7 +413,7 @@ fn large_files_and_many_devices() {
     let device = u16::try_from(DEVICES_MAX - 1).unwrap();
     // 1048577 blocks and 904 bytes.
     let stored = Stored { device, offset: 3 * 4096, tail: 904, fingerprint: [1; 32] };
-    let find = |_: &ObjectId| Some(stored);
+    let find = |_: &ObjectId| Some(Placed::Whole(stored));
     let native = Native::new(BlockSize::B4096, &devices, &find);
     let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| {
         assert_eq!(piece, Piece::End((1 << 32) + 4096));
@@ -446,7 +446,8 @@ fn files_of_one_object_and_other_sizes_are_refused() {
         builder.insert(InodeId::ROOT, name, inode, Link::Equal).unwrap();
     }
     let stored = Stored { device: 0, offset: 0, tail: 0, fingerprint: [1; 32] };
-    let (devices, find) = ([DataBlob { id, bytes: 8192 }], |_: &ObjectId| Some(stored));
+    let (devices, find) =
+        ([DataBlob { id, bytes: 8192 }], |_: &ObjectId| Some(Placed::Whole(stored)));
     let native = Native::new(BlockSize::B4096, &devices, &find);
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
     let error = write_native(&builder.finish(), &native, &mut contents, &mut io::sink());

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use quire_image::diff::diff;
 use quire_image::erofs::read::{
-    self, ByteOffset, DeviceRange, FileType, Image, ImageTree, Located, ReadAt, examine,
+    self, ByteOffset, DeviceRange, FileType, Image, ImageTree, Located, Place, ReadAt, examine,
     native_tree,
 };
 use quire_image::erofs::{
-    BlockSize, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Stored, Summary, write_native,
+    BlockSize, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Placed, Stored, Summary,
+    write_native,
 };
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Node, Tree};
 use quire_image::verity::{Algorithm, ObjectId, digest};
@@ -40,6 +41,10 @@ pub enum Way {
 }
 
 impl Blobs {
+    pub fn find(&self, id: &ObjectId) -> Option<Placed<'_>> {
+        self.stored.get(id).copied().map(Placed::Whole)
+    }
+
     pub fn add(&mut self, objects: &Objects, way: Way) {
         let device = self.bytes.len() as u16;
         let mut blob = Vec::new();
@@ -109,7 +114,7 @@ pub fn make(
         give(&objects[&object], piece, out)
     };
     let table = blobs.table();
-    let find = |id: &ObjectId| blobs.stored.get(id).copied();
+    let find = |id: &ObjectId| blobs.find(id);
     let uuid = *b"sixteen bytes id";
     let native = Native { block_size, devices: &table, find: &find, fingerprints, uuid };
     let mut image = Vec::new();
@@ -321,8 +326,11 @@ fn trees_come_back() {
             let what = format!("case {case}, {block_size:?} {ways:?}");
             let blobs = spread(&objects, ways, in_image, &mut random);
             let addresses = by_address(&blobs, &objects);
-            let find = |at: &Located| {
-                let id = *addresses.get(&(at.device.0, at.offset.0))?;
+            let find = |at: &Located<'_>| {
+                let Place::Data(device, offset) = at.runs[0].place else {
+                    panic!("{what}: {at:?}")
+                };
+                let id = *addresses.get(&(device.0, offset.0))?;
                 let bytes = &objects[&id];
                 assert_eq!(at.size, bytes.len() as u64, "{what}");
                 assert_eq!(at.fingerprint, Some(Sha256::digest(bytes).into()), "{what}");

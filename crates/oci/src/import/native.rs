@@ -156,6 +156,7 @@ impl TarFile {
             size: self.size,
             end_len: 0,
             sha256: self.sha256,
+            pieces: None,
         }
     }
 }
@@ -192,7 +193,7 @@ struct Found<'t> {
 impl Places for Found<'_> {
     fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
         if let Some(found) = self.found.get(object) {
-            return Ok(Some(*found));
+            return Ok(Some(found.clone()));
         }
         match self.form {
             Form::Tar => self.transaction.reuse_in_tars(object, self.layers),

@@ -1,18 +1,29 @@
-//! Packed blobs: the whole blocks of objects one behind the other, their ends in the index.
+//! Packed blobs: the whole blocks of objects one behind the other, their ends in the index. Large objects are cut into
+//! pieces.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write as _};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::erofs::PACKED_TAIL_MAX;
-use image::verity::{Hasher, ObjectId};
+use image::verity::{Algorithm, Hasher, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
-use store::{BlobKind, DataBlob, DataBlobDraft, DraftError, StoredObject, Transaction};
+use store::{
+    BlobKind, DataBlob, DataBlobDraft, DraftError, Piece, StoredObject, StoredPiece, Transaction,
+};
 
 use super::Dedup;
 
 /// Bytes that are copied at once.
 const PIECE: usize = 256 << 10;
+/// Objects of that many bytes are cut into pieces, of which each is stored once, and those of zeros not at all.
+/// `docs/decisions/0012-pieces.md` has what was measured, of this and the next.
+const CUT_FROM: u64 = 256 << 10;
+/// Bytes of a piece.
+const CHUNK: usize = 64 << 10;
+/// The length of a blob that is being made: none has it in the end.
+const UNFINISHED: u64 = 0;
 /// Bytes of a block of a packed blob.
 const BLOCK: u64 = BlobKind::Packed.block_size();
 
@@ -67,10 +78,48 @@ pub(crate) struct Packer<'t> {
     draft: Option<DataBlobDraft<'t>>,
     /// What is in this layer's blob.
     pending: Vec<StoredObject>,
+    /// Pieces of objects that are in this layer's blob.
+    pieces: HashMap<ObjectId, StoredObject>,
     /// What need not be packed again.
     seen: HashSet<ObjectId>,
     found: HashMap<ObjectId, StoredObject>,
     buffer: Vec<u8>,
+}
+
+/// Takes the bytes of an object, to see whether they are the right ones.
+struct Check<'p> {
+    expected: &'p Packed<'p>,
+    hashes: Option<(Hasher, Sha256)>,
+}
+
+impl<'p> Check<'p> {
+    fn new(expected: &'p Packed<'p>) -> Self {
+        let hashes = || (Hasher::new(expected.object.algorithm()), Sha256::new());
+        Self { expected, hashes: expected.sha256.is_none().then(hashes) }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        if let Some((hasher, sha256)) = &mut self.hashes {
+            hasher.update(bytes);
+            sha256.update(bytes);
+        }
+    }
+
+    /// SHA-256 of all.
+    fn finish(self) -> Result<[u8; 32], PackError> {
+        let object = *self.expected.object;
+        match (self.expected.sha256, self.hashes) {
+            (Some(known), _) => Ok(known),
+            (None, hashes) => {
+                let (hasher, sha256) = hashes.expect("made where none is known");
+                let actual = hasher.finish();
+                if actual != object {
+                    return Err(PackError::Damaged { expected: object, actual: Box::new(actual) });
+                }
+                Ok(sha256.finalize().into())
+            }
+        }
+    }
 }
 
 impl<'t> Packer<'t> {
@@ -81,19 +130,25 @@ impl<'t> Packer<'t> {
     ) -> Self {
         let (pending, seen) = (Vec::new(), HashSet::new());
         let (found, buffer) = (HashMap::new(), vec![0; PIECE]);
-        Self { transaction, dedup, cancel, draft: None, pending, seen, found, buffer }
+        let (draft, pieces) = (None, HashMap::new());
+        Self { transaction, dedup, cancel, draft, pending, pieces, seen, found, buffer }
+    }
+
+    fn go_on(&self) -> Result<(), PackError> {
+        match self.cancel.load(Ordering::Relaxed) {
+            true => Err(PackError::Stopped),
+            false => Ok(()),
+        }
     }
 
     /// Packs an object, unless it need not be; `read` fills a buffer from a place in its bytes.
     pub(crate) fn add(
         &mut self,
         file: &Packed<'_>,
-        mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
+        read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> Result<(), PackError> {
-        if self.cancel.load(Ordering::Relaxed) {
-            return Err(PackError::Stopped);
-        }
-        let (object, size) = (*file.object, file.size);
+        self.go_on()?;
+        let object = *file.object;
         if !self.seen.insert(object) {
             return Ok(());
         }
@@ -103,14 +158,26 @@ impl<'t> Packer<'t> {
             self.found.insert(object, stored);
             return Ok(());
         }
-        let draft = match &mut self.draft {
-            Some(draft) => draft,
-            empty => empty.insert(self.transaction.data_blob(BlobKind::Packed)?),
+        if self.draft.is_none() {
+            self.draft = Some(self.transaction.data_blob(BlobKind::Packed)?);
+        }
+        let stored = match file.size {
+            CUT_FROM.. => self.cut(file, read)?,
+            _ => self.whole(file, read)?,
         };
-        let mut hashes = match file.sha256 {
-            Some(_) => None,
-            None => Some((Hasher::new(object.algorithm()), Sha256::new())),
-        };
+        self.pending.push(stored);
+        Ok(())
+    }
+
+    /// Puts an object into the blob, but for its end.
+    fn whole(
+        &mut self,
+        file: &Packed<'_>,
+        mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
+    ) -> Result<StoredObject, PackError> {
+        let draft = self.draft.as_mut().expect("it was begun");
+        let (object, size) = (*file.object, file.size);
+        let mut check = Check::new(file);
         let end = size % BLOCK;
         let end = if end > u64::from(PACKED_TAIL_MAX) { 0 } else { end };
         let offset = draft.position();
@@ -122,10 +189,7 @@ impl<'t> Packer<'t> {
             let count = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
             let piece = &mut self.buffer[..count];
             read(piece, at).map_err(|source| PackError::Read { object, source })?;
-            if let Some((hasher, sha256)) = &mut hashes {
-                hasher.update(piece);
-                sha256.update(&*piece);
-            }
+            check.take(piece);
             if body > 0 {
                 draft.write_all(piece).map_err(PackError::Write)?;
             } else {
@@ -135,31 +199,70 @@ impl<'t> Packer<'t> {
             at += count as u64;
         }
         draft.align()?;
-        let sha256 = match (file.sha256, hashes) {
-            (Some(known), _) => known,
-            (None, hashes) => {
-                let (hasher, sha256) = hashes.expect("made where none is known");
-                let actual = hasher.finish();
-                if actual != object {
-                    return Err(PackError::Damaged { expected: object, actual: Box::new(actual) });
-                }
-                sha256.finalize().into()
-            }
-        };
+        let sha256 = check.finish()?;
         let end = &self.buffer[kept];
         draft.add(object, sha256, offset, size, end);
-        self.pending.push(StoredObject {
-            object,
-            // Not known yet.
-            blob: object,
-            blob_bytes: 0,
-            kind: BlobKind::Packed,
-            offset,
-            size,
-            end_len: u32::try_from(end.len()).expect("less than a block"),
-            sha256,
-        });
-        Ok(())
+        let end_len = u32::try_from(end.len()).expect("less than a block");
+        Ok(StoredObject { offset, end_len, ..unfinished(object, size, sha256) })
+    }
+
+    /// Puts those pieces of an object into the blob that are in none yet, and are not all zeros.
+    fn cut(
+        &mut self,
+        file: &Packed<'_>,
+        mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
+    ) -> Result<StoredObject, PackError> {
+        let (object, size) = (*file.object, file.size);
+        let mut check = Check::new(file);
+        let mut pieces: Vec<StoredPiece> = Vec::new();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let mut at = 0;
+        while at < size {
+            self.go_on()?;
+            let count = usize::try_from(size - at).map_or(CHUNK, |left| left.min(CHUNK));
+            let bytes = &mut buffer[..count];
+            read(bytes, at).map_err(|source| PackError::Read { object, source })?;
+            check.take(bytes);
+            let len = count as u64;
+            at += len;
+            let is_zeros = bytes.iter().all(|byte| *byte == 0);
+            let stored = if is_zeros { None } else { Some(self.piece(bytes)?) };
+            match pieces.last_mut() {
+                Some(hole) if is_zeros && hole.stored.is_none() => hole.len += len,
+                _ => pieces.push(StoredPiece { len, stored }),
+            }
+        }
+        self.buffer = buffer;
+        let sha256 = check.finish()?;
+        let name = |it: &StoredPiece| Piece {
+            object: it.stored.as_ref().map(|it| it.object),
+            len: it.len,
+        };
+        let names: Vec<Piece> = pieces.iter().map(name).collect();
+        let draft = self.draft.as_mut().expect("it was begun");
+        draft.add_pieces(object, sha256, size, &names);
+        Ok(StoredObject { pieces: Some(pieces.into()), ..unfinished(object, size, sha256) })
+    }
+
+    /// Finds a piece, or puts it into the blob.
+    fn piece(&mut self, bytes: &[u8]) -> Result<StoredObject, PackError> {
+        let (id, size) = (digest(Algorithm::Sha256, bytes), bytes.len() as u64);
+        if let Some(found) = self.pieces.get(&id) {
+            return Ok(found.clone());
+        }
+        if self.dedup == Dedup::Store
+            && let Some(found) = self.transaction.reuse_piece(&id, size)?
+        {
+            return Ok(found);
+        }
+        let draft = self.draft.as_mut().expect("it was begun");
+        let (offset, sha256) = (draft.position(), Sha256::digest(bytes).into());
+        draft.write_all(bytes).map_err(PackError::Write)?;
+        draft.align()?;
+        draft.add(id, sha256, offset, size, &[]);
+        let stored = StoredObject { offset, ..unfinished(id, size, sha256) };
+        self.pieces.insert(id, stored.clone());
+        Ok(stored)
     }
 
     /// Ends a layer: what comes next is in another blob.
@@ -167,10 +270,17 @@ impl<'t> Packer<'t> {
         if self.dedup == Dedup::Layer {
             self.seen.clear();
         }
+        self.pieces.clear();
         if let Some(draft) = self.draft.take() {
-            let DataBlob { id, bytes, .. } = draft.finish()?;
-            for stored in self.pending.drain(..) {
-                let stored = StoredObject { blob: id, blob_bytes: bytes, ..stored };
+            let blob = draft.finish()?;
+            for mut stored in self.pending.drain(..) {
+                finish(&mut stored, &blob);
+                if let Some(pieces) = &mut stored.pieces {
+                    let pieces = Arc::get_mut(pieces).expect("nobody has seen it yet");
+                    pieces.iter_mut().filter_map(|it| it.stored.as_mut()).for_each(|it| {
+                        finish(it, &blob);
+                    });
+                }
                 self.found.entry(stored.object).or_insert(stored);
             }
         }
@@ -181,5 +291,18 @@ impl<'t> Packer<'t> {
     pub(crate) fn finish(mut self) -> Result<HashMap<ObjectId, StoredObject>, PackError> {
         self.end_layer()?;
         Ok(self.found)
+    }
+}
+
+/// In a blob whose name is not known yet.
+fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
+    let kind = BlobKind::Packed;
+    let (blob, blob_bytes, offset, end_len, pieces) = (object, UNFINISHED, 0, 0, None);
+    StoredObject { object, blob, blob_bytes, kind, offset, size, end_len, sha256, pieces }
+}
+
+fn finish(stored: &mut StoredObject, blob: &DataBlob) {
+    if stored.blob_bytes == UNFINISHED {
+        (stored.blob, stored.blob_bytes) = (blob.id, blob.bytes);
     }
 }

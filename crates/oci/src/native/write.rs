@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::ops::Range;
 
 use image::erofs::{
-    BlockSize, DataBlob, Fingerprints, Native, Piece, Stored, WriteError, write_native,
+    BlockSize, DataBlob, Fingerprints, Native, Piece, Placed, Run, Stored, WriteError, write_native,
 };
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::ObjectId;
-use store::{BlobKind, DraftError, StoredObject, Transaction};
+use store::{BlobKind, DraftError, StoredObject, StoredPiece, Transaction};
 
 /// The xattr by which kernels share pages. Source: erofs-utils `mkfs/main.c`.
 const FINGERPRINT: &str = "erofs.fingerprint.v1";
@@ -70,14 +70,25 @@ pub(crate) fn write(
     let numbers: HashMap<ObjectId, u16> =
         blobs.iter().zip(0..).map(|((blob, _), number)| (blob.id, number)).collect();
     let devices: Vec<DataBlob> = blobs.iter().map(|(blob, _)| *blob).collect();
+    let number = |blob: &ObjectId| numbers.get(blob).copied().unwrap_or_default();
+    let run = |piece: &StoredPiece| Run {
+        len: piece.len,
+        place: piece.stored.as_ref().map(|it| (number(&it.blob), it.offset)),
+    };
+    let in_pieces = found.iter().filter_map(|(object, stored)| {
+        let pieces = stored.pieces.as_ref()?;
+        Some((*object, pieces.iter().map(run).collect()))
+    });
+    let runs: HashMap<ObjectId, Vec<Run>> = in_pieces.collect();
     let find = |object: &ObjectId| {
         let stored = found.get(object)?;
-        Some(Stored {
-            device: numbers.get(&stored.blob).copied().unwrap_or_default(),
-            offset: stored.offset,
-            tail: u16::try_from(stored.end_len).ok()?,
-            fingerprint: stored.sha256,
-        })
+        let fingerprint = stored.sha256;
+        if let Some(runs) = runs.get(object) {
+            return Some(Placed::Pieces { runs, fingerprint });
+        }
+        let (device, offset) = (number(&stored.blob), stored.offset);
+        let tail = u16::try_from(stored.end_len).ok()?;
+        Some(Placed::Whole(Stored { device, offset, tail, fingerprint }))
     };
     let native = Native { block_size, devices: &devices, find: &find, fingerprints, uuid: [0; 16] };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
@@ -126,12 +137,16 @@ fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
             continue;
         }
         let Some(stored) = places.find(&object)? else { continue };
-        found.insert(object, stored);
-        // All of a small file is its end.
-        let is_on_device = u64::from(stored.end_len) < stored.size;
-        if is_on_device && known.insert(stored.blob) {
-            blobs.push((DataBlob { id: stored.blob, bytes: stored.blob_bytes }, stored.kind));
+        // All of a small file is its end. Of one in pieces, also the blob is a device whose index tells so: then it is there
+        // as long as the image is.
+        if u64::from(stored.end_len) < stored.size {
+            for store::DataBlob { id, bytes, kind } in stored.blobs() {
+                if known.insert(id) {
+                    blobs.push((DataBlob { id, bytes }, kind));
+                }
+            }
         }
+        found.insert(object, stored);
     }
     Ok((found, blobs))
 }

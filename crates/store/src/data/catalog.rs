@@ -1,6 +1,7 @@
 //! The indexes of all data blobs of a store, held in memory.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -8,8 +9,8 @@ use image::verity::{Algorithm, ObjectId};
 use rustix::fs::Stat;
 
 use super::{
-    BlobKind, Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader,
-    StoredObject,
+    BlobKind, Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader, Record,
+    StoredObject, first_of, piece_of, reader,
 };
 use super::{blob_name, index_name};
 use crate::digest::Digest;
@@ -47,11 +48,39 @@ pub(crate) struct Catalog {
     /// Of the directory, when it was listed.
     listed: Option<Stamp>,
     blobs: BTreeMap<ObjectId, Loaded>,
-    /// In which blob an object is.
+    /// In which blob an object is, as a whole.
     objects: HashMap<[u8; 32], ObjectId>,
+    /// Which objects are in pieces.
+    in_pieces: HashSet<[u8; 32]>,
 }
 
 impl Catalog {
+    /// Where an object is as a whole, in a blob that will do.
+    fn whole(&self, key: &[u8; 32], is_good: impl Fn(&Index) -> bool) -> Option<StoredObject> {
+        let blob = self.objects.get(key)?;
+        let one = self.blobs.get_key_value(blob);
+        let mut blobs = one.into_iter().chain(&self.blobs);
+        blobs.find_map(|(blob, loaded)| {
+            is_good(&loaded.index).then(|| first(&loaded.index, blob, key)).flatten()
+        })
+    }
+
+    /// Where an object is that can be a piece of another.
+    fn piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
+        let one = self.blobs.get_key_value(self.objects.get(id)?);
+        let mut blobs = one.into_iter().chain(&self.blobs);
+        blobs.find_map(|(blob, loaded)| piece_of(&loaded.index, blob, id, len))
+    }
+
+    /// Where the pieces of an object are, if every one is somewhere.
+    fn in_pieces(&self, object: &ObjectId) -> Option<StoredObject> {
+        let key = key(object).filter(|key| self.in_pieces.contains(key))?;
+        let mut blobs = self.blobs.iter().filter(|(_, it)| it.index.record(&key).is_some());
+        blobs.find_map(|(blob, loaded)| {
+            first_of(&loaded.index, blob, object, &|id, len| self.piece(id, len))
+        })
+    }
+
     /// Looks again which indexes there are, and reads those that are new or different.
     fn list(&mut self, data: &Directory) -> Result<(), DiskError> {
         let listed = Stamp::of(&data.stat_self()?);
@@ -83,6 +112,7 @@ impl Catalog {
         }
         if is_less || !before.is_empty() {
             self.objects.clear();
+            self.in_pieces.clear();
             new = self.blobs.keys().copied().collect();
         }
         for id in new {
@@ -90,6 +120,7 @@ impl Catalog {
             for entry in &loaded.index.entries {
                 self.objects.entry(entry.id).or_insert(id);
             }
+            self.in_pieces.extend(loaded.index.records.iter().map(|it| it.id));
         }
         self.listed = Some(listed);
         Ok(())
@@ -159,8 +190,16 @@ impl Store {
     ) -> Result<Option<StoredObject>, StoreError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(look)? else { return Ok(None) };
-        let Some(blob) = catalog.objects.get(&key) else { return Ok(None) };
-        Ok(catalog.blobs.get(blob).and_then(|loaded| first(&loaded.index, blob, &key)))
+        Ok(catalog.whole(&key, |_| true).or_else(|| catalog.in_pieces(object)))
+    }
+
+    /// Where a piece of other objects is.
+    pub(crate) fn stored_piece(
+        &self,
+        id: &[u8; 32],
+        len: u64,
+    ) -> Result<Option<StoredObject>, StoreError> {
+        Ok(self.catalog(Look::Quick)?.and_then(|catalog| catalog.piece(id, len)))
     }
 
     /// As [`stored`](Self::stored), in a blob of this kind.
@@ -171,11 +210,8 @@ impl Store {
     ) -> Result<Option<StoredObject>, StoreError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
-        let Some(blob) = catalog.objects.get(&key) else { return Ok(None) };
-        let one = catalog.blobs.get_key_value(blob);
-        let blobs = one.into_iter().chain(&catalog.blobs);
-        let mut of_kind = blobs.filter(|(_, loaded)| loaded.index.header.kind == kind);
-        Ok(of_kind.find_map(|(blob, loaded)| first(&loaded.index, blob, &key)))
+        let whole = catalog.whole(&key, |index| index.header.kind == kind);
+        Ok(whole.or_else(|| catalog.in_pieces(object).filter(|it| it.kind == kind)))
     }
 
     /// The data blob that is a layer's tar.
@@ -314,8 +350,53 @@ impl Store {
     }
 
     fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+        if stored.pieces.is_some() {
+            return self.open_pieces(stored, &|_| Ok(None));
+        }
         let index = self.index_of(&stored.blob)?;
         self.open_part(stored, &*index.ok_or(StoreError::NoObject(stored.object))?)
+    }
+
+    /// Opens an object in pieces, of which some may be in blobs that `made` knows.
+    pub(crate) fn stored_pieces(
+        &self,
+        stored: &StoredObject,
+        made: &dyn Fn(&ObjectId) -> Result<Option<(File, Arc<Index>)>, StoreError>,
+    ) -> Result<ObjectReader, StoreError> {
+        let _lock = self.lock_shared()?;
+        self.open_pieces(stored, made)
+    }
+
+    /// Every blob is opened once: so `gc` leaves all of them alone.
+    fn open_pieces(
+        &self,
+        stored: &StoredObject,
+        made: &dyn Fn(&ObjectId) -> Result<Option<(File, Arc<Index>)>, StoreError>,
+    ) -> Result<ObjectReader, StoreError> {
+        let absent = || StoreError::NoObject(stored.object);
+        let pieces = stored.pieces.as_deref().unwrap_or_default();
+        let mut blobs = BTreeMap::new();
+        let mut files = Vec::new();
+        for piece in pieces.iter().filter_map(|it| it.stored.as_ref()) {
+            if let Slot::Vacant(new) = blobs.entry(piece.blob) {
+                let (file, index) = match made(&piece.blob)? {
+                    Some(made) => made,
+                    None => {
+                        let index = self.index_of(&piece.blob)?.ok_or_else(absent)?;
+                        (self.open_blob(&piece.blob, index.header.bytes)?.0, index)
+                    }
+                };
+                new.insert((files.len(), index));
+                files.push(file);
+            }
+        }
+        let open = |piece: &StoredObject| {
+            let (file, index) = blobs.get(&piece.blob)?;
+            let mut places = index.places(&key(&piece.object)?).iter();
+            let is_there = places.any(|it| it.offset == piece.offset && it.size == piece.size);
+            is_there.then_some(*file)
+        };
+        reader::of_pieces(pieces, files, open).ok_or_else(absent)
     }
 
     /// Opens what a recent index has. The store's lock is held.
@@ -340,12 +421,14 @@ impl Store {
         part.map_err(|source| data.failed("read", &name, source).into())
     }
 
-    /// Replaces an index by one of some of its entries, durably. The store is locked exclusively, and no import runs.
+    /// Replaces an index by one of some of its entries and objects in pieces, durably. The store is locked exclusively,
+    /// and no import runs.
     pub(crate) fn drop_entries(
         &self,
         blob: &ObjectId,
         index: &Index,
         keep: &[Entry],
+        records: &[Record],
     ) -> Result<(), DiskError> {
         let data = self.data_there()?;
         let name = index_name(blob);
@@ -356,7 +439,10 @@ impl Store {
             let end = index.end(&old, entry).map_err(failed)?;
             builder.add(entry, &end).map_err(failed)?;
         }
-        let dropped = index.entries.len().saturating_sub(keep.len()) as u64;
+        records.iter().for_each(|it| builder.add_record(it.clone()));
+        let dropped = index.entries.len().saturating_sub(keep.len());
+        let dropped = dropped + index.records.len().saturating_sub(records.len());
+        let dropped = dropped as u64;
         let dropped = index.header.dropped.saturating_add(dropped);
         let header = Header { dropped, ..index.header.clone() };
         let work = Workspace::make(&self.tmp)?;
@@ -405,7 +491,7 @@ pub(super) fn first(index: &Index, blob: &ObjectId, key: &[u8; 32]) -> Option<St
 }
 
 /// Data blobs have SHA-256 ids only.
-pub(super) fn key(object: &ObjectId) -> Option<[u8; 32]> {
+pub(crate) fn key(object: &ObjectId) -> Option<[u8; 32]> {
     let bytes = (object.algorithm() == Algorithm::Sha256).then(|| object.as_bytes())?;
     bytes.try_into().ok()
 }

@@ -8,7 +8,7 @@ use image::verity::{Algorithm, Hasher, ObjectId};
 
 use super::catalog::key;
 use super::index::Header;
-use super::{BlobKind, Builder, DataBlob, Entry};
+use super::{BlobKind, Builder, DataBlob, Entry, Piece, PieceKey, Record};
 use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::draft::{DraftError, Scrap};
@@ -107,6 +107,25 @@ impl<'t> DataBlobDraft<'t> {
         let entry = Entry { id, offset, size, end_len: 0, end_at: 0, sha256 };
         if let Err(error) = self.index.add(&entry, end) {
             self.failed = Some(error);
+        }
+    }
+
+    /// Says that an object is made of others, which need not be in this blob: in any data blob of the store when somebody
+    /// asks for it. Those that are to be in this one are [`add`](Self::add)ed like others.
+    ///
+    /// That the pieces are as long as the object is checked by [`finish`](Self::finish); that they have its bytes, a deep
+    /// `fsck` checks.
+    pub fn add_pieces(&mut self, object: ObjectId, sha256: [u8; 32], size: u64, pieces: &[Piece]) {
+        let named = pieces.iter().map(|it| {
+            let id = it.object.as_ref().map(|it| key(it).ok_or(())).transpose()?;
+            Ok(PieceKey { id, len: it.len })
+        });
+        match (key(&object), named.collect::<Result<Vec<_>, ()>>()) {
+            (Some(id), Ok(pieces)) => self.index.add_record(Record { id, sha256, size, pieces }),
+            _ => {
+                let text = "an id of SHA-512";
+                self.failed = Some(io::Error::new(io::ErrorKind::InvalidInput, text));
+            }
         }
     }
 

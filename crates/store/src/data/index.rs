@@ -4,9 +4,12 @@
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod build;
+mod records;
 
 pub(crate) use build::Builder;
+pub(crate) use records::{Piece, PiecesKey, Record, key_of};
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -22,9 +25,13 @@ use crate::digest::Digest;
 const MAGIC: &[u8; 8] = b"quiredat";
 /// Before the hash of the whole file; its last byte is the version.
 const END: &[u8; 8] = b"datend\0\x01";
+/// Of an index with objects in pieces.
+const END_PIECES: &[u8; 8] = b"datend\0\x02";
 /// The first bytes of a blob's last block.
 const IMPRINT: &[u8; 8] = b"quireblb";
 const HEADER: usize = 128;
+/// Where in the header the number of objects in pieces is, and behind it that of their pieces.
+const COUNTS: usize = 104;
 const ENTRY: usize = 96;
 const FRAME: usize = 8;
 /// Two numbers of 8 bytes, SHA-256 of the tables, [`END`], SHA-256 of everything before.
@@ -163,7 +170,7 @@ impl Header {
         };
         let header_again = Self { kind, bytes, dropped, layer };
         // Also that what has no meaning is zero.
-        if header_again.encode() != header {
+        if header_again.encode() != *without_counts(header) {
             return Err("its header makes no sense");
         }
         if !bytes.is_multiple_of(kind.block_size()) {
@@ -171,6 +178,17 @@ impl Header {
         }
         Ok(header_again)
     }
+}
+
+/// A header as if there were no objects in pieces.
+fn without_counts(header: &[u8; HEADER]) -> Box<[u8; HEADER]> {
+    let mut header = Box::new(*header);
+    header.iter_mut().skip(COUNTS).take(16).for_each(|it| *it = 0);
+    header
+}
+
+fn to_u64(size: usize) -> u64 {
+    u64::try_from(size).expect("usize has at most 64 bits")
 }
 
 /// Takes fields from the front.
@@ -212,6 +230,9 @@ pub(crate) struct Index {
     /// In order of their places, those that have one.
     order: Vec<u32>,
     frames: Vec<Frame>,
+    /// Objects in pieces, in order of their ids.
+    pub(crate) records: Vec<Record>,
+    by_pieces: HashMap<PiecesKey, u32>,
     /// Length of the file.
     file_size: u64,
     /// The frame that was read last.
@@ -227,7 +248,12 @@ impl Index {
         };
         let mut trailer = [0; TRAILER];
         file.read_exact_at(&mut trailer, trailer_at)?;
-        let lengths = match Lengths::of(&trailer, trailer_at) {
+        let mut header = [0; HEADER];
+        if trailer_at < to_u64(HEADER) {
+            return Ok(Err("it is too short"));
+        }
+        file.read_exact_at(&mut header, 0)?;
+        let lengths = match Lengths::of(&trailer, trailer_at, &header) {
             Ok(lengths) => lengths,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -242,13 +268,19 @@ impl Index {
         }
         let (header, rest) = tables.split_first_chunk().ok_or("it is too short")?;
         let header = Header::decode(header)?;
-        let (entries, frames) = rest.split_at_checked(lengths.entries).ok_or("it is too short")?;
+        let short = "it is too short";
+        let (entries, rest) = rest.split_at_checked(lengths.entries).ok_or(short)?;
+        let (frames, rest) = rest.split_at_checked(lengths.frame_rows).ok_or(short)?;
+        let (records, pieces) = rest.split_at_checked(lengths.records).ok_or(short)?;
         let frames = read_frames(frames, lengths)?;
+        let records = records::decode(records, pieces, header.kind)?;
         let mut index = Self {
             entries: Vec::with_capacity(entries.len().checked_div(ENTRY).unwrap_or(0)),
             order: Vec::new(),
             header,
             frames,
+            by_pieces: records::by_pieces(&records)?,
+            records,
             file_size,
             last: Mutex::default(),
         };
@@ -307,6 +339,25 @@ impl Index {
         after.checked_sub(1).and_then(|at| self.order.get(at)).and_then(entry)
     }
 
+    /// An object in pieces.
+    pub(crate) fn record(&self, id: &[u8; 32]) -> Option<&Record> {
+        let at = self.records.binary_search_by_key(id, |it| it.id).ok()?;
+        self.records.get(at)
+    }
+
+    /// The object that is made of these pieces.
+    pub(crate) fn record_of(&self, pieces: &[Piece]) -> Option<&Record> {
+        let at = self.by_pieces.get(&key_of(pieces))?;
+        self.records.get(usize::try_from(*at).ok()?)
+    }
+
+    /// An object that can be a piece of another: all of it in whole blocks of the blob, or with zeros behind it.
+    pub(crate) fn piece(&self, id: &[u8; 32], len: u64) -> Option<&Entry> {
+        let is_it = |entry: &&Entry| entry.end_len == 0 && entry.size == len;
+        let found = self.places(id).iter().find(is_it);
+        found.filter(|_| self.header.kind == BlobKind::Packed)
+    }
+
     /// Where an entry says that its object is.
     pub(crate) fn stored(&self, blob: &ObjectId, entry: &Entry) -> StoredObject {
         StoredObject {
@@ -318,6 +369,7 @@ impl Index {
             size: entry.size,
             end_len: entry.end_len,
             sha256: entry.sha256,
+            pieces: None,
         }
     }
 
@@ -383,39 +435,56 @@ impl Index {
                     (it.offset, it.size, it.end_len) == (wanted.offset, wanted.size, wanted.end_len)
                 })
             })
+            && other.records.iter().all(|wanted| self.record(&wanted.id) == Some(wanted))
     }
 }
 
 /// What the trailer says.
 struct Lengths {
-    /// Bytes of the entries, of the tables with header and entries, and of the frames.
+    /// Bytes of the entries, of what says how long frames are, of the objects in pieces, of all tables with the header,
+    /// and of the frames.
     entries: usize,
+    frame_rows: usize,
+    records: usize,
     tables: usize,
     frames: u64,
     hash: [u8; 32],
 }
 
 impl Lengths {
-    fn of(trailer: &[u8; TRAILER], trailer_at: u64) -> Result<Self, &'static str> {
+    fn of(
+        trailer: &[u8; TRAILER],
+        trailer_at: u64,
+        header: &[u8; HEADER],
+    ) -> Result<Self, &'static str> {
         let mut fields = Fields(trailer);
         let (entries, frames) = (fields.u64()?, fields.u64()?);
         let hash = fields.take()?;
-        if fields.take::<8>()? != *END {
+        let end = fields.take::<8>()?;
+        let mut counts = Fields(header.get(COUNTS..).unwrap_or_default());
+        let (records, pieces) = (counts.u64()?, counts.u64()?);
+        let has_pieces = records > 0 || pieces > 0;
+        if end != if has_pieces { *END_PIECES } else { *END } {
             return Err("it is no index of this format");
         }
-        let times = |count: u64, size: usize| count.checked_mul(u64::try_from(size).ok()?);
+        let times = |count: u64, size: usize| count.checked_mul(to_u64(size));
         let sum = || {
             let entries = times(entries, ENTRY)?;
-            let tables = entries.checked_add(times(frames, FRAME)?)?;
-            let tables = tables.checked_add(u64::try_from(HEADER).ok()?)?;
-            Some((entries, tables, trailer_at.checked_sub(tables)?))
+            let frame_rows = times(frames, FRAME)?;
+            let records = times(records, records::RECORD)?;
+            let pieces = times(pieces, records::PIECE)?;
+            let tables = [to_u64(HEADER), entries, frame_rows, records, pieces];
+            let tables = tables.into_iter().try_fold(0_u64, u64::checked_add)?;
+            Some((entries, frame_rows, records, tables, trailer_at.checked_sub(tables)?))
         };
-        let (entries, tables, frames) = sum().ok_or("its lengths are absurd")?;
+        let (entries, frame_rows, records, tables, frames) =
+            sum().ok_or("its lengths are absurd")?;
         if tables > TABLES_MAX {
             return Err("it has too many objects");
         }
         let size = |it: u64| usize::try_from(it).map_err(|_large| "its lengths are absurd");
-        Ok(Self { entries: size(entries)?, tables: size(tables)?, frames, hash })
+        let (entries, frame_rows, records) = (size(entries)?, size(frame_rows)?, size(records)?);
+        Ok(Self { entries, frame_rows, records, tables: size(tables)?, frames, hash })
     }
 }
 

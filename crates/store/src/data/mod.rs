@@ -5,18 +5,22 @@
 mod catalog;
 mod draft;
 mod index;
+mod pieces;
 mod ranges;
 mod reader;
 
 pub use draft::DataBlobDraft;
+pub use pieces::{Piece, StoredPiece};
 pub use reader::ObjectReader;
 
-pub(crate) use catalog::Catalog;
+pub(crate) use catalog::{Catalog, key};
 pub(crate) use draft::WHAT;
-pub(crate) use index::{Builder, Entry, Header, Index};
+pub(crate) use index::{Builder, Entry, Header, Index, Piece as PieceKey, Record};
+pub(crate) use pieces::resolve;
 pub(crate) use ranges::Ranges;
 
 use std::fs::File;
+use std::sync::Arc;
 
 use image::verity::ObjectId;
 use rustix::fs::Stat;
@@ -71,11 +75,11 @@ pub struct DataBlob {
 }
 
 /// Where in a data blob an object is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
     /// The object.
     pub object: ObjectId,
-    /// The blob.
+    /// The blob; of an object in pieces, the one whose index says which they are.
     pub blob: ObjectId,
     /// Length of the blob in bytes.
     pub blob_bytes: u64,
@@ -89,10 +93,22 @@ pub struct StoredObject {
     pub end_len: u32,
     /// SHA-256 of the object's bytes.
     pub sha256: [u8; 32],
+    /// Of an object in pieces, these, in order: then it has neither an offset nor an end.
+    pub pieces: Option<Arc<[StoredPiece]>>,
+}
+
+impl StoredObject {
+    /// The blobs that its bytes are in, and the one that says so, some perhaps more than once.
+    pub fn blobs(&self) -> impl Iterator<Item = DataBlob> {
+        let pieces = self.pieces.iter().flat_map(|it| it.iter());
+        let of = |it: &Self| DataBlob { id: it.blob, bytes: it.blob_bytes, kind: it.kind };
+        let pieces = pieces.filter_map(move |it| it.stored.as_ref().map(of));
+        std::iter::once(of(self)).chain(pieces)
+    }
 }
 
 /// Where the store has an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Where {
     /// A file in `objects/`, as composefs images need it.
     File,
@@ -140,9 +156,25 @@ pub(crate) fn open_made(
     catalog::open_part(index, entry.ok_or(std::io::ErrorKind::NotFound)?, blob, Some(ends))
 }
 
-/// The first place of an object in a blob.
-pub(crate) fn first_of(index: &Index, blob: &ObjectId, object: &ObjectId) -> Option<StoredObject> {
-    catalog::key(object).and_then(|key| catalog::first(index, blob, &key))
+/// What an index says of where an object is: all of it, or its pieces, which `find` finds.
+pub(crate) fn first_of(
+    index: &Index,
+    blob: &ObjectId,
+    object: &ObjectId,
+    find: &dyn Fn(&[u8; 32], u64) -> Option<StoredObject>,
+) -> Option<StoredObject> {
+    let key = catalog::key(object)?;
+    catalog::first(index, blob, &key).or_else(|| resolve(index, blob, index.record(&key)?, find))
+}
+
+/// A piece of an object in this blob.
+pub(crate) fn piece_of(
+    index: &Index,
+    blob: &ObjectId,
+    id: &[u8; 32],
+    len: u64,
+) -> Option<StoredObject> {
+    index.piece(id, len).map(|entry| index.stored(blob, entry))
 }
 
 /// Why a data blob cannot be used.

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 
+use super::{StoredObject, StoredPiece};
+
 /// Reads an object of a store. As long as it is open, `gc` does not take the bytes away.
 ///
 /// The bytes are not verified: hash them, or trust the import.
 #[derive(Debug)]
 pub struct ObjectReader {
-    file: File,
     source: Source,
     size: u64,
     position: u64,
@@ -18,19 +19,54 @@ pub struct ObjectReader {
 #[derive(Debug)]
 enum Source {
     /// All of the file.
-    Whole,
+    Whole(File),
     /// A part of the file, and the end that is not in it.
-    Part { offset: u64, in_blob: u64, end: Vec<u8> },
+    Part { file: File, offset: u64, in_blob: u64, end: Vec<u8> },
+    /// Parts of files.
+    Pieces { files: Vec<File>, pieces: Vec<Run> },
+}
+
+/// A piece of an object.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Where in the object it ends.
+    until: u64,
+    /// Which of the files has it, and where it begins there; `None` for zeros.
+    place: Option<(usize, u64)>,
+}
+
+/// Reads the pieces of an object; `open` says which of the files has one.
+pub(super) fn of_pieces(
+    pieces: &[StoredPiece],
+    files: Vec<File>,
+    open: impl Fn(&StoredObject) -> Option<usize>,
+) -> Option<ObjectReader> {
+    let mut until = 0_u64;
+    let mut runs = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        until = until.checked_add(piece.len)?;
+        let place = match &piece.stored {
+            Some(stored) => Some((open(stored)?, stored.offset)),
+            None => None,
+        };
+        runs.push(Run { until, place });
+    }
+    Some(ObjectReader::pieces(files, runs))
 }
 
 impl ObjectReader {
     pub(crate) const fn whole(file: File, size: u64) -> Self {
-        Self { file, source: Source::Whole, size, position: 0 }
+        Self { source: Source::Whole(file), size, position: 0 }
     }
 
     pub(super) fn part(file: File, offset: u64, in_blob: u64, end: Vec<u8>) -> Self {
         let size = in_blob + end.len() as u64;
-        Self { file, source: Source::Part { offset, in_blob, end }, size, position: 0 }
+        Self { source: Source::Part { file, offset, in_blob, end }, size, position: 0 }
+    }
+
+    fn pieces(files: Vec<File>, pieces: Vec<Run>) -> Self {
+        let size = pieces.last().map_or(0, |it| it.until);
+        Self { source: Source::Pieces { files, pieces }, size, position: 0 }
     }
 
     /// Length in bytes.
@@ -42,9 +78,9 @@ impl ObjectReader {
     /// The object's own file, if it has one: for the kernel to copy.
     #[must_use]
     pub const fn file(&self) -> Option<&File> {
-        match self.source {
-            Source::Whole => Some(&self.file),
-            Source::Part { .. } => None,
+        match &self.source {
+            Source::Whole(file) => Some(file),
+            Source::Part { .. } | Source::Pieces { .. } => None,
         }
     }
 
@@ -54,17 +90,30 @@ impl ObjectReader {
     /// As `pread`.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.source {
-            Source::Whole => self.file.read_at(buffer, offset),
-            Source::Part { offset: start, in_blob, end } => {
+            Source::Whole(file) => file.read_at(buffer, offset),
+            Source::Part { file, offset: start, in_blob, end } => {
                 if let Some(left @ 1..) = in_blob.checked_sub(offset) {
                     let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-                    return self.file.read_at(&mut buffer[..length], start + offset);
+                    return file.read_at(&mut buffer[..length], start + offset);
                 }
                 let into = usize::try_from(offset - in_blob).unwrap_or(usize::MAX);
                 let rest = end.get(into..).unwrap_or_default();
                 let length = rest.len().min(buffer.len());
                 buffer[..length].copy_from_slice(&rest[..length]);
                 Ok(length)
+            }
+            Source::Pieces { files, pieces } => {
+                let at = pieces.partition_point(|it| it.until <= offset);
+                let Some(run) = pieces.get(at) else { return Ok(0) };
+                let left = usize::try_from(run.until - offset).unwrap_or(usize::MAX);
+                let length = left.min(buffer.len());
+                let buffer = &mut buffer[..length];
+                let Some((file, start)) = run.place else {
+                    buffer.fill(0);
+                    return Ok(length);
+                };
+                let first = at.checked_sub(1).map_or(0, |before| pieces[before].until);
+                files[file].read_at(buffer, start + (offset - first))
             }
         }
     }

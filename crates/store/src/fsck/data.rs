@@ -26,6 +26,30 @@ pub(super) struct InBlobs {
     pub(super) damaged: BTreeSet<ObjectId>,
 }
 
+impl InBlobs {
+    /// Objects in pieces are as sound as their pieces are, wherever these are.
+    fn add_pieces(&mut self, indexes: &BTreeMap<ObjectId, Arc<Index>>) {
+        let mut found = Vec::new();
+        for record in indexes.values().flat_map(|it| &it.records) {
+            let pieces = record.pieces.iter().filter_map(|it| Some((it.id?, it.len)));
+            let places: Option<Vec<ObjectId>> = pieces
+                .map(|(id, len)| {
+                    let entry = indexes.values().find_map(|it| it.piece(&id, len))?;
+                    Some(entry.object())
+                })
+                .collect();
+            // With a piece that is nowhere, it is not there either.
+            if let Some(places) = places {
+                found.push((record.object(), places.iter().all(|it| self.sound.contains(it))));
+            }
+        }
+        for (object, is_sound) in found {
+            let into = if is_sound { &mut self.sound } else { &mut self.damaged };
+            into.insert(object);
+        }
+    }
+}
+
 /// What to check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
@@ -118,6 +142,7 @@ impl Store {
                 }
             }
         }
+        in_blobs.add_pieces(&indexes);
         self.tell_harm(bad, users, report);
         Ok(in_blobs)
     }
@@ -279,14 +304,21 @@ fn meets(range: &BlobRange, blob: &ObjectId, entry: &Entry) -> bool {
 /// Something that an image needs and an index does not know: then nothing vouches for it.
 fn unknown_part(contents: &Contents, indexes: &BTreeMap<ObjectId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
-        let index = indexes.get(&range.blob)?;
-        let within = |entry: &Entry| {
-            meets(range, &range.blob, entry)
-                && entry.offset <= range.offset
-                && range.offset.saturating_add(range.len) <= entry.until()
-        };
-        let known = index.before(range.offset).is_some_and(within);
-        let why = || format!("it does not know what is at {}, which an image needs", range.offset);
-        (!known).then(|| Damage::DataIndex(range.blob, why()))
+        let at = first_unknown(range, indexes.get(&range.blob)?)?;
+        let why = format!("it does not know what is at {at}, which an image needs");
+        Some(Damage::DataIndex(range.blob, why))
     })
+}
+
+/// Where a range begins to be in no object. It may have several, one behind the other.
+fn first_unknown(range: &BlobRange, index: &Index) -> Option<u64> {
+    let until = range.offset.saturating_add(range.len);
+    let mut at = range.offset;
+    while at < until {
+        match index.before(at).filter(|it| it.in_blob() > 0 && at < it.until()) {
+            Some(entry) => at = entry.until(),
+            None => return Some(range.offset),
+        }
+    }
+    None
 }

@@ -8,7 +8,7 @@ use image::verity::ObjectId;
 use kernel::verity::measure;
 
 use super::GcError;
-use crate::data::{self, Entry, Index, Ranges};
+use crate::data::{self, Entry, Index, Ranges, Record};
 use crate::disk::DiskError;
 use crate::images::{self, BlobRange};
 use crate::inventory::Inventory;
@@ -97,28 +97,63 @@ impl NeededData {
             // What was decided for one may do for the next.
             if files.binary_search(&object).is_ok() {
                 as_files.push(object);
-            } else if !self.in_kept(&object, indexes) {
-                let has = |it: &(&ObjectId, &Arc<Index>)| !places(it.1, &object).is_empty();
-                match indexes.iter().find(has) {
-                    Some((blob, _)) => {
-                        self.blobs.entry(*blob).or_default().objects.extend(key(&object));
-                    }
-                    None => as_files.push(object),
-                }
+            } else if !self.in_kept(&object, indexes) && !self.in_any(&object, indexes) {
+                as_files.push(object);
             }
         }
         as_files
     }
 
-    /// Whether a blob that is kept anyway has the object; it is needed there then.
+    /// Whether a blob that is kept anyway has the object, or says of which pieces it is; it is needed there then.
     fn in_kept(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
+        let mut recorded = Vec::new();
         for (blob, parts) in &mut self.blobs {
-            if indexes.get(blob).is_some_and(|index| !places(index, object).is_empty()) {
+            let Some(index) = indexes.get(blob) else { continue };
+            if !places(index, object).is_empty() {
                 parts.objects.extend(key(object));
                 return true;
             }
+            recorded.extend(record(index, object).map(|record| (*blob, index, record)));
         }
-        false
+        recorded.into_iter().any(|(blob, index, it)| self.place_pieces(blob, index, it, indexes))
+    }
+
+    /// Likewise, in any blob, which is kept for it.
+    fn in_any(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
+        let has = |it: &(&ObjectId, &Arc<Index>)| !places(it.1, object).is_empty();
+        if let Some((blob, _)) = indexes.iter().find(has) {
+            self.blobs.entry(*blob).or_default().objects.extend(key(object));
+            return true;
+        }
+        indexes.iter().any(|(blob, index)| {
+            let record = record(index, object);
+            record.is_some_and(|it| self.place_pieces(*blob, index, it, indexes))
+        })
+    }
+
+    /// Finds a place for every piece of an object, and keeps them there; false if one is nowhere.
+    fn place_pieces(
+        &mut self,
+        blob: ObjectId,
+        own: &Index,
+        record: &Record,
+        indexes: &Indexes,
+    ) -> bool {
+        let mut places = Vec::with_capacity(record.pieces.len());
+        for piece in &record.pieces {
+            let Some(id) = piece.id else { continue };
+            let has = |index: &Index| index.piece(&id, piece.len).is_some();
+            let kept = || self.blobs.keys().find(|it| indexes.get(it).is_some_and(|it| has(it)));
+            let any = || indexes.iter().find(|(_, it)| has(it)).map(|(blob, _)| blob);
+            let place = if has(own) { Some(&blob) } else { kept().or_else(any) };
+            let Some(place) = place else { return false };
+            places.push((*place, id));
+        }
+        self.device(blob);
+        for (place, id) in places {
+            self.blobs.entry(place).or_default().objects.insert(id);
+        }
+        true
     }
 }
 
@@ -130,27 +165,46 @@ fn places<'i>(index: &'i Index, object: &ObjectId) -> &'i [Entry] {
     key(object).map(|key| index.places(&key)).unwrap_or_default()
 }
 
+fn record<'i>(index: &'i Index, object: &ObjectId) -> Option<&'i Record> {
+    key(object).and_then(|key| index.record(&key))
+}
+
 /// What a blob keeps and what it loses.
 #[derive(Debug, PartialEq, Eq)]
 struct Cut {
     /// Entries that are kept, in their order.
     kept: Vec<Entry>,
+    /// Objects in pieces that are kept.
+    records: Vec<Record>,
     /// What is needed by nobody, whole pages, in order.
     free: Vec<(u64, u64)>,
 }
 
+/// The objects of a blob that somebody needs.
+fn live(index: &Index, needed: &NeededParts) -> Vec<Entry> {
+    let ranges = Ranges::new(needed.ranges.clone());
+    let is_live = |entry: &&Entry| {
+        needed.objects.contains(&entry.id)
+            || entry.in_blob() > 0 && ranges.meet(entry.offset, entry.until())
+    };
+    index.entries.iter().filter(is_live).copied().collect()
+}
+
 impl Cut {
-    /// None if all of the blob is needed, but for what is between objects.
-    fn of(index: &Index, needed: &NeededParts) -> Option<Self> {
-        let ranges = Ranges::new(needed.ranges.clone());
-        let is_live = |entry: &&Entry| {
-            needed.objects.contains(&entry.id)
-                || entry.in_blob() > 0 && ranges.meet(entry.offset, entry.until())
-        };
-        let kept: Vec<Entry> = index.entries.iter().filter(is_live).copied().collect();
+    /// None if all of the blob is needed, but for what is between objects. Objects in pieces are kept as long as the pieces
+    /// are in `pieces`, what is needed of all blobs.
+    fn of(
+        index: &Index,
+        needed: &NeededParts,
+        kept: Vec<Entry>,
+        pieces: &HashSet<[u8; 32]>,
+    ) -> Option<Self> {
         if kept.len() == index.entries.len() && index.header.dropped == 0 {
             return None;
         }
+        let records = index.records.iter().filter(|it| it.parts().all(|it| pieces.contains(&it)));
+        let records = records.cloned().collect();
+        let ranges = Ranges::new(needed.ranges.clone());
         let mut live = ranges.into_sorted();
         live.extend(kept.iter().filter(|it| it.in_blob() > 0).map(|it| (it.offset, it.until())));
         live.sort_unstable();
@@ -165,7 +219,7 @@ impl Cut {
             }
             at = at.max(until.min(index.header.bytes));
         }
-        Some(Self { kept, free })
+        Some(Self { kept, records, free })
     }
 }
 
@@ -220,9 +274,16 @@ impl Store {
         importing: bool,
     ) -> Result<Vec<Trimming>, DiskError> {
         let mut found = Vec::new();
+        let mut kept = Vec::new();
+        let mut pieces = HashSet::new();
         for (blob, parts) in &needed.blobs {
             let Some(index) = indexes.get(blob) else { continue };
-            let Some(cut) = Cut::of(index, parts) else { continue };
+            let live = live(index, parts);
+            pieces.extend(live.iter().map(|it| it.id));
+            kept.push((blob, parts, index, live));
+        }
+        for (blob, parts, index, live) in kept {
+            let Some(cut) = Cut::of(index, parts, live, &pieces) else { continue };
             let name = data::blob_name(blob);
             let data = self.data_there()?;
             let Some((file, _)) = data.read(&name)? else { continue };
@@ -265,8 +326,8 @@ impl Store {
     /// runs.
     pub(super) fn trim(&self, trimming: &Trimming) -> Result<(), DiskError> {
         let Trimming { dead, index, cut } = trimming;
-        if cut.kept.len() < index.entries.len() {
-            self.drop_entries(&dead.blob, index, &cut.kept)?;
+        if (cut.kept.len(), cut.records.len()) != (index.entries.len(), index.records.len()) {
+            self.drop_entries(&dead.blob, index, &cut.kept, &cut.records)?;
         }
         let data = self.data_there()?;
         data.punch(data::blob_name(&dead.blob), &cut.free)

@@ -7,7 +7,9 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use image::erofs::read::Owners;
-use image::erofs::{BlockSize, Fingerprints, Native, PACKED_TAIL_MAX, Piece, Stored, write_native};
+use image::erofs::{
+    BlockSize, Fingerprints, Native, PACKED_TAIL_MAX, Piece, Placed, Stored, write_native,
+};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
 
@@ -71,7 +73,7 @@ pub(super) fn add_native(
         let (tail, fingerprint) = (u16::try_from(stored.end_len)?, stored.sha256);
         places.insert(id(bytes), Stored { device, offset: stored.offset, tail, fingerprint });
     }
-    let find = |id: &ObjectId| places.get(id).copied();
+    let find = |id: &ObjectId| places.get(id).copied().map(Placed::Whole);
     let native = Native {
         block_size: BlockSize::B4096,
         devices: &devices,
@@ -155,7 +157,7 @@ fn objects_in_a_blob_are_found_and_read() {
         let whole = bytes.len() - usize::try_from(stored.end_len).unwrap();
         assert_eq!(file[start..start + whole], bytes[..whole]);
         if whole > 0 {
-            assert_eq!(other.stored_at(&blob.id, stored.offset).unwrap(), Some(stored));
+            assert_eq!(other.stored_at(&blob.id, stored.offset).unwrap(), Some(stored.clone()));
         }
         assert_eq!(other.stored_in(&object, [&blob.id]).unwrap(), Some(stored));
         assert_eq!(other.stored_in(&object, [&object]).unwrap(), None);

@@ -184,7 +184,7 @@ fn every_flipped_bit_of_an_index_is_found() {
     // An index that does not know what an image has.
     let it = two_images();
     let index = it.store.index_of(&it.blob).unwrap().unwrap();
-    it.store.drop_entries(&it.blob, &index, &index.entries[1..]).unwrap();
+    it.store.drop_entries(&it.blob, &index, &index.entries[1..], &[]).unwrap();
     let report = it.fsck();
     let why = |damage: &Damage| match damage {
         Damage::DataIndex(_, why) => why.clone(),

@@ -11,6 +11,7 @@ mod import;
 mod kill;
 mod model;
 mod names;
+mod pieces;
 mod sealing;
 mod trim;
 

@@ -33,6 +33,16 @@ pub(super) struct Made {
     index: Arc<Index>,
 }
 
+impl State {
+    /// Where in finished blobs an object is that can be a piece of another.
+    fn made_piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
+        self.data.iter().find_map(|(blob, data)| match data {
+            Data::Here(made) => data::piece_of(&made.index, blob, id, len),
+            Data::Store => None,
+        })
+    }
+}
+
 impl Transaction<'_> {
     /// A new data blob: its bytes come in order, and what objects are in them.
     ///
@@ -74,11 +84,38 @@ impl Transaction<'_> {
         };
         let found = found.filter(|it| it.size == size);
         if let Some(found) = &found {
-            let mut state = self.state();
-            state.data.entry(found.blob).or_insert(Data::Store);
-            state.counts.reuse(size);
+            self.rely_on(found);
+            self.state().counts.reuse(size);
         }
         Ok(found)
+    }
+
+    /// Where in a packed blob an object is that can be a piece of another, of those that this import has finished or that
+    /// the store has; the blob is protected from `gc` until the import ends.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be looked up.
+    pub fn reuse_piece(&self, id: &ObjectId, len: u64) -> Result<Option<StoredObject>, DraftError> {
+        let Some(key) = data::key(id) else { return Ok(None) };
+        let found = match self.state().made_piece(&key, len) {
+            Some(found) => Some(found),
+            None => {
+                let found = self.store.stored_piece(&key, len);
+                found.map_err(|source| self.lookup_failed(id, source))?
+            }
+        };
+        if let Some(found) = &found {
+            self.rely_on(found);
+        }
+        Ok(found)
+    }
+
+    /// Protects from `gc` what has an object's bytes, until the import ends.
+    pub(super) fn rely_on(&self, stored: &StoredObject) {
+        let mut state = self.state();
+        for blob in stored.blobs() {
+            state.data.entry(blob.id).or_insert(Data::Store);
+        }
     }
 
     /// Whether the store or this import has an object of this size, and where: a file, if there is one. It is protected
@@ -99,6 +136,16 @@ impl Transaction<'_> {
     /// # Errors
     /// [`StoreError`] when it cannot be read.
     pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+        if stored.pieces.is_some() {
+            let made = |blob: &ObjectId| {
+                let made = match self.state().data.get(blob) {
+                    Some(Data::Here(made)) => (made.blob, Arc::clone(&made.index)),
+                    _ => return Ok(None),
+                };
+                Ok(Some((self.read_back(made.0)?, made.1)))
+            };
+            return self.store.stored_pieces(stored, &made);
+        }
         let files = match self.state().data.get(&stored.blob) {
             Some(Data::Here(made)) => Some((made.blob, made.index_file, Arc::clone(&made.index))),
             _ => None,
@@ -112,20 +159,24 @@ impl Transaction<'_> {
             })
     }
 
-    /// In which data blob an object is.
-    pub(super) fn data_of(&self, id: &ObjectId) -> Result<Option<ObjectId>, DiskError> {
-        let found = match self.made(id) {
-            Some(found) => Some(found),
-            None => self.store.stored(id).map_err(|error| self.store.disk_error(error))?,
-        };
-        Ok(found.map(|it| it.blob))
+    /// Where in data blobs an object is.
+    pub(super) fn data_of(&self, id: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
+        match self.made(id) {
+            Some(found) => Ok(Some(found)),
+            None => self.store.stored(id).map_err(|error| self.store.disk_error(error)),
+        }
     }
 
-    /// In which finished blob of this import an object is.
+    /// Where in finished blobs of this import an object is, or its pieces.
     pub(super) fn made(&self, id: &ObjectId) -> Option<StoredObject> {
         let state = self.state();
+        let find = |id: &[u8; 32], len| {
+            let made = state.made_piece(id, len);
+            // What cannot be read is found out when it is opened.
+            made.or_else(|| self.store.stored_piece(id, len).ok().flatten())
+        };
         state.data.iter().find_map(|(blob, data)| match data {
-            Data::Here(made) => data::first_of(&made.index, blob, id),
+            Data::Here(made) => data::first_of(&made.index, blob, id, &find),
             Data::Store => None,
         })
     }
@@ -189,25 +240,30 @@ impl Transaction<'_> {
 
     /// The store says that it has data blobs before it has one: who does not know them must not change it.
     pub(super) fn announce_data(&self, state: &State) -> Result<(), DiskError> {
-        let is_new = state.data.values().any(|it| matches!(it, Data::Here(_)));
-        if !is_new {
-            return Ok(());
-        }
+        let mut made = state.data.values().filter_map(|it| match it {
+            Data::Here(made) => Some(&made.index),
+            Data::Store => None,
+        });
+        let Some(first) = made.next() else { return Ok(()) };
+        let has_pieces = |index: &Arc<Index>| !index.records.is_empty();
+        let has_pieces = has_pieces(first) || made.any(has_pieces);
         let store = self.store;
         let made = store.root.make(data::DATA, SHARED)?;
         let meta = store.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
         let meta = Meta::decode(&meta);
         let meta =
             meta.map_err(|error| store.root.failed("read", META, std::io::Error::other(error)))?;
-        if !meta.data_blobs {
-            let meta = Meta { data_blobs: true, ..meta };
+        let is_said = meta.data_blobs && (meta.data_pieces || !has_pieces);
+        if !is_said {
+            let data_pieces = meta.data_pieces || has_pieces;
+            let meta = Meta { data_blobs: true, data_pieces, ..meta };
             let (number, mut file) = self.new_file()?;
             file.write_all(&meta.encode())?;
             drop(file);
             self.work.directory.sync_file(number.to_string())?;
             self.work.directory.rename_over(number.to_string(), &store.root, META)?;
         }
-        if made || !meta.data_blobs {
+        if made || !is_said {
             store.root.sync()?;
         }
         Ok(())

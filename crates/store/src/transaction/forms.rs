@@ -58,7 +58,7 @@ impl Transaction<'_> {
             }
         };
         if let Some(found) = &found {
-            self.state().data.entry(found.blob).or_insert(Data::Store);
+            self.rely_on(found);
         }
         Ok(found)
     }

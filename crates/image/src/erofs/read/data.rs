@@ -32,7 +32,7 @@ pub enum Place {
 
 impl Place {
     /// The place `len` bytes further on.
-    const fn after(self, len: u64) -> Self {
+    pub(super) const fn after(self, len: u64) -> Self {
         match self {
             Self::Hole => Self::Hole,
             Self::Inline(at) => Self::Inline(ByteOffset(at.0.saturating_add(len))),

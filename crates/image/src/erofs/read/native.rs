@@ -9,7 +9,7 @@ use super::superblock::DeviceSlot;
 use super::to_tree::{ImageTree, Reader, View};
 use super::walk::{Budget, kept_bound};
 use super::xattr::Xattrs;
-use super::{ByteOffset, Device, Image, Place, to_u64, to_usize};
+use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
 use crate::tree::{Content, Location};
 use crate::verity::{Algorithm, Hasher, ObjectId};
 
@@ -22,7 +22,7 @@ pub struct Objects<'o> {
     pub inline_max: u64,
     /// The object that is on a device, if it is known. What the image says is not proved by this: whoever knows the
     /// object should compare size and fingerprint with its own.
-    pub find: &'o dyn Fn(&Located) -> Option<ObjectId>,
+    pub find: &'o dyn Fn(&Located<'_>) -> Option<ObjectId>,
 }
 
 impl std::fmt::Debug for Objects<'_> {
@@ -33,14 +33,12 @@ impl std::fmt::Debug for Objects<'_> {
     }
 }
 
-/// Where a file that is on a device begins, and what the image says of it.
+/// Where a file is that is on devices, and what the image says of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Located {
-    /// The device.
-    pub device: Device,
-    /// Of its first byte on the device.
-    pub offset: ByteOffset,
-    /// The file's bytes, with an end that is behind the inode.
+pub struct Located<'r> {
+    /// Its bytes in order, neighbours that lie together as one: on devices, in the image, or nowhere.
+    pub runs: &'r [Extent],
+    /// The file's bytes, with an end that is in the image.
     pub size: u64,
     /// What the image says that SHA-256 of them is.
     pub fingerprint: Option<[u8; 32]>,
@@ -64,15 +62,17 @@ pub struct DeviceRange {
 /// fingerprints are is not part of the tree.
 ///
 /// # Errors
-/// [`ReadError`]: as [`to_tree`](super::to_tree()), and [`ReadError::NoDevice`] for a file of which only a later part is on
-/// a device.
+/// [`ReadError`]: as [`to_tree`](super::to_tree()).
 pub fn native_tree<S: ReadAt>(
     image: &Image<S>,
     objects: Objects<'_>,
 ) -> Result<ImageTree, ReadError> {
     let hashed = Budget::new(kept_bound(image.source().len()));
     let fingerprint = image.fingerprint_name()?.unwrap_or_default();
-    let files = Files { objects, seen: HashMap::new(), hashed, fingerprint };
+    // An entry of a table of chunks is 4 or 8 bytes, and belongs to one file.
+    let entries = Budget::new(kept_bound(image.source().len()));
+    let (seen, runs) = (HashMap::new(), Vec::new());
+    let files = Files { objects, seen, hashed, entries, runs, fingerprint };
     Reader::new(image, View::Plain, Some(files)).read()
 }
 
@@ -84,11 +84,32 @@ pub(super) struct Files<'o> {
     seen: HashMap<(ByteOffset, u64), ObjectId>,
     /// Bytes that were hashed.
     hashed: Budget,
+    /// Bytes of tables of chunks that were read.
+    entries: Budget,
+    /// Of the file at hand.
+    runs: Vec<Extent>,
     /// Name of the xattr with the fingerprint.
     pub(super) fingerprint: Vec<u8>,
 }
 
 impl Files<'_> {
+    /// Finds where all of a file's bytes are.
+    fn find_runs<S: ReadAt>(&mut self, image: &Image<S>, inode: &Inode) -> Result<(), ReadError> {
+        self.runs.clear();
+        let mut at = 0_u64;
+        while let Some(extent) = image.map(inode, ByteOffset(at))? {
+            self.entries.spend(4)?;
+            at = at.saturating_add(extent.len);
+            match self.runs.last_mut() {
+                Some(last) if last.place.after(last.len) == extent.place => {
+                    last.len = last.len.saturating_add(extent.len);
+                }
+                _ => self.runs.push(extent),
+            }
+        }
+        Ok(())
+    }
+
     /// What a file with data is in a tree.
     pub(super) fn content<'a, S: ReadAt>(
         &mut self,
@@ -102,15 +123,18 @@ impl Files<'_> {
             let location = if object.is_some() { Location::Object } else { Location::None };
             Content::External { size, object, location }
         };
-        let first = image.map(inode, ByteOffset(0))?;
-        let place = first.map(|extent| extent.place);
-        if let Some(Place::Data(device, offset)) = place
-            && device != Device::IMAGE
-        {
+        self.find_runs(image, inode)?;
+        let is_on_device =
+            |it: &Extent| matches!(it.place, Place::Data(device, _) if device != Device::IMAGE);
+        // All of it may be zeros that are nowhere.
+        let is_nowhere = |it: &Extent| it.place == Place::Hole;
+        let may_be = inode.is_chunk_based() && !image.devices.is_empty();
+        if self.runs.iter().any(is_on_device) || may_be && self.runs.iter().all(is_nowhere) {
             let fingerprint = xattrs.get(&self.fingerprint).and_then(parse);
-            let located = Located { device, offset, size, fingerprint };
+            let located = Located { runs: &self.runs, size, fingerprint };
             return Ok(external((self.objects.find)(&located)));
         }
+        let first = self.runs.first();
         if size <= self.objects.inline_max.min(to_u64(INLINE_MAX)) {
             bytes.clear();
             bytes.resize(to_usize(size), 0);

@@ -19,7 +19,8 @@ use crate::verity::ObjectId;
 use composefs::Survey;
 pub use place::BlockSize;
 pub use plain::{
-    DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, PACKED_TAIL_MAX, Piece, Standalone, Stored,
+    DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, PACKED_TAIL_MAX, Piece, Placed, Run,
+    Standalone, Stored,
 };
 use plan::Plan;
 
@@ -200,6 +201,17 @@ pub enum WriteError {
         size: u64,
         /// Where they were said to be.
         stored: Stored,
+    },
+    /// A file whose pieces cannot be where they are said to be.
+    #[error(
+        "\"{}\" has {size} bytes, which cannot be in the pieces of data blobs that were said to have them",
+        path.escape_ascii()
+    )]
+    MisplacedPieces {
+        /// The file.
+        path: Vec<u8>,
+        /// Its bytes.
+        size: u64,
     },
     /// More than the format or the writer can count.
     #[error("the image is too large: it has more than {0}")]

@@ -5,7 +5,10 @@ use std::io;
 
 use sha2::{Digest as _, Sha256};
 
-use super::{BlobKind, END, END_MAX, Entry, FRAME_FULL, Header, IMPRINT, by_offset};
+use super::{
+    BlobKind, COUNTS, END, END_MAX, END_PIECES, Entry, FRAME_FULL, Header, IMPRINT, Record,
+    by_offset, records,
+};
 use crate::digest::Digest;
 
 /// Ends of files are text and code as often as not: zstd's own default.
@@ -14,6 +17,7 @@ const LEVEL: i32 = 3;
 /// An index that is being made.
 pub(crate) struct Builder {
     entries: Vec<Entry>,
+    records: Vec<Record>,
     gathered: Vec<u8>,
     /// Where in all ends the gathered ones begin.
     start: u64,
@@ -35,6 +39,7 @@ impl Builder {
         compressor.include_checksum(true)?;
         Ok(Self {
             entries: Vec::new(),
+            records: Vec::new(),
             gathered: Vec::new(),
             start: 0,
             frames: Vec::new(),
@@ -63,6 +68,11 @@ impl Builder {
         Ok(())
     }
 
+    /// Adds an object in pieces.
+    pub(crate) fn add_record(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
     fn end_frame(&mut self) -> io::Result<()> {
         if self.gathered.is_empty() {
             return Ok(());
@@ -89,6 +99,8 @@ impl Builder {
             hasher.update(entry.size.to_le_bytes());
             hasher.update(entry.end_len.to_le_bytes());
         }
+        records::sort(&mut self.records);
+        records::hash(&self.records, &mut hasher);
         let mut imprint = IMPRINT.to_vec();
         imprint.extend_from_slice(&kind.number().to_le_bytes());
         imprint.extend_from_slice(&hasher.finalize());
@@ -108,7 +120,14 @@ impl Builder {
             .try_for_each(|it| it.check(header.kind, header.bytes))
             .map_err(invalid)?;
         by_offset(&self.entries).map_err(invalid)?;
+        records::sort(&mut self.records);
+        self.records.iter().try_for_each(|it| it.check(header.kind)).map_err(invalid)?;
+        records::by_pieces(&self.records).map_err(invalid)?;
+        let number = |count: usize| u64::try_from(count).map_err(io::Error::other);
+        let pieces = self.records.iter().map(|it| it.pieces.len()).sum();
+        let counts = [number(self.records.len())?, number(pieces)?].map(u64::to_le_bytes);
         let mut file = header.encode();
+        file.splice(COUNTS..COUNTS.saturating_add(16), counts.into_iter().flatten());
         for entry in &self.entries {
             file.extend_from_slice(&entry.id);
             file.extend_from_slice(&entry.sha256);
@@ -122,13 +141,14 @@ impl Builder {
             file.extend_from_slice(&length.to_le_bytes());
             file.extend_from_slice(&packed.to_le_bytes());
         }
+        records::encode(&self.records, &mut file).ok_or_else(|| invalid("too many pieces"))?;
         let tables = Sha256::digest(&file);
         file.append(&mut self.packed);
         for count in [self.entries.len(), self.frames.len()] {
-            file.extend_from_slice(&u64::try_from(count).map_err(io::Error::other)?.to_le_bytes());
+            file.extend_from_slice(&number(count)?.to_le_bytes());
         }
         file.extend_from_slice(&tables);
-        file.extend_from_slice(END);
+        file.extend_from_slice(if self.records.is_empty() { END } else { END_PIECES });
         let hash = Sha256::digest(&file);
         file.extend_from_slice(&hash);
         Ok(file)

@@ -1,8 +1,9 @@
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use image::verity::{Algorithm, ObjectId, digest};
 
-use super::{Cut, Indexes, NeededData, NeededParts};
+use super::{Cut, Indexes, NeededData, NeededParts, live};
 use crate::BlobKind;
 use crate::data::{Builder, Entry, Header, Index};
 
@@ -38,7 +39,8 @@ type Expected<'a> = (&'a [&'a str], &'a [(u64, u64)]);
 
 fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Option<Expected<'_>>) {
     let objects = objects.iter().map(|it| id(it).as_bytes().try_into().unwrap()).collect();
-    let cut = Cut::of(index, &NeededParts { ranges: ranges.to_vec(), objects });
+    let needed = NeededParts { ranges: ranges.to_vec(), objects };
+    let cut = Cut::of(index, &needed, live(index, &needed), &HashSet::new());
     let found = cut.map(|cut| {
         let mut kept: Vec<_> = cut.kept.iter().map(|it| it.object()).collect();
         kept.sort_unstable();

@@ -8,11 +8,9 @@ use xxhash_rust::xxh32::xxh32;
 use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::{U16, U32};
 
+use super::chunks::{ChunkTable, Pieces};
 use super::prefixes::FINGERPRINT;
-use crate::erofs::layout::{
-    CHUNK_INDEXES, RawChunkIndex, RawXattrEntry, RawXattrHeader, XATTR_FILTER_SEED,
-    XATTR_LONG_PREFIX,
-};
+use crate::erofs::layout::{RawXattrEntry, RawXattrHeader, XATTR_FILTER_SEED, XATTR_LONG_PREFIX};
 use crate::tree::{InodeId, StringId};
 
 /// What a fingerprint begins with.
@@ -50,50 +48,8 @@ pub(super) enum DataForm {
     Flat,
     /// By a table of chunks of 2 to this power blocks. The end, if the image has it, is a chunk of its own.
     Chunks(u8),
-}
-
-/// A table of chunks behind an inode.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ChunkTable {
-    /// Binary logarithm of blocks in a chunk.
-    bits: u8,
-    /// Chunks on the device.
-    on_device: u64,
-    pub(super) entries: u64,
-}
-
-impl ChunkTable {
-    /// The table of a file, if it has one, with blocks of so many bytes.
-    pub(super) fn of(file: &OnDevice, block: u64) -> Option<Self> {
-        let DataForm::Chunks(bits) = file.form else { return None };
-        let on_device = file.end().div_ceil(block << bits);
-        Some(Self { bits, on_device, entries: on_device + u64::from(file.tail > 0) })
-    }
-
-    /// Its bytes.
-    pub(super) const fn size(&self) -> u64 {
-        self.entries * size_of::<RawChunkIndex>() as u64
-    }
-
-    /// `i_u`.
-    pub(super) fn format(&self) -> u32 {
-        (CHUNK_INDEXES | u16::from(self.bits)).into()
-    }
-
-    /// One entry. The end of the file is at `end` in the image.
-    pub(super) fn entry(&self, file: &OnDevice, at: u64, end: u32) -> RawChunkIndex {
-        let (device, block) = if at < self.on_device {
-            let block = u32::try_from(file.block + (at << self.bits));
-            (file.device + 1, block.expect("a device has fewer blocks"))
-        } else {
-            (0, end)
-        };
-        RawChunkIndex {
-            startblk_hi: U16::ZERO,
-            device_id: U16::new(device),
-            startblk_lo: U32::new(block),
-        }
-    }
+    /// By one of runs that lie anywhere: [`Files::pieces`].
+    Pieces(u32),
 }
 
 /// Where the shared fingerprints are, and what is inline.
@@ -109,6 +65,8 @@ struct Fingerprint {
 #[derive(Debug, Default)]
 pub(super) struct Files {
     pub(super) on_devices: HashMap<StringId, OnDevice>,
+    /// Of files that are in several places.
+    pub(super) pieces: Vec<Pieces>,
     fingerprints: Vec<Fingerprint>,
     /// By [`InodeId::index`]; empty without any.
     of: Vec<u32>,
@@ -116,6 +74,18 @@ pub(super) struct Files {
 }
 
 impl Files {
+    /// The table of chunks of a file, if it has one, with blocks of so many bytes.
+    pub(super) fn table(&self, file: &OnDevice, block: u64) -> Option<ChunkTable<'_>> {
+        match file.form {
+            DataForm::Flat => None,
+            DataForm::Chunks(bits) => Some(ChunkTable::consecutive(file, bits, block)),
+            DataForm::Pieces(at) => {
+                let pieces = &self.pieces[usize::try_from(at).expect("a number of a list")];
+                Some(ChunkTable::of_pieces(pieces, file.size.div_ceil(block)))
+            }
+        }
+    }
+
     /// Notes the SHA-256 of files, and shares those that are to be.
     pub(super) fn set_fingerprints(
         &mut self,

@@ -3,6 +3,7 @@
 //!
 //! Sections 4 and 5 of `docs/format/erofs-profile.md` have the rules.
 
+mod chunks;
 mod devices;
 mod files;
 mod native;
@@ -18,7 +19,9 @@ use super::place::BlockSize;
 use super::{Contents, Summary, WriteError};
 use crate::erofs::layout::{NATIVE_HAS_ACL, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader};
 use crate::tree::Tree;
-pub use native::{DEVICES_MAX, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Stored};
+pub use native::{
+    DEVICES_MAX, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Placed, Run, Stored,
+};
 use plan::Plan;
 use survey::Survey;
 

@@ -24,7 +24,7 @@ pub struct Native<'a> {
     /// The device table.
     pub devices: &'a [DataBlob],
     /// Where an object's bytes are; `None` for those that are to be in the image itself. Asked once for each object.
-    pub find: &'a dyn Fn(&ObjectId) -> Option<Stored>,
+    pub find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
     /// Whether files have fingerprints, and where those are.
     pub fingerprints: Fingerprints,
     /// The volume's uuid; zeros for none.
@@ -37,7 +37,7 @@ impl<'a> Native<'a> {
     pub fn new(
         block_size: BlockSize,
         devices: &'a [DataBlob],
-        find: &'a dyn Fn(&ObjectId) -> Option<Stored>,
+        find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
     ) -> Self {
         let (fingerprints, uuid) = (Fingerprints::default(), [0; 16]);
         Self { block_size, devices, find, fingerprints, uuid }
@@ -63,6 +63,30 @@ pub struct DataBlob {
 }
 
 /// Where an object's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placed<'a> {
+    /// One behind the other on one device, but for an end.
+    Whole(Stored),
+    /// In several places.
+    Pieces {
+        /// These, in order.
+        runs: &'a [Run],
+        /// As [`Stored::fingerprint`].
+        fingerprint: [u8; 32],
+    },
+}
+
+/// A run of an object's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Bytes: whole blocks, but for an object's last run, behind which zeros follow up to a block's end.
+    pub len: u64,
+    /// The device, by its place in [`Native::devices`], and where on it the run begins, a multiple of the block size;
+    /// `None` for zeros, which are nowhere.
+    pub place: Option<(u16, u64)>,
+}
+
+/// Where all of an object's bytes are, or all but its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
     /// By its place in [`Native::devices`].

@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::Flavor;
-use super::files::{ChunkTable, DataForm};
+use super::files::DataForm;
 use super::pack::{Packer, Shape};
 use super::survey::{Data, Survey};
 use crate::erofs::layout::{RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET};
@@ -51,7 +51,7 @@ impl<'a> Plan<'a> {
                 return Err(WriteError::XattrsTooLarge { path: inode.path(), bytes: xattrs });
             }
             let extent = extent_of(&survey, &inode, &data);
-            let table = survey.on_device(&data).and_then(|file| ChunkTable::of(file, block_size));
+            let table = survey.table(&data).map(|(_, table)| table);
             let mut shape = Shape {
                 inode: item.form.size(),
                 xattrs: table.map_or(xattrs, |table| xattrs.next_multiple_of(8) + table.size()),

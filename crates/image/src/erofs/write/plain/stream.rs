@@ -11,7 +11,7 @@ use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
 use super::Piece;
-use super::files::{ChunkTable, DataForm, OnDevice};
+use super::files::{DataForm, OnDevice};
 use super::plan::{DEVICE_TABLE, Plan, prefixes_start, size_of_data};
 use super::survey::{Data, Item};
 use crate::erofs::layout::{
@@ -79,7 +79,7 @@ fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
     let fingerprint = survey.prefixes.fingerprint;
     let devices = survey.devices.len();
     let xattr_block = plan.inodes_end / survey.block_size.bytes();
-    let is_chunked = |file: &OnDevice| matches!(file.form, DataForm::Chunks(_));
+    let is_chunked = |file: &OnDevice| file.form != DataForm::Flat;
     let has_prefixes = survey.prefixes.count > 0;
     let number = |number: u64| u32::try_from(number).expect("it is before the inodes");
     RawSuperblock {
@@ -138,8 +138,7 @@ struct Stream<'s, 'c, W> {
 impl<W: io::Write> Stream<'_, '_, W> {
     fn inodes(&mut self) -> Result<(), WriteError> {
         let survey = &self.plan.survey;
-        let block_size = survey.block_size.bytes();
-        let in_block = self.plan.inodes_end % block_size;
+        let in_block = self.plan.inodes_end % survey.block_size.bytes();
         let first_id = u32::try_from(in_block / 4).expect("less than a block");
         let fingerprint_prefix = survey.prefixes.fingerprint.unwrap_or_default();
         let first_fingerprint = (in_block + survey.xattrs.shared_bytes()) / 4;
@@ -153,10 +152,9 @@ impl<W: io::Write> Stream<'_, '_, W> {
             xattrs.clear();
             survey.xattrs.put(survey.set_of(&inode), None, first_id, &mut xattrs);
             survey.files.put(item.id, fingerprint_prefix, first_fingerprint, &mut xattrs);
-            let file = survey.on_device(&data);
-            let table = file.and_then(|file| ChunkTable::of(file, block_size));
+            let chunks = survey.table(&data);
             let record = Record {
-                layout: match table {
+                layout: match chunks {
                     Some(_) => LAYOUT_CHUNK_BASED,
                     None if item.tail > 0 => LAYOUT_FLAT_INLINE,
                     None => LAYOUT_FLAT_PLAIN,
@@ -167,14 +165,14 @@ impl<W: io::Write> Stream<'_, '_, W> {
                 size: size_of_data(survey, &inode, &data, item.tail),
                 i_u: match data {
                     Data::Device(number) => u32::try_from(number).expect("else it is refused"),
-                    _ => table.map_or(item.block, |table| table.format()),
+                    _ => chunks.map_or(item.block, |(_, table)| table.format()),
                 },
                 ino,
                 metadata: inode.metadata(),
             };
             record.put(item.form, &mut self.out);
             self.out.buffer.extend_from_slice(&xattrs);
-            if let (Some(file), Some(table)) = (file, table) {
+            if let Some((file, table)) = chunks {
                 self.out.pad_to(self.out.position().next_multiple_of(8));
                 for at in 0..table.entries {
                     self.out.put(&table.entry(file, at, item.block));

@@ -6,9 +6,10 @@ use hashbrown::HashMap;
 use sha2::{Digest as _, Sha256};
 
 use super::Flavor;
+use super::chunks::{ChunkTable, Pieces};
 use super::devices::Devices;
 use super::files::{DataForm, Files, Hashed, OnDevice};
-use super::native::{Fingerprints, Native, Stored};
+use super::native::{Fingerprints, Native, Placed, Stored};
 use super::prefixes::Prefixes;
 use crate::erofs::write::inode::Form;
 use crate::erofs::write::place::BlockSize;
@@ -183,6 +184,12 @@ impl<'a> Survey<'a> {
         self.files.on_devices.get(object)
     }
 
+    /// How a file says where on devices its bytes are, if by a table of chunks.
+    pub(super) fn table(&self, data: &Data<'_>) -> Option<(&OnDevice, ChunkTable<'_>)> {
+        let file = self.on_device(data)?;
+        Some((file, self.files.table(file, self.block_size.bytes())?))
+    }
+
     /// Bytes of an inode's xattrs.
     pub(super) fn xattrs_size(&self, inode: &Inode<'_>) -> u64 {
         let without = self.xattrs.size_of(self.set_of(inode), None);
@@ -252,7 +259,7 @@ impl<'a> Survey<'a> {
         contents: &mut Contents<'_>,
     ) -> Result<[u8; 32], WriteError> {
         let object = ObjectId::from_bytes(self.tree.string(key)).expect("the tree has no others");
-        let Some(stored) = (native.find)(&object) else {
+        let Some(placed) = (native.find)(&object) else {
             return match native.fingerprints {
                 Fingerprints::Omitted => Ok([0; 32]),
                 _ => hashed(inode, contents),
@@ -261,13 +268,29 @@ impl<'a> Survey<'a> {
         let Data::External { size, .. } = Data::of(inode) else {
             unreachable!("only external files have objects")
         };
-        // What is all end is in the image as if no device had it.
-        if u64::from(stored.tail) != size {
-            let file = self.place_on_device(size, &stored);
-            let misplaced = || WriteError::Misplaced { path: inode.path(), size, stored };
-            self.files.on_devices.insert(key, file.ok_or_else(misplaced)?);
+        match placed {
+            // What is all end is in the image as if no device had it.
+            Placed::Whole(stored) if u64::from(stored.tail) == size => Ok(stored.fingerprint),
+            Placed::Whole(stored) => {
+                let file = self.place_on_device(size, &stored);
+                let misplaced = || WriteError::Misplaced { path: inode.path(), size, stored };
+                self.files.on_devices.insert(key, file.ok_or_else(misplaced)?);
+                Ok(stored.fingerprint)
+            }
+            Placed::Pieces { runs, fingerprint } => {
+                let placed = Pieces::place(runs, size, &self.devices, self.block_size.bytes());
+                let misplaced = || WriteError::MisplacedPieces { path: inode.path(), size };
+                let (mut file, pieces) = placed.ok_or_else(misplaced)?;
+                if let Some(pieces) = pieces {
+                    let number = u32::try_from(self.files.pieces.len());
+                    let number = number.map_err(|_many| WriteError::TooLarge("files in pieces"))?;
+                    file.form = DataForm::Pieces(number);
+                    self.files.pieces.push(pieces);
+                }
+                self.files.on_devices.insert(key, file);
+                Ok(fingerprint)
+            }
         }
-        Ok(stored.fingerprint)
     }
 
     /// How an inode says where its bytes are. `None` when they cannot be there.

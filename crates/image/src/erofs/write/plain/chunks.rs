@@ -1,0 +1,155 @@
+//! Tables of chunks, for files whose blocks do not follow each other, or are where no address leads.
+
+use zerocopy::little_endian::{U16, U32};
+
+use super::devices::Devices;
+use super::files::{DataForm, OnDevice};
+use super::native::Run;
+use crate::erofs::layout::{CHUNK_INDEXES, RawChunkIndex};
+
+/// The most that the format of an inode says.
+const BITS_MAX: u32 = 31;
+/// A chunk that is nowhere. Source: `EROFS_NULL_ADDR` in Linux `fs/erofs/erofs_fs.h`.
+const NOWHERE: u32 = u32::MAX;
+
+/// Runs of a file's blocks.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    /// Binary logarithm of blocks in a chunk.
+    bits: u8,
+    runs: Vec<BlockRun>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct BlockRun {
+    /// Blocks of the file before it.
+    start: u64,
+    /// Where it is; `None` for zeros.
+    place: Option<Block>,
+}
+
+/// A block of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Block {
+    device: u16,
+    number: u64,
+}
+
+impl Pieces {
+    /// Answers the pieces of a file too, unless it is flat. `None` when they cannot be there, or are not as long as it.
+    pub(super) fn place(
+        runs: &[Run],
+        size: u64,
+        devices: &Devices,
+        block: u64,
+    ) -> Option<(OnDevice, Option<Self>)> {
+        let mut found: Vec<BlockRun> = Vec::new();
+        let (mut start, mut left) = (0, size);
+        for run in runs {
+            left = left.checked_sub(run.len)?;
+            if run.len == 0 || left > 0 && run.len % block != 0 {
+                return None;
+            }
+            let blocks = run.len.div_ceil(block);
+            let place = match run.place {
+                None => None,
+                Some((device, offset)) => {
+                    let number = offset / block;
+                    let end = number.checked_add(blocks)?;
+                    if offset % block != 0 || end > devices.blocks(device)? {
+                        return None;
+                    }
+                    Some(Block { device, number })
+                }
+            };
+            let before = found.last().map(|it| it.at(start));
+            if before != Some(place) {
+                found.push(BlockRun { start, place });
+            }
+            start += blocks;
+        }
+        let first = found.first().filter(|_| left == 0)?.place;
+        let Block { device, number: block } = first.unwrap_or(Block { device: 0, number: 0 });
+        let flat = OnDevice { device, block, size, tail: 0, form: DataForm::Flat };
+        if found.len() == 1 && first.is_some() && devices.is_mapped(device) {
+            return Some((flat, None));
+        }
+        let all = start.checked_next_power_of_two()?.trailing_zeros();
+        let starts = found.iter().skip(1).map(|run| run.start.trailing_zeros());
+        let bits = starts.fold(all.min(BITS_MAX), u32::min);
+        let pieces = Self { bits: u8::try_from(bits).expect("31 at most"), runs: found };
+        Some((flat, Some(pieces)))
+    }
+}
+
+impl BlockRun {
+    /// Where a block of the file is that is in it, or would be behind it.
+    fn at(&self, block: u64) -> Option<Block> {
+        self.place.map(|place| Block { number: place.number + (block - self.start), ..place })
+    }
+}
+
+/// A table of chunks behind an inode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChunkTable<'p> {
+    /// Binary logarithm of blocks in a chunk.
+    bits: u8,
+    pub(super) entries: u64,
+    what: What<'p>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum What<'p> {
+    /// So many chunks that follow each other on the device.
+    Consecutive(u64),
+    Pieces(&'p Pieces),
+}
+
+impl<'p> ChunkTable<'p> {
+    /// Of a file whose blocks follow each other.
+    pub(super) fn consecutive(file: &OnDevice, bits: u8, block: u64) -> Self {
+        let on_device = file.end().div_ceil(block << bits);
+        let entries = on_device + u64::from(file.tail > 0);
+        Self { bits, entries, what: What::Consecutive(on_device) }
+    }
+
+    /// Of a file of so many blocks.
+    pub(super) fn of_pieces(pieces: &'p Pieces, blocks: u64) -> Self {
+        let entries = blocks.div_ceil(1 << pieces.bits);
+        Self { bits: pieces.bits, entries, what: What::Pieces(pieces) }
+    }
+
+    /// Its bytes.
+    pub(super) const fn size(&self) -> u64 {
+        self.entries * size_of::<RawChunkIndex>() as u64
+    }
+
+    /// `i_u`.
+    pub(super) fn format(&self) -> u32 {
+        (CHUNK_INDEXES | u16::from(self.bits)).into()
+    }
+
+    /// One entry. The end of the file is at `end` in the image.
+    pub(super) fn entry(&self, file: &OnDevice, at: u64, end: u32) -> RawChunkIndex {
+        let first = at << self.bits;
+        let on_device = |device: u16, block: u64| {
+            (device + 1, u32::try_from(block).expect("a device has fewer blocks"))
+        };
+        let (device, block) = match self.what {
+            What::Consecutive(chunks) if at < chunks => on_device(file.device, file.block + first),
+            What::Consecutive(_) => (0, end),
+            What::Pieces(pieces) => {
+                let behind = pieces.runs.partition_point(|run| run.start <= first);
+                match pieces.runs[behind - 1].at(first) {
+                    Some(block) => on_device(block.device, block.number),
+                    None => (0, NOWHERE),
+                }
+            }
+        };
+        RawChunkIndex {
+            startblk_hi: U16::ZERO,
+            device_id: U16::new(device),
+            startblk_lo: U32::new(block),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Objects in pieces: which other objects of data blobs, one behind the other, have an object's bytes.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+use std::collections::HashMap;
+
+use image::verity::ObjectId;
+use sha2::{Digest as _, Sha256};
+
+use super::{BlobKind, Fields};
+
+/// Bytes of a record, and of a piece of one.
+pub(super) const RECORD: usize = 96;
+pub(super) const PIECE: usize = 40;
+/// Every piece but an object's last is a multiple of it: what files are mapped by.
+const BLOCK: u64 = BlobKind::Packed.block_size();
+
+/// A run of an object's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Piece {
+    /// The object that has the same bytes, alone; `None` for zeros that are nowhere.
+    pub(crate) id: Option<[u8; 32]>,
+    pub(crate) len: u64,
+}
+
+/// An object in pieces. Its pieces may be in other blobs; as long as one is nowhere, the object is not there.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Record {
+    pub(crate) id: [u8; 32],
+    pub(crate) sha256: [u8; 32],
+    pub(crate) size: u64,
+    pub(crate) pieces: Vec<Piece>,
+}
+
+/// What bytes say that are made of these pieces.
+pub(crate) type PiecesKey = [u8; 32];
+
+/// One for each list of pieces.
+pub(crate) fn key_of(pieces: &[Piece]) -> PiecesKey {
+    let mut hash = Sha256::new();
+    pieces.iter().for_each(|it| hash.update(it.encode()));
+    hash.finalize().into()
+}
+
+impl Piece {
+    fn encode(&self) -> [u8; PIECE] {
+        let mut raw = [0; PIECE];
+        let (id, len) = raw.split_at_mut(32);
+        id.copy_from_slice(&self.id.unwrap_or_default());
+        len.copy_from_slice(&self.len.to_le_bytes());
+        raw
+    }
+}
+
+impl Record {
+    /// Its name.
+    pub(crate) fn object(&self) -> ObjectId {
+        ObjectId::from_bytes(&self.id).expect("32 bytes")
+    }
+
+    /// The objects that have its bytes.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = [u8; 32]> {
+        self.pieces.iter().filter_map(|it| it.id)
+    }
+
+    /// What is wrong with it, in a blob of this kind.
+    pub(super) fn check(&self, kind: BlobKind) -> Result<(), &'static str> {
+        if kind != BlobKind::Packed {
+            return Err("a tar has objects in pieces");
+        }
+        let mut left = self.size;
+        let mut after_hole = false;
+        for piece in &self.pieces {
+            left = match left.checked_sub(piece.len) {
+                Some(left) if piece.len > 0 => left,
+                _ => return Err("the pieces of an object are not as long as it"),
+            };
+            if left > 0 && !piece.len.is_multiple_of(BLOCK) {
+                return Err("a piece of an object does not end with a block");
+            }
+            let is_hole = piece.id.is_none();
+            if is_hole && after_hole {
+                return Err("zeros of an object are in two pieces");
+            }
+            after_hole = is_hole;
+        }
+        match (left, self.pieces.is_empty()) {
+            (0, false) => Ok(()),
+            _ => Err("the pieces of an object are not as long as it"),
+        }
+    }
+}
+
+/// Sorts them, each once.
+pub(super) fn sort(records: &mut Vec<Record>) {
+    records.sort_unstable();
+    records.dedup_by(|one, other| one.id == other.id);
+}
+
+/// The table of records, and behind it that of pieces.
+pub(super) fn encode(records: &[Record], file: &mut Vec<u8>) -> Option<()> {
+    let mut first = 0_u64;
+    for record in records {
+        let count = u64::try_from(record.pieces.len()).ok()?;
+        file.extend_from_slice(&record.id);
+        file.extend_from_slice(&record.sha256);
+        for number in [record.size, first, count, 0] {
+            file.extend_from_slice(&number.to_le_bytes());
+        }
+        first = first.checked_add(count)?;
+    }
+    for piece in records.iter().flat_map(|it| &it.pieces) {
+        file.extend_from_slice(&piece.encode());
+    }
+    Some(())
+}
+
+/// What makes blobs with other records other blobs.
+pub(super) fn hash(records: &[Record], hasher: &mut Sha256) {
+    for record in records {
+        hasher.update(record.id);
+        hasher.update(record.size.to_le_bytes());
+        hasher.update(key_of(&record.pieces));
+    }
+}
+
+/// Reads both tables.
+pub(super) fn decode(
+    records: &[u8],
+    mut pieces: &[u8],
+    kind: BlobKind,
+) -> Result<Vec<Record>, &'static str> {
+    let mut found: Vec<Record> = Vec::new();
+    let mut next = 0_u64;
+    for raw in records.chunks_exact(RECORD) {
+        let mut fields = Fields(raw);
+        let (id, sha256) = (fields.take()?, fields.take()?);
+        let (size, first, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        if fields.u64()? != 0 {
+            return Err("an object in pieces has something where nothing may be");
+        }
+        if first != next {
+            return Err("the pieces of objects are not in order");
+        }
+        next = next.checked_add(count).ok_or("its lengths are absurd")?;
+        let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(PIECE));
+        let taken = bytes.and_then(|bytes| pieces.split_at_checked(bytes));
+        let (own, rest) = taken.ok_or("it has fewer pieces than its objects")?;
+        pieces = rest;
+        let own = own.chunks_exact(PIECE).map(|raw| {
+            let mut fields = Fields(raw);
+            let id: [u8; 32] = fields.take()?;
+            Ok::<_, &'static str>(Piece { id: (id != [0; 32]).then_some(id), len: fields.u64()? })
+        });
+        let record = Record { id, sha256, size, pieces: own.collect::<Result<_, _>>()? };
+        record.check(kind)?;
+        if found.last().is_some_and(|last| last.id >= id) {
+            return Err("its objects in pieces are not in order");
+        }
+        found.push(record);
+    }
+    if !pieces.is_empty() {
+        return Err("it has more pieces than its objects");
+    }
+    Ok(found)
+}
+
+/// Finds records by their pieces, of which no two may have the same.
+pub(super) fn by_pieces(records: &[Record]) -> Result<HashMap<PiecesKey, u32>, &'static str> {
+    let mut found = HashMap::new();
+    for (record, number) in records.iter().zip(0..) {
+        if found.insert(key_of(&record.pieces), number).is_some() {
+            return Err("two objects have the same pieces");
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,56 @@
+//! Objects in pieces: files that are large, changed in the middle, or full of zeros.
+
+use std::sync::Arc;
+
+use image::verity::ObjectId;
+
+use super::index::Record;
+use super::{BlobKind, Index, StoredObject};
+
+/// A run of an object's bytes, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The object that has the same bytes, alone, in a packed blob without an end; `None` for zeros, which are nowhere.
+    pub object: Option<ObjectId>,
+    /// Bytes: whole blocks, but for an object's last piece.
+    pub len: u64,
+}
+
+/// A run of an object's bytes, and where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredPiece {
+    /// Bytes.
+    pub len: u64,
+    /// Where they are; `None` for zeros, which are nowhere.
+    pub stored: Option<StoredObject>,
+}
+
+/// Finds the pieces of an object: where its record is, else with `find`. None if one is nowhere.
+pub(crate) fn resolve(
+    index: &Index,
+    blob: &ObjectId,
+    record: &Record,
+    find: &dyn Fn(&[u8; 32], u64) -> Option<StoredObject>,
+) -> Option<StoredObject> {
+    let mut pieces = Vec::with_capacity(record.pieces.len());
+    for piece in &record.pieces {
+        let stored = match &piece.id {
+            None => None,
+            Some(id) => {
+                Some(super::piece_of(index, blob, id, piece.len).or_else(|| find(id, piece.len))?)
+            }
+        };
+        pieces.push(StoredPiece { len: piece.len, stored });
+    }
+    Some(StoredObject {
+        object: record.object(),
+        blob: *blob,
+        blob_bytes: index.header.bytes,
+        kind: BlobKind::Packed,
+        offset: 0,
+        size: record.size,
+        end_len: 0,
+        sha256: record.sha256,
+        pieces: Some(Arc::from(pieces)),
+    })
+}

@@ -1,0 +1,478 @@
+//! Objects in pieces: found, read, mounted, collected, checked.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+
+use image::erofs::read::Owners;
+use image::erofs::{BlockSize, Native, Placed, Run, write_native};
+use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
+use image::verity::ObjectId;
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+
+use super::damage::{flip, replace};
+use super::data::id;
+use super::{Failure, NOW, Random, check, check_clean, name, open};
+use crate::{
+    BlobKind, Damage, DataBlob, Form, FsckOptions, Piece, Reference, Seconds, Store, StoredObject,
+    Transaction,
+};
+
+/// Bytes of a piece, here; any number of blocks will do.
+const CHUNK: usize = 8192;
+
+/// What a file is made of: a letter is a piece of that, a dot one of zeros; `-` begins a short last piece.
+pub(super) fn bytes_of(pattern: &str) -> Vec<u8> {
+    let (whole, last) = pattern.split_once('-').unwrap_or((pattern, ""));
+    let piece = |letter: char, len: usize| -> Vec<u8> {
+        match letter {
+            '.' => vec![0; len],
+            letter => format!("piece {letter} ").bytes().cycle().take(len).collect(),
+        }
+    };
+    let whole = whole.chars().flat_map(|it| piece(it, CHUNK));
+    whole.chain(last.chars().flat_map(|it| piece(it, 5000))).collect()
+}
+
+/// Adds objects to a new blob: pieces that are neither zeros nor anywhere yet.
+pub(super) fn pack_pieces(
+    import: &Transaction<'_>,
+    files: &[Vec<u8>],
+) -> Result<DataBlob, Failure> {
+    let mut draft = import.data_blob(BlobKind::Packed)?;
+    let mut here = std::collections::BTreeSet::new();
+    for bytes in files {
+        let mut pieces: Vec<Piece> = Vec::new();
+        for chunk in bytes.chunks(CHUNK) {
+            let len = chunk.len() as u64;
+            if chunk.iter().all(|it| *it == 0) {
+                match pieces.last_mut() {
+                    Some(hole) if hole.object.is_none() => hole.len += len,
+                    _ => pieces.push(Piece { object: None, len }),
+                }
+                continue;
+            }
+            let object = id(chunk);
+            if import.reuse_piece(&object, len)?.is_none() && here.insert(object) {
+                let offset = draft.position();
+                draft.write_all(chunk)?;
+                draft.align()?;
+                draft.add(object, Sha256::digest(chunk).into(), offset, len, b"");
+            }
+            pieces.push(Piece { object: Some(object), len });
+        }
+        let sha256 = Sha256::digest(bytes).into();
+        draft.add_pieces(id(bytes), sha256, bytes.len() as u64, &pieces);
+    }
+    Ok(draft.finish()?)
+}
+
+/// An image of files that are all in pieces.
+fn add_image(
+    import: &Transaction<'_>,
+    files: &BTreeMap<String, Vec<u8>>,
+) -> Result<ObjectId, Failure> {
+    let mut builder = Builder::new();
+    let mut new = Vec::new();
+    for (name, bytes) in files {
+        let (object, size) = (id(bytes), bytes.len() as u64);
+        if import.reuse_stored(&object, size)?.is_none() {
+            new.push(bytes.clone());
+        }
+        let (object, location) = (Some(object), Location::Object);
+        let node = Node::Regular(Content::External { size, object, location });
+        let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, node)?;
+        builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal)?;
+    }
+    if !new.is_empty() {
+        pack_pieces(import, &new)?;
+    }
+    let mut devices: Vec<image::erofs::DataBlob> = Vec::new();
+    let mut runs = BTreeMap::new();
+    for bytes in files.values() {
+        let stored = import.reuse_stored(&id(bytes), bytes.len() as u64)?.unwrap();
+        let mut number = |it: &StoredObject| -> u16 {
+            let device = image::erofs::DataBlob { id: it.blob, bytes: it.blob_bytes };
+            let at = devices.iter().position(|it| *it == device).unwrap_or_else(|| {
+                devices.push(device);
+                devices.len() - 1
+            });
+            u16::try_from(at).unwrap()
+        };
+        let first = number(&stored);
+        let run = |it: &crate::StoredPiece| Run {
+            len: it.len,
+            place: it.stored.as_ref().map(|it| (number(it), it.offset)),
+        };
+        // One of a single piece is that.
+        let one = || vec![Run { len: stored.size, place: Some((first, stored.offset)) }];
+        let all = match &stored.pieces {
+            Some(pieces) => pieces.iter().map(run).collect(),
+            None => one(),
+        };
+        runs.insert(id(bytes), (all, stored.sha256));
+    }
+    let find = |id: &ObjectId| {
+        let (runs, fingerprint) = runs.get(id)?;
+        Some(Placed::Pieces { runs, fingerprint: *fingerprint })
+    };
+    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let mut contents = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| {
+        Err(std::io::Error::other("all of it is on devices"))
+    };
+    let mut draft = import.image()?;
+    write_native(&builder.finish(), &native, &mut contents, &mut draft)?;
+    Ok(draft.finish()?)
+}
+
+pub(super) fn import_pieces(
+    store: &Store,
+    ref_name: &str,
+    files: &[(&str, &str)],
+) -> Result<ObjectId, Failure> {
+    let files = files.iter().map(|(name, it)| ((*name).to_owned(), bytes_of(it))).collect();
+    let import = store.begin()?;
+    let image = add_image(&import, &files)?;
+    let reference = Reference { image, manifest: None, form: Form::Packed, created: Seconds(1) };
+    import.set_ref(name(ref_name), reference);
+    import.commit()?;
+    Ok(image)
+}
+
+/// Bytes of data blobs on the disk.
+fn allocated(store: &Store) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    let files = fs::read_dir(store.path().join("data")).unwrap().map(|it| it.unwrap().path());
+    let blobs = files.filter(|it| it.extension().is_none());
+    blobs.map(|it| it.metadata().unwrap().blocks() * 512).sum()
+}
+
+fn read(store: &Store, object: &ObjectId) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    store.object(object).unwrap().read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Every file of an image, by the objects that its tree names.
+#[track_caller]
+fn check_files(store: &Store, image: &ObjectId, files: &[(&str, &str)]) {
+    let tree = store.tree(&store.open_image(image).unwrap(), Owners::AsWritten).unwrap().tree;
+    for (name, pattern) in files {
+        let inode = tree.resolve(format!("/{name}").as_bytes()).unwrap();
+        let Node::Regular(Content::External { object: Some(object), size, .. }) = inode.node()
+        else {
+            panic!("{name}: {:?}", inode.node())
+        };
+        let bytes = bytes_of(pattern);
+        assert_eq!((object, size), (id(&bytes), bytes.len() as u64), "{name}");
+        assert!(read(store, &object) == bytes, "{name}");
+    }
+}
+
+const ONE: [(&str, &str); 3] = [("changed", "abcd-e"), ("holes", "..a..b..-."), ("zeros", "...")];
+const TWO: [(&str, &str); 3] = [("changed", "abXd-e"), ("moved", "d.cX"), ("short", "ab-a")];
+
+#[test]
+fn pieces_are_stored_once_and_zeros_never() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let one = import_pieces(&store, "one", &ONE).unwrap();
+    // a b c d and 5000 bytes of e, which are two blocks; and the last block, which says what it is.
+    let expected = 5 * 8192 + 4096;
+    let blobs: Vec<_> = store.open_image(&one).unwrap().devices.iter().map(|it| it.bytes).collect();
+    assert_eq!(blobs, [expected]);
+    check_files(&store, &one, &ONE);
+    let two = import_pieces(&store, "two", &TWO).unwrap();
+    let blobs: Vec<_> = store.open_image(&two).unwrap().devices.iter().map(|it| it.bytes).collect();
+    // X, and the short a.
+    assert_eq!(blobs.iter().sum::<u64>() - expected, 2 * 8192 + 4096);
+    check_files(&store, &two, &TWO);
+    check(&store).unwrap();
+    check_clean(&store).unwrap();
+    check_files(&store, &two, &TWO);
+    // A whole file that is not larger than a piece is one.
+    assert_eq!(read(&store, &id(&bytes_of("a"))), bytes_of("a"));
+    let meta = fs::read_to_string(directory.path().join("meta")).unwrap();
+    assert!(meta.contains(r#""needed_to_write":["data-blobs","data-pieces"]"#), "{meta}");
+}
+
+#[test]
+fn a_store_without_pieces_does_not_ask_for_them() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let import = store.begin().unwrap();
+    let blob = super::data::pack(&import, &super::data::files("a")).unwrap();
+    import.commit().unwrap();
+    let meta = fs::read_to_string(directory.path().join("meta")).unwrap();
+    assert!(!meta.contains("pieces"), "{meta}");
+    let index = fs::read(directory.path().join(format!("data/{}.index", blob.id))).unwrap();
+    assert_eq!(&index[index.len() - 40..index.len() - 32], b"datend\0\x01");
+    import_pieces(&store, "one", &ONE).unwrap();
+    let meta = fs::read_to_string(directory.path().join("meta")).unwrap();
+    assert!(meta.contains("data-pieces"), "{meta}");
+}
+
+#[test]
+fn a_reader_reads_across_pieces() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import_pieces(&store, "one", &[("one", "ab")]).unwrap();
+    let pattern = ".a..bX-a";
+    import_pieces(&store, "two", &[("two", pattern)]).unwrap();
+    let bytes = bytes_of(pattern);
+    let reader = store.object(&id(&bytes)).unwrap();
+    assert_eq!(reader.size(), bytes.len() as u64);
+    assert!(reader.file().is_none());
+    let mut random = Random::new(7);
+    for _ in 0..200 {
+        let from = random.below(bytes.len() as u64);
+        let len = random.below(bytes.len() as u64 - from + 1);
+        let mut got = vec![1; usize::try_from(len).unwrap()];
+        reader.read_exact_at(&mut got, from).unwrap();
+        let from = usize::try_from(from).unwrap();
+        assert!(got == bytes[from..from + got.len()]);
+    }
+    reader.read_exact_at(&mut [0; 2], bytes.len() as u64 - 1).unwrap_err();
+    assert_eq!(reader.read_at(&mut [0; 2], u64::MAX).unwrap(), 0);
+}
+
+#[test]
+fn an_import_reads_its_own_pieces_before_they_are_committed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import_pieces(&store, "one", &ONE).unwrap();
+    let import = store.begin().unwrap();
+    let (bytes, more) = (bytes_of("bYa.-e"), bytes_of("Y"));
+    pack_pieces(&import, &[bytes.clone()]).unwrap();
+    let mut got = Vec::new();
+    import.read_object(&id(&bytes)).unwrap().read_to_end(&mut got).unwrap();
+    assert!(got == bytes);
+    assert!(import.reuse_piece(&id(&more), more.len() as u64).unwrap().is_some());
+    assert!(import.reuse_piece(&id(&more), 1).unwrap().is_none());
+    assert!(store.stored(&id(&bytes)).unwrap().is_none());
+    drop(import);
+    assert!(store.stored(&id(&bytes)).unwrap().is_none());
+}
+
+/// The first image goes; what the second needs of its blob stays, and the rest is punched out.
+#[test]
+fn gc_keeps_the_pieces_that_others_need() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import_pieces(&store, "one", &ONE).unwrap();
+    // Nothing of it is new but its name: all is in the other's blob, or nowhere.
+    let files = [("turned", "d.ba-e"), ("zeros", "....")];
+    let two = import_pieces(&store, "two", &files).unwrap();
+    let before = allocated(&store);
+    store.remove_ref(&name("one")).unwrap();
+    let (_, swept) = store.gc(NOW).unwrap();
+    // c alone.
+    assert_eq!((swept.trimmed, before - allocated(&store)), (8192, 8192));
+    check_files(&store, &two, &files);
+    check_clean(&store).unwrap();
+    check_files(&store, &two, &files);
+    for gone in ["abcd-e", "c"] {
+        assert!(store.stored(&id(&bytes_of(gone))).unwrap().is_none(), "{gone}");
+    }
+    // It comes again: only c is missing, and what is needed of it is found elsewhere.
+    let one = import_pieces(&store, "one", &ONE).unwrap();
+    check_files(&store, &one, &ONE);
+    check_files(&store, &two, &files);
+    check(&store).unwrap();
+    store.remove_ref(&name("one")).unwrap();
+    store.remove_ref(&name("two")).unwrap();
+    check_clean(&store).unwrap();
+    assert_eq!(fs::read_dir(directory.path().join("data")).unwrap().count(), 0);
+}
+
+/// A blob of which nothing is on a device, but that says of which pieces a file is.
+#[test]
+fn what_says_which_pieces_is_kept_as_long_as_the_image() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import_pieces(&store, "one", &ONE).unwrap();
+    let files = [("turned", "dcba-e")];
+    let two = import_pieces(&store, "two", &files).unwrap();
+    assert_eq!(store.open_image(&two).unwrap().devices.len(), 2);
+    store.remove_ref(&name("one")).unwrap();
+    check_clean(&store).unwrap();
+    check_files(&store, &two, &files);
+    // And that of an image that is gone, goes.
+    import_pieces(&store, "three", &[("again", "abab")]).unwrap();
+    let three = store.stored(&id(&bytes_of("abab"))).unwrap().unwrap().blob;
+    store.remove_ref(&name("three")).unwrap();
+    check_clean(&store).unwrap();
+    assert!(!directory.path().join(format!("data/{three}")).exists());
+    check_files(&store, &two, &files);
+}
+
+/// An import that has found a piece keeps it from `gc`.
+#[test]
+fn pieces_that_an_import_has_found_stay() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import_pieces(&store, "one", &ONE).unwrap();
+    store.remove_ref(&name("one")).unwrap();
+    let files: BTreeMap<_, _> = [("turned".to_owned(), bytes_of("dc.a"))].into();
+    let import = store.begin().unwrap();
+    let image = add_image(&import, &files).unwrap();
+    store.gc(NOW).unwrap();
+    let reference = Reference { image, manifest: None, form: Form::Packed, created: Seconds(1) };
+    import.set_ref(name("two"), reference);
+    import.commit().unwrap();
+    check_files(&store, &image, &[("turned", "dc.a")]);
+    check_clean(&store).unwrap();
+    check_files(&store, &image, &[("turned", "dc.a")]);
+}
+
+/// Nothing can be punched out of what fs-verity protects: the blobs become files like others.
+fn unseal(store: &Store) {
+    for file in fs::read_dir(store.path().join("data")).unwrap() {
+        let path = file.unwrap().path();
+        let bytes = fs::read(&path).unwrap();
+        replace(&path, &bytes);
+    }
+}
+
+#[test]
+fn damage_to_a_piece_is_told_of_all_who_have_it() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let one = import_pieces(&store, "one", &ONE).unwrap();
+    let two = import_pieces(&store, "two", &TWO).unwrap();
+    unseal(&store);
+    let piece = store.stored(&id(&bytes_of("b"))).unwrap().unwrap();
+    let path = directory.path().join("data").join(piece.blob.to_string());
+    flip(&path, usize::try_from(piece.offset).unwrap() * 8 + 8011);
+    let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
+    let [(damage, harm)] = report.damage.as_slice() else { panic!("{:#?}", report.damage) };
+    assert!(
+        matches!(damage, Damage::Stored { object, blob, .. } if (*object, *blob) == (piece.object, piece.blob))
+    );
+    let mut told: Vec<_> = harm
+        .iter()
+        .map(|it| {
+            let paths = it.paths.iter().map(|it| String::from_utf8_lossy(it).into_owned());
+            (it.refs[0].to_string(), paths.collect::<Vec<_>>())
+        })
+        .collect();
+    told.sort_unstable();
+    let paths = |paths: &[&str]| paths.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let expected = [
+        (name("one").to_string(), paths(&["/changed", "/holes"])),
+        (name("two").to_string(), paths(&["/changed", "/short"])),
+    ];
+    assert_eq!(told, expected);
+    for image in [one, two] {
+        let report = store.verify(&image, FsckOptions { threads: 1 }).unwrap();
+        assert_eq!(report.damage.len(), 1);
+    }
+    // An import brings it back, and with it what is made of it.
+    assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+    assert!(store.stored(&id(&bytes_of("abcd-e"))).unwrap().is_none());
+    let one = import_pieces(&store, "one", &ONE).unwrap();
+    let two = import_pieces(&store, "two", &TWO).unwrap();
+    check_clean(&store).unwrap();
+    check_files(&store, &one, &ONE);
+    check_files(&store, &two, &TWO);
+}
+
+/// Bytes that an index says to be others are what the index says, or nothing.
+#[test]
+fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import_pieces(&store, "one", &ONE).unwrap();
+    let stored = store.stored(&id(&bytes_of("abcd-e"))).unwrap().unwrap();
+    let pieces = stored.pieces.clone().unwrap();
+    let device = [image::erofs::DataBlob { id: stored.blob, bytes: stored.blob_bytes }];
+    let at = |it: usize| pieces[it].stored.as_ref().unwrap().offset;
+    let run = |len, place: Option<u64>| Run { len, place: place.map(|it| (0, it)) };
+    let named = |runs: &[Run], fingerprint: [u8; 32]| {
+        let size = runs.iter().map(|it| it.len).sum();
+        let object = Some(id(b"whatever"));
+        let mut builder = Builder::new();
+        let node = Content::External { size, object, location: Location::Object };
+        let inode =
+            builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(node)).unwrap();
+        builder.insert(InodeId::ROOT, b"file", inode, Link::Equal).unwrap();
+        let find = |_: &ObjectId| Some(Placed::Pieces { runs, fingerprint });
+        let native = Native::new(BlockSize::B4096, &device, &find);
+        let import = store.begin().unwrap();
+        assert!(import.reuse_data_blob(&stored.blob).unwrap());
+        let mut draft = import.image().unwrap();
+        let mut contents = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| panic!();
+        write_native(&builder.finish(), &native, &mut contents, &mut draft).unwrap();
+        let image = draft.finish().unwrap();
+        import.commit().unwrap();
+        let tree = store.tree(&store.open_image(&image).unwrap(), Owners::AsWritten).unwrap().tree;
+        let Node::Regular(Content::External { object, .. }) =
+            tree.resolve(b"/file").unwrap().node()
+        else {
+            panic!()
+        };
+        object
+    };
+    let own: Vec<Run> = (0..5).map(|it| run(pieces[it].len, Some(at(it)))).collect();
+    assert_eq!(named(&own, stored.sha256), Some(stored.object));
+    // Another fingerprint, another order, a hole, a shorter end, a piece that is none.
+    assert_eq!(named(&own, [7; 32]), None);
+    let turned: Vec<Run> =
+        [1, 0, 2, 3, 4].iter().map(|it| run(pieces[*it].len, Some(at(*it)))).collect();
+    assert_eq!(named(&turned, stored.sha256), None);
+    let mut holed = own.clone();
+    holed[1].place = None;
+    assert_eq!(named(&holed, stored.sha256), None);
+    let mut short = own.clone();
+    short[4].len -= 1;
+    assert_eq!(named(&short, stored.sha256), None);
+    let mut odd = own;
+    odd[2].place = Some((0, at(2) + 4096));
+    assert_eq!(named(&odd, stored.sha256), None);
+    // One that begins as a whole object does, and goes on elsewhere.
+    let first = id(&bytes_of("a"));
+    let whole = |runs: &[Run]| named(runs, Sha256::digest(bytes_of("a")).into());
+    assert_eq!(whole(&[run(8192, Some(at(0)))]), Some(first));
+    assert_eq!(whole(&[run(4096, Some(at(0))), run(4096, Some(at(1)))]), None);
+    assert_eq!(whole(&[run(4096, Some(at(0))), run(4096, None)]), None);
+}
+
+/// Imports and removals of files that have pieces in common, against what each name should lead to.
+#[test]
+fn names_lead_to_their_files_whatever_goes() {
+    let directory = super::fast_directory();
+    let store = open(directory.path());
+    let mut random = Random::new(0x7069_6563_6573);
+    let mut expected: BTreeMap<String, (ObjectId, String)> = BTreeMap::new();
+    for round in 0..150 {
+        let ref_name = format!("n{}", random.below(5));
+        match random.below(3) {
+            0 => {
+                if expected.remove(&ref_name).is_some() {
+                    store.remove_ref(&name(&ref_name)).unwrap();
+                }
+                store.gc(NOW).unwrap();
+            }
+            _ => {
+                let letters = ['a', 'b', 'c', 'd', 'e', 'f', '.', '.'];
+                let count = 1 + random.below(7);
+                let mut letter = || letters[usize::try_from(random.below(8)).unwrap()];
+                let mut pattern: String = (0..count).map(|_| letter()).collect();
+                if letter() != '.' {
+                    pattern.push('-');
+                    pattern.push(letter());
+                }
+                let image = import_pieces(&store, &ref_name, &[("file", &pattern)]).unwrap();
+                expected.insert(ref_name, (image, pattern));
+            }
+        }
+        for (image, pattern) in expected.values() {
+            check_files(&store, image, &[("file", pattern)]);
+        }
+        if round % 25 == 24 {
+            check_clean(&store).unwrap();
+        }
+    }
+    check(&store).unwrap();
+}
