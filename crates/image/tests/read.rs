@@ -27,6 +27,8 @@ mod native;
 mod others;
 #[path = "read/patched.rs"]
 mod patched;
+#[path = "read/pieces.rs"]
+mod pieces;
 #[path = "read/read_back.rs"]
 mod read_back;
 #[path = "read/small.rs"]

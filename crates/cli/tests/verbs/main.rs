@@ -22,6 +22,7 @@ mod memory;
 mod merge;
 mod mounts;
 mod pages;
+mod pieces;
 #[cfg(feature = "registry")]
 mod progress;
 #[cfg(feature = "registry")]
