@@ -119,15 +119,26 @@ fn check_form(image: &OpenImage, name: &str) -> anyhow::Result<()> {
     }
 }
 
+/// The most bytes of an image file that are read ahead unless somebody says otherwise: `docs/performance/metadata.md` has
+/// what it costs and what it saves. Larger ones are of a million files, of which one container uses few.
+const WARM_AUTO_MAX: u64 = 32 << 20;
+
 /// Has the kernel begin to read what `--warm` asks for. A mount is as good without.
 pub(crate) fn warm(context: &Context, image: &OpenImage, root: &Root, wish: args::Warm) {
-    if wish == args::Warm::None {
+    let is_wanted = match wish {
+        args::Warm::Auto => image.image.size() <= WARM_AUTO_MAX,
+        args::Warm::None => false,
+        args::Warm::Metadata => true,
+    };
+    if !is_wanted {
         return;
     }
     if image.form != Form::Objects && root.image.backing == Backing::Loop {
-        context.remark(
-            "nothing is read ahead: this kernel needs a loop device for the image, which has pages of its own",
-        );
+        if wish == args::Warm::Metadata {
+            context.remark(
+                "nothing is read ahead: this kernel needs a loop device for the image, which has pages of its own",
+            );
+        }
         return;
     }
     let (file, all) = (image.image.fd(), 0..image.image.size());

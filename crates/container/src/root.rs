@@ -238,15 +238,20 @@ fn assemble_in(
     Ok(Root { mount, image, doomed: upper.into_doomed(writable) })
 }
 
+/// How many KiB are read ahead in files on data blobs: `docs/performance/read.md` has what other numbers do.
+const READ_AHEAD: u32 = 512;
+
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
-    let (devices, io, share): (&[_], _, _) = match layers.data {
+    let (devices, io, share, read_ahead): (&[_], _, _, _) = match layers.data {
         // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
         // I/O would read the disk anew for every container.)
-        Data::Objects(_) => (&[], Io::Buffered, None),
+        Data::Objects(_) => (&[], Io::Buffered, None, None),
         // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
-        Data::Devices(devices) => (devices, Io::Direct, layers.domain.map(Domain)),
+        Data::Devices(devices) => {
+            (devices, Io::Direct, layers.domain.map(Domain), Some(READ_AHEAD))
+        }
     };
-    let options = ErofsOptions { devices, io, acl: layers.acl, share };
+    let options = ErofsOptions { devices, io, acl: layers.acl, share, read_ahead };
     let image = kernel::mount::erofs(layers.image, &options)
         .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
     Ok(Superblock { mount: image.mount, backing: image.backing })

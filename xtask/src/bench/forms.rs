@@ -1,7 +1,5 @@
 //! Ways to hold one tree as a file system, and their mounts.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -91,7 +89,6 @@ impl Files {
     }
 
     fn mount(&self) -> Result<Detached> {
-        let before = backings()?;
         let paths = std::iter::once(&self.image).chain(&self.devices);
         let mut files = paths.map(File::open).collect::<Result<Vec<_>, _>>()?;
         let mut loops = Vec::new();
@@ -107,36 +104,16 @@ impl Files {
         }
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(File::as_fd).collect();
         let io = if self.through == Through::Loop { Io::Buffered } else { self.io };
-        let options = ErofsOptions { devices: &fds[1..], io, acl: self.acl, share: None };
-        let mounted = erofs(fds[0], &options)?;
+        let (devices, acl, read_ahead) = (&fds[1..], self.acl, self.read_ahead);
+        let mounted = erofs(fds[0], &ErofsOptions { devices, io, acl, share: None, read_ahead })?;
+        if mounted.read_ahead != read_ahead {
+            bail!("cannot say how far to read ahead: was another EROFS mounted at the same time?");
+        }
         if mounted.io != io {
             bail!("this kernel cannot read {} with {io:?}", self.image.display());
         }
-        if let Some(kilobytes) = self.read_ahead {
-            let new: Vec<_> = backings()?.difference(&before).cloned().collect();
-            let [backing] = &new[..] else {
-                bail!("{} EROFS were mounted at once: which one is ours?", new.len());
-            };
-            let file = Path::new(BACKINGS).join(backing).join("read_ahead_kb");
-            fs::write(file, kilobytes.to_string())?;
-        }
         Ok(mounted.mount)
     }
-}
-
-/// Where the kernel shows what file systems read from.
-const BACKINGS: &str = "/sys/class/bdi";
-
-/// Those of file-backed EROFS, which are numbered in the order of their mounts.
-fn backings() -> Result<BTreeSet<OsString>> {
-    let mut found = BTreeSet::new();
-    for entry in fs::read_dir(BACKINGS)? {
-        let name = entry?.file_name();
-        if name.as_encoded_bytes().starts_with(b"erofs-") {
-            found.insert(name);
-        }
-    }
-    Ok(found)
 }
 
 impl Way {

@@ -5,8 +5,10 @@ use clap::{Args, ValueEnum};
 /// What of an image is brought into memory when it is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Warm {
-    /// Nothing: what is used comes when it is used
+    /// The image file, if it has at most 32 MiB
     #[default]
+    Auto,
+    /// Nothing: what is used comes when it is used
     None,
     /// The image file: names, owners and places of all files, and in the native forms small files and the ends of others
     Metadata,
@@ -14,9 +16,9 @@ pub(crate) enum Warm {
 
 /// What help says of `--warm`.
 pub(crate) const WARM: &str = "What is read ahead: the mount waits for nothing, and what is in memory already is not read again. \
-                    `metadata` is for what looks at many files soon after the start, such as find, ls -R, package managers \
-                    and interpreters that search for modules, when the image has not been used since the host started: the \
-                    disk is read in large pieces then, not block by block. On an image that is used it changes nothing";
+                    It helps what looks at many files soon after the start, such as find, ls -R, package managers and \
+                    interpreters that search for modules, when the image has not been used since the host started: the disk \
+                    is read in large pieces then, not block by block. On an image that is used it changes nothing";
 
 #[derive(Debug, Args)]
 pub(crate) struct Du {

@@ -448,3 +448,35 @@ fn a_digest_is_demanded_of_every_form() {
         std::os::unix::fs::FileExt::write_all_at(&at, &bytes[..1], 0).unwrap();
     }
 }
+
+#[test]
+fn a_disk_with_large_sectors_is_no_reason_for_errors() {
+    let place = place();
+    if !is_root() || !mounts_native(&place, "lower") {
+        return;
+    }
+    let (file, disk) = (place.path("disk.ext4"), place.path("disk"));
+    std::fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+    std::fs::create_dir(&disk).unwrap();
+    let run = |program: &str, options: &[&str], last: &Path| {
+        let out = Command::new(program).args(options).arg(last).output().unwrap();
+        assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let device = run("losetup", &["--find", "--show", "--sector-size", "4096"], &file);
+    let device = Path::new(device.trim());
+    run("mkfs.ext4", &["-q", "-F"], device);
+    run("mount", &[device.to_str().unwrap()], &disk);
+    let guard = Unmount(disk.clone());
+    // It goes with the mount.
+    run("losetup", &["--detach"], device);
+    let expect = mounted(&place, "lower", "");
+    std::fs::remove_dir_all(place.path("store")).unwrap();
+    std::os::unix::fs::symlink(disk.join("store"), place.path("store")).unwrap();
+    std::fs::create_dir(disk.join("store")).unwrap();
+    for form in ["tar", "packed", "objects"] {
+        place.out(&format!("import --form {form} tar:lower.tar {form}"));
+        assert!(mounted(&place, form, "") == expect, "{form}");
+    }
+    drop(guard);
+}

@@ -64,8 +64,13 @@ fn warm_metadata_is_in_memory_soon() {
         let file = File::open(&path).unwrap();
         let pages = file.metadata().unwrap().len().div_ceil(4096);
         assert!(pages > 200, "{pages}");
-        for (options, is_warm) in [("", false), (" --warm none", false), (" --warm metadata", true)]
-        {
+        let all = [
+            ("", true),
+            (" --warm auto", true),
+            (" --warm none", false),
+            (" --warm metadata", true),
+        ];
+        for (options, is_warm) in all {
             cool(&path);
             let guard = Unmount(point.clone());
             place.out(&format!("mount -q{options} {form} point"));

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 
+use super::backing::with_read_ahead;
 use super::context::Context;
 use super::{Detached, MountError, Step};
 use crate::loopdev::{self, Access, LoopBlockSize, LoopDevice, LoopOptions};
@@ -25,6 +27,10 @@ pub struct ErofsOptions<'a> {
     /// With which other mounts the pages of equal files are shared. Kernels that cannot (before
     /// 7.0, or built without) mount without; [`Erofs::sharing`] says what came of it.
     pub share: Option<Domain<'a>>,
+    /// How many KiB are read ahead in a file that is read in sequence, and around what is touched of a mapped one. By
+    /// itself the kernel takes 128 for an EROFS that reads from files, whatever the disk below has. It is a wish: who
+    /// may not write to `/sys` gets the kernel's.
+    pub read_ahead: Option<u32>,
 }
 
 /// Mounts of one domain have the pages of files in memory once that say to be the same.
@@ -47,7 +53,8 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Io {
     /// Past the page cache of the image file, so that data is in memory once. Kernels that cannot
-    /// are asked for `Buffered`.
+    /// are asked for `Buffered`, and all where a file system reads past its cache in larger pieces only
+    /// than the image's blocks: EROFS would answer `EIO` (on disks with sectors of 4096 bytes, and blocks of 512).
     #[default]
     Direct,
     /// Through the page cache of the image file: data is in memory twice.
@@ -84,6 +91,8 @@ pub struct Erofs {
     pub io: Io,
     /// Whether pages are shared: what was asked for, or what this kernel could do.
     pub sharing: Sharing,
+    /// How many KiB are read ahead, if that could be said.
+    pub read_ahead: Option<u32>,
 }
 
 /// Mounts an image from a descriptor open for reading, read-only and attached nowhere.
@@ -130,16 +139,27 @@ fn superblock(
     }
     let io = match options.io {
         // An unknown option is EINVAL, and leaves the context as it was.
-        Io::Direct => context.flag("directio").map_or(Io::Buffered, |()| Io::Direct),
-        Io::Buffered => Io::Buffered,
+        Io::Direct if reads_blocks(object, options.devices)? => {
+            context.flag("directio").map_or(Io::Buffered, |()| Io::Direct)
+        }
+        Io::Direct | Io::Buffered => Io::Buffered,
     };
     let sharing = match options.share {
         Some(domain) if has_fingerprints(object)? => share(&context, domain)?,
         _ => Sharing::Alone,
     };
-    context.create()?;
+    let read_ahead = match options.read_ahead {
+        Some(kilobytes) => {
+            let ((), is_done) = with_read_ahead("erofs-", kilobytes, || context.create())?;
+            is_done.then_some(kilobytes)
+        }
+        None => {
+            context.create()?;
+            None
+        }
+    };
     let mount = context.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)?;
-    Ok(Erofs { mount, backing: Backing::File, io, sharing })
+    Ok(Erofs { mount, backing: Backing::File, io, sharing, read_ahead })
 }
 
 /// Whether this kernel would share pages, by asking for it on behalf of no image.
@@ -174,7 +194,7 @@ fn over_loop(object: &Image<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, Mo
         options.devices.iter().map(|&fd| attach(fd)).collect::<Result<_, _>>()?;
     let device_paths: Vec<String> = devices.iter().map(LoopDevice::path).collect();
     // It is the loop device that reads past the cache.
-    let buffered = ErofsOptions { io: Io::Buffered, ..*options };
+    let buffered = ErofsOptions { io: Io::Buffered, read_ahead: None, ..*options };
     // Once mounted, the superblock keeps the loop devices; without it they go with their fds.
     let erofs = superblock(object, &primary.path(), &device_paths, &buffered)?;
     Ok(Erofs { backing: Backing::Loop, io: options.io, ..erofs })
@@ -191,12 +211,36 @@ fn has_fingerprints(object: &Image<'_>) -> Result<bool, MountError> {
     Ok(low[0] & ISHARE_XATTRS != 0)
 }
 
-/// The loop block size may not exceed the image's. Whether it *is* an image is the kernel's to say.
+/// Whether every block of an image and its devices can be read past the page cache.
+fn reads_blocks(object: &Image<'_>, devices: &[BorrowedFd<'_>]) -> Result<bool, MountError> {
+    let bits = block_bits(object)?;
+    let block = 1_u32.checked_shl(bits.into()).unwrap_or(u32::MAX);
+    for &file in [object.0].iter().chain(devices) {
+        let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+            .map_err(|errno| MountError::call(Step::Examine, object, errno))?;
+        let is_known = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+        // Before Linux 6.1, and of some file systems, nobody knows: what disks and file systems have in common is 4096.
+        let unit = if is_known { stat.stx_dio_offset_align } else { 4096 };
+        // 0: it cannot be read so at all.
+        if unit == 0 || !block.is_multiple_of(unit) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The loop block size may not exceed the image's.
 fn block_size(object: &Image<'_>) -> Result<LoopBlockSize, MountError> {
+    let bits = block_bits(object)?;
+    Ok(if bits >= 12 { LoopBlockSize::B4096 } else { LoopBlockSize::B512 })
+}
+
+/// The image's `blkszbits`. Whether it *is* an image is the kernel's to say.
+fn block_bits(object: &Image<'_>) -> Result<u8, MountError> {
     // Superblock at 1024, `blkszbits` at 12 (fs/erofs/erofs_fs.h).
     const BLOCK_BITS_AT: u64 = 1024 + 12;
     let mut bits = [0];
     rustix::io::pread(object.0, &mut bits, BLOCK_BITS_AT)
         .map_err(|errno| MountError::call(Step::Examine, object, errno))?;
-    Ok(if bits[0] >= 12 { LoopBlockSize::B4096 } else { LoopBlockSize::B512 })
+    Ok(bits[0])
 }

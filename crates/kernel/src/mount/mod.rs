@@ -2,6 +2,7 @@
 //! mount that is never attached vanishes with its descriptor, and with the process that held it.
 
 mod attributes;
+mod backing;
 mod context;
 mod erofs;
 mod error;

@@ -1,5 +1,6 @@
 //! EROFS, tmpfs, bind mounts, attributes, and what errors say.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
@@ -32,6 +33,51 @@ fn erofs_is_read_while_attached_nowhere() {
     if stage.backs_files() {
         assert_eq!((erofs.backing, erofs.io), (Backing::File, Io::Direct));
     }
+}
+
+/// What file-backed EROFS read ahead now, in kilobytes, by the names that the kernel gives them.
+fn read_ahead() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir("/sys/class/bdi").unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        // One that is just going is no longer there to be read.
+        if let (true, Ok(text)) =
+            (name.starts_with("erofs-"), fs::read_to_string(entry.path().join("read_ahead_kb")))
+        {
+            found.insert(name, text.trim().to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn read_ahead_is_what_was_asked_for_and_that_of_this_mount_only() {
+    let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
+    if !stage.backs_files() {
+        return;
+    }
+    let image = File::open(stage.hello()).unwrap();
+    let other = mount::erofs(image.as_fd(), &ErofsOptions::default()).unwrap();
+    assert_eq!(other.read_ahead, None);
+    // Other processes mount and unmount, too: then it says that it could not.
+    for _ in 0..100 {
+        let before = read_ahead();
+        let options = ErofsOptions { read_ahead: Some(640), ..ErofsOptions::default() };
+        let erofs = mount::erofs(image.as_fd(), &options).unwrap();
+        let after = read_ahead();
+        if erofs.read_ahead.is_none() {
+            continue;
+        }
+        assert_eq!(erofs.read_ahead, Some(640));
+        let new: Vec<_> = after.iter().filter(|(name, _)| !before.contains_key(*name)).collect();
+        assert!(new.iter().any(|(_, now)| *now == "640"), "{new:?}");
+        for (name, was) in &before {
+            assert!(after.get(name).is_none_or(|now| now == was), "{name}: {was}, {after:?}");
+        }
+        return;
+    }
+    panic!("never done");
 }
 
 #[test]

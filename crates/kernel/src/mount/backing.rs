@@ -1,0 +1,48 @@
+//! How far the kernel reads ahead in the files of a file system that has no block device.
+//!
+//! It is a number of the file system's *backing device info*, `/sys/class/bdi/NAME/read_ahead_kb` (the kernel's
+//! `Documentation/ABI/testing/sysfs-class-bdi`). Nothing says which name a mount has, so it is the one that came up with it.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::{fs, io};
+
+const BACKINGS: &str = "/sys/class/bdi";
+
+/// Has what `mount` mounts read this many KiB ahead, if that can be done and it can be told which one it is: not without
+/// `/sys`, without the right to write there, or when somebody else mounts such a file system at the same time. Answers
+/// whether it was done.
+pub(super) fn with_read_ahead<T, E>(
+    prefix: &str,
+    kilobytes: u32,
+    mount: impl FnOnce() -> Result<T, E>,
+) -> Result<(T, bool), E> {
+    // Two threads would otherwise see two new ones each.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = named(prefix);
+    let mounted = mount()?;
+    // How far is read ahead changes no byte: a mount is as good without.
+    let mut is_done = false;
+    if let (Ok(before), Ok(after)) = (before, named(prefix)) {
+        let mut new = after.difference(&before);
+        if let (Some(backing), None) = (new.next(), new.next()) {
+            let file = Path::new(BACKINGS).join(backing).join("read_ahead_kb");
+            is_done = fs::write(file, kilobytes.to_string()).is_ok();
+        }
+    }
+    Ok((mounted, is_done))
+}
+
+fn named(prefix: &str) -> io::Result<BTreeSet<OsString>> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(BACKINGS)? {
+        let name = entry?.file_name();
+        if name.as_encoded_bytes().starts_with(prefix.as_bytes()) {
+            found.insert(name);
+        }
+    }
+    Ok(found)
+}
