@@ -496,6 +496,7 @@ mod tests {
                 DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };
             let native = image::erofs::Native {
                 block_size: BlockSize::B4096,
+                has_tar: false,
                 devices: &[device],
                 find: &find,
                 fingerprints: Fingerprints::default(),

@@ -62,7 +62,12 @@ pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
         .iter()
         .map(|slot| DeviceUse { blob: id_of(&slot.tag), bytes: slot.blocks.saturating_mul(block) });
     let uses: Vec<_> = uses.collect();
-    let form = match (is_native(&image), block == BlobKind::Tar.block_size()) {
+    // Images without the header are older than packed blobs in blocks of 512.
+    let is_tar = match image.superblock().native {
+        Some(header) => header.has_tar,
+        None => block == BlobKind::Tar.block_size(),
+    };
+    let form = match (is_native(&image), is_tar) {
         (false, _) => Form::Objects,
         (true, true) => Form::Tar,
         (true, false) => Form::Packed,

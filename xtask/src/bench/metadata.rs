@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use image::dump::{Strictness, parse};
-use image::erofs::{Fingerprints, PACKED_TAIL_MAX};
+use image::erofs::Fingerprints;
 use image::tree::{Node, Tree};
 use kernel::mount::Acl;
 use rustix::mount::{UnmountFlags, unmount};
@@ -134,7 +134,7 @@ fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     let standalone = placed::standalone(&tree, context.work, "standalone")?;
     let make =
         |blob, name| placed::native(&tree, blob, Fingerprints::default(), context.work, name);
-    let packed = make(Blob::Packed(PACKED_TAIL_MAX), "packed")?;
+    let packed = make(Blob::Dense, "packed")?;
     let tar = make(Blob::Tar, "tar")?;
     for image in [&mkfs, &standalone] {
         // Zeros for files' bytes take no place on the disk.
@@ -352,16 +352,16 @@ fn random_files(tree: &Tree, count: usize) -> Vec<Vec<u8>> {
 /// The same tree in images of other options, of which `quire packed` has the first.
 fn options(context: &Context<'_>, input: &Input) -> Result<(Vec<Table>, Sizes)> {
     let mut ways = Vec::new();
-    let tails = [PACKED_TAIL_MAX, 0, 1024, 3000, 3400];
-    let shared = Fingerprints::Shared;
-    let variants =
-        [(PACKED_TAIL_MAX, Fingerprints::Inline), (PACKED_TAIL_MAX, Fingerprints::Omitted)];
-    let all = tails.map(|it| (it, shared)).into_iter().chain(variants);
-    for (number, (tail, fingerprints)) in all.enumerate() {
-        let file = format!("option-{number}");
-        let files =
-            placed::native(&input.tree, Blob::Packed(tail), fingerprints, context.work, &file)?;
-        let name = format!("ends up to {tail}, fingerprints {fingerprints:?}").to_lowercase();
+    let fingerprints = [Fingerprints::Shared, Fingerprints::Inline, Fingerprints::Omitted];
+    let ends = [0, 512, 1024, 2048, 3400].map(|it| (Blob::Packed(it), Fingerprints::Shared));
+    for (blob, fingerprints) in fingerprints.map(|it| (Blob::Dense, it)).into_iter().chain(ends) {
+        let file = format!("option-{}", ways.len());
+        let files = placed::native(&input.tree, blob, fingerprints, context.work, &file)?;
+        let blob = match blob {
+            Blob::Packed(max) => format!("blocks of 4096, ends up to {max} in the image"),
+            _ => String::from("blocks of 512"),
+        };
+        let name = format!("{blob}, fingerprints {fingerprints:?}").to_lowercase();
         ways.push(Way::new(name, Source::Erofs(files)));
     }
     let sizes = sizes(&format!("{}, options", input.title), &input.tree, &ways)?;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use image::erofs::{
-    BlockSize, DataBlob, Fingerprints, Native, Piece, Profile, Standalone, Stored, write_native,
-    write_with,
+    BlockSize, DataBlob, Fingerprints, Native, Piece, Placed, Profile, Standalone, Stored,
+    write_native, write_with,
 };
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
@@ -19,15 +19,41 @@ use super::forms::Files;
 /// How objects are in their blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Blob {
-    /// In whole blocks; ends of up to so many bytes are in the image.
+    /// In blocks of 512, small ones where larger ones leave room: as Quire packs.
+    Dense,
+    /// In blocks of 4096; ends of up to so many bytes are in the image.
     Packed(u16),
     /// Each behind a header of 512 bytes.
     Tar,
 }
 
-/// Bytes of a block of a packed blob, and of a tar.
+/// Bytes of a block of 4096, and of one of a tar.
 const BLOCK: u64 = 4096;
 const TAR_BLOCK: u64 = 512;
+
+/// Where dense objects go.
+#[derive(Default)]
+struct Dense {
+    /// Where there is room, by how many small blocks there are.
+    gaps: [Vec<u64>; 8],
+    end: u64,
+}
+
+impl Dense {
+    fn place(&mut self, size: u64) -> u64 {
+        let blocks = usize::try_from(size.div_ceil(TAR_BLOCK)).unwrap_or(usize::MAX);
+        let gap = (blocks..8).find_map(|room| Some((room, self.gaps[room].pop()?)));
+        let (room, start) = gap.unwrap_or_else(|| {
+            let start = self.end;
+            self.end += size.next_multiple_of(BLOCK);
+            (usize::try_from((self.end - start) / TAR_BLOCK).unwrap_or(usize::MAX), start)
+        });
+        if room > blocks {
+            self.gaps[room - blocks].push(start + size.next_multiple_of(TAR_BLOCK));
+        }
+        start
+    }
+}
 
 /// Writes `NAME.img` over `NAME.data` in a folder.
 pub(super) fn native(
@@ -39,6 +65,7 @@ pub(super) fn native(
 ) -> Result<Files> {
     let mut places = HashMap::new();
     let mut end = 0_u64;
+    let mut dense = Dense::default();
     for (object, size) in objects(tree) {
         if places.contains_key(&object) {
             continue;
@@ -49,17 +76,21 @@ pub(super) fn native(
                 (end, if tail > max { 0 } else { tail }, BLOCK)
             }
             Blob::Tar => (end + TAR_BLOCK, 0, TAR_BLOCK),
+            Blob::Dense => (dense.place(size), 0, TAR_BLOCK),
         };
         let fingerprint = object.as_bytes().try_into().context("not an object of SHA-256")?;
         places.insert(object, Stored { device: 0, offset: start, tail, fingerprint });
         end = (start + size - u64::from(tail)).next_multiple_of(block);
     }
-    let bytes = end.next_multiple_of(BLOCK);
+    let bytes = end.max(dense.end).next_multiple_of(BLOCK);
     let devices = [DataBlob { id: digest(Algorithm::Sha256, name.as_bytes()), bytes }];
     let data = dir.join(format!("{name}.data"));
     File::create(&data)?.set_len(bytes)?;
-    let block_size = if blob == Blob::Tar { BlockSize::B512 } else { BlockSize::B4096 };
-    let find = |object: &ObjectId| places.get(object).copied();
+    let block_size = match blob {
+        Blob::Packed(_) => BlockSize::B4096,
+        Blob::Tar | Blob::Dense => BlockSize::B512,
+    };
+    let find = |object: &ObjectId| places.get(object).copied().map(Placed::Whole);
     let native = Native { fingerprints, ..Native::new(block_size, &devices, &find) };
     let image = dir.join(format!("{name}.img"));
     let mut out = BufWriter::new(File::create(&image)?);

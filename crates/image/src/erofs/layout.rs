@@ -351,7 +351,7 @@ pub struct RawNativeHeader {
     pub magic: [u8; 8],
     /// [`NATIVE_HEADER_VERSION`].
     pub version: U32,
-    /// [`NATIVE_HAS_ACL`].
+    /// [`NATIVE_HAS_ACL`] and [`NATIVE_HAS_TAR`].
     pub flags: U32,
 }
 const _: () = assert!(size_of::<RawNativeHeader>() == 16);
@@ -359,9 +359,13 @@ const _: () = assert!(size_of::<RawNativeHeader>() == 16);
 /// Begins a native image.
 pub const NATIVE_MAGIC: [u8; 8] = *b"quireimg";
 /// Of the header itself.
-pub const NATIVE_HEADER_VERSION: u32 = 1;
+pub const NATIVE_HEADER_VERSION: u32 = 2;
+/// That of images whose blocks say whether a device is a tar: those of 512 bytes.
+pub const NATIVE_HEADER_VERSION_1: u32 = 1;
 /// An inode has a POSIX ACL; without it the image is mounted with `noacl`.
 pub const NATIVE_HAS_ACL: u32 = 0x1;
+/// A device is a tar; since version 2.
+pub const NATIVE_HAS_TAR: u32 = 0x2;
 
 /// `LCFS_EROFS_MAGIC`.
 pub const COMPOSEFS_MAGIC: u32 = 0xD078_629A;

@@ -159,7 +159,7 @@ fn more_than_one_address_space_holds() {
         let find = |id: &ObjectId| blobs.find(id);
         let fingerprints = Fingerprints::Shared;
         let uuid = [0; 16];
-        let native = Native { block_size, devices: &table, find: &find, fingerprints, uuid };
+        let native = Native { uuid, fingerprints, ..Native::new(block_size, &table, &find) };
         let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
             Node::Regular(Content::External { object, .. }) => {
                 give(&objects[&object.unwrap()], piece, out)
@@ -199,6 +199,7 @@ fn what_cannot_be_is_refused() {
         };
         let native = Native {
             block_size: BlockSize::B4096,
+            has_tar: false,
             devices: blobs,
             find: &find,
             fingerprints: Fingerprints::Shared,
@@ -300,6 +301,7 @@ fn ends_are_asked_for() {
     let find = |id: &ObjectId| blobs.find(id);
     let native = Native {
         block_size: BlockSize::B4096,
+        has_tar: false,
         devices: &table,
         find: &find,
         fingerprints: Fingerprints::Inline,

@@ -116,7 +116,7 @@ pub fn make(
     let table = blobs.table();
     let find = |id: &ObjectId| blobs.find(id);
     let uuid = *b"sixteen bytes id";
-    let native = Native { block_size, devices: &table, find: &find, fingerprints, uuid };
+    let native = Native { uuid, fingerprints, ..Native::new(block_size, &table, &find) };
     let mut image = Vec::new();
     let summary = write_native(tree, &native, &mut contents, &mut image).unwrap();
     assert_eq!(summary.bytes, image.len() as u64);

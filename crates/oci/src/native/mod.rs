@@ -3,6 +3,7 @@
 //! `docs/decisions/0010-native.md` says why, `docs/format/object-store.md` what a data blob is.
 
 mod pack;
+mod waiting;
 mod write;
 
 pub use pack::PackError;

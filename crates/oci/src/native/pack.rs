@@ -1,12 +1,10 @@
-//! Packed blobs: the whole blocks of objects one behind the other, their ends in the index. Large objects are cut into
-//! pieces.
+//! Packed blobs: objects one behind the other, small ones where larger ones leave room. Large ones are cut into pieces.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use image::erofs::PACKED_TAIL_MAX;
 use image::verity::{Algorithm, Hasher, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 use store::{
@@ -14,6 +12,7 @@ use store::{
 };
 
 use super::Dedup;
+use super::waiting::{PAGE, SMALL_MAX, Small, Waiting};
 
 /// Bytes that are copied at once.
 const PIECE: usize = 256 << 10;
@@ -24,8 +23,6 @@ const CUT_FROM: u64 = 256 << 10;
 const CHUNK: usize = 64 << 10;
 /// The length of a blob that is being made: none has it in the end.
 const UNFINISHED: u64 = 0;
-/// Bytes of a block of a packed blob.
-const BLOCK: u64 = BlobKind::Packed.block_size();
 
 /// Why objects cannot be packed.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +77,8 @@ pub(crate) struct Packer<'t> {
     pending: Vec<StoredObject>,
     /// Pieces of objects that are in this layer's blob.
     pieces: HashMap<ObjectId, StoredObject>,
+    /// What has no place in it yet.
+    waiting: Waiting,
     /// What need not be packed again.
     seen: HashSet<ObjectId>,
     found: HashMap<ObjectId, StoredObject>,
@@ -130,8 +129,8 @@ impl<'t> Packer<'t> {
     ) -> Self {
         let (pending, seen) = (Vec::new(), HashSet::new());
         let (found, buffer) = (HashMap::new(), vec![0; PIECE]);
-        let (draft, pieces) = (None, HashMap::new());
-        Self { transaction, dedup, cancel, draft, pending, pieces, seen, found, buffer }
+        let (draft, pieces, waiting) = (None, HashMap::new(), Waiting::default());
+        Self { transaction, dedup, cancel, draft, pending, pieces, waiting, seen, found, buffer }
     }
 
     fn go_on(&self) -> Result<(), PackError> {
@@ -159,51 +158,84 @@ impl<'t> Packer<'t> {
             return Ok(());
         }
         if self.draft.is_none() {
-            self.draft = Some(self.transaction.data_blob(BlobKind::Packed)?);
+            self.draft = Some(self.transaction.data_blob(BlobKind::Dense)?);
         }
         let stored = match file.size {
             CUT_FROM.. => self.cut(file, read)?,
+            0..=SMALL_MAX => return self.small(file, read),
             _ => self.whole(file, read)?,
         };
         self.pending.push(stored);
         Ok(())
     }
 
-    /// Puts an object into the blob, but for its end.
+    /// Has an object wait for a place.
+    fn small(
+        &mut self,
+        file: &Packed<'_>,
+        mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
+    ) -> Result<(), PackError> {
+        let object = *file.object;
+        let mut bytes = vec![0; usize::try_from(file.size).expect("less than a page")];
+        read(&mut bytes, 0).map_err(|source| PackError::Read { object, source })?;
+        let mut check = Check::new(file);
+        check.take(&bytes);
+        let sha256 = check.finish()?;
+        self.waiting.push(Small { object, sha256, bytes });
+        while self.waiting.is_full() {
+            self.page_of_small()?;
+        }
+        Ok(())
+    }
+
+    /// Fills what is left of a page of the blob with objects that wait, as far as they fit.
+    fn fill_page(&mut self) -> Result<(), PackError> {
+        let draft = self.draft.as_mut().expect("it was begun");
+        loop {
+            let offset = draft.position();
+            let room = offset.next_multiple_of(PAGE) - offset;
+            let Some(Small { object, sha256, bytes }) = self.waiting.take(room) else { break };
+            self.pending.push(place(draft, object, sha256, &bytes)?);
+        }
+        Ok(draft.align_to(PAGE)?)
+    }
+
+    /// Gives a page to objects that wait. Answers whether there were any.
+    fn page_of_small(&mut self) -> Result<bool, PackError> {
+        self.fill_page()?;
+        let draft = self.draft.as_mut().expect("it was begun");
+        let Some(Small { object, sha256, bytes }) = self.waiting.take(PAGE) else {
+            return Ok(false);
+        };
+        self.pending.push(place(draft, object, sha256, &bytes)?);
+        self.fill_page()?;
+        Ok(true)
+    }
+
+    /// Puts an object into the blob.
     fn whole(
         &mut self,
         file: &Packed<'_>,
         mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> Result<StoredObject, PackError> {
+        self.fill_page()?;
         let draft = self.draft.as_mut().expect("it was begun");
         let (object, size) = (*file.object, file.size);
         let mut check = Check::new(file);
-        let end = size % BLOCK;
-        let end = if end > u64::from(PACKED_TAIL_MAX) { 0 } else { end };
         let offset = draft.position();
         let mut at = 0;
-        let mut kept = 0..0;
         while at < size {
-            let body = (size - end).saturating_sub(at);
-            let left = if body > 0 { body } else { end };
-            let count = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
+            let count = usize::try_from(size - at).map_or(PIECE, |left| left.min(PIECE));
             let piece = &mut self.buffer[..count];
             read(piece, at).map_err(|source| PackError::Read { object, source })?;
             check.take(piece);
-            if body > 0 {
-                draft.write_all(piece).map_err(PackError::Write)?;
-            } else {
-                // It is less than a piece, and the last one.
-                kept = 0..count;
-            }
+            draft.write_all(piece).map_err(PackError::Write)?;
             at += count as u64;
         }
         draft.align()?;
         let sha256 = check.finish()?;
-        let end = &self.buffer[kept];
-        draft.add(object, sha256, offset, size, end);
-        let end_len = u32::try_from(end.len()).expect("less than a block");
-        Ok(StoredObject { offset, end_len, ..unfinished(object, size, sha256) })
+        draft.add(object, sha256, offset, size, &[]);
+        Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
     }
 
     /// Puts those pieces of an object into the blob that are in none yet, and are not all zeros.
@@ -255,12 +287,9 @@ impl<'t> Packer<'t> {
         {
             return Ok(found);
         }
+        self.fill_page()?;
         let draft = self.draft.as_mut().expect("it was begun");
-        let (offset, sha256) = (draft.position(), Sha256::digest(bytes).into());
-        draft.write_all(bytes).map_err(PackError::Write)?;
-        draft.align()?;
-        draft.add(id, sha256, offset, size, &[]);
-        let stored = StoredObject { offset, ..unfinished(id, size, sha256) };
+        let stored = place(draft, id, Sha256::digest(bytes).into(), bytes)?;
         self.pieces.insert(id, stored.clone());
         Ok(stored)
     }
@@ -271,6 +300,8 @@ impl<'t> Packer<'t> {
             self.seen.clear();
         }
         self.pieces.clear();
+        // Without a blob nothing waits.
+        while self.draft.is_some() && self.page_of_small()? {}
         if let Some(draft) = self.draft.take() {
             let blob = draft.finish()?;
             for mut stored in self.pending.drain(..) {
@@ -294,9 +325,23 @@ impl<'t> Packer<'t> {
     }
 }
 
+/// Puts a whole object into a blob, where that ends now.
+fn place(
+    draft: &mut DataBlobDraft<'_>,
+    object: ObjectId,
+    sha256: [u8; 32],
+    bytes: &[u8],
+) -> Result<StoredObject, PackError> {
+    let (offset, size) = (draft.position(), bytes.len() as u64);
+    draft.write_all(bytes).map_err(PackError::Write)?;
+    draft.align()?;
+    draft.add(object, sha256, offset, size, &[]);
+    Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
+}
+
 /// In a blob whose name is not known yet.
 fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
-    let kind = BlobKind::Packed;
+    let kind = BlobKind::Dense;
     let (blob, blob_bytes, offset, end_len, pieces) = (object, UNFINISHED, 0, 0, None);
     StoredObject { object, blob, blob_bytes, kind, offset, size, end_len, sha256, pieces }
 }

@@ -65,8 +65,9 @@ pub(crate) fn write(
     fingerprints: Fingerprints,
 ) -> Result<Written, NativeError> {
     let (found, blobs) = survey(tree, places)?;
-    let is_tar = blobs.iter().any(|(_, kind)| *kind == BlobKind::Tar);
-    let block_size = if is_tar { BlockSize::B512 } else { BlockSize::B4096 };
+    let has_tar = blobs.iter().any(|(_, kind)| *kind == BlobKind::Tar);
+    let is_whole = blobs.iter().all(|(_, kind)| kind.block_size() == 4096);
+    let block_size = if is_whole && !blobs.is_empty() { BlockSize::B4096 } else { BlockSize::B512 };
     let numbers: HashMap<ObjectId, u16> =
         blobs.iter().zip(0..).map(|((blob, _), number)| (blob.id, number)).collect();
     let devices: Vec<DataBlob> = blobs.iter().map(|(blob, _)| *blob).collect();
@@ -90,7 +91,7 @@ pub(crate) fn write(
         let tail = u16::try_from(stored.end_len).ok()?;
         Some(Placed::Whole(Stored { device, offset, tail, fingerprint }))
     };
-    let native = Native { block_size, devices: &devices, find: &find, fingerprints, uuid: [0; 16] };
+    let native = Native { has_tar, fingerprints, ..Native::new(block_size, &devices, &find) };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
             return Err(io::Error::other("it is no object"));

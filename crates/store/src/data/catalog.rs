@@ -9,7 +9,7 @@ use image::verity::{Algorithm, ObjectId};
 use rustix::fs::Stat;
 
 use super::{
-    BlobKind, Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader, Record,
+    Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader, Record,
     StoredObject, first_of, piece_of, reader,
 };
 use super::{blob_name, index_name};
@@ -202,16 +202,16 @@ impl Store {
         Ok(self.catalog(Look::Quick)?.and_then(|catalog| catalog.piece(id, len)))
     }
 
-    /// As [`stored`](Self::stored), in a blob of this kind.
-    pub(crate) fn stored_as(
+    /// As [`stored`](Self::stored), in a packed blob.
+    pub(crate) fn stored_packed(
         &self,
         object: &ObjectId,
-        kind: BlobKind,
     ) -> Result<Option<StoredObject>, StoreError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
-        let whole = catalog.whole(&key, |index| index.header.kind == kind);
-        Ok(whole.or_else(|| catalog.in_pieces(object).filter(|it| it.kind == kind)))
+        let whole = catalog.whole(&key, |index| index.header.kind.is_packed());
+        // A tar has none.
+        Ok(whole.or_else(|| catalog.in_pieces(object)))
     }
 
     /// The data blob that is a layer's tar.

@@ -86,9 +86,16 @@ impl<'t> DataBlobDraft<'t> {
     /// # Errors
     /// [`DraftError`] when they cannot be written.
     pub fn align(&mut self) -> Result<(), DraftError> {
-        let block = self.kind.block_size();
-        let over = self.position() % block;
-        let missing = usize::try_from((block - over) % block).unwrap_or(0);
+        self.align_to(self.kind.block_size())
+    }
+
+    /// Adds zeros up to the next multiple of `unit`, at most 4096.
+    ///
+    /// # Errors
+    /// [`DraftError`] when they cannot be written.
+    pub fn align_to(&mut self, unit: u64) -> Result<(), DraftError> {
+        let over = self.position() % unit;
+        let missing = usize::try_from((unit - over) % unit).unwrap_or(0);
         let taken = self.take(&ZEROS[..missing]);
         taken.map_err(|source| self.transaction.write_failed(WHAT, source))
     }

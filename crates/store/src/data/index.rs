@@ -153,6 +153,7 @@ impl Header {
         let kind = match fields.u32()? {
             1 => BlobKind::Packed,
             2 => BlobKind::Tar,
+            3 => BlobKind::Dense,
             _ => return Err("it is of an unknown kind"),
         };
         if u64::from(fields.u32()?) != kind.block_size() {
@@ -163,7 +164,7 @@ impl Header {
         fields.take::<4>()?;
         let layer: [u8; 64] = fields.take()?;
         let layer = match (kind, layer_len) {
-            (BlobKind::Packed, 0) => None,
+            (BlobKind::Packed | BlobKind::Dense, 0) => None,
             (BlobKind::Tar, 32) => layer.first_chunk::<32>().map(Digest::from_sha256),
             (BlobKind::Tar, 64) => Some(Digest::from_sha512(&layer)),
             _ => return Err("its layer makes no sense"),
@@ -355,7 +356,7 @@ impl Index {
     pub(crate) fn piece(&self, id: &[u8; 32], len: u64) -> Option<&Entry> {
         let is_it = |entry: &&Entry| entry.end_len == 0 && entry.size == len;
         let found = self.places(id).iter().find(is_it);
-        found.filter(|_| self.header.kind == BlobKind::Packed)
+        found.filter(|_| self.header.kind.is_packed())
     }
 
     /// Where an entry says that its object is.

@@ -38,8 +38,11 @@ const INDEX: &str = ".index";
 /// What a data blob is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlobKind {
-    /// Whole blocks of objects, one object behind the other.
+    /// Whole blocks of 4096 bytes of objects, one object behind the other, and ends in the index.
     Packed,
+    /// Whole objects in blocks of 512 bytes: what is longer than seven of these begins at a multiple of 4096, what is not
+    /// crosses none.
+    Dense,
     /// A layer's uncompressed tar, with zeros up to a whole block.
     Tar,
 }
@@ -50,6 +53,7 @@ impl BlobKind {
         match self {
             Self::Packed => 1,
             Self::Tar => 2,
+            Self::Dense => 3,
         }
     }
 
@@ -58,8 +62,14 @@ impl BlobKind {
     pub const fn block_size(self) -> u64 {
         match self {
             Self::Packed => 4096,
-            Self::Tar => 512,
+            Self::Tar | Self::Dense => 512,
         }
+    }
+
+    /// Whether it is what the form `packed` is made of.
+    #[must_use]
+    pub const fn is_packed(self) -> bool {
+        matches!(self, Self::Packed | Self::Dense)
     }
 }
 

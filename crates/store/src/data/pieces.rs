@@ -5,7 +5,7 @@ use std::sync::Arc;
 use image::verity::ObjectId;
 
 use super::index::Record;
-use super::{BlobKind, Index, StoredObject};
+use super::{Index, StoredObject};
 
 /// A run of an object's bytes, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(crate) fn resolve(
         object: record.object(),
         blob: *blob,
         blob_bytes: index.header.bytes,
-        kind: BlobKind::Packed,
+        kind: index.header.kind,
         offset: 0,
         size: record.size,
         end_len: 0,

@@ -76,6 +76,7 @@ pub(super) fn add_native(
     let find = |id: &ObjectId| places.get(id).copied().map(Placed::Whole);
     let native = Native {
         block_size: BlockSize::B4096,
+        has_tar: false,
         devices: &devices,
         find: &find,
         fingerprints: Fingerprints::Shared,

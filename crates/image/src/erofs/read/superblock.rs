@@ -7,9 +7,10 @@ use super::error::{Corrupt, Part, ReadError, Unsupported};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Nid, fetch, fetch_raw, to_u64, to_usize};
 use crate::erofs::layout::{
-    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, NATIVE_HAS_ACL,
-    NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawComposefsHeader, RawDeviceSlot, RawNativeHeader,
-    RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
+    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, NATIVE_HAS_ACL, NATIVE_HAS_TAR,
+    NATIVE_HEADER_VERSION, NATIVE_HEADER_VERSION_1, NATIVE_MAGIC, RawComposefsHeader,
+    RawDeviceSlot, RawNativeHeader, RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET,
+    compat, incompat,
 };
 
 /// All features that are known; each of them either changes nothing for uncompressed data or is refused by name.
@@ -76,6 +77,8 @@ pub struct ComposefsHeader {
 pub struct NativeHeader {
     /// Whether an inode has a POSIX ACL.
     pub has_acl: bool,
+    /// Whether a device is a tar.
+    pub has_tar: bool,
 }
 
 /// The superblock.
@@ -199,7 +202,7 @@ pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), 
         fingerprint_prefix: (compat & compat::ISHARE_XATTRS != 0)
             .then_some(raw.ishare_xattr_prefix_id),
         composefs: composefs_header(source)?,
-        native: native_header(source)?,
+        native: native_header(source, block_bits)?,
         metadata: block(raw.meta_blkaddr.get()),
         shared_xattrs: block(raw.xattr_blkaddr.get()),
     };
@@ -215,11 +218,23 @@ fn composefs_header(source: &impl ReadAt) -> Result<Option<ComposefsHeader>, Rea
     }))
 }
 
-fn native_header(source: &impl ReadAt) -> Result<Option<NativeHeader>, ReadError> {
+fn native_header(
+    source: &impl ReadAt,
+    block_bits: BlockBits,
+) -> Result<Option<NativeHeader>, ReadError> {
     let raw: RawNativeHeader = fetch_raw(source, ByteOffset(0), Part::Superblock)?;
-    // Of a later version nothing is known: then there may be ACLs.
-    let is_known = raw.magic == NATIVE_MAGIC && raw.version.get() == NATIVE_HEADER_VERSION;
-    Ok(is_known.then(|| NativeHeader { has_acl: raw.flags.get() & NATIVE_HAS_ACL != 0 }))
+    if raw.magic != NATIVE_MAGIC {
+        return Ok(None);
+    }
+    let flags = raw.flags.get();
+    let has_tar = match raw.version.get() {
+        NATIVE_HEADER_VERSION => flags & NATIVE_HAS_TAR != 0,
+        // Packed blobs had blocks of 4096 then.
+        NATIVE_HEADER_VERSION_1 => block_bits.size() == 512,
+        // Of a later version nothing is known: then there may be ACLs.
+        _ => return Ok(None),
+    };
+    Ok(Some(NativeHeader { has_acl: flags & NATIVE_HAS_ACL != 0, has_tar }))
 }
 
 impl Superblock {

@@ -11,8 +11,6 @@ use super::{BlobKind, Fields};
 /// Bytes of a record, and of a piece of one.
 pub(super) const RECORD: usize = 96;
 pub(super) const PIECE: usize = 40;
-/// Every piece but an object's last is a multiple of it: what files are mapped by.
-const BLOCK: u64 = BlobKind::Packed.block_size();
 
 /// A run of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +62,7 @@ impl Record {
 
     /// What is wrong with it, in a blob of this kind.
     pub(super) fn check(&self, kind: BlobKind) -> Result<(), &'static str> {
-        if kind != BlobKind::Packed {
+        if !kind.is_packed() {
             return Err("a tar has objects in pieces");
         }
         let mut left = self.size;
@@ -74,7 +72,7 @@ impl Record {
                 Some(left) if piece.len > 0 => left,
                 _ => return Err("the pieces of an object are not as long as it"),
             };
-            if left > 0 && !piece.len.is_multiple_of(BLOCK) {
+            if left > 0 && !piece.len.is_multiple_of(kind.block_size()) {
                 return Err("a piece of an object does not end with a block");
             }
             let is_hole = piece.id.is_none();

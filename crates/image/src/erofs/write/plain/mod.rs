@@ -17,7 +17,9 @@ use std::io;
 
 use super::place::BlockSize;
 use super::{Contents, Summary, WriteError};
-use crate::erofs::layout::{NATIVE_HAS_ACL, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader};
+use crate::erofs::layout::{
+    NATIVE_HAS_ACL, NATIVE_HAS_TAR, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader,
+};
 use crate::tree::Tree;
 pub use native::{
     DEVICES_MAX, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Placed, Run, Stored,
@@ -75,7 +77,8 @@ pub(super) fn write_native(
 ) -> Result<Summary, WriteError> {
     let mut survey = Survey::of(tree, Flavor::Linux, native.block_size, native.fingerprints)?;
     survey.add_files(native, contents)?;
-    let flags = if survey.has_acl { NATIVE_HAS_ACL } else { 0 };
+    let when = |condition, flag| if condition { flag } else { 0 };
+    let flags = when(survey.has_acl, NATIVE_HAS_ACL) | when(native.has_tar, NATIVE_HAS_TAR);
     let header = RawNativeHeader {
         magic: NATIVE_MAGIC,
         version: NATIVE_HEADER_VERSION.into(),

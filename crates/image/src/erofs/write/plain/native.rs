@@ -8,9 +8,7 @@ use crate::verity::ObjectId;
 
 use super::super::place::BlockSize;
 
-/// Most bytes of a file's end that a packed blob leaves to images, of files that do not end with a block; with more, the
-/// end has a block of the blob. A larger number makes one image and its blobs smaller, but inodes spread, and every
-/// image has the ends again: `docs/format/erofs-profile.md` has the numbers.
+/// Most bytes of a file's end that a packed blob of blocks of 4096 left to images, of files that do not end with a block.
 pub const PACKED_TAIL_MAX: u16 = 512;
 
 /// Devices that an image may have: the root has to be near its beginning.
@@ -19,8 +17,10 @@ pub const DEVICES_MAX: usize = 4096;
 /// How an image over data blobs is made. Without any it is self-contained.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
-    /// Size of blocks: [`BlockSize::B512`] when a device is a tar.
+    /// Size of blocks: where devices have files at multiples of 512 only, [`BlockSize::B512`].
     pub block_size: BlockSize,
+    /// Whether a device is a tar, which the image's header says.
+    pub has_tar: bool,
     /// The device table.
     pub devices: &'a [DataBlob],
     /// Where an object's bytes are; `None` for those that are to be in the image itself. Asked once for each object.
@@ -40,15 +40,15 @@ impl<'a> Native<'a> {
         find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
     ) -> Self {
         let (fingerprints, uuid) = (Fingerprints::default(), [0; 16]);
-        Self { block_size, devices, find, fingerprints, uuid }
+        Self { block_size, has_tar: false, devices, find, fingerprints, uuid }
     }
 }
 
 impl fmt::Debug for Native<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { block_size, devices, find: _, fingerprints, uuid } = self;
+        let Self { block_size, has_tar, devices, find: _, fingerprints, uuid } = self;
         let mut debug = f.debug_struct("Native");
-        debug.field("block_size", block_size).field("devices", devices);
+        debug.field("block_size", block_size).field("has_tar", has_tar).field("devices", devices);
         debug.field("fingerprints", fingerprints).field("uuid", uuid).finish_non_exhaustive()
     }
 }

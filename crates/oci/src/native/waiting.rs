@@ -1,0 +1,99 @@
+//! Small objects that wait for a place between larger ones.
+//!
+//! An object of a page or more begins at a multiple of 4096 in its blob, as pages of files do in memory and on disks. What
+//! its last page leaves is as much as all small objects of an ordinary image need.
+
+use std::collections::VecDeque;
+
+use image::verity::ObjectId;
+
+/// Bytes of a block of the blob.
+pub(super) const BLOCK: u64 = store::BlobKind::Dense.block_size();
+/// What longer objects begin at a multiple of.
+pub(super) const PAGE: u64 = 4096;
+/// The longest objects that lie between others, in blocks.
+const SMALL_BLOCKS: usize = (PAGE / BLOCK - 1) as usize;
+/// The longest objects that lie between others, in bytes.
+pub(super) const SMALL_MAX: u64 = PAGE - BLOCK;
+/// Bytes of objects that wait; above, the oldest get pages of their own. The more, the more gaps are filled, and the
+/// farther are small objects from those that they came with.
+const WAITING_MAX: usize = 1 << 20;
+
+/// A small object, verified.
+#[derive(Debug)]
+pub(super) struct Small {
+    pub(super) object: ObjectId,
+    pub(super) sha256: [u8; 32],
+    /// From 1 to [`SMALL_MAX`].
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Small objects, by how many blocks they take.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    queues: [VecDeque<Small>; SMALL_BLOCKS],
+    bytes: usize,
+}
+
+impl Waiting {
+    pub(super) fn push(&mut self, small: Small) {
+        self.bytes += small.bytes.len();
+        let blocks = small.bytes.len().div_ceil(BLOCK as usize);
+        self.queues[blocks - 1].push_back(small);
+    }
+
+    /// Whether more wait than should.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes > WAITING_MAX
+    }
+
+    /// The largest that fits into so many bytes, and of those the one that came first.
+    pub(super) fn take(&mut self, room: u64) -> Option<Small> {
+        let blocks = usize::try_from(room / BLOCK).map_or(SMALL_BLOCKS, |it| it.min(SMALL_BLOCKS));
+        let taken = self.queues[..blocks].iter_mut().rev().find_map(VecDeque::pop_front)?;
+        self.bytes -= taken.bytes.len();
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::verity::{Algorithm, digest};
+
+    use super::*;
+
+    #[test]
+    fn what_fits_best_is_taken_first() {
+        let mut waiting = Waiting::default();
+        assert!(waiting.take(PAGE).is_none());
+        for length in [1_u16, 512, 513, 3584, 1536, 3073] {
+            let bytes = vec![0; length.into()];
+            let object = digest(Algorithm::Sha256, &length.to_le_bytes());
+            waiting.push(Small { object, sha256: [0; 32], bytes });
+        }
+        let mut take = |room| waiting.take(room).map(|it| it.bytes.len());
+        assert_eq!(take(0), None);
+        assert_eq!(take(511), None);
+        assert_eq!(take(1023), Some(1));
+        assert_eq!(take(PAGE), Some(3584));
+        assert_eq!(take(PAGE), Some(3073));
+        assert_eq!(take(1535), Some(513));
+        assert_eq!(take(2048), Some(1536));
+        assert_eq!(take(2048), Some(512));
+        assert_eq!(take(PAGE), None);
+    }
+
+    #[test]
+    fn only_so_much_waits() {
+        let mut waiting = Waiting::default();
+        let mut count = 0;
+        while !waiting.is_full() {
+            let object = digest(Algorithm::Sha256, b"");
+            waiting.push(Small { object, sha256: [0; 32], bytes: vec![0; 1000] });
+            count += 1;
+        }
+        assert_eq!(count, WAITING_MAX / 1000 + 1);
+        waiting.take(PAGE).unwrap();
+        assert!(!waiting.is_full());
+    }
+}
