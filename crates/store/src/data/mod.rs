@@ -10,6 +10,7 @@ mod ranges;
 mod reader;
 
 pub use draft::DataBlobDraft;
+pub use index::exercise_data_index;
 pub use pieces::{Piece, StoredPiece};
 pub use reader::ObjectReader;
 
