@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use image::erofs::{
-    BlockSize, DataBlob, Fingerprints, Native, Piece, Profile, Standalone, Stored, write_native,
-    write_with,
+    BlockSize, DataBlob, Fingerprints, Native, Piece, Placed, Profile, Standalone, Stored,
+    write_native, write_with,
 };
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
@@ -59,7 +59,7 @@ pub(super) fn native(
     let data = dir.join(format!("{name}.data"));
     File::create(&data)?.set_len(bytes)?;
     let block_size = if blob == Blob::Tar { BlockSize::B512 } else { BlockSize::B4096 };
-    let find = |object: &ObjectId| places.get(object).copied();
+    let find = |object: &ObjectId| places.get(object).copied().map(Placed::Whole);
     let native = Native { fingerprints, ..Native::new(block_size, &devices, &find) };
     let image = dir.join(format!("{name}.img"));
     let mut out = BufWriter::new(File::create(&image)?);

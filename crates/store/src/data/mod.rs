@@ -114,7 +114,7 @@ pub enum Where {
     /// A file in `objects/`, as composefs images need it.
     File,
     /// In a data blob.
-    Blob(StoredObject),
+    Blob(Box<StoredObject>),
 }
 
 /// The file of a data blob.

@@ -244,7 +244,7 @@ fn an_import_reads_its_own_pieces_before_they_are_committed() {
     import_pieces(&store, "one", &ONE).unwrap();
     let import = store.begin().unwrap();
     let (bytes, more) = (bytes_of("bYa.-e"), bytes_of("Y"));
-    pack_pieces(&import, &[bytes.clone()]).unwrap();
+    pack_pieces(&import, std::slice::from_ref(&bytes)).unwrap();
     let mut got = Vec::new();
     import.read_object(&id(&bytes)).unwrap().read_to_end(&mut got).unwrap();
     assert!(got == bytes);

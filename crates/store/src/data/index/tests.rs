@@ -249,7 +249,7 @@ fn objects_in_pieces_are_as_the_document_says() {
     assert_eq!([32, 72, 112].map(|it| number(pieces + it)), [8192, 4096, 5000]);
     assert_eq!(&bytes[bytes.len() - 40..bytes.len() - 32], b"datend\0\x02");
     let index = read(&bytes).unwrap();
-    assert_eq!(index.records, [one.clone()]);
+    assert_eq!(index.records, std::slice::from_ref(&one));
     assert_eq!(index.record(&one.id), Some(&one));
     assert_eq!(index.record(&entry("a", 0, 0).id), None);
     assert_eq!(index.record_of(&one.pieces), Some(&one));
@@ -266,6 +266,26 @@ fn objects_in_pieces_are_as_the_document_says() {
     // Without any, the index is of the first version.
     let none = with_records(&[]).unwrap();
     assert_eq!(&none[none.len() - 40..none.len() - 32], b"datend\0\x01");
+}
+
+/// Made by a script from the document alone.
+#[test]
+fn an_index_of_another_writer_is_read() {
+    let bytes = include_bytes!("../../../../../fuzz/corpus/data_index/pieces");
+    let index = read(bytes).unwrap();
+    assert_eq!(index.check_file(&file(bytes)).unwrap(), None);
+    let (a, b) = ([b'a'; 8192], [b'b'; 5000]);
+    let whole = [&a[..], &[0; 12288], &b].concat();
+    let key = |bytes: &[u8]| -> [u8; 32] {
+        digest(Algorithm::Sha256, bytes).as_bytes().try_into().unwrap()
+    };
+    let record = index.record(&key(&whole)).unwrap();
+    let expected = [(Some(key(&a)), 8192), (None, 12288), (Some(key(&b)), 5000)];
+    assert_eq!(record.pieces, expected.map(|(id, len)| Piece { id, len }));
+    assert_eq!((record.size, record.sha256), (25480, Sha256::digest(&whole).into()));
+    assert_eq!(index.piece(&key(&b), 5000).unwrap().offset, 8192);
+    let [small] = index.places(&key(&[b'x'; 100])) else { panic!() };
+    assert_eq!(index.end(&file(bytes), small).unwrap(), [b'x'; 100]);
 }
 
 #[test]
