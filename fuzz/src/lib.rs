@@ -63,6 +63,16 @@ pub fn chunked(bytes: &[u8]) {
     oci::chunked::exercise(bytes);
 }
 
+/// The index of a data blob: what is accepted holds together.
+pub fn data_index(bytes: &[u8]) {
+    use std::io::Write as _;
+    let directory = std::path::Path::new("/dev/shm");
+    let file = tempfile::tempfile_in(directory).or_else(|_| tempfile::tempfile());
+    let mut file = file.expect("there is room for a small file");
+    file.write_all(bytes).expect("there is room for a small file");
+    store::exercise_data_index(&file).expect("it is readable");
+}
+
 /// A layer's tar: the events that it gives are enough to make the same tar again.
 pub fn tar_layer(bytes: &[u8]) {
     image::tar::exercise(bytes);

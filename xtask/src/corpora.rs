@@ -27,6 +27,11 @@ fn chunked() {
 }
 
 #[test]
+fn data_index() {
+    run_corpus("data_index", targets::data_index);
+}
+
+#[test]
 fn dump() {
     run_corpus("dump", targets::dump);
 }
@@ -61,8 +66,8 @@ fn every_target_has_a_corpus_and_a_test() {
             .map(|it| it.trim_end_matches(".rs").to_owned())
             .collect()
     };
-    let tested =
-        ["chunked", "dump", "erofs", "manifest", "store_ops", "tar_layer"].map(String::from);
+    let tested = ["chunked", "data_index", "dump", "erofs", "manifest", "store_ops", "tar_layer"]
+        .map(String::from);
     assert_eq!(names("fuzz_targets"), BTreeSet::from(tested));
     assert_eq!(names("corpus"), names("fuzz_targets"));
 }

@@ -181,8 +181,8 @@ fn the_kernel_reads_pieces() {
             _ => (BlockSize::B4096, 4096),
         };
         let blocks = 40;
-        let mut case = Case::default();
-        case.devices = devices(&mut random, &[blocks * block; 3]);
+        let devices = devices(&mut random, &[blocks * block; 3]);
+        let mut case = Case { devices, ..Case::default() };
         for file in 0..12 {
             let mut runs = Vec::new();
             let unit = 1 << random.next(4);

@@ -42,6 +42,10 @@ struct Loaded {
     index: Arc<Index>,
 }
 
+/// Opens a blob that is not published yet, and has its index.
+pub(crate) type OpenMade<'f> =
+    dyn Fn(&ObjectId) -> Result<Option<(File, Arc<Index>)>, StoreError> + 'f;
+
 /// What is known so far.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
@@ -361,7 +365,7 @@ impl Store {
     pub(crate) fn stored_pieces(
         &self,
         stored: &StoredObject,
-        made: &dyn Fn(&ObjectId) -> Result<Option<(File, Arc<Index>)>, StoreError>,
+        made: &OpenMade<'_>,
     ) -> Result<ObjectReader, StoreError> {
         let _lock = self.lock_shared()?;
         self.open_pieces(stored, made)
@@ -371,7 +375,7 @@ impl Store {
     fn open_pieces(
         &self,
         stored: &StoredObject,
-        made: &dyn Fn(&ObjectId) -> Result<Option<(File, Arc<Index>)>, StoreError>,
+        made: &OpenMade<'_>,
     ) -> Result<ObjectReader, StoreError> {
         let absent = || StoreError::NoObject(stored.object);
         let pieces = stored.pieces.as_deref().unwrap_or_default();

@@ -4,9 +4,11 @@
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod build;
+mod exercise;
 mod records;
 
 pub(crate) use build::Builder;
+pub use exercise::exercise_data_index;
 pub(crate) use records::{Piece, PiecesKey, Record, key_of};
 
 use std::collections::HashMap;

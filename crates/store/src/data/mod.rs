@@ -10,6 +10,7 @@ mod ranges;
 mod reader;
 
 pub use draft::DataBlobDraft;
+pub use index::exercise_data_index;
 pub use pieces::{Piece, StoredPiece};
 pub use reader::ObjectReader;
 
@@ -123,7 +124,7 @@ pub enum Where {
     /// A file in `objects/`, as composefs images need it.
     File,
     /// In a data blob.
-    Blob(StoredObject),
+    Blob(Box<StoredObject>),
 }
 
 /// The file of a data blob.

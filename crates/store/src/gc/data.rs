@@ -95,9 +95,8 @@ impl NeededData {
         let mut as_files = Vec::new();
         for object in elsewhere {
             // What was decided for one may do for the next.
-            if files.binary_search(&object).is_ok() {
-                as_files.push(object);
-            } else if !self.in_kept(&object, indexes) && !self.in_any(&object, indexes) {
+            let is_file = files.binary_search(&object).is_ok();
+            if is_file || !(self.in_kept(&object, indexes) || self.in_any(&object, indexes)) {
                 as_files.push(object);
             }
         }

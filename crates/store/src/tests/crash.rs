@@ -22,14 +22,14 @@ fn samples() -> u64 {
 }
 
 /// What was recorded of one command on a store.
-struct Recorded {
-    directory: TempDir,
+pub(super) struct Recorded {
+    pub(super) directory: TempDir,
     before: Disk,
-    changes: Vec<Change>,
+    pub(super) changes: Vec<Change>,
 }
 
 /// Prepares a store, then records what `command` does to it.
-fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store)) -> Recorded {
+pub(super) fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store)) -> Recorded {
     let directory = fast_directory();
     let store = super::open(directory.path());
     prepare(&store);
@@ -49,7 +49,7 @@ fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store)) -> Recorde
 impl Recorded {
     /// Crashes after each change, in several ways; `judge` looks at what is found then, and is told
     /// after how many changes. Answers how many different states it saw.
-    fn replay(
+    pub(super) fn replay(
         &self,
         judge: &dyn Fn(&Path, usize) -> Result<(), Failure>,
     ) -> Result<usize, Failure> {

@@ -63,7 +63,13 @@ fn loop_over(store: &Store, collect: bool) {
     for round in 0_usize.. {
         let files = sample(&format!("sample-{}", round % 5), if round % 2 == 0 { 3 } else { 30 });
         let form = if round % 3 == 2 { Form::Packed } else { Form::Objects };
-        import_as(store, &format!("name-{}", round % 4), &files, form).unwrap();
+        let ref_name = format!("name-{}", round % 4);
+        if round % 5 == 4 {
+            let pattern = ["abc.d", "a.Xcd-e", "dcba", "...a-a"][round / 5 % 4];
+            super::pieces::import_pieces(store, &ref_name, &[("file", pattern)]).unwrap();
+        } else {
+            import_as(store, &ref_name, &files, form).unwrap();
+        }
         if collect {
             // Another process may have removed it.
             drop(store.remove_ref(&name(&format!("name-{}", (round + 2) % 4))));

@@ -15,8 +15,8 @@ use super::damage::{flip, replace};
 use super::data::id;
 use super::{Failure, NOW, Random, check, check_clean, name, open};
 use crate::{
-    BlobKind, Damage, DataBlob, Form, FsckOptions, Piece, Reference, Seconds, Store, StoredObject,
-    Transaction,
+    BlobKind, Damage, DataBlob, Form, FsckOptions, OpenOptions, Piece, Reference, Seconds, Store,
+    StoredObject, Transaction,
 };
 
 /// Bytes of a piece, here; any number of blocks will do.
@@ -244,7 +244,7 @@ fn an_import_reads_its_own_pieces_before_they_are_committed() {
     import_pieces(&store, "one", &ONE).unwrap();
     let import = store.begin().unwrap();
     let (bytes, more) = (bytes_of("bYa.-e"), bytes_of("Y"));
-    pack_pieces(&import, &[bytes.clone()]).unwrap();
+    pack_pieces(&import, std::slice::from_ref(&bytes)).unwrap();
     let mut got = Vec::new();
     import.read_object(&id(&bytes)).unwrap().read_to_end(&mut got).unwrap();
     assert!(got == bytes);
@@ -324,6 +324,126 @@ fn pieces_that_an_import_has_found_stay() {
     check_files(&store, &image, &[("turned", "dc.a")]);
     check_clean(&store).unwrap();
     check_files(&store, &image, &[("turned", "dc.a")]);
+}
+
+/// The machine stops at any moment of an import: every name leads to what it led to, or to what it is to lead to.
+#[test]
+fn an_import_of_pieces_survives_a_crash_at_any_moment() {
+    let recorded = super::crash::record(
+        |store| {
+            super::import(store, "kept", &super::sample("kept", 2)).unwrap();
+        },
+        |store| {
+            import_pieces(store, "one", &ONE).unwrap();
+            import_pieces(store, "two", &TWO).unwrap();
+        },
+    );
+    let seen = recorded.replay(&|directory, _| {
+        let store = Store::open(directory, OpenOptions::write())?;
+        let has_pieces = store.indexes()?.values().any(|it| !it.records.is_empty());
+        if has_pieces && !store.meta().data_pieces {
+            return Err("objects in pieces are there and not announced".into());
+        }
+        check_names(&store)
+    });
+    let seen = seen.unwrap();
+    assert!(seen > 25, "{seen} states");
+}
+
+#[test]
+fn taking_pieces_out_of_a_blob_survives_a_crash_at_any_moment() {
+    let recorded = super::crash::record(
+        |store| {
+            import_pieces(store, "one", &ONE).unwrap();
+            import_pieces(store, "two", &TWO).unwrap();
+            store.remove_ref(&name("one")).unwrap();
+            unseal(store);
+        },
+        |store| {
+            import_pieces(store, "two", &[("changed", "abXd"), ("moved", "d.cX")]).unwrap();
+            assert!(store.gc(NOW).unwrap().1.trimmed >= 4096);
+        },
+    );
+    assert!(recorded.changes.iter().any(|it| matches!(it, crate::trace::Change::Punch(..))));
+    let seen = recorded.replay(&|directory, _| {
+        let store = Store::open(directory, OpenOptions::write())?;
+        check(&store)?;
+        check_clean(&store)?;
+        let image = store.reference(&name("two"))?.ok_or("two is lost")?.image;
+        let tree = store.tree(&store.open_image(&image)?, Owners::AsWritten)?.tree;
+        for path in ["/changed", "/moved"] {
+            let inode = tree.resolve(path.as_bytes()).ok_or("a file is lost")?;
+            let Node::Regular(Content::External { object: Some(object), .. }) = inode.node() else {
+                return Err("a file has no name".into());
+            };
+            if id(&read(&store, &object)) != object {
+                return Err("a file has other bytes".into());
+            }
+        }
+        Ok(())
+    });
+    assert!(seen.unwrap() > 5);
+}
+
+/// The names of the two, if they are there, and everything before and after `gc`.
+fn check_names(store: &Store) -> Result<(), Failure> {
+    let found = check(store)?;
+    for _ in 0..2 {
+        for (ref_name, files) in [("one:latest", &ONE), ("two:latest", &TWO)] {
+            if let Some(image) = found.get(ref_name) {
+                check_files(store, image, files);
+            }
+        }
+        if check_clean(store)? != found {
+            return Err("gc changed a ref".into());
+        }
+    }
+    Ok(())
+}
+
+/// Imports, readers and `gc` at once, each as a process of its own would.
+#[test]
+fn readers_imports_and_gc_of_pieces_do_not_hurt_each_other() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    let kept = import_pieces(&open(path), "kept", &ONE).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..2_u64 {
+            scope.spawn(move || {
+                let store = open(path);
+                let mut random = Random::new(thread + 1);
+                for round in 0..24 {
+                    let mut letter = || {
+                        let letters = ['a', 'b', 'c', 'd', 'x', 'y', '.'];
+                        letters[usize::try_from(random.below(7)).unwrap()]
+                    };
+                    let pattern: String = (0..5).map(|_| letter()).collect();
+                    let own = format!("own-{thread}-{}", round % 3);
+                    let image = import_pieces(&store, &own, &[("file", &pattern)]).unwrap();
+                    check_files(&store, &image, &[("file", &pattern)]);
+                    if round % 2 == 1 {
+                        store.remove_ref(&name(&own)).unwrap();
+                    }
+                }
+            });
+        }
+        scope.spawn(move || {
+            let store = open(path);
+            for _ in 0..25 {
+                store.gc(NOW).unwrap();
+            }
+        });
+        scope.spawn(move || {
+            let store = open(path);
+            for _ in 0..40 {
+                check_files(&store, &kept, &ONE);
+            }
+        });
+    });
+    let store = open(path);
+    check(&store).unwrap();
+    check_clean(&store).unwrap();
+    check_files(&store, &kept, &ONE);
 }
 
 /// Nothing can be punched out of what fs-verity protects: the blobs become files like others.

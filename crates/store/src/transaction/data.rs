@@ -128,7 +128,7 @@ impl Transaction<'_> {
         if self.reuse(id, size)? {
             return Ok(Some(Where::File));
         }
-        Ok(self.reuse_stored(id, size)?.map(Where::Blob))
+        Ok(self.reuse_stored(id, size)?.map(Box::new).map(Where::Blob))
     }
 
     /// Opens an object in a data blob, also in one that this import has made and not committed.

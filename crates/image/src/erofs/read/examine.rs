@@ -2,7 +2,7 @@
 
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
-use super::native::{Objects, native_tree};
+use super::native::{Located, Objects, native_tree};
 use super::to_tree::{Owners, View, to_tree};
 use super::walk::{Budget, work_bound};
 use super::xattr::Xattrs;
@@ -81,7 +81,12 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
     debug_assert_eq!(image.lookup(&image.root()?, b"/").ok(), Some(None::<Nid>), "no such name");
     drop(to_tree(&image, View::Plain)?);
     if image.superblock().composefs.is_none() {
-        let nobody = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &|_| None };
+        let find = |located: &Located<'_>| {
+            let sum = located.runs.iter().try_fold(0_u64, |sum, run| sum.checked_add(run.len));
+            debug_assert_eq!(sum, Some(located.size), "runs are all of the file");
+            None
+        };
+        let nobody = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
         match native_tree(&image, nobody) {
             // Compressed files, what is on devices that nobody has, and holes that are too large to be hashed.
             Ok(_) | Err(ReadError::Unsupported(_) | ReadError::NoDevice(_)) => {}

@@ -10,7 +10,8 @@ use image::verity::{Algorithm, ObjectId, digest};
 use proptest::prelude::{any, proptest};
 use sha2::{Digest as _, Sha256};
 
-use super::{BlobKind, Builder, ENTRY, Entry, HEADER, Header, Index, TRAILER};
+use super::{BlobKind, Builder, COUNTS, ENTRY, Entry, HEADER, Header, Index, TRAILER};
+use super::{Piece, Record};
 use crate::Digest;
 
 fn id(text: &str) -> ObjectId {
@@ -55,8 +56,10 @@ fn rehash(bytes: &mut [u8]) {
     let count = |at: usize| {
         usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap_or(0)
     };
-    let sum =
-        count(trailer).saturating_mul(ENTRY).saturating_add(count(trailer + 8).saturating_mul(8));
+    let rows = [(trailer, ENTRY), (trailer + 8, 8), (COUNTS, 96), (COUNTS + 8, 40)];
+    let sum = rows
+        .iter()
+        .fold(0_usize, |sum, (at, size)| sum.saturating_add(count(*at).saturating_mul(*size)));
     let tables = sum.saturating_add(HEADER).min(trailer);
     let hash = Sha256::digest(&bytes[..tables]);
     bytes[trailer + 16..trailer + 48].copy_from_slice(&hash);
@@ -178,13 +181,15 @@ fn what_makes_no_sense_is_refused() {
     refused(|bytes, _| bytes[frame + 7] = 255, "frames are absurd");
     refused(|bytes, _| put(bytes, trailer(bytes), u64::MAX), "absurd");
     refused(|bytes, _| put(bytes, trailer(bytes) + 8, u64::MAX / 8), "absurd");
-    refused(
-        |bytes, _| {
-            let at = trailer(bytes) + 55;
-            bytes[at] = 2;
-        },
-        "no index",
-    );
+    for version in [0, 2, 3] {
+        refused(
+            |bytes, _| {
+                let at = trailer(bytes) + 55;
+                bytes[at] = version;
+            },
+            "no index",
+        );
+    }
     refused(
         |bytes, _| {
             let (one, two) = bytes[HEADER..].split_at_mut(ENTRY);
@@ -204,6 +209,161 @@ fn what_makes_no_sense_is_refused() {
     bad[last] ^= 1;
     let index = read(&bad).unwrap();
     assert!(index.check_file(&file(&bad)).unwrap().is_some());
+}
+
+fn record(text: &str, pieces: &[(&str, u64)]) -> Record {
+    let key = |text: &str| <[u8; 32]>::try_from(id(text).as_bytes()).unwrap();
+    let piece =
+        |(text, len): &(&str, u64)| Piece { id: (*text != ".").then(|| key(text)), len: *len };
+    Record {
+        id: key(text),
+        sha256: Sha256::digest(text).into(),
+        size: pieces.iter().map(|it| it.1).sum(),
+        pieces: pieces.iter().map(piece).collect(),
+    }
+}
+
+fn with_records(records: &[Record]) -> std::io::Result<Vec<u8>> {
+    let mut builder = Builder::new().unwrap();
+    builder.add(&entry("a", 0, 5000), b"").unwrap();
+    builder.add(&entry("b", 8192, 4099), b"end").unwrap();
+    records.iter().for_each(|it| builder.add_record(it.clone()));
+    builder.encode(&packed(4))
+}
+
+/// Objects in pieces, as the document has them.
+#[test]
+fn objects_in_pieces_are_as_the_document_says() {
+    let one = record("one", &[("x", 8192), (".", 4096), ("a", 5000)]);
+    let bytes = with_records(std::slice::from_ref(&one)).unwrap();
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!([number(104), number(112), number(120)], [1, 3, 0]);
+    // Behind the header two entries and one frame's row.
+    let at = 128 + 2 * 96 + 8;
+    assert_eq!(&bytes[at..at + 32], id("one").as_bytes());
+    assert_eq!(bytes[at + 32..at + 64], *Sha256::digest(b"one"));
+    assert_eq!([0, 8, 16, 24].map(|it| number(at + 64 + it)), [8192 + 4096 + 5000, 0, 3, 0]);
+    let pieces = at + 96;
+    assert_eq!(&bytes[pieces..pieces + 32], id("x").as_bytes());
+    assert_eq!(bytes[pieces + 40..pieces + 72], [0; 32]);
+    assert_eq!([32, 72, 112].map(|it| number(pieces + it)), [8192, 4096, 5000]);
+    assert_eq!(&bytes[bytes.len() - 40..bytes.len() - 32], b"datend\0\x02");
+    let index = read(&bytes).unwrap();
+    assert_eq!(index.records, std::slice::from_ref(&one));
+    assert_eq!(index.record(&one.id), Some(&one));
+    assert_eq!(index.record(&entry("a", 0, 0).id), None);
+    assert_eq!(index.record_of(&one.pieces), Some(&one));
+    assert_eq!(index.record_of(&one.pieces[..2]), None);
+    let a = entry("a", 0, 5000);
+    assert_eq!(index.piece(&a.id, 5000).map(|it| it.offset), Some(0));
+    assert_eq!(index.piece(&a.id, 4999), None);
+    // What has an end is no piece.
+    assert_eq!(index.piece(&entry("b", 0, 0).id, 4099), None);
+    assert_eq!(
+        index.end(&file(&bytes), index.places(&entry("b", 0, 0).id).first().unwrap()).unwrap(),
+        b"end"
+    );
+    // Without any, the index is of the first version.
+    let none = with_records(&[]).unwrap();
+    assert_eq!(&none[none.len() - 40..none.len() - 32], b"datend\0\x01");
+}
+
+/// Made by a script from the document alone.
+#[test]
+fn an_index_of_another_writer_is_read() {
+    let bytes = include_bytes!("../../../../../fuzz/corpus/data_index/pieces");
+    let index = read(bytes).unwrap();
+    assert_eq!(index.check_file(&file(bytes)).unwrap(), None);
+    let (a, b) = ([b'a'; 8192], [b'b'; 5000]);
+    let whole = [&a[..], &[0; 12288], &b].concat();
+    let key = |bytes: &[u8]| -> [u8; 32] {
+        digest(Algorithm::Sha256, bytes).as_bytes().try_into().unwrap()
+    };
+    let record = index.record(&key(&whole)).unwrap();
+    let expected = [(Some(key(&a)), 8192), (None, 12288), (Some(key(&b)), 5000)];
+    assert_eq!(record.pieces, expected.map(|(id, len)| Piece { id, len }));
+    assert_eq!((record.size, record.sha256), (25480, Sha256::digest(&whole).into()));
+    assert_eq!(index.piece(&key(&b), 5000).unwrap().offset, 8192);
+    let [small] = index.places(&key(&[b'x'; 100])) else { panic!() };
+    assert_eq!(index.end(&file(bytes), small).unwrap(), [b'x'; 100]);
+}
+
+#[test]
+fn objects_in_pieces_that_make_no_sense_are_refused() {
+    let refused = |records: &[Record], reason: &str| {
+        let error = with_records(records).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}, not {reason}");
+    };
+    refused(&[record("one", &[("x", 8191), ("a", 1)])], "end with a block");
+    refused(&[record("one", &[(".", 4096), (".", 4096)])], "two pieces");
+    refused(&[record("one", &[])], "as long as it");
+    refused(&[record("one", &[("x", 0), ("a", 1)])], "as long as it");
+    refused(&[Record { size: 9, ..record("one", &[("x", 10)]) }], "as long as it");
+    refused(&[Record { size: 11, ..record("one", &[("x", 10)]) }], "as long as it");
+    refused(&[record("one", &[("x", 10)]), record("two", &[("x", 10)])], "same pieces");
+    let layer = Some(Digest::sha256(b"tar"));
+    let mut builder = Builder::new().unwrap();
+    builder.add_record(record("one", &[("x", 10)]));
+    let tar = Header { kind: BlobKind::Tar, bytes: 512, dropped: 0, layer };
+    assert!(builder.encode(&tar).unwrap_err().to_string().contains("a tar has"));
+
+    // The same in a file, after a change that has right hashes.
+    let records =
+        [record("one", &[("x", 8192), ("a", 10)]), record("two", &[(".", 4096), ("x", 8192)])];
+    let good = with_records(&records).unwrap();
+    let at = HEADER + 2 * ENTRY + 8;
+    let pieces = at + 2 * 96;
+    let changed = |change: &dyn Fn(&mut [u8]), reason: &str| {
+        let mut bytes = good.clone();
+        change(&mut bytes);
+        rehash(&mut bytes);
+        let error = read(&bytes).map(|it| it.entries).unwrap_err();
+        assert!(error.contains(reason), "{error}, not {reason}");
+    };
+    let put = |bytes: &mut [u8], at: usize, value: u64| {
+        bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    let version = good.len() - 33;
+    changed(&|it| it[version] = 1, "no index");
+    changed(&|it| put(it, COUNTS, 0), "pieces");
+    changed(&|it| put(it, COUNTS, 3), "");
+    changed(&|it| put(it, COUNTS, u64::MAX), "absurd");
+    changed(&|it| put(it, COUNTS + 8, 3), "");
+    changed(&|it| put(it, COUNTS + 8, u64::MAX / 40), "");
+    changed(&|it| put(it, COUNTS + 16, 1), "header");
+    changed(&|it| put(it, at + 64, 8203), "as long as it");
+    changed(&|it| put(it, at + 72, 1), "in order");
+    changed(&|it| put(it, at + 80, 1), "");
+    changed(&|it| put(it, at + 80, u64::MAX), "");
+    changed(&|it| put(it, at + 88, 1), "nothing may be");
+    changed(&|it| put(it, pieces + 32, 8191), "end with a block");
+    changed(
+        &|it| {
+            let (one, two) = it[at..].split_at_mut(96);
+            one[..64].swap_with_slice(&mut two[..64]);
+        },
+        "in order",
+    );
+    read(&good).unwrap();
+}
+
+/// Other objects in pieces make another blob, though its bytes and objects are the same.
+#[test]
+fn objects_in_pieces_are_in_the_imprint() {
+    let imprint = |records: &[Record]| {
+        let mut builder = Builder::new().unwrap();
+        builder.add(&entry("a", 0, 5000), b"").unwrap();
+        records.iter().for_each(|it| builder.add_record(it.clone()));
+        builder.imprint(BlobKind::Packed, None)
+    };
+    let records = [
+        record("one", &[("x", 4096), ("a", 10)]),
+        record("one", &[("a", 4096), ("x", 10)]),
+        record("two", &[("x", 4096), ("a", 10)]),
+    ];
+    let all: std::collections::BTreeSet<_> =
+        std::iter::once(imprint(&[])).chain(records.map(|it| imprint(&[it]))).collect();
+    assert_eq!(all.len(), 4);
 }
 
 #[test]
@@ -235,11 +395,11 @@ fn a_damaged_end_is_an_error() {
 proptest! {
     #[test]
     fn no_bytes_make_it_panic(
-        seed in proptest::collection::vec((0_usize..500, any::<u8>()), 1..20),
+        seed in proptest::collection::vec((0_usize..700, any::<u8>()), 1..20),
         right in any::<bool>(),
     ) {
-        let entries = [(entry("a", 0, 5000), &b""[..]), (entry("b", 8192, 4099), b"end")];
-        let mut bytes = encode(&packed(4), &entries);
+        let mut bytes =
+            with_records(&[record("one", &[("x", 8192), (".", 4096), ("a", 5000)])]).unwrap();
         for (at, byte) in seed {
             let at = at % bytes.len();
             bytes[at] = byte;
@@ -252,6 +412,9 @@ proptest! {
             for entry in &index.entries {
                 drop(index.end(&file, entry));
                 assert!(entry.until() <= index.header.bytes);
+            }
+            for record in &index.records {
+                assert_eq!(record.pieces.iter().map(|it| it.len).sum::<u64>(), record.size);
             }
         }
     }
