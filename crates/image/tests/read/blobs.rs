@@ -275,7 +275,7 @@ fn a_native_image_says_whether_it_has_acls() {
             let (none, blobs) = (Objects::new(), Blobs::default());
             let tree = builder.finish();
             let (mut image, _) = make(&tree, &none, &blobs, BlockSize::B4096, prints);
-            let expected = [&b"quireimg"[..], &[1, 0, 0, 0, flag, 0, 0, 0], &[0; 1008]].concat();
+            let expected = [&b"quireimg"[..], &[2, 0, 0, 0, flag, 0, 0, 0], &[0; 1008]].concat();
             assert!(image[..1024] == expected, "{}", String::from_utf8_lossy(name));
             let read = |image: &Vec<u8>| Image::open(&image[..]).unwrap().superblock().clone();
             assert_eq!(read(&image).native.map(|header| header.has_acl), Some(flag == 1));
@@ -286,6 +286,26 @@ fn a_native_image_says_whether_it_has_acls() {
                 assert!(read(&image).may_have_acl());
                 image[at] ^= 2;
             }
+        }
+    }
+}
+
+#[test]
+fn a_native_image_says_whether_a_device_is_a_tar() {
+    let tree = Builder::new().finish();
+    let find = |_: &ObjectId| None;
+    for block_size in [BlockSize::B512, BlockSize::B4096] {
+        for has_tar in [true, false] {
+            let native = Native { has_tar, ..Native::new(block_size, &[], &find) };
+            let mut nothing = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("there is no file");
+            let mut image = Vec::new();
+            write_native(&tree, &native, &mut nothing, &mut image).unwrap();
+            let read = |image: &[u8]| Image::open(image).unwrap().superblock().native.unwrap();
+            assert_eq!(read(&image).has_tar, has_tar);
+            assert_eq!(image[12], if has_tar { 2 } else { 0 });
+            // Version 1 did not say it, but all with blocks of 512 had one.
+            image[8] = 1;
+            assert_eq!(read(&image).has_tar, block_size == BlockSize::B512);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod build;
 mod home;
+mod packed;
 mod pipes;
 mod refusals;
 mod same_image;
