@@ -14,7 +14,7 @@ use crate::stage::is_place;
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's
 /// lock, so nobody runs it any more.
 pub fn clear(folder: &Path, id: &str) {
-    if folder.join(STATE).join(id).exists() {
+    if has_records(folder, id) {
         delete(folder, id);
     }
     remove_cgroups(folder, id);
@@ -25,6 +25,13 @@ pub fn clear(folder: &Path, id: &str) {
             tracing::debug!(id, %error, "nothing to unmount");
         }
     }
+}
+
+/// Whether the runtime knows of the container: by a directory of its name, or as runsc by `ID_sandbox:ID.state`. Source for
+/// that: gVisor `runsc/container/state_file.go`.
+fn has_records(folder: &Path, id: &str) -> bool {
+    let state = folder.join(STATE);
+    state.join(id).exists() || state.join(format!("{id}_sandbox:{id}.state")).exists()
 }
 
 /// Where cgroups are. Source: cgroups(7).
