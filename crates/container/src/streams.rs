@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::process::Command;
 use std::thread::JoinHandle;
 

@@ -19,7 +19,10 @@ pub fn clear(folder: &Path, id: &str) {
     }
     remove_cgroups(folder, id);
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
-    for place in places.filter(|path| path.is_dir() && is_place(path)) {
+    let places = places.filter(|path| path.is_dir() && is_place(path));
+    // A namespace that runsc attaches among its records and leaves there. Source: gVisor `runsc/specutils/namespace.go`.
+    let left = Some(folder.join(STATE).join("null-netns")).filter(|it| it.exists());
+    for place in places.chain(left) {
         // In another namespace than the container's own this finds nothing mounted.
         if let Err(error) = kernel::mount::unmount(&place, Unmount::Lazy) {
             tracing::debug!(id, %error, "nothing to unmount");

