@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use image::dump::{Strictness, parse};
-use image::erofs::{Fingerprints, PACKED_TAIL_MAX};
+use image::erofs::{Fingerprints, OverlayXattrs, PACKED_TAIL_MAX};
 use image::tree::{Node, Tree};
 use kernel::mount::Acl;
 use rustix::mount::{UnmountFlags, unmount};
@@ -90,7 +90,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let (table, bytes) = options(context, &input)?;
         findings.extend(tables[first..].iter().flat_map(aims));
         tables.extend(table);
-        sizes.extend([input.sizes, bytes]);
+        let (table, overlays) = overlay_options(context, &input)?;
+        tables.extend(table);
+        sizes.extend([input.sizes, bytes, overlays]);
         for entry in fs::read_dir(context.work)? {
             remove(&entry?.path())?;
         }
@@ -104,9 +106,11 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              `directio` for data. *With a writable layer*: overlayfs with an upper folder on a tmpfs is on top. Cold: after \
              dropping all caches, the images' and blobs' too; memory is all that the kernel charges in a run of its own, so \
              with inodes, dentries and cached metadata. Warm: after the same once. `tar` writes into a pipe that `cat` \
-             empties, since GNU tar reads no file when it writes to /dev/null itself. *--warm metadata*: the image is read ahead as \
-             Quire does it at mount, if the image has at most 32 MiB, by a program of its own that is on the clock. *Options*: images of the same tree \
-             with addresses as `quire packed` gives them, written with other options, over blobs that are holes.",
+             empties, since GNU tar reads no file when it writes to /dev/null itself. *--warm metadata*: the image is read \
+             ahead as Quire does it at mount, if the image has at most 32 MiB, by a program of its own that is on the clock. \
+             *Options*: images of the same tree with addresses as `quire packed` gives them, written with other options, over \
+             blobs that are holes. *Overlay xattrs*: images of the same tree for overlayfs, with redirects and metacopies \
+             where `--overlay-xattrs` says.",
         ),
         findings,
         tables,
@@ -382,6 +386,53 @@ fn options(context: &Context<'_>, input: &Input) -> Result<(Vec<Table>, Sizes)> 
     let mut tables = Vec::new();
     for (what, commands) in all {
         let title = format!("{}, options: {what}, cold", input.title);
+        if !context.wants(&title) {
+            continue;
+        }
+        let memory = Memory::WithCache;
+        let (layer, is_cold, runs) = (Layer::None, true, context.runs);
+        let race = Race { context, title, layer, is_cold, memory, runs };
+        let entrant = |way| Entrant { way, commands: Box::new(commands) };
+        tables.push(race.run(&ways.iter().map(entrant).collect::<Vec<_>>())?);
+    }
+    Ok((tables, sizes))
+}
+
+/// The same tree for overlayfs, with the xattrs by which it finds files' data in other places.
+fn overlay_options(context: &Context<'_>, input: &Input) -> Result<(Vec<Table>, Sizes)> {
+    let composefs = input.ways.iter().find(|way| way.name == COMPOSEFS);
+    let Some(Source::Composefs { image, objects }) = composefs.map(|way| &way.source) else {
+        bail!("no way is {COMPOSEFS}");
+    };
+    let choices = [OverlayXattrs::Composefs, OverlayXattrs::Inline, OverlayXattrs::Shared];
+    let mut ways = Vec::new();
+    for choice in choices {
+        let name = format!("overlay xattrs {choice:?}").to_lowercase();
+        let file = placed::composefs(&input.tree, choice, context.work, &format!("{choice:?}"))?;
+        if choice == OverlayXattrs::Composefs && fs::read(&file)? != fs::read(image)? {
+            bail!("{} is not the image of its own tree", image.display());
+        }
+        ways.push(Way::new(name, Source::Composefs { image: file, objects: objects.clone() }));
+    }
+    let sizes = sizes(&format!("{}, overlay xattrs", input.title), &input.tree, &ways)?;
+    let random = random_files(&input.tree, STATS[STATS.len() - 1]);
+    let stat = |count: usize| {
+        let random = &random;
+        move |root: &Path| {
+            let mut stat = Command::new("stat");
+            stat.arg("--format=%s").current_dir(root);
+            stat.args(random.iter().take(count).map(|it| OsStr::from_bytes(it)));
+            vec![stat]
+        }
+    };
+    let stats = STATS.map(|count| (format!("stat of {count} random files"), stat(count)));
+    let mut all: Vec<(String, Box<Commands<'_>>)> = vec![(String::from("ls -lR"), Box::new(list))];
+    for (what, commands) in stats {
+        all.push((what, Box::new(commands)));
+    }
+    let mut tables = Vec::new();
+    for (what, commands) in &all {
+        let title = format!("{}, overlay xattrs: {what}, cold", input.title);
         if !context.wants(&title) {
             continue;
         }
