@@ -128,28 +128,55 @@ pub(crate) fn built_cfsctl(cache: &Cache) -> Option<PathBuf> {
 /// Makes eStargz layers, and is a second client of registries: the version that Debian's Go can build.
 const CRANE: &str = "github.com/google/go-containerregistry/cmd/crane@v0.14.0";
 
+/// gVisor's runtime, of the branch `go`, which is what the Go toolchain alone can build: it needs Go 1.26.3.
+const RUNSC: &str = "gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237";
+
 /// `crane`, built into the cache: `crane/bin/crane`. It takes Go, which is installed for that.
 pub(crate) fn crane(cache: &Cache) -> Result<PathBuf> {
-    let dir = cache.entry("crane", false, |draft| {
-        install(&[("go", "golang-go")])?;
-        println!("building {CRANE}, once");
+    go_tool(cache, "crane", CRANE, || install(&[("go", "golang-go")]))
+}
+
+/// `runsc`, built into the cache: `runsc/bin/runsc`. Go is not installed for that: what a Debian release has may be too old.
+pub(crate) fn runsc(cache: &Cache) -> Result<PathBuf> {
+    let go = || match find("go") {
+        Some(_) => Ok(()),
+        None => bail!(Skipped(String::from("there is no runsc, nor a Go to build it"))),
+    };
+    go_tool(cache, "runsc", RUNSC, go)
+}
+
+/// A program of the Go module proxy, built into the cache: `NAME/bin/NAME`.
+fn go_tool(
+    cache: &Cache,
+    name: &str,
+    module: &str,
+    needs: impl FnOnce() -> Result<()>,
+) -> Result<PathBuf> {
+    let dir = cache.entry(name, false, |draft| {
+        needs()?;
+        println!("building {module}, once");
         let (bin, build) = (draft.join("bin"), draft.join("build"));
         let mut go = Command::new("go");
         // Modules are read-only files unless one asks otherwise, and then cannot be removed by everybody.
-        go.args(["install", "-modcacherw", CRANE]).env("GOBIN", bin);
+        go.args(["install", "-modcacherw", module]).env("GOBIN", bin);
         go.env("GOPATH", build.join("path")).env("GOCACHE", build.join("cache"));
+        // Static, since runsc executes itself in empty roots.
+        go.env("CGO_ENABLED", "0").env_remove("GOFLAGS");
         let made = quiet(go.env("GOTOOLCHAIN", "local"));
         remove(&build)?;
         // Where nothing can be downloaded, Go says so in many words.
         let offline = |error: &str| error.contains("dial tcp") || error.contains("lookup ");
         match made {
             Err(error) if offline(&format!("{error:#}")) => {
-                bail!(Skipped(String::from("crane is not there and cannot be downloaded")))
+                bail!(Skipped(format!("{name} is not there and cannot be downloaded")))
+            }
+            Err(error) if format!("{error:#}").contains("requires go >=") => {
+                bail!(Skipped(format!("there is no {name}, and this Go is too old to build it")))
             }
             made => made.map(drop),
         }
     })?;
-    Ok(dir.join("bin/crane"))
+    Ok(dir.join("bin").join(name))
 }
 
 /// `NAME@VERSION`: the one on `PATH`, else one built into the cache. A debug build of cargo-deny takes one or two minutes, a

@@ -117,7 +117,8 @@ pub(crate) enum Verb {
     /// `erofs:FILE` is one image with all files in it, which needs no store: Linux mounts it (`mount -t erofs -o ro FILE DIR`),
     /// equal files are in it once, nothing is lost, and the same image gives the same bytes. `gvisor:FILE` is one for gVisor,
     /// as the root of a container by the annotations `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`:
-    /// gVisor reads no xattrs, so ACLs, capabilities of programs and labels are left out; how many files lose some is said.
+    /// gVisor reads no xattrs, so ACLs, capabilities of programs and labels are left out; how many files lose some is said. A
+    /// layer to write to, `dev.gvisor.spec.rootfs.overlay=memory`, hides character devices, whose numbers gVisor does not read.
     ///
     /// `disk:FILE` is a raw disk for a virtual machine: a GPT whose one partition is what `erofs:FILE` is, as a read-only root
     /// for the processor that the image is for. It has no boot loader: give the machine a kernel that has EROFS and the disk's
@@ -266,6 +267,22 @@ pub(crate) struct FormOptions {
     /// Of `packed`: what need not be stored again. With `layer`, an image is the same on every host
     #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
     pub(crate) dedup: DedupWish,
+    /// Of `objects`: where the xattrs are in the image by which overlayfs finds the files' data. Any choice shows the same
+    /// files; the image's id is the one that composefs' tools compute with `composefs` only
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
+    pub(crate) overlay_xattrs: OverlayXattrsWish,
+}
+
+/// Where the xattrs of overlayfs are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum OverlayXattrsWish {
+    /// Those that several files have in a table, others with their files: composefs' very bytes
+    #[default]
+    Composefs,
+    /// All with their files
+    Inline,
+    /// All in a table
+    Shared,
 }
 
 /// How an image's data is stored.

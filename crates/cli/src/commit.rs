@@ -12,7 +12,7 @@ use container::changes::{self, ChangesError, Owners, Report, Upper};
 use container::detached;
 use container::kept::Changes;
 use container::pause::{PauseError, Paused, pause};
-use image::erofs::Versions;
+use image::erofs::{OverlayXattrs, Versions};
 use image::tar::write::WriteError;
 use image::tree::Tree;
 use oci::commit::{Change, Commit, check};
@@ -297,6 +297,7 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
         xattrs: walk::Xattrs::All,
         times: walk::Times::Exact,
         versions: Versions::default(),
+        overlay: OverlayXattrs::default(),
         objects: None,
         scratch: &scratch,
         progress: &|event: Event<'_>| progress.tell(event),

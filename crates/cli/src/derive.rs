@@ -3,7 +3,6 @@
 use anyhow::Context as _;
 use oci::derive::{Filtered, Globs};
 use oci::import::{BUDGET, Options};
-use oci::native::Dedup;
 use serde_json::json;
 use store::{Form, OpenImage, OpenOptions, RefName, Resolved, Store};
 
@@ -115,7 +114,7 @@ fn work<T: Send, E: Send>(
     let wishes = Wishes {
         name: Some(name),
         tree: &TreeOptions::default(),
-        form: Choice { form, dedup: Dedup::Store },
+        form: Choice::of(form),
         platform: None,
         budget: BUDGET,
     };

@@ -257,12 +257,22 @@ impl Job<'_> {
                 "{files} xattrs (ACLs, capabilities, labels), which gVisor cannot read: they are left out"
             ));
         }
+        if written.without_numbers > 0 {
+            let devices = match written.without_numbers {
+                1 => "1 device has no number".to_owned(),
+                many => format!("{many} devices have no numbers"),
+            };
+            self.context.remark(&format!(
+                "{devices} in gVisor: below a writable layer it hides character devices"
+            ));
+        }
         let mut told = Told::default();
         told.lines.push(format!("{} inodes, {}", written.inodes, report::size(written.bytes)));
         told.json = object(json!({
             "inodes": written.inodes,
             "bytes": written.bytes,
             "withoutXattrs": written.without_xattrs,
+            "withoutNumbers": written.without_numbers,
         }));
         Ok(told)
     }

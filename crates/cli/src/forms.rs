@@ -1,13 +1,14 @@
 //! The forms of images: which one is best here, and `convert`.
 
 use anyhow::Context as _;
+use image::erofs::OverlayXattrs;
 use kernel::features::{Can, page_sharing};
 use oci::import::Stored;
 use oci::native::Dedup;
 use store::{Form, OpenOptions, RefName};
 
 use crate::Answer;
-use crate::args::{self, DedupWish, FormOptions, FormWish, TreeOptions};
+use crate::args::{self, DedupWish, FormOptions, FormWish, OverlayXattrsWish, TreeOptions};
 use crate::context::Context;
 use crate::import::{self, Wishes};
 
@@ -16,10 +17,18 @@ use crate::import::{self, Wishes};
 pub(crate) struct Choice {
     pub(crate) form: Form,
     pub(crate) dedup: Dedup,
+    pub(crate) overlay: OverlayXattrs,
 }
 
 /// As composefs has it.
-pub(crate) const OBJECTS: Choice = Choice { form: Form::Objects, dedup: Dedup::Store };
+pub(crate) const OBJECTS: Choice = Choice::of(Form::Objects);
+
+impl Choice {
+    /// All that is not said is as it usually is.
+    pub(crate) const fn of(form: Form) -> Self {
+        Self { form, dedup: Dedup::Store, overlay: OverlayXattrs::Composefs }
+    }
+}
 
 /// What `auto` is here, and why.
 pub(crate) fn auto() -> (Form, &'static str) {
@@ -30,13 +39,25 @@ pub(crate) fn auto() -> (Form, &'static str) {
     }
 }
 
-pub(crate) fn choose(options: &FormOptions) -> Choice {
+pub(crate) fn choose(options: &FormOptions) -> anyhow::Result<Choice> {
     choose_again(options, None)
 }
 
 /// As [`choose`], for an image that may be here already: left to us, it stays in its form.
-pub(crate) fn choose_again(options: &FormOptions, here: Option<Form>) -> Choice {
+pub(crate) fn choose_again(options: &FormOptions, here: Option<Form>) -> anyhow::Result<Choice> {
+    let overlay = match options.overlay_xattrs {
+        OverlayXattrsWish::Composefs => OverlayXattrs::Composefs,
+        OverlayXattrsWish::Inline => OverlayXattrs::Inline,
+        OverlayXattrsWish::Shared => OverlayXattrs::Shared,
+    };
+    let needs_overlay = overlay != OverlayXattrs::default();
     let form = match options.form {
+        FormWish::Auto if needs_overlay => Form::Objects,
+        FormWish::Packed | FormWish::Tar if needs_overlay => {
+            anyhow::bail!(
+                "--overlay-xattrs is for --form objects: others have no overlay below them"
+            );
+        }
         FormWish::Auto => here.unwrap_or_else(|| auto().0),
         FormWish::Objects => Form::Objects,
         FormWish::Packed => Form::Packed,
@@ -46,7 +67,7 @@ pub(crate) fn choose_again(options: &FormOptions, here: Option<Form>) -> Choice 
         DedupWish::Store => Dedup::Store,
         DedupWish::Layer => Dedup::Layer,
     };
-    Choice { form, dedup }
+    Ok(Choice { form, dedup, overlay })
 }
 
 pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {
@@ -57,7 +78,7 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     let wishes = Wishes {
         name,
         tree: &TreeOptions::default(),
-        form: choose(&args.form),
+        form: choose(&args.form)?,
         platform: None,
         budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
     };

@@ -29,7 +29,7 @@ pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<A
     let wishes = Wishes {
         name: name.as_ref(),
         tree: &args.tree,
-        form: crate::forms::choose(&args.form),
+        form: crate::forms::choose(&args.form)?,
         platform: args.platform.as_deref(),
         budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
     };
@@ -103,6 +103,7 @@ pub(crate) fn with_options<T: Send, E: Send>(
             false => walk::Times::Exact,
         },
         versions: Versions::default(),
+        overlay: wishes.form.overlay,
         objects: wishes.tree.objects.as_deref(),
         scratch: &scratch,
         progress: &|event: Event<'_>| progress.tell(event),

@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
 use crate::monitor::{
-    LOG, PID, RunError, Start, ask, command, complaint, enter, prepare, runtime_of,
+    LOG, PID, RunError, Start, ask, command, complaint, complaints, enter, prepare, runtime_of,
 };
 use crate::runtime::Runtime;
 use crate::state::State;
+use crate::streams::Streams;
 use crate::user::User;
 
 /// What the container writes, to standard output and error, in its folder.
@@ -79,7 +80,9 @@ pub fn watch(
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
         // What is wrong with its options it says before it has a log.
-        let message = complaint(&log).or_else(|| complaint(&start.folder.join(OUTPUT)));
+        let message = [log, start.folder.join(OUTPUT)]
+            .iter()
+            .find_map(|it| complaint(&complaints(it), start.runtime.kind));
         let message = message.unwrap_or_else(|| "it does not say why".to_owned());
         let runtime = start.runtime.path.display().to_string();
         return Err(doubt.unwrap_or(RunError::Refused { runtime, message }));
@@ -198,8 +201,10 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     std::fs::write(&file, more.process(&mut config).to_string()).map_err(failed(&file))?;
     let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
+    let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let mut exec = command(&runtime, folder);
     exec.arg("exec").arg("--process").arg(&file).arg(id);
+    let streams = Streams::of(&mut exec, runtime.kind).map_err(streams_failed)?;
     let run = || {
         enter(&runtime, folder)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };
@@ -208,7 +213,9 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let exit = run();
     // The next command would not mind it.
     drop(std::fs::remove_file(&file));
-    exit.map_err(runtime_failed)
+    let exit = exit.map_err(runtime_failed)?;
+    streams.finish().map_err(streams_failed)?;
+    Ok(exit)
 }
 
 /// Notes that a container whose monitor is gone is over; the caller holds its lock.

@@ -21,6 +21,7 @@ use crate::files::{Executable, executable};
 use crate::program::{Unrunnable, unrunnable};
 use crate::runtime::{Kind, Runtime};
 use crate::stage::Stage;
+use crate::streams::Streams;
 use crate::trim::Trimmer;
 
 /// Everything that one container needs.
@@ -124,6 +125,15 @@ pub enum RunError {
         #[source]
         source: ProcessError,
     },
+    /// What it wrote did not reach the file that it should have gone to.
+    #[error("cannot pass on what container {id} reads and writes")]
+    Streams {
+        /// The container.
+        id: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// Somebody did not want it any more.
     #[error("interrupted while container {0} was started")]
     Interrupted(String),
@@ -154,13 +164,17 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     let doubt = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);
+    let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
+    let kind = start.runtime.kind;
+    let streams = Streams::of(&mut command, kind).map_err(streams_failed)?;
     // Runtimes write their errors to standard error as well as into their log, and to the former for people only if
     // there is a log. A container with a terminal of its own does not share standard error: then that is covered, and
-    // we say what is in the log. Otherwise the runtime speaks for itself.
+    // we say what is in the log. Otherwise the runtime speaks for itself, but runsc, whose helpers have the log only.
     let covered = start.terminal == Terminal::New;
-    let log = if covered { start.folder.join(LOG) } else { PathBuf::from("/dev/null") };
+    let logs = covered || kind == Kind::Runsc;
+    let log = if logs { start.folder.join(LOG) } else { PathBuf::from("/dev/null") };
     // What crun says to the container's terminal has the log's format too.
-    let format = if start.runtime.kind == Kind::Crun { "text" } else { "json" };
+    let format = if kind == Kind::Crun { "text" } else { "json" };
     command.arg("--log").arg(&log).args(["--log-format", format]);
     if covered {
         command.stderr(Stdio::null());
@@ -168,8 +182,16 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     let pid_file = start.folder.join(PID);
     command.arg("run").arg("--bundle").arg(start.folder).arg("--pid-file").arg(&pid_file);
     command.arg(start.id);
-    let setup = Setup { signals: Some(start.signals), keep: &[start.lock], ..Setup::default() };
+    // Without a terminal runsc passes no signals on. They would end it, and nobody would tell the program: so it gets none,
+    // those of our terminal's keys neither.
+    let deaf = kind == Kind::Runsc && !covered;
+    let (signals, keep) = (Some(start.signals), &[start.lock][..]);
+    let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
+    let mut deliver = |signal: Signal| match deaf && send(start, signal) {
+        true => Ok(()),
+        false => child.process.signal(signal),
+    };
     let mut asked = |requests| match requests {
         0 | 1 => {}
         2 => remark("the container was asked to end twice: again to kill it"),
@@ -177,15 +199,21 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     };
     let exit = child
         .process
-        .supervise(start.signals, &mut asked, &mut || start.look())
+        .supervise_by(start.signals, &mut deliver, &mut asked, &mut || start.look())
         .map_err(runtime_failed)?;
+    streams.finish().map_err(streams_failed)?;
     // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
     // program's exit code another one.
-    let started = pid_file.exists();
+    let started = pid_file.exists() && !(kind == Kind::Runsc && runsc_failed(exit, &log));
     if let (Exit::Code(1..), false) = (exit, started) {
         let runtime = start.runtime.path.display().to_string();
-        return Err(match complaint(&log) {
-            _ if !covered => RunError::RefusedAloud { runtime },
+        // What others find out at the exec, runsc does before.
+        if let (Kind::Runsc, Some(error)) = (kind, doubt) {
+            return Err(error);
+        }
+        let complaints = complaints(&log);
+        return Err(match complaint(&complaints, kind) {
+            _ if !covered && complaints.len() < 2 => RunError::RefusedAloud { runtime },
             Some(message) => RunError::Refused { runtime, message },
             None => RunError::Refused { runtime, message: "it does not say why".to_owned() },
         });
@@ -224,16 +252,24 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<RunError>, RunError> {
 /// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the
 /// runtime cannot be asked that, it ends itself, and [`crate::teardown::clear`] what it leaves.
 fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
+    if !send(start, Signal::KILL) {
+        // It may have ended just now.
+        let _gone = runtime.signal(Signal::KILL);
+    }
+}
+
+/// Has the runtime send a signal to the container's first process; answers whether it did.
+fn send(start: &Start<'_>, signal: Signal) -> bool {
     let mut command = command(start.runtime, start.folder);
-    command.args(["kill", start.id, "KILL"]);
+    command.args(["kill", start.id]).arg(signal.as_raw().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let setup = Setup { signals: Some(start.signals), ..Setup::default() };
     let exit = kernel::process::spawn(command, &setup).and_then(|it| it.process.wait());
     if !matches!(exit, Ok(Exit::Code(0))) {
-        tracing::debug!(id = start.id, ?exit, "the runtime did not kill the container");
-        // It may have ended just now.
-        let _gone = runtime.signal(Signal::KILL);
+        tracing::debug!(id = start.id, ?exit, ?signal, "the runtime did not signal the container");
+        return false;
     }
+    true
 }
 
 /// The runtime with the options that every call of it for this container needs.
@@ -243,6 +279,8 @@ pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
     if runtime.kind == Kind::Runsc {
         // Networks are namespaces of the bundle here, not of gVisor's own stack.
         command.arg("--network=host");
+        // By default what is written goes to a layer of its own, and the root's would never see it.
+        command.arg("--overlay2=none");
     }
     command
 }
@@ -348,17 +386,65 @@ fn find_program(start: &Start<'_>) -> Result<Option<PathBuf>, RunError> {
     }
 }
 
-/// The last error that a runtime wrote into its log: in a line of JSON, or else the whole line.
-pub(crate) fn complaint(log: &Path) -> Option<String> {
+/// runsc notes the process before it has set up everything, and ends with this code when it fails then: so may the program,
+/// but that does not write into the log. Source: gVisor `runsc/cmd/util/util.go`, `Fatalf`.
+fn runsc_failed(exit: Exit, log: &Path) -> bool {
+    exit == Exit::Code(128) && !complaints(log).is_empty()
+}
+
+/// The error that tells why: of what runsc and its helpers say the first, of others' the last.
+pub(crate) fn complaint(complaints: &[String], kind: Kind) -> Option<String> {
+    let found = if kind == Kind::Runsc { complaints.first() } else { complaints.last() };
+    found.cloned()
+}
+
+/// The errors that a runtime wrote into its log: in objects of JSON, which runsc writes without ends of lines, or else the
+/// whole lines.
+pub(crate) fn complaints(log: &Path) -> Vec<String> {
     #[derive(Deserialize)]
-    struct Line {
+    struct Entry {
         #[serde(default)]
         level: String,
         msg: String,
     }
-    let text = std::fs::read_to_string(log).ok()?;
-    text.lines().rev().find_map(|line| match serde_json::from_str::<Line>(line) {
-        Ok(line) => matches!(line.level.as_str(), "error" | "fatal").then_some(line.msg),
-        Err(_) => Some(line.to_owned()),
-    })
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let mut complaints = Vec::new();
+    for line in text.lines() {
+        let entries = serde_json::Deserializer::from_str(line).into_iter::<Entry>();
+        match entries.collect::<Result<Vec<_>, _>>() {
+            Ok(entries) => complaints.extend(
+                entries
+                    .into_iter()
+                    .filter(|it| matches!(it.level.as_str(), "error" | "fatal"))
+                    .map(|it| it.msg),
+            ),
+            Err(_) => complaints.push(line.to_owned()),
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_found_in_logs() {
+        let check = |text: &str, kind, expect: Option<&str>| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            let found = complaint(&complaints(file.path()), kind);
+            assert_eq!(found.as_deref(), expect, "{text}");
+        };
+        let json = r#"{"level":"error","msg":"first"}
+            {"level":"warning","msg":"not one"}
+            {"level":"error","msg":"last","time":"t"}
+            {"level":"info","msg":"nor this"}"#;
+        check(json, Kind::Runc, Some("last"));
+        check(json, Kind::Runsc, Some("first"));
+        check(&json.replace('\n', ""), Kind::Runsc, Some("first"));
+        check("one line\nand another\n", Kind::Crun, Some("and another"));
+        check(r#"{"level":"info","msg":"fine"}"#, Kind::Runc, None);
+        check("", Kind::Runsc, None);
+    }
 }

@@ -14,17 +14,27 @@ use crate::stage::is_place;
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's
 /// lock, so nobody runs it any more.
 pub fn clear(folder: &Path, id: &str) {
-    if folder.join(STATE).join(id).exists() {
+    if has_records(folder, id) {
         delete(folder, id);
     }
     remove_cgroups(folder, id);
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
-    for place in places.filter(|path| path.is_dir() && is_place(path)) {
+    let places = places.filter(|path| path.is_dir() && is_place(path));
+    // A namespace that runsc attaches among its records and leaves there. Source: gVisor `runsc/specutils/namespace.go`.
+    let left = Some(folder.join(STATE).join("null-netns")).filter(|it| it.exists());
+    for place in places.chain(left) {
         // In another namespace than the container's own this finds nothing mounted.
         if let Err(error) = kernel::mount::unmount(&place, Unmount::Lazy) {
             tracing::debug!(id, %error, "nothing to unmount");
         }
     }
+}
+
+/// Whether the runtime knows of the container: by a directory of its name, or as runsc by `ID_sandbox:ID.state`. Source for
+/// that: gVisor `runsc/container/state_file.go`.
+fn has_records(folder: &Path, id: &str) -> bool {
+    let state = folder.join(STATE);
+    state.join(id).exists() || state.join(format!("{id}_sandbox:{id}.state")).exists()
 }
 
 /// Where cgroups are. Source: cgroups(7).

@@ -1,5 +1,7 @@
 //! Names and inodes of two large trees, as several file systems hold them: their size, listings, and memory.
 
+mod options;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -87,10 +89,12 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let input = make(context, &sid)?;
         let first = tables.len();
         listings(context, &input, &mut tables)?;
-        let (table, bytes) = options(context, &input)?;
+        let (table, bytes) = options::native(context, &input)?;
         findings.extend(tables[first..].iter().flat_map(aims));
         tables.extend(table);
-        sizes.extend([input.sizes, bytes]);
+        let (table, overlays) = options::overlay(context, &input)?;
+        tables.extend(table);
+        sizes.extend([input.sizes, bytes, overlays]);
         for entry in fs::read_dir(context.work)? {
             remove(&entry?.path())?;
         }
@@ -104,9 +108,11 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              `directio` for data. *With a writable layer*: overlayfs with an upper folder on a tmpfs is on top. Cold: after \
              dropping all caches, the images' and blobs' too; memory is all that the kernel charges in a run of its own, so \
              with inodes, dentries and cached metadata. Warm: after the same once. `tar` writes into a pipe that `cat` \
-             empties, since GNU tar reads no file when it writes to /dev/null itself. *--warm metadata*: the image is read ahead as \
-             Quire does it at mount, if the image has at most 32 MiB, by a program of its own that is on the clock. *Options*: images of the same tree \
-             with addresses as `quire packed` gives them, written with other options, over blobs that are holes.",
+             empties, since GNU tar reads no file when it writes to /dev/null itself. *--warm metadata*: the image is read \
+             ahead as Quire does it at mount, if the image has at most 32 MiB, by a program of its own that is on the clock. \
+             *Options*: images of the same tree with addresses as `quire packed` gives them, written with other options, over \
+             blobs that are holes. *Overlay xattrs*: images of the same tree for overlayfs, with redirects and metacopies \
+             where `--overlay-xattrs` says.",
         ),
         findings,
         tables,
@@ -347,51 +353,6 @@ fn random_files(tree: &Tree, count: usize) -> Vec<Vec<u8>> {
     }
     paths.truncate(count);
     paths
-}
-
-/// The same tree in images of other options, of which `quire packed` has the first.
-fn options(context: &Context<'_>, input: &Input) -> Result<(Vec<Table>, Sizes)> {
-    let mut ways = Vec::new();
-    let fingerprints = [Fingerprints::Shared, Fingerprints::Inline, Fingerprints::Omitted];
-    let ends = [0, 512, 1024, 2048, 3400].map(|it| (Blob::Packed(it), Fingerprints::Shared));
-    for (blob, fingerprints) in fingerprints.map(|it| (Blob::Dense, it)).into_iter().chain(ends) {
-        let file = format!("option-{}", ways.len());
-        let files = placed::native(&input.tree, blob, fingerprints, context.work, &file)?;
-        let blob = match blob {
-            Blob::Packed(max) => format!("blocks of 4096, ends up to {max} in the image"),
-            _ => String::from("blocks of 512"),
-        };
-        let name = format!("{blob}, fingerprints {fingerprints:?}").to_lowercase();
-        ways.push(Way::new(name, Source::Erofs(files)));
-    }
-    let sizes = sizes(&format!("{}, options", input.title), &input.tree, &ways)?;
-    let Source::Erofs(first) = ways[0].source.clone() else { unreachable!("made above") };
-    let without_acls = Files { acl: Acl::Ignore, ..first.clone() };
-    ways.push(Way::new("as the first, noacl", Source::Erofs(without_acls)));
-    ways.push(Way::new(format!("as the first, {AHEAD}"), Source::Erofs(first)));
-    let random = random_files(&input.tree, STATS[STATS.len() - 1]);
-    let stat = |count| {
-        let paths = &random[..random.len().min(count)];
-        move |root: &Path| vec![stat(root, paths)]
-    };
-    let stats = STATS.map(stat);
-    let mut all = vec![(String::from("ls -lR"), &list as &Commands<'_>)];
-    for (count, commands) in STATS.iter().zip(&stats) {
-        all.push((format!("stat of {count} random files"), commands));
-    }
-    let mut tables = Vec::new();
-    for (what, commands) in all {
-        let title = format!("{}, options: {what}, cold", input.title);
-        if !context.wants(&title) {
-            continue;
-        }
-        let memory = Memory::WithCache;
-        let (layer, is_cold, runs) = (Layer::None, true, context.runs);
-        let race = Race { context, title, layer, is_cold, memory, runs };
-        let entrant = |way| Entrant { way, commands: Box::new(commands) };
-        tables.push(race.run(&ways.iter().map(entrant).collect::<Vec<_>>())?);
-    }
-    Ok((tables, sizes))
 }
 
 impl Race<'_> {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use image::erofs::{
-    BlockSize, DataBlob, Fingerprints, Native, Piece, Placed, Profile, Standalone, Stored,
-    write_native, write_with,
+    BlockSize, DataBlob, Fingerprints, Native, OverlayXattrs, Piece, Placed, Profile, Standalone,
+    Stored, Versions, write, write_native, write_with,
 };
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
@@ -104,6 +104,20 @@ pub(super) fn standalone(tree: &Tree, dir: &Path, name: &str) -> Result<PathBuf>
     let image = dir.join(format!("{name}.img"));
     let mut out = BufWriter::new(File::create(&image)?);
     write_with(tree, &Profile::Standalone(Standalone::default()), &mut zeros, &mut out)?;
+    out.flush()?;
+    Ok(image)
+}
+
+/// Writes `NAME.img` for overlayfs.
+pub(super) fn composefs(
+    tree: &Tree,
+    overlay: OverlayXattrs,
+    dir: &Path,
+    name: &str,
+) -> Result<PathBuf> {
+    let image = dir.join(format!("{name}.img"));
+    let mut out = BufWriter::new(File::create(&image)?);
+    write(tree, &Profile::Overlay(Versions::default(), overlay), &mut out)?;
     out.flush()?;
     Ok(image)
 }

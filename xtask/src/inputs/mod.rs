@@ -51,13 +51,23 @@ enum Input {
     SidPodman,
     /// `crane`, for tests of eStargz layers: needs Go
     Crane,
+    /// gVisor's `runsc`, for tests of `gvisor:` and `run --runtime runsc`: needs Go
+    Runsc,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
-    let all = [Input::DebianSmall, Input::DebianPostgres, Input::Sid, Input::Crane, Input::Makers];
+    // What some machines cannot make is last.
+    let all = [
+        Input::DebianSmall,
+        Input::DebianPostgres,
+        Input::Sid,
+        Input::Crane,
+        Input::Makers,
+        Input::Runsc,
+    ];
     for input in if args.names.is_empty() { &all[..] } else { &args.names } {
         let path = match input {
             Input::DebianSmall => debian_small(&cache, args.refresh)?,
@@ -76,6 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 continue;
             }
             Input::Crane => tools::crane(&cache)?,
+            Input::Runsc => tools::runsc(&cache)?,
             Input::Cfsctl => tools::cfsctl(&cache)?,
             Input::SidPodman => sid::make_podman(&cache, args.refresh)?,
         };

@@ -115,7 +115,8 @@ pub(crate) struct Ids {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
-    /// The OCI runtime, by name or path; by default crun, runc or runsc, the first that is there
+    /// The OCI runtime, by name or path; by default crun, runc or runsc, the first that is there. With runsc, gVisor has pipes,
+    /// sockets and an empty /tmp in memory: they are in no layer
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,
     /// Start it and return; `ps` shows it, `logs` what it wrote, `rm` removes it

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::Place;
-use crate::runs::{cgroups, place, runtimes, wait_for};
+use crate::runs::{all_runtimes, cgroups, place, runtimes, wait_for};
 
 /// Ends a container when a test ends early.
 pub(crate) struct Rm<'a>(pub(crate) &'a Place, pub(crate) &'a str);
@@ -72,7 +72,7 @@ fn a_directory_has_one_writer() {
 #[test]
 fn a_container_lives_on_and_is_asked_things() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         let name = format!("life-{runtime}");
         let _guard = Rm(&place, &name);
         let script = "echo out; echo err >&2; echo made > /tmp/file; \
@@ -154,7 +154,7 @@ fn logs_are_followed_to_the_end() {
 #[test]
 fn what_does_not_start_says_why_and_leaves_nothing() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         let cases = [
             (&["no-such-program"][..], 127, "no-such-program"),
             (&["/etc/short"], 126, "is not an executable file"),
@@ -186,7 +186,7 @@ fn what_does_not_start_says_why_and_leaves_nothing() {
 #[test]
 fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         let name = format!("orphan-{runtime}");
         let _guard = Rm(&place, &name);
         start(&place, &["--name", &name, "--runtime", runtime], "while :; do sleep 0.05; done");

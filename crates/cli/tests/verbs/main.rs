@@ -12,6 +12,7 @@ mod disk;
 mod export;
 mod filter;
 mod forms;
+mod gvisor;
 mod help;
 mod images;
 #[cfg(feature = "registry")]
@@ -74,6 +75,7 @@ impl Place {
             .env_remove("QUIRE_SEAL")
             .env_remove("QUIRE_RUNTIME")
             .env_remove("QUIRE_LOG");
+        command.env("PATH", std::env::join_paths(search_path()).unwrap());
         command.stdin(Stdio::null()).current_dir(self.folder.path());
         command
     }
@@ -141,12 +143,16 @@ fn is_before(major: u32, minor: u32) -> bool {
     KernelVersion::running().unwrap() < KernelVersion { major, minor }
 }
 
+/// `PATH`, and where `cargo xtask inputs` has put a runtime that Debian has not.
+fn search_path() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let built = std::env::var_os("QUIRE_CACHE").map(|it| Path::new(&it).join("runsc/bin"));
+    std::env::split_paths(OsStr::new(&path)).chain(built).collect()
+}
+
 /// A program of this machine, if it is there.
 fn program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(OsStr::new(&path)).map(|it| it.join(name));
-    let mut found = found.filter(|it| it.is_file());
-    found.next()
+    search_path().into_iter().map(|it| it.join(name)).find(|it| it.is_file())
 }
 
 /// Puts programs of this machine into a tree, with the libraries that `ldd` says they load.

@@ -27,8 +27,14 @@ pub(crate) fn place() -> Option<Place> {
     Some(place)
 }
 
+/// Those whose containers are on this kernel.
 pub(crate) fn runtimes() -> impl Iterator<Item = &'static str> {
     ["crun", "runc"].into_iter().filter(|name| program(name).is_some())
+}
+
+/// And gVisor's, which has a kernel of its own: no ACLs, no limits of mounts or maps of ids to be seen (decision 13).
+pub(crate) fn all_runtimes() -> impl Iterator<Item = &'static str> {
+    runtimes().chain(program("runsc").map(|_| "runsc"))
 }
 
 pub(crate) fn mounts() -> String {
@@ -54,7 +60,7 @@ pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn codes_and_streams_pass_through() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         let cases: [(&[&str], i32, &str); 10] = [
             (&["true"], 0, ""),
             (&["cat", "/etc/short"], 0, "short\n"),
@@ -92,6 +98,7 @@ fn on_terminal(place: &Place, arguments: &str) -> Ran {
     let line = format!("'{quire}' --store '{}' run -q {arguments}", place.path("store").display());
     let mut command = Command::new("script");
     command.args(["-q", "-e", "-c", &line, "/dev/null"]).stdin(Stdio::null());
+    command.env("PATH", std::env::join_paths(crate::search_path()).unwrap());
     Ran::of(&command.output().unwrap())
 }
 
@@ -120,7 +127,7 @@ fn what_a_runtime_logs_does_not_change_the_exit_code() {
 #[test]
 fn a_runtimes_error_appears_once() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         // A directory that is a file: both say its name.
         let ran = place.run(&format!("run -q --runtime {runtime} -w /etc/short a -- /bin/true"));
         assert_eq!(ran.code, Some(125), "{}", ran.err);
@@ -150,7 +157,7 @@ fn ready(place: &Place, runtime: &str, script: &str, err: Stdio) -> (Child, Pid)
 #[test]
 fn signals_reach_the_program() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         let script = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done";
         let (mut child, pid) = ready(&place, runtime, script, Stdio::null());
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
@@ -199,7 +206,7 @@ fn who_waits_for_the_store_can_be_told_to_end() {
 #[test]
 fn the_third_request_to_end_kills_what_ignores_them() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         let script = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done";
         let (mut child, pid) = ready(&place, runtime, script, Stdio::piped());
         // Two kinds, since a signal that is still pending swallows a second one.
@@ -217,7 +224,7 @@ fn the_third_request_to_end_kills_what_ignores_them() {
 #[test]
 fn after_a_kill_of_everything_only_files_are_left_and_they_go_next() {
     let Some(place) = place() else { return };
-    for runtime in runtimes() {
+    for runtime in all_runtimes() {
         let before = mounts();
         // A name that no other process has, to find those in the container by.
         let argument = format!("{}.{runtime}", std::process::id());

@@ -196,6 +196,20 @@ impl Process {
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
+        self.supervise_by(signals, &mut |signal| self.signal(signal), asked, meanwhile)
+    }
+
+    /// As [`Process::supervise`], for a process that signals are passed on to in another way.
+    ///
+    /// # Errors
+    /// As [`Process::supervise`], and what `deliver` answers.
+    pub fn supervise_by(
+        &self,
+        signals: &Signals,
+        deliver: &mut dyn FnMut(Signal) -> Result<(), ProcessError>,
+        asked: &mut dyn FnMut(u32),
+        meanwhile: &mut dyn FnMut() -> Option<Duration>,
+    ) -> Result<Exit, ProcessError> {
         let mut requests = 0_u32;
         loop {
             let most = meanwhile().and_then(|it| Timespec::try_from(it).ok());
@@ -210,7 +224,7 @@ impl Process {
             let ended = !fds[0].revents().is_empty();
             while let Some(received) = signals.next()? {
                 if received.sender == Sender::Process || !self.is_in_our_group() {
-                    match self.signal(received.signal) {
+                    match deliver(received.signal) {
                         Ok(()) | Err(ProcessError::Process { source: Errno::SRCH, .. }) => {}
                         Err(error) => return Err(error),
                     }

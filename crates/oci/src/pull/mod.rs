@@ -10,6 +10,7 @@ mod tables;
 use std::io::{self, Read as _};
 use std::sync::Mutex;
 
+use image::erofs::OverlayXattrs;
 use store::{DiskError, RefName, Reference as StoredReference, Store};
 
 use crate::Digest;
@@ -262,7 +263,8 @@ fn here(
         Layers::Forget => true,
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
     };
-    let is_so = form == options.import.form;
+    // Which choice the image here was written with, nobody noted: another than the usual one is written again.
+    let is_so = form == options.import.form && options.import.overlay == OverlayXattrs::default();
     let same = named == Some(*manifest) && is_so && has_layers && store.open_image(&image).is_ok();
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }

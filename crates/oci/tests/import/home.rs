@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
 pub(crate) use chain::chain;
-use image::erofs::Versions;
+use image::erofs::{OverlayXattrs, Versions};
 use quire_oci::import::{Durable, Limits, Options, Unsupported};
 use quire_oci::manifest::Platform;
 use quire_oci::native::Dedup;
@@ -52,6 +52,7 @@ impl Home {
             xattrs: walk::Xattrs::All,
             times: walk::Times::Exact,
             versions: Versions::default(),
+            overlay: OverlayXattrs::default(),
             objects: None,
             scratch: self.folder.path(),
             progress: &|_| {},

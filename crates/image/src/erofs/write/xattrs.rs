@@ -12,6 +12,7 @@ use std::hash::BuildHasher as _;
 use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::U32;
 
+use super::OverlayXattrs;
 use super::pair::{
     METACOPY, Name, REDIRECT, Value, entry_size, long_prefix_size, object_of_path, put_entry,
 };
@@ -85,7 +86,7 @@ impl FilePairs {
     }
 }
 
-/// How often a string is a metacopy's digest, a redirect's object and a redirect's path: 0, 1, or 2 for more.
+/// How often a string is a metacopy's digest, a redirect's object and a redirect's path: 0, 1, or [`MANY`] for more.
 #[derive(Debug, Clone, Copy, Default)]
 struct StringUses {
     metacopy: u8,
@@ -93,7 +94,10 @@ struct StringUses {
     path: u8,
 }
 
-/// A pair that several inodes have.
+/// More uses than one.
+const MANY: u8 = 2;
+
+/// A pair that is in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum SharedKey {
     Pair(u32),
@@ -117,7 +121,9 @@ pub(super) struct Xattrs<'a> {
     members: Vec<u32>,
     sets: Vec<Set>,
     strings: Vec<StringUses>,
-    no_digest: u64,
+    no_digest: u8,
+    /// From so many uses on, pairs of [`FilePairs`] are in the table.
+    file_uses: u8,
     /// Where the shared pairs of files are in the table, in bytes.
     shared_files: HashMap<SharedKey, u32>,
     /// The table, in its order.
@@ -126,7 +132,8 @@ pub(super) struct Xattrs<'a> {
 }
 
 impl<'a> Xattrs<'a> {
-    pub(super) fn new(tree: &'a Tree) -> Self {
+    /// For an image that has these pairs of external files.
+    pub(super) fn new(tree: &'a Tree, overlay: OverlayXattrs) -> Self {
         let empty = Set { start: 0, end: 0, metacopy: 0, redirect: 0, uses: 0 };
         Self {
             tree,
@@ -141,6 +148,11 @@ impl<'a> Xattrs<'a> {
             sets: vec![empty],
             strings: vec![StringUses::default(); tree.strings_bound()],
             no_digest: 0,
+            file_uses: match overlay {
+                OverlayXattrs::Composefs => MANY,
+                OverlayXattrs::Shared => 1,
+                OverlayXattrs::Inline => u8::MAX,
+            },
             shared_files: HashMap::new(),
             shared: Vec::new(),
             shared_bytes: 0,
@@ -211,10 +223,10 @@ impl<'a> Xattrs<'a> {
 
     /// Counts one inode that has these pairs besides its set.
     pub(super) fn count_file(&mut self, file: FilePairs) {
-        let more = |count: &mut u8| *count = 2.min(*count + 1);
+        let more = |count: &mut u8| *count = MANY.min(*count + 1);
         match file.object {
             Some(object) => more(&mut self.strings[object.index()].metacopy),
-            None => self.no_digest += 1,
+            None => more(&mut self.no_digest),
         }
         match (file.place, file.object) {
             (Place::Object, Some(object)) => more(&mut self.strings[object.index()].object),
@@ -275,17 +287,18 @@ impl<'a> Xattrs<'a> {
                 shared.push(SharedKey::Pair(id));
             }
         }
-        if self.no_digest > 1 {
+        let from = self.file_uses;
+        if self.no_digest >= from {
             shared.push(SharedKey::NoDigest);
         }
         for (id, uses) in (0..).map(StringId::new).zip(&self.strings) {
-            if uses.metacopy > 1 {
+            if uses.metacopy >= from {
                 shared.push(SharedKey::Metacopy(id));
             }
-            if uses.object > 1 {
+            if uses.object >= from {
                 shared.push(SharedKey::Object(id));
             }
-            if uses.path > 1 {
+            if uses.path >= from {
                 shared.push(SharedKey::Path(id));
             }
         }
@@ -334,8 +347,8 @@ impl<'a> Xattrs<'a> {
             if let (Place::Object, Some(object)) = (file.place, file.object)
                 && let Some(path) = paths.get(self.tree.string(object))
             {
-                self.strings[object.index()].object = 2;
-                self.strings[path.index()].path = 2;
+                self.strings[object.index()].object = MANY;
+                self.strings[path.index()].path = MANY;
             }
         }
     }
@@ -386,23 +399,24 @@ impl<'a> Xattrs<'a> {
                 (&self.names[name as usize], Value::Bytes(value), shared)
             })
         };
-        let metacopy_pair = file.map(|file| {
+        let from = self.file_uses;
+        let metacopy_pair = file.map(move |file| {
             let shared = match file.object {
-                None if self.no_digest > 1 => Some(SharedKey::NoDigest),
-                Some(object) if self.strings[object.index()].metacopy > 1 => {
+                None if self.no_digest >= from => Some(SharedKey::NoDigest),
+                Some(object) if self.strings[object.index()].metacopy >= from => {
                     Some(SharedKey::Metacopy(object))
                 }
                 _ => None,
             };
             (&self.metacopy, file.metacopy(self.tree), shared.map(|key| self.shared_files[&key]))
         });
-        let redirect_pair = file.and_then(|file| {
+        let redirect_pair = file.and_then(move |file| {
             let value = file.redirect(self.tree)?;
             let shared = match (file.place, file.object) {
-                (Place::Path(path), _) if self.strings[path.index()].path > 1 => {
+                (Place::Path(path), _) if self.strings[path.index()].path >= from => {
                     Some(SharedKey::Path(path))
                 }
-                (Place::Object, Some(object)) if self.strings[object.index()].object > 1 => {
+                (Place::Object, Some(object)) if self.strings[object.index()].object >= from => {
                     Some(SharedKey::Object(object))
                 }
                 _ => None,

@@ -1,0 +1,199 @@
+//! Files that are a container's standard streams, with a runtime that keeps positions of its own in them.
+//!
+//! gVisor reads and writes a file that it is given from its beginning, and does not tell where it has come to: what is
+//! in the file already would be overwritten, and then by whoever writes behind the container what that wrote. Source:
+//! gVisor `pkg/sentry/fsimpl/host/host.go`, "fileDescription.offset is set to 0". A pipe has no position.
+
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::process::Command;
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+
+use crate::runtime::Kind;
+
+/// What comes out of pipes goes where the files' positions are, from threads of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    outputs: Vec<JoinHandle<io::Result<()>>>,
+    /// Closed when the program has ended. What it has started may live on, and keep the pipes.
+    running: Option<PipeWriter>,
+}
+
+impl Streams {
+    /// Puts pipes in front of those of our standard streams that are files, if this runtime needs it.
+    pub(crate) fn of(command: &mut Command, kind: Kind) -> io::Result<Self> {
+        if kind != Kind::Runsc {
+            return Ok(Self::default());
+        }
+        Self::between(command, io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd())
+    }
+
+    fn between(
+        command: &mut Command,
+        input: BorrowedFd<'_>,
+        output: BorrowedFd<'_>,
+        error: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
+        let mut outputs = Vec::new();
+        let (ended, running) = io::pipe()?;
+        if let Some(mut file) = placed(input)? {
+            let (reader, mut writer) = io::pipe()?;
+            command.stdin(reader);
+            // It ends with the file or with the container; what that does not read is nobody's loss.
+            drop(std::thread::spawn(move || io::copy(&mut file, &mut writer)));
+        }
+        let mut through_pipe = |file: Option<File>| {
+            let Some(mut file) = file else { return Ok(None) };
+            let (reader, writer) = io::pipe()?;
+            let ended = ended.try_clone()?;
+            outputs.push(std::thread::spawn(move || pass_on(reader, &mut file, &ended)));
+            io::Result::Ok(Some(writer))
+        };
+        // One pipe for one file, so that lines stay in order.
+        let same = same_file(output, error)?;
+        let writer = through_pipe(placed(output)?)?;
+        let other = match &writer {
+            Some(writer) if same => Some(writer.try_clone()?),
+            _ => through_pipe(placed(error)?)?,
+        };
+        if let Some(writer) = writer {
+            command.stdout(writer);
+        }
+        if let Some(writer) = other {
+            command.stderr(writer);
+        }
+        Ok(Self { outputs, running: Some(running) })
+    }
+
+    /// Waits until all that was said until now is written: call it when the program has ended.
+    pub(crate) fn finish(mut self) -> io::Result<()> {
+        drop(self.running.take());
+        for output in self.outputs {
+            match output.join() {
+                Ok(result) => result?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// To the end of what comes from `reader`, or of what has come when the other end of `ended` is closed.
+fn pass_on(mut reader: PipeReader, file: &mut File, ended: &PipeReader) -> io::Result<()> {
+    let mut bytes = vec![0; 1 << 16];
+    loop {
+        let is_over = {
+            let mut waiting =
+                [PollFd::new(&reader, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+            match poll(&mut waiting, None) {
+                Err(Errno::INTR) => continue,
+                result => result?,
+            };
+            waiting[0].revents().is_empty()
+        };
+        let count = if is_over { 0 } else { reader.read(&mut bytes)? };
+        match bytes.get(..count) {
+            None | Some([]) => return Ok(()),
+            Some(bytes) => file.write_all(bytes)?,
+        }
+    }
+}
+
+/// A copy of the descriptor, if it is of a file in which a position counts.
+fn placed(stream: BorrowedFd<'_>) -> io::Result<Option<File>> {
+    let is_file = FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode).is_file();
+    // What is appended is where it should be, from whatever position.
+    let appends = rustix::fs::fcntl_getfl(stream)?.contains(OFlags::APPEND);
+    (is_file && !appends).then(|| stream.try_clone_to_owned().map(File::from)).transpose()
+}
+
+fn same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
+    let (one, other) = (rustix::fs::fstat(one)?, rustix::fs::fstat(other)?);
+    Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek as _, SeekFrom};
+
+    use super::*;
+
+    /// What a program that reads three bytes and writes to both outputs leaves in files: with positions as a shell has them.
+    #[test]
+    fn what_is_in_files_stays() {
+        let file = |text: &str, at: u64| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            file.seek(SeekFrom::Start(at)).unwrap();
+            file
+        };
+        let text = |file: &mut File| {
+            let mut text = String::new();
+            file.rewind().unwrap();
+            file.read_to_string(&mut text).unwrap();
+            text
+        };
+        let run = |input: &File, output: &File, error: &File| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "head -c 3; echo err >&2; echo out"]);
+            let streams =
+                Streams::between(&mut command, input.as_fd(), output.as_fd(), error.as_fd());
+            // As a runtime that has no positions: it sees pipes only.
+            command.env_clear().env("PATH", std::env::join_paths(["/usr/bin", "/bin"]).unwrap());
+            assert!(command.status().unwrap().success());
+            drop(command);
+            streams.unwrap().finish().unwrap();
+        };
+        let input = file("skipped-read", 8);
+        let (mut output, mut error) = (file("before\n", 7), file("xxxxxxxxxx", 2));
+        run(&input, &output, &error);
+        // The position is where the next program goes on.
+        output.write_all(b"after\n").unwrap();
+        assert_eq!(text(&mut output), "before\nreaout\nafter\n");
+        assert_eq!(text(&mut error), "xxerr\nxxxx");
+        let (input, mut both) = (file("abc", 0), file("", 0));
+        run(&input, &both, &both.try_clone().unwrap());
+        assert_eq!(text(&mut both), "abcerr\nout\n");
+    }
+
+    #[test]
+    fn who_lives_on_is_not_waited_for() {
+        let mut file = tempfile::tempfile().unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; sleep 30 2>&- & echo $! >&2"]);
+        let streams = Streams::between(&mut command, null.as_fd(), file.as_fd(), null.as_fd());
+        let output = command.stderr(std::process::Stdio::piped()).output().unwrap();
+        let pid: i32 = String::from_utf8(output.stderr).unwrap().trim().parse().unwrap();
+        drop(command);
+        streams.unwrap().finish().unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "out\n");
+    }
+
+    #[test]
+    fn a_full_disk_is_told() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        assert!(placed(full.as_fd()).unwrap().is_none(), "a device has no position");
+        // A file that cannot be written to takes its place.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let output = File::open(file.path()).unwrap();
+        let (input, error) = (File::open("/dev/null").unwrap(), File::open("/dev/null").unwrap());
+        let mut command = Command::new("echo");
+        let streams =
+            Streams::between(&mut command, input.as_fd(), output.as_fd(), error.as_fd()).unwrap();
+        command.arg("lost").spawn().unwrap().wait().unwrap();
+        drop(command);
+        let kind = streams.finish().unwrap_err().raw_os_error();
+        assert_eq!(kind, Some(Errno::BADF.raw_os_error()));
+    }
+}
