@@ -78,8 +78,8 @@ pub(crate) struct Packer<'t> {
     draft: Option<DataBlobDraft<'t>>,
     /// What is in this layer's blob.
     pending: Vec<StoredObject>,
-    /// Pieces of objects that are in this layer's blob.
-    pieces: HashMap<ObjectId, StoredObject>,
+    /// Pieces of objects that are in this layer's blob: where they begin, and their SHA-256.
+    pieces: HashMap<ObjectId, (u64, [u8; 32])>,
     /// What need not be packed again.
     seen: HashSet<ObjectId>,
     found: HashMap<ObjectId, StoredObject>,
@@ -247,8 +247,8 @@ impl<'t> Packer<'t> {
     /// Finds a piece, or puts it into the blob.
     fn piece(&mut self, bytes: &[u8]) -> Result<StoredObject, PackError> {
         let (id, size) = (digest(Algorithm::Sha256, bytes), bytes.len() as u64);
-        if let Some(found) = self.pieces.get(&id) {
-            return Ok(found.clone());
+        if let Some((offset, sha256)) = self.pieces.get(&id) {
+            return Ok(StoredObject { offset: *offset, ..unfinished(id, size, *sha256) });
         }
         if self.dedup == Dedup::Store
             && let Some(found) = self.transaction.reuse_piece(&id, size)?
@@ -260,9 +260,8 @@ impl<'t> Packer<'t> {
         draft.write_all(bytes).map_err(PackError::Write)?;
         draft.align()?;
         draft.add(id, sha256, offset, size, &[]);
-        let stored = StoredObject { offset, ..unfinished(id, size, sha256) };
-        self.pieces.insert(id, stored.clone());
-        Ok(stored)
+        self.pieces.insert(id, (offset, sha256));
+        Ok(StoredObject { offset, ..unfinished(id, size, sha256) })
     }
 
     /// Ends a layer: what comes next is in another blob.
