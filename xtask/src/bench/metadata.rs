@@ -13,7 +13,6 @@ use anyhow::{Context as _, Result};
 use image::dump::{Strictness, parse};
 use image::erofs::Fingerprints;
 use image::tree::{Node, Tree};
-use kernel::mount::Acl;
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::Context;

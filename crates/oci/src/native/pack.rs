@@ -75,8 +75,8 @@ pub(crate) struct Packer<'t> {
     draft: Option<DataBlobDraft<'t>>,
     /// What is in this layer's blob.
     pending: Vec<StoredObject>,
-    /// Pieces of objects that are in this layer's blob.
-    pieces: HashMap<ObjectId, StoredObject>,
+    /// Pieces of objects that are in this layer's blob: where they begin, and their SHA-256.
+    pieces: HashMap<ObjectId, (u64, [u8; 32])>,
     /// What has no place in it yet.
     waiting: Waiting,
     /// What need not be packed again.
@@ -279,8 +279,8 @@ impl<'t> Packer<'t> {
     /// Finds a piece, or puts it into the blob.
     fn piece(&mut self, bytes: &[u8]) -> Result<StoredObject, PackError> {
         let (id, size) = (digest(Algorithm::Sha256, bytes), bytes.len() as u64);
-        if let Some(found) = self.pieces.get(&id) {
-            return Ok(found.clone());
+        if let Some((offset, sha256)) = self.pieces.get(&id) {
+            return Ok(StoredObject { offset: *offset, ..unfinished(id, size, *sha256) });
         }
         if self.dedup == Dedup::Store
             && let Some(found) = self.transaction.reuse_piece(&id, size)?
@@ -290,7 +290,7 @@ impl<'t> Packer<'t> {
         self.fill_page()?;
         let draft = self.draft.as_mut().expect("it was begun");
         let stored = place(draft, id, Sha256::digest(bytes).into(), bytes)?;
-        self.pieces.insert(id, stored.clone());
+        self.pieces.insert(id, (stored.offset, stored.sha256));
         Ok(stored)
     }
 

@@ -1,6 +1,6 @@
 //! Data blobs, object by object.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Read as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
-use crate::data::{self, Entry, Index, Ranges};
+use crate::data::{self, Entry, Index, Ranges, Record};
 use crate::disk::DiskError;
 use crate::images::{self, BlobRange, Use};
 use crate::store::Store;
@@ -29,20 +29,21 @@ pub(super) struct InBlobs {
 impl InBlobs {
     /// Objects in pieces are as sound as their pieces are, wherever these are.
     fn add_pieces(&mut self, indexes: &BTreeMap<ObjectId, Arc<Index>>) {
-        let mut found = Vec::new();
-        for record in indexes.values().flat_map(|it| &it.records) {
-            let pieces = record.pieces.iter().filter_map(|it| Some((it.id?, it.len)));
-            let places: Option<Vec<ObjectId>> = pieces
-                .map(|(id, len)| {
-                    let entry = indexes.values().find_map(|it| it.piece(&id, len))?;
-                    Some(entry.object())
-                })
-                .collect();
+        let records = || indexes.values().flat_map(|it| &it.records);
+        let wanted: HashSet<[u8; 32]> = records().flat_map(Record::parts).collect();
+        let entries = indexes.values().flat_map(|index| {
+            let entries = index.entries.iter().filter(|it| wanted.contains(&it.id));
+            entries.filter(|it| index.piece(&it.id, it.size) == Some(it))
+        });
+        let places: HashMap<[u8; 32], bool> =
+            entries.map(|it| (it.id, self.sound.contains(&it.object()))).collect();
+        let found = records().filter_map(|record| {
+            let mut pieces = record.parts().map(|id| places.get(&id).copied());
             // With a piece that is nowhere, it is not there either.
-            if let Some(places) = places {
-                found.push((record.object(), places.iter().all(|it| self.sound.contains(it))));
-            }
-        }
+            let is_sound = pieces.try_fold(true, |sound, piece| Some(sound & piece?))?;
+            Some((record.object(), is_sound))
+        });
+        let found: Vec<_> = found.collect();
         for (object, is_sound) in found {
             let into = if is_sound { &mut self.sound } else { &mut self.damaged };
             into.insert(object);

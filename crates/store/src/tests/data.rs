@@ -55,7 +55,7 @@ pub(super) fn add_native(
     let mut places = BTreeMap::new();
     let mut devices = Vec::new();
     for bytes in objects {
-        let stored = import.reuse_stored(&id(bytes), bytes.len() as u64)?.unwrap();
+        let stored = find_again(import, bytes)?;
         if stored.size == u64::from(stored.end_len) {
             continue;
         }
@@ -96,6 +96,21 @@ pub(super) fn add_native(
     let mut draft = import.image()?;
     write_native(tree, &native, &mut contents, &mut draft)?;
     Ok(draft.finish()?)
+}
+
+/// Where an object is that was there a moment ago. A `gc` beside the import may have set its blob aside; reading brings
+/// it back.
+pub(super) fn find_again(
+    import: &Transaction<'_>,
+    bytes: &[u8],
+) -> Result<crate::StoredObject, Failure> {
+    for _ in 0..10 {
+        if let Some(stored) = import.reuse_stored(&id(bytes), bytes.len() as u64)? {
+            return Ok(stored);
+        }
+        drop(import.read_object(&id(bytes)));
+    }
+    Err("what the import relies on is gone".into())
 }
 
 pub(super) fn id(bytes: &[u8]) -> ObjectId {

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use super::damage::{flip, replace};
-use super::data::id;
+use super::data::{find_again, id};
 use super::{Failure, NOW, Random, check, check_clean, name, open};
 use crate::{
     BlobKind, Damage, DataBlob, Form, FsckOptions, OpenOptions, Piece, Reference, Seconds, Store,
@@ -91,7 +91,7 @@ fn add_image(
     let mut devices: Vec<image::erofs::DataBlob> = Vec::new();
     let mut runs = BTreeMap::new();
     for bytes in files.values() {
-        let stored = import.reuse_stored(&id(bytes), bytes.len() as u64)?.unwrap();
+        let stored = find_again(import, bytes)?;
         let mut number = |it: &StoredObject| -> u16 {
             let device = image::erofs::DataBlob { id: it.blob, bytes: it.blob_bytes };
             let at = devices.iter().position(|it| *it == device).unwrap_or_else(|| {
