@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::process::{cargo, line, need, quiet, repository, target_dir};
 
 /// What the script of the guest and the tests call. Where the host lacks one, tests say so in the guest.
-const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown stat head tail sed grep cut tr sort wc \
+const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown chroot stat head tail sed grep cut tr sort wc \
     find sleep true false id env date dd sync uname hostname stty seq truncate mktemp tee readlink realpath dirname basename \
     expr test printf echo timeout setsid setpriv kill mknod mkfifo sha256sum cmp diff tar gzip ldd \
     mount umount unshare nsenter losetup mountpoint findmnt ip \
