@@ -11,7 +11,7 @@ use crate::process::{find, is_root, quiet};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 31] = [
+const PACKAGES: [(&str, &str); 32] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -43,6 +43,7 @@ const PACKAGES: [(&str, &str); 31] = [
     ("sfdisk", "fdisk"),
     ("sgdisk", "gdisk"),
     ("fio", "fio"),
+    ("wrk", "wrk"),
 ];
 
 #[derive(Debug, clap::Args)]

@@ -1,34 +1,43 @@
 """In the guest: mounts two images, reads all of both, and prints what the kernel's memory grew by.
 
 Arguments: how to mount (`quire` or `erofs`), whether to share, the store or folder, the two images, and the files whose own
-pages (metadata) are counted apart. Prints one line: RESULT, then bytes of page cache, of slab, of those files.
+pages (metadata) are counted apart. Prints one line: RESULT, then bytes of page cache; of slab; of the page cache what is
+of those files, of folders, of the disk's own metadata, and what an empty run of the reader adds.
 """
 import ctypes
 import os
 import subprocess
 import sys
 
-how, share, place, first, second, *own = sys.argv[1:]
-points = ["/run/first", "/run/second"]
+POINTS = ["/run/first", "/run/second"]
 libc = ctypes.CDLL(None, use_errno=True)
-for point, image in zip(points, [first, second]):
-    os.makedirs(point, exist_ok=True)
-    if how == "quire":
-        domain = [] if share == "on" else ["--domain", "none"]
-        command = [os.environ["QUIRE"], "--store", place, "--quiet", "mount", *domain, image, point]
-        subprocess.run(command, check=True)
-    else:
-        options = b"directio" + (b",inode_share,domain_id=bench" if share == "on" else b"")
-        source = os.path.join(place, image).encode()
-        # 1: MS_RDONLY
-        if libc.mount(source, point.encode(), b"erofs", 1, options) != 0:
-            sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
+
+
+def mount(how, share, place, images):
+    for point, image in zip(POINTS, images):
+        os.makedirs(point, exist_ok=True)
+        if how == "quire":
+            domain = [] if share == "on" else ["--domain", "none"]
+            command = [os.environ["QUIRE"], "--store", place, "--quiet", "mount", *domain, image, point]
+            subprocess.run(command, check=True)
+        else:
+            options = b"directio" + (b",inode_share,domain_id=bench" if share == "on" else b"")
+            source = os.path.join(place, image).encode()
+            # 1: MS_RDONLY
+            if libc.mount(source, point.encode(), b"erofs", 1, options) != 0:
+                sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
+
+
+def unmount():
+    for point in POINTS:
+        subprocess.run(["umount", point], check=True)
 
 
 def memory():
-    lines = [line.split() for line in open("/proc/meminfo")]
+    with open("/proc/meminfo") as file:
+        lines = [line.split() for line in file]
     values = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines}
-    return values["Cached"] + values["Buffers"], values["Slab"]
+    return values["Cached"] + values["Buffers"], values["Slab"], values["Buffers"]
 
 
 def drop():
@@ -37,7 +46,7 @@ def drop():
         file.write("3\n")
 
 
-def read_all():
+def read_all(points):
     count = 0
     buffer = bytearray(1 << 20)
     for point in points:
@@ -63,15 +72,46 @@ def pages(files):
     return sum(int(line) for line in output.split())
 
 
-try:
-    # Once for what this program itself takes; what it has mapped stays.
-    memory()
-    drop()
-    drop()
-    before = memory()
-    count = read_all()
-    after = memory()
-    print("RESULT", after[0] - before[0], after[1] - before[1], pages(own), count)
-finally:
-    for point in points:
-        subprocess.run(["umount", point], check=True)
+def pages_of_folders():
+    """By cachestat(2), since a folder cannot be mapped."""
+    whole, found, count = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)(), 0
+    for point in POINTS:
+        for folder, _, _ in os.walk(point):
+            descriptor = os.open(folder, os.O_RDONLY)
+            if libc.syscall(451, descriptor, whole, found, 0) != 0:
+                sys.exit(f"cachestat: {os.strerror(ctypes.get_errno())}")
+            os.close(descriptor)
+            count += found[0] * 4096
+    return count
+
+
+def main():
+    how, share, place, first, second, *own = sys.argv[1:]
+    # What the reader does, on a little that is in memory anyway.
+    little = "/run/little"
+    os.makedirs(os.path.join(little, "folder"), exist_ok=True)
+    if not os.path.lexists(os.path.join(little, "link")):
+        os.symlink("file", os.path.join(little, "link"))
+    with open(os.path.join(little, "folder", "file"), "w") as file:
+        file.write("content")
+    mount(how, share, place, [first, second])
+    try:
+        # Pages of this program that it has mapped stay, others are read again: by the run that is not counted.
+        read_all([little])
+        memory()
+        drop()
+        drop()
+        alone = memory()
+        read_all([little])
+        before = memory()
+        read_all(POINTS)
+        after = memory()
+        images = pages(own)
+        cache, slab, buffers = (after[at] - before[at] for at in range(3))
+        print("RESULT", cache, slab, images, pages_of_folders(), buffers, before[0] - alone[0])
+    finally:
+        unmount()
+
+
+if __name__ == "__main__":
+    main()

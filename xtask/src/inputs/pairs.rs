@@ -1,15 +1,16 @@
-//! Pairs of images that are one minor version apart: Debian's release, and what its security team made of it since.
+//! Pairs of images that are one minor version apart: Debian's release, and what its security team made of it since; and two
+//! Python packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::rootfs::{self, Base, Change};
 use super::{apt, layer, layout};
 use crate::cache::{Cache, remove};
-use crate::process::quiet;
+use crate::process::{need, quiet};
 
 /// What a pair is called, and the packages of it, the main one first.
 pub(crate) const PAIRS: [(&str, &[&str]); 5] = [
@@ -29,6 +30,29 @@ pub(crate) struct Version {
     pub(crate) layout: PathBuf,
     /// The same files as a folder.
     pub(crate) tree: PathBuf,
+}
+
+/// What the wheels are called, and their versions.
+pub(crate) const WHEELS: (&str, [&str; 2]) = ("tensorflow", ["2.11.0", "2.11.1"]);
+
+/// Two versions of a Python package that is large, each as the file that PyPI has.
+pub(crate) fn wheels(cache: &Cache, refresh: bool) -> Result<[PathBuf; 2]> {
+    let (name, versions) = WHEELS;
+    let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
+        for version in versions {
+            let mut pip = Command::new(need("pip3")?);
+            pip.args(["download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]);
+            pip.args(["--python-version", "310", "--platform", "manylinux2014_x86_64"]);
+            pip.arg("--dest").arg(draft.join(version)).arg(format!("{name}=={version}"));
+            quiet(&mut pip)?;
+        }
+        Ok(())
+    })?;
+    let wheel = |version: &str| -> Result<PathBuf> {
+        let mut files = fs::read_dir(dir.join(version))?;
+        Ok(files.next().context("pip has downloaded nothing")??.path())
+    };
+    Ok([wheel(versions[0])?, wheel(versions[1])?])
 }
 
 /// The images of a pair, the older one first. They are of one version when the mirror has no other.

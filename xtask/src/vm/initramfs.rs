@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use super::kernels::Kernel;
+use super::root::Draft;
 use crate::process::{line, need, quiet};
 
 /// What tests need of the kernel besides its image, by module; some kernels have some of it built in.
@@ -15,15 +16,37 @@ const MODULES: [&str; 7] = ["virtio_pci", "virtio_blk", "ext4", "loop", "erofs",
 
 const INIT: &str = include_str!("initramfs.sh");
 
+/// How it gets to the real root.
+#[derive(Debug)]
+pub(crate) struct Way<'a> {
+    /// What mounts that at `/root`, for busybox's shell.
+    pub(crate) script: &'a str,
+    /// Programs of the host that the script calls.
+    pub(crate) programs: &'a [&'a str],
+    /// More files, by their paths.
+    pub(crate) files: &'a [(&'a str, &'a str)],
+}
+
+/// The disk that `root::write` makes.
+pub(crate) const DISK: Way<'_> =
+    Way { script: "mount -t ext4 /dev/vda /root\n", programs: &[], files: &[] };
+
 /// Writes it to `file`, made for this kernel, below the folder `work`.
-pub(crate) fn write(kernel: &Kernel, work: &Path, file: &Path) -> Result<()> {
-    let root = work.join("initramfs");
+pub(crate) fn write(kernel: &Kernel, way: &Way<'_>, work: &Path, file: &Path) -> Result<()> {
+    let mut draft = Draft::new(work.join("initramfs"));
+    let root = draft.root().to_owned();
     for dir in ["bin", "proc", "sys", "dev", "modules", "root"] {
         fs::create_dir_all(root.join(dir))?;
     }
     fs::copy(need("busybox")?, root.join("bin/busybox"))?;
-    fs::write(root.join("init"), INIT)?;
-    quiet(Command::new("chmod").arg("755").arg(root.join("init")))?;
+    draft.text("init", INIT, 0o755)?;
+    draft.text("mount-root", way.script, 0o644)?;
+    for program in way.programs {
+        draft.program(&need(program)?)?;
+    }
+    for (path, text) in way.files {
+        draft.text(path, text, 0o755)?;
+    }
     let mut order = String::new();
     for (number, module) in modules(kernel)?.iter().enumerate() {
         let name = format!("{number:02}.ko");

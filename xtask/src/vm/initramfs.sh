@@ -9,7 +9,7 @@ exec </dev/console >/dev/console 2>&1
 while read -r file module; do
     insmod "/modules/$file" || echo "quire-vm: cannot load $module"
 done </modules/order
-if ! mount -t ext4 /dev/vda /root; then
+if ! sh -e /mount-root; then
     echo "quire-vm: cannot mount the root"
     poweroff -f
 fi

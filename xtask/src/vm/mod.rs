@@ -1,12 +1,13 @@
 //! Tests on other kernels: Debian's, booted by QEMU without KVM, with a disk that has fs-verity.
 
 mod boot;
+mod disk;
 mod initramfs;
 mod kernels;
 mod plan;
 mod root;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use self::plan::{Run, TESTS, Test};
 use crate::cache::{Cache, remove};
 use crate::process::{repository, target_dir};
 use crate::test::Summary;
-use crate::{Failed, tools};
+use crate::{Failed, Skipped, tools};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -62,13 +63,29 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     tools::install(&PACKAGES)?;
     let kernel = kernels::find(&cache, name, args.refresh)?;
-    let mut runs = chosen(&args.tests)?;
+    let Chosen { mut runs, mut disk } = chosen(&args.tests)?;
     if args.filter.is_some() {
+        disk = false;
         // The filter takes the place of the plan's, so every program has to run once.
         let mut seen = BTreeSet::new();
         runs.retain(|(_, run)| run.harness && seen.insert(run.program));
     }
-    boot_and_test(&cache, &kernel, &runs, args.filter.as_deref(), args.verbose)
+    let start = Instant::now();
+    let mut tally = Tally { filtered: args.filter.is_some(), ..Tally::default() };
+    let version = kernel.version().context("the kernel's release has no version")?;
+    let built = root::build()?;
+    let mut say = |step: &Step, outcome: Outcome| tally.add(step, &outcome, version, args.verbose);
+    if disk {
+        match disk::test(&cache, &kernel, &mut say) {
+            // Its image cannot be made here; the others need none.
+            Err(error) if error.is::<Skipped>() && !runs.is_empty() => println!("   disk: {error}"),
+            other => other?,
+        }
+    }
+    if !runs.is_empty() {
+        boot_and_test(&cache, &kernel, &runs, &built, args.filter.as_deref(), &mut say)?;
+    }
+    tally.close(&kernel, start.elapsed())
 }
 
 /// The tier of `make test`: the short tests on one kernel.
@@ -89,36 +106,46 @@ fn list(cache: &Cache) {
         let short = if runs.iter().any(|it| it.short) { ", partly in `short`" } else { "" };
         println!("{name:<10} {about}{short}");
     }
+    println!("{:<10} {}, all in `short`", disk::NAME, disk::ABOUT);
     println!("\nmay be skipped, besides what came with a later kernel:");
     for (text, why) in plan::SKIPS {
         println!("  {text:?}: {why}");
     }
 }
 
-/// The runs of these tests, each with the test's name.
-fn chosen(names: &[String]) -> Result<Vec<(&'static str, &'static Run)>> {
-    let mut runs = Vec::new();
+/// The runs of some tests, each with the test's name.
+#[derive(Default)]
+struct Chosen {
+    runs: Vec<(&'static str, &'static Run)>,
+    /// Whether an exported disk is booted, too.
+    disk: bool,
+}
+
+fn chosen(names: &[String]) -> Result<Chosen> {
+    let mut chosen = Chosen::default();
     for name in names {
         let tests = TESTS.iter().filter(|it| [it.name, "all", "short"].contains(&name.as_str()));
         let found = tests.flat_map(|it| it.runs.iter().map(|run| (it.name, run)));
-        let before = runs.len();
-        runs.extend(found.filter(|(_, run)| name != "short" || run.short));
-        if runs.len() == before {
+        let before = chosen.runs.len();
+        chosen.runs.extend(found.filter(|(_, run)| name != "short" || run.short));
+        let is_disk = [disk::NAME, "all", "short"].contains(&name.as_str());
+        chosen.disk |= is_disk;
+        if chosen.runs.len() == before && !is_disk {
             bail!("there is no test {name}; `cargo xtask vm --list` has the names");
         }
     }
-    Ok(runs)
+    Ok(chosen)
 }
 
 fn boot_and_test(
     cache: &Cache,
     kernel: &Kernel,
     runs: &[(&'static str, &'static Run)],
+    built: &BTreeMap<root::Program, PathBuf>,
     filter: Option<&str>,
-    verbose: bool,
+    say: &mut dyn FnMut(&Step, Outcome),
 ) -> Result<()> {
     let version = kernel.version().context("the kernel's release has no version")?;
-    let built = root::build()?;
     let runs = runs.iter().filter(|(test, run)| match run.since {
         Some((since, why)) if version < since => {
             println!("   LEFT OUT: {test}/{} {:?}: {why}", run.program.1, run.filters);
@@ -141,13 +168,8 @@ fn boot_and_test(
         programs.into_iter().map(|(program, file)| (file, program.place().into())).collect();
     let quire = target_dir()?.join("debug/quire");
     programs.push((quire.clone(), quire));
-    let start = Instant::now();
-    let mut tally = Tally { filtered: filter.is_some(), ..Tally::default() };
     let hardware = Hardware { memory: 1536, data: None };
-    let console = life(cache, kernel, &hardware, &programs, &plan, |step, outcome| {
-        tally.add(step, &outcome, version, verbose);
-    })?;
-    tally.close(kernel, start.elapsed(), &console)
+    life(cache, kernel, &hardware, &programs, &plan, say)
 }
 
 /// What of a guest is not always the same.
@@ -175,7 +197,7 @@ pub(crate) fn measure(
     Ok((kernel.release, outcomes))
 }
 
-/// Makes the disk, and boots. The answer is where the kernel's messages are.
+/// Makes the disk, and boots.
 fn life(
     cache: &Cache,
     kernel: &Kernel,
@@ -183,23 +205,19 @@ fn life(
     programs: &[(PathBuf, PathBuf)],
     steps: &[Step],
     each: impl FnMut(&Step, Outcome),
-) -> Result<PathBuf> {
+) -> Result<()> {
     let work = work(cache)?;
-    let plan: String = steps
-        .iter()
-        .map(|it| format!("{} {} {}\n", it.name, it.limit.as_secs(), it.command))
-        .collect();
+    let plan = plan_text(steps);
     let mut environment = format!("export CI=true QUIRE_CACHE='{}'\n", cache.dir().display());
     if let Some(data) = root::data() {
         environment += &format!("export QUIRE_TEST_DATA='{}'\n", data.display());
     }
     let [initramfs, disk] = ["initramfs.cpio", "disk"].map(|it| work.path().join(it));
     let start = Instant::now();
-    initramfs::write(kernel, work.path(), &initramfs)?;
+    initramfs::write(kernel, &initramfs::DISK, work.path(), &initramfs)?;
     root::write(cache, work.path(), programs, &plan, &environment, &disk)?;
     println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
-    // Kept after the end, for who wants to know more.
-    let console = target_dir()?.join(format!("vm-{}.log", kernel.release));
+    let console = console(kernel, "")?;
     let (image, &Hardware { memory, data }) = (kernel.image(), hardware);
     let machine = Machine {
         kernel: &image,
@@ -210,7 +228,17 @@ fn life(
         console: &console,
     };
     boot::run(&machine, steps, each)?;
-    Ok(console)
+    Ok(())
+}
+
+/// Where the kernel's messages go: kept after the end, for who wants to know more.
+fn console(kernel: &Kernel, what: &str) -> Result<PathBuf> {
+    Ok(target_dir()?.join(format!("vm-{}{what}.log", kernel.release)))
+}
+
+/// The plan as the guest's script reads it.
+fn plan_text(steps: &[Step]) -> String {
+    steps.iter().map(|it| format!("{} {} {}\n", it.name, it.limit.as_secs(), it.command)).collect()
 }
 
 /// A folder for this run, in the cache, since /tmp may be memory. What killed runs left goes.
@@ -309,7 +337,7 @@ impl Tally {
         self.failed.extend(wrong.into_iter().map(|it| format!("{name}: {it}")));
     }
 
-    fn close(self, kernel: &Kernel, took: Duration, console: &Path) -> Result<()> {
+    fn close(self, kernel: &Kernel, took: Duration) -> Result<()> {
         for failed in &self.failed {
             println!("   FAILED on Linux {}: {failed}", kernel.release);
         }
@@ -324,8 +352,9 @@ impl Tally {
         match self.failed.is_empty() {
             true => Ok(()),
             false => {
-                let console = console.display();
-                bail!(Failed(format!("some tests failed; the kernel's messages are in {console}")))
+                let consoles = console(kernel, "*")?;
+                let consoles = consoles.display();
+                bail!(Failed(format!("some tests failed; the kernel's messages are in {consoles}")))
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::process::{cargo, line, need, quiet, repository, target_dir};
 
 /// What the script of the guest and the tests call. Where the host lacks one, tests say so in the guest.
-const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown stat head tail sed grep cut tr sort wc \
+const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown chroot stat head tail sed grep cut tr sort wc \
     find sleep true false id env date dd sync uname hostname stty seq truncate mktemp tee readlink realpath dirname basename \
     expr test printf echo timeout setsid setpriv kill mknod mkfifo sha256sum cmp diff tar gzip ldd \
     mount umount unshare nsenter losetup mountpoint findmnt ip \
@@ -21,7 +21,7 @@ const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chm
 /// Programs of sid that tests find by `QUIRE_CACHE`.
 const SID: [&str; 4] = ["mkfs.erofs", "fsck.erofs", "mkcomposefs", "composefs-info"];
 
-const GUEST: &str = include_str!("guest.sh");
+pub(super) const GUEST: &str = include_str!("guest.sh");
 
 /// A test program as cargo says it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Clone)]
@@ -75,7 +75,7 @@ pub(crate) fn write(
     environment: &str,
     file: &Path,
 ) -> Result<()> {
-    let mut draft = Draft { root: work.join("root"), done: BTreeSet::new() };
+    let mut draft = Draft::new(work.join("root"));
     draft.skeleton()?;
     for name in PROGRAMS.split_whitespace() {
         if let Some(program) = installed(name) {
@@ -120,13 +120,22 @@ pub(crate) fn data() -> Option<PathBuf> {
     std::env::var_os("QUIRE_TEST_DATA").map(PathBuf::from).filter(|it| it.is_dir())
 }
 
-struct Draft {
+/// A root in the making, as a folder.
+pub(super) struct Draft {
     root: PathBuf,
     /// The host's files that are there already.
     done: BTreeSet<PathBuf>,
 }
 
 impl Draft {
+    pub(super) fn new(root: PathBuf) -> Self {
+        Self { root, done: BTreeSet::new() }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Where the guest sees `path`.
     fn place(&self, path: &Path) -> Result<PathBuf> {
         let place = self.root.join(path.strip_prefix("/").unwrap_or(path));
@@ -134,7 +143,7 @@ impl Draft {
         Ok(place)
     }
 
-    fn text(&self, path: &str, text: &str, mode: u32) -> Result<()> {
+    pub(super) fn text(&self, path: &str, text: &str, mode: u32) -> Result<()> {
         let place = self.place(Path::new(path))?;
         fs::write(&place, text)?;
         Ok(fs::set_permissions(&place, fs::Permissions::from_mode(mode))?)
@@ -173,7 +182,7 @@ impl Draft {
     }
 
     /// A program of the host's under the name it is called by, with the libraries that it loads.
-    fn program(&mut self, program: &Path) -> Result<()> {
+    pub(super) fn program(&mut self, program: &Path) -> Result<()> {
         if !self.done.insert(program.to_owned()) {
             return Ok(());
         }

@@ -224,7 +224,7 @@ pub(crate) fn is_before_shared_mounts() -> bool {
     let mut numbers = version.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
     let is_before = (numbers.next(), numbers.next()) < (Some(6), Some(15));
     if is_before {
-        eprintln!("SKIPPED: detached mounts are shared from Linux 6.15 on");
+        eprintln!("SKIPPED: detached mounts are not shared: this kernel is older than Linux 6.15");
     }
     is_before
 }
