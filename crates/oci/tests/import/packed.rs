@@ -32,7 +32,7 @@ fn pages_of_files_are_pages_of_the_blob_and_little_is_wasted() {
     let home = Home::new();
     // Where a rule changes, and much in between; less than what is cut into pieces.
     let edges = [65, 511, 512, 513, 3583, 3584, 3585, 4095, 4096, 4097, 8192, 100_000];
-    let between = (0..600_usize).map(|it| 66 + it * it * 31 % 9000);
+    let between = (0..600_usize).map(|it| 66 + it * it * 31 % 5000);
     let all = tree(&home, edges.into_iter().chain(between));
     import(&home);
     let mut places = Vec::new();

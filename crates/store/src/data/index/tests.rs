@@ -157,7 +157,8 @@ fn what_makes_no_sense_is_refused() {
     let b = |a: usize| 2 * HEADER + ENTRY - a;
     let trailer = |bytes: &[u8]| bytes.len() - TRAILER;
     refused(|bytes, _| bytes[0] = b'Q', "no index");
-    refused(|bytes, _| bytes[8] = 3, "unknown kind");
+    refused(|bytes, _| bytes[8] = 4, "unknown kind");
+    refused(|bytes, _| bytes[8] = 3, "block size");
     refused(|bytes, _| bytes[8] = 2, "block size");
     refused(|bytes, _| bytes[32] = 32, "layer");
     refused(|bytes, _| bytes[100] = 1, "header");
