@@ -84,12 +84,12 @@ fn what_changed_is_stored_and_zeros_are_not() {
     let place = place();
     place.out("import --form packed tar:1.tar one");
     let (first, _) = blobs(&place);
-    // Two whole blocks of the small file, `end` of the turned one, and what the blob is; nothing else twice.
-    assert_eq!(first, (3 << 20) + 2 * 4096 + 4096 + 4096);
+    // Two pages of the small file, a block with `end` of the turned one, and what the blob is; nothing else twice.
+    assert_eq!(first, (3 << 20) + 2 * 4096 + 512 + 512);
     place.out("import --form packed tar:2.tar two");
     let (both, _) = blobs(&place);
     // A piece that has the page, one of the sparse file, the small file, and what the blob is.
-    assert_eq!(both - first, 2 * CHUNK as u64 + 2 * 4096 + 4096);
+    assert_eq!(both - first, 2 * CHUNK as u64 + 2 * 4096 + 512);
     check_files(&place, "one", 1);
     check_files(&place, "two", 2);
     place.out("fsck --deep");

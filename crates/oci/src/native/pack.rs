@@ -200,16 +200,15 @@ impl<'t> Packer<'t> {
         Ok(draft.align_to(PAGE)?)
     }
 
-    /// Gives a page to objects that wait. Answers whether there were any.
-    fn page_of_small(&mut self) -> Result<bool, PackError> {
+    /// Gives what is left of a page, and a page, to objects that wait.
+    fn page_of_small(&mut self) -> Result<(), PackError> {
         self.fill_page()?;
         let draft = self.draft.as_mut().expect("it was begun");
-        let Some(Small { object, sha256, bytes }) = self.waiting.take(PAGE) else {
-            return Ok(false);
-        };
-        self.pending.push(place(draft, object, sha256, &bytes)?);
-        self.fill_page()?;
-        Ok(true)
+        if let Some(Small { object, sha256, bytes }) = self.waiting.take(PAGE) {
+            self.pending.push(place(draft, object, sha256, &bytes)?);
+            self.fill_page()?;
+        }
+        Ok(())
     }
 
     /// Puts an object into the blob.
@@ -300,8 +299,9 @@ impl<'t> Packer<'t> {
             self.seen.clear();
         }
         self.pieces.clear();
-        // Without a blob nothing waits.
-        while self.draft.is_some() && self.page_of_small()? {}
+        while !self.waiting.is_empty() {
+            self.page_of_small()?;
+        }
         if let Some(draft) = self.draft.take() {
             let blob = draft.finish()?;
             for mut stored in self.pending.drain(..) {

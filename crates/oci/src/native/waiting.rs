@@ -47,6 +47,10 @@ impl Waiting {
         self.bytes > WAITING_MAX
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
     /// The largest that fits into so many bytes, and of those the one that came first.
     pub(super) fn take(&mut self, room: u64) -> Option<Small> {
         let blocks = usize::try_from(room / BLOCK).map_or(SMALL_BLOCKS, |it| it.min(SMALL_BLOCKS));
