@@ -11,7 +11,7 @@ pub const FORMAT_VERSION: u32 = 1;
 
 /// The store has data blobs, or had: who does not know them would not keep them.
 const DATA_BLOBS: &str = "data-blobs";
-/// Some of them have objects in pieces, or had: who does not know these would not keep them.
+/// Some of them have objects in pieces or blocks of 512 bytes, or had: who does not know these would not keep them.
 const DATA_PIECES: &str = "data-pieces";
 /// Features that this version knows.
 const KNOWN: [&str; 2] = [DATA_BLOBS, DATA_PIECES];
@@ -26,7 +26,7 @@ pub struct Meta {
     pub unknown_to_write: Vec<String>,
     /// Whether there may be data blobs.
     pub data_blobs: bool,
-    /// Whether there may be objects in pieces in them.
+    /// Whether there may be objects in pieces in them, or packed ones in blocks of 512 bytes.
     pub data_pieces: bool,
     /// How new objects and images are protected, unless who opens the store says otherwise.
     pub sealing: Sealing,

@@ -79,8 +79,11 @@ impl Store {
             let entries = index.entries.iter();
             let keep: Vec<_> =
                 entries.filter(|it| !objects.contains(&it.object())).copied().collect();
-            dropped += (index.entries.len() - keep.len()) as u64;
-            self.drop_entries(&blob, &index, &keep, &index.records)?;
+            let records = index.records.iter().filter(|it| !objects.contains(&it.object()));
+            let records: Vec<_> = records.cloned().collect();
+            let lost = index.entries.len() - keep.len() + index.records.len() - records.len();
+            dropped += lost as u64;
+            self.drop_entries(&blob, &index, &keep, &records)?;
         }
         Ok(dropped)
     }

@@ -10,7 +10,7 @@ pub(crate) enum Warm {
     Auto,
     /// Nothing: what is used comes when it is used
     None,
-    /// The image file: names, owners and places of all files, and in the native forms small files and the ends of others
+    /// The image file: names, owners and places of all files, and the smallest files
     Metadata,
 }
 

@@ -153,6 +153,8 @@ impl<'t> Packer<'t> {
         }
         if self.dedup == Dedup::Store
             && let Some(stored) = self.transaction.reuse_packed(&object)?
+            // Of another length it is damaged, which is for fsck to tell.
+            && stored.size == file.size
         {
             self.found.insert(object, stored);
             return Ok(());
@@ -162,7 +164,7 @@ impl<'t> Packer<'t> {
         }
         let stored = match file.size {
             CUT_FROM.. => self.cut(file, read)?,
-            0..=SMALL_MAX => return self.small(file, read),
+            1..=SMALL_MAX => return self.small(file, read),
             _ => self.whole(file, read)?,
         };
         self.pending.push(stored);
@@ -244,9 +246,11 @@ impl<'t> Packer<'t> {
         mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> Result<StoredObject, PackError> {
         let (object, size) = (*file.object, file.size);
+        // Pieces are named by what is read here: so it has to be what the object is.
         let mut check = Check::new(file);
+        let mut hasher = Hasher::new(object.algorithm());
         let mut pieces: Vec<StoredPiece> = Vec::new();
-        let mut buffer = std::mem::take(&mut self.buffer);
+        let mut buffer = vec![0; CHUNK];
         let mut at = 0;
         while at < size {
             self.go_on()?;
@@ -254,6 +258,7 @@ impl<'t> Packer<'t> {
             let bytes = &mut buffer[..count];
             read(bytes, at).map_err(|source| PackError::Read { object, source })?;
             check.take(bytes);
+            hasher.update(bytes);
             let len = count as u64;
             at += len;
             let is_zeros = bytes.iter().all(|byte| *byte == 0);
@@ -263,8 +268,11 @@ impl<'t> Packer<'t> {
                 _ => pieces.push(StoredPiece { len, stored }),
             }
         }
-        self.buffer = buffer;
         let sha256 = check.finish()?;
+        let actual = hasher.finish();
+        if actual != object {
+            return Err(PackError::Damaged { expected: object, actual: Box::new(actual) });
+        }
         let name = |it: &StoredPiece| Piece {
             object: it.stored.as_ref().map(|it| it.object),
             len: it.len,

@@ -8,13 +8,14 @@ use std::collections::VecDeque;
 use image::verity::ObjectId;
 
 /// Bytes of a block of the blob.
-pub(super) const BLOCK: u64 = store::BlobKind::Dense.block_size();
+const BLOCK: u16 = 512;
+const _: () = assert!(store::BlobKind::Dense.block_size() == BLOCK as u64);
 /// What longer objects begin at a multiple of.
 pub(super) const PAGE: u64 = 4096;
 /// The longest objects that lie between others, in blocks.
-const SMALL_BLOCKS: usize = (PAGE / BLOCK - 1) as usize;
+const SMALL_BLOCKS: usize = 7;
 /// The longest objects that lie between others, in bytes.
-pub(super) const SMALL_MAX: u64 = PAGE - BLOCK;
+pub(super) const SMALL_MAX: u64 = PAGE - BLOCK as u64;
 /// Bytes of objects that wait; above, the oldest get pages of their own. The more, the more gaps are filled, and the
 /// farther are small objects from those that they came with.
 const WAITING_MAX: usize = 1 << 20;
@@ -38,7 +39,7 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn push(&mut self, small: Small) {
         self.bytes += small.bytes.len();
-        let blocks = small.bytes.len().div_ceil(BLOCK as usize);
+        let blocks = small.bytes.len().div_ceil(BLOCK.into());
         self.queues[blocks - 1].push_back(small);
     }
 
@@ -53,7 +54,8 @@ impl Waiting {
 
     /// The largest that fits into so many bytes, and of those the one that came first.
     pub(super) fn take(&mut self, room: u64) -> Option<Small> {
-        let blocks = usize::try_from(room / BLOCK).map_or(SMALL_BLOCKS, |it| it.min(SMALL_BLOCKS));
+        let blocks = usize::try_from(room / u64::from(BLOCK))
+            .map_or(SMALL_BLOCKS, |it| it.min(SMALL_BLOCKS));
         let taken = self.queues[..blocks].iter_mut().rev().find_map(VecDeque::pop_front)?;
         self.bytes -= taken.bytes.len();
         Some(taken)

@@ -331,6 +331,14 @@ impl Store {
         }
         // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
         let _lock = self.lock_shared()?;
+        self.object_locked(object)
+    }
+
+    /// As [`object`](Self::object). The store's lock is held.
+    pub(crate) fn object_locked(&self, object: &ObjectId) -> Result<ObjectReader, StoreError> {
+        if let Some((file, stat)) = self.object_file(object)? {
+            return Ok(ObjectReader::whole(file, length(&stat)));
+        }
         for look in [Look::Quick, Look::Thorough] {
             let Some(found) = self.find_stored(object, look)? else { continue };
             match self.open_stored(&found) {
@@ -353,7 +361,7 @@ impl Store {
         self.open_stored(stored)
     }
 
-    fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+    pub(crate) fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
         if stored.pieces.is_some() {
             return self.open_pieces(stored, &|_| Ok(None));
         }

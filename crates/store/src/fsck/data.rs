@@ -9,7 +9,7 @@ use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
-use crate::data::{self, Entry, Index, Ranges, Record};
+use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record};
 use crate::disk::DiskError;
 use crate::images::{self, BlobRange, Use};
 use crate::store::Store;
@@ -27,8 +27,8 @@ pub(super) struct InBlobs {
 }
 
 impl InBlobs {
-    /// Objects in pieces are as sound as their pieces are, wherever these are.
-    fn add_pieces(&mut self, indexes: &BTreeMap<ObjectId, Arc<Index>>) {
+    /// Objects in pieces are as sound as their pieces are, wherever these are, but for those that are bad themselves.
+    fn add_pieces(&mut self, indexes: &BTreeMap<ObjectId, Arc<Index>>, bad: &BTreeSet<ObjectId>) {
         let records = || indexes.values().flat_map(|it| &it.records);
         let wanted: HashSet<[u8; 32]> = records().flat_map(Record::parts).collect();
         let entries = indexes.values().flat_map(|index| {
@@ -41,7 +41,7 @@ impl InBlobs {
             let mut pieces = record.parts().map(|id| places.get(&id).copied());
             // With a piece that is nowhere, it is not there either.
             let is_sound = pieces.try_fold(true, |sound, piece| Some(sound & piece?))?;
-            Some((record.object(), is_sound))
+            Some((record.object(), is_sound && !bad.contains(&record.object())))
         });
         let found: Vec<_> = found.collect();
         for (object, is_sound) in found {
@@ -139,11 +139,30 @@ impl Store {
                 }
                 Some(why) => {
                     in_blobs.damaged.insert(entry.object());
-                    bad.push((*blob, **entry, why));
+                    bad.push(Bad {
+                        blob: *blob,
+                        object: entry.object(),
+                        at: (*blob, **entry),
+                        why,
+                    });
                 }
             }
         }
-        in_blobs.add_pieces(&indexes);
+        let mut bad_records = BTreeSet::new();
+        for (blob, index) in &indexes {
+            for record in &index.records {
+                report.checked += 1;
+                // Whatever is wrong with a piece was told.
+                if record.parts().any(|it| is_one_of(&in_blobs.damaged, &it)) {
+                    continue;
+                }
+                if let Some((at, why)) = self.record_damage(blob, index, record) {
+                    bad_records.insert(record.object());
+                    bad.push(Bad { blob: *blob, object: record.object(), at, why });
+                }
+            }
+        }
+        in_blobs.add_pieces(&indexes, &bad_records);
         self.tell_harm(bad, users, report);
         Ok(in_blobs)
     }
@@ -214,43 +233,42 @@ impl Store {
     }
 
     fn stored_damage(&self, (blob, index, entry): &Job<'_>, buffer: &mut [u8]) -> Option<String> {
-        let stored = index.stored(blob, entry);
-        let mut reader = match self.open_part(&stored, index) {
-            Ok(reader) => reader,
-            Err(error) => return Some(chain(&error)),
-        };
-        let (mut hasher, mut sha256) = (Hasher::new(self.algorithm()), Sha256::new());
-        loop {
-            match reader.read(buffer) {
-                Ok(0) => break,
-                Ok(length) => {
-                    hasher.update(&buffer[..length]);
-                    sha256.update(&buffer[..length]);
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Some(format!("cannot read it: {error}")),
-            }
-        }
-        match hasher.finish() {
-            actual if actual != entry.object() => Some(format!("its bytes are those of {actual}")),
-            _ if *sha256.finalize() != entry.sha256 => {
-                Some("the index has a wrong SHA-256 of it".to_owned())
-            }
-            _ => None,
+        match self.open_part(&index.stored(blob, entry), index) {
+            Ok(reader) => differs(reader, buffer, &entry.object(), &entry.sha256),
+            Err(error) => Some(chain(&error)),
         }
     }
 
-    /// Says which paths of which images have their bytes in what is damaged.
-    fn tell_harm(
+    /// What is wrong with an object in pieces whose pieces are sound, if they are there; and the first of these, which
+    /// files that have it begin with.
+    fn record_damage(
         &self,
-        bad: Vec<(ObjectId, Entry, String)>,
-        users: &Users<'_>,
-        report: &mut FsckReport,
-    ) {
+        blob: &ObjectId,
+        index: &Index,
+        record: &Record,
+    ) -> Option<((ObjectId, Entry), String)> {
+        let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
+        let stored = data::resolve(index, blob, record, &find)?;
+        let first = stored.pieces.iter().flat_map(|it| it.iter()).find_map(|it| it.stored.as_ref());
+        let (first_blob, offset, size) =
+            first.map_or((*blob, 0, 0), |it| (it.blob, it.offset, it.size));
+        let (id, sha256) = (record.id, record.sha256);
+        let at = (first_blob, Entry { id, offset, size, end_len: 0, end_at: 0, sha256 });
+        if record.size > RECORD_BYTES_MAX {
+            return Some((at, format!("{} bytes are more than any file has", record.size)));
+        }
+        let why = match self.open_stored(&stored) {
+            Ok(reader) => differs(reader, &mut vec![0; 1 << 20], &record.object(), &sha256)?,
+            Err(error) => chain(&error),
+        };
+        Some((at, why))
+    }
+
+    /// Says which paths of which images have their bytes in what is damaged.
+    fn tell_harm(&self, bad: Vec<Bad>, users: &Users<'_>, report: &mut FsckReport) {
         let mut harm: Vec<Vec<Harm>> = vec![Vec::new(); bad.len()];
         for (image, contents) in &users.images {
-            let hit =
-                |range: &BlobRange, it: &(ObjectId, Entry, String)| meets(range, &it.0, &it.1);
+            let hit = |range: &BlobRange, it: &Bad| meets(range, &it.at.0, &it.at.1);
             if !contents.ranges.iter().any(|range| bad.iter().any(|it| hit(range, it))) {
                 continue;
             }
@@ -277,20 +295,69 @@ impl Store {
                 harm[at].push(Harm { image: *image, refs: users.names(image), paths });
             }
         }
-        for ((blob, entry, why), harm) in bad.into_iter().zip(harm) {
-            report.damage.push((Damage::Stored { object: entry.object(), blob, why }, harm));
+        for (Bad { blob, object, why, .. }, harm) in bad.into_iter().zip(harm) {
+            report.damage.push((Damage::Stored { object, blob, why }, harm));
         }
     }
 
     /// Whether an object in a data blob is what its index says.
     pub(crate) fn is_sound_stored(&self, blob: &ObjectId, object: &ObjectId) -> bool {
         let Ok(Some(index)) = self.index_of(blob) else { return false };
+        let records = index.records.iter().filter(|it| it.object() == *object);
+        if records.into_iter().any(|it| self.record_damage(blob, &index, it).is_some()) {
+            return false;
+        }
         let places = object.as_bytes().try_into().map(|key| index.places(&key));
         let mut buffer = vec![0; 1 << 20];
         places
             .unwrap_or_default()
             .iter()
             .all(|entry| self.stored_damage(&(*blob, &index, entry), &mut buffer).is_none())
+    }
+}
+
+/// Longer files have no file system here; and nobody waits for so many zeros.
+const RECORD_BYTES_MAX: u64 = 1 << 50;
+
+/// An object of a data blob that is not what an index says.
+struct Bad {
+    /// The blob of that index.
+    blob: ObjectId,
+    object: ObjectId,
+    /// Where it begins, or where its first piece does.
+    at: (ObjectId, Entry),
+    why: String,
+}
+
+fn is_one_of(objects: &BTreeSet<ObjectId>, id: &[u8; 32]) -> bool {
+    ObjectId::from_bytes(id).is_ok_and(|it| objects.contains(&it))
+}
+
+/// How what is read differs from what it should be.
+fn differs(
+    mut reader: ObjectReader,
+    buffer: &mut [u8],
+    object: &ObjectId,
+    expected: &[u8; 32],
+) -> Option<String> {
+    let (mut hasher, mut sha256) = (Hasher::new(object.algorithm()), Sha256::new());
+    loop {
+        match reader.read(buffer) {
+            Ok(0) => break,
+            Ok(length) => {
+                hasher.update(&buffer[..length]);
+                sha256.update(&buffer[..length]);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Some(format!("cannot read it: {error}")),
+        }
+    }
+    match hasher.finish() {
+        actual if actual != *object => Some(format!("its bytes are those of {actual}")),
+        _ if *sha256.finalize() != *expected => {
+            Some("the index has a wrong SHA-256 of it".to_owned())
+        }
+        _ => None,
     }
 }
 

@@ -106,7 +106,8 @@ impl Store {
             let file = match &mut opened {
                 Some((last, file)) if last == id => file,
                 other => {
-                    let file = self.object(id).map_err(|error| io::Error::other(chain(&error)))?;
+                    let file =
+                        self.object_locked(id).map_err(|error| io::Error::other(chain(&error)))?;
                     &mut other.insert((*id, file)).1
                 }
             };

@@ -12,6 +12,7 @@ mod kill;
 mod model;
 mod names;
 mod pieces;
+mod records;
 mod sealing;
 mod trim;
 

@@ -245,7 +245,8 @@ impl Transaction<'_> {
             Data::Store => None,
         });
         let Some(first) = made.next() else { return Ok(()) };
-        let has_pieces = |index: &Arc<Index>| !index.records.is_empty();
+        let has_pieces =
+            |index: &Arc<Index>| !index.records.is_empty() || index.header.kind == BlobKind::Dense;
         let has_pieces = has_pieces(first) || made.any(has_pieces);
         let store = self.store;
         let made = store.root.make(data::DATA, SHARED)?;
