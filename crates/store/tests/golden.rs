@@ -124,7 +124,7 @@ fn check(folder: &Path) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     copy(&folder.join("store"), &path);
-    for name in ["blobs", "containers", "tmp"] {
+    for name in ["blobs", "containers", "objects", "tmp"] {
         // Empty ones, which git does not keep.
         fs::create_dir_all(path.join(name)).unwrap();
     }
