@@ -120,7 +120,7 @@ impl<'t> DataBlobDraft<'t> {
     /// Says that an object is made of others, which need not be in this blob: in any data blob of the store when somebody
     /// asks for it. Those that are to be in this one are [`add`](Self::add)ed like others.
     ///
-    /// That the pieces are as long as the object is checked by [`finish`](Self::finish); that they have its bytes, a deep
+    /// That the pieces are as long as the object is checked by [`finish`](Self::finish); that they have its bytes,
     /// `fsck` checks.
     pub fn add_pieces(&mut self, object: ObjectId, sha256: [u8; 32], size: u64, pieces: &[Piece]) {
         let named = pieces.iter().map(|it| {
