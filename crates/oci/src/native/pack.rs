@@ -85,39 +85,45 @@ pub(crate) struct Packer<'t> {
     buffer: Vec<u8>,
 }
 
-/// Takes the bytes of an object, to see whether they are the right ones.
+/// Takes the bytes of an object, to see whether they are the right ones, and for their SHA-256.
 struct Check<'p> {
     expected: &'p Packed<'p>,
-    hashes: Option<(Hasher, Sha256)>,
+    hasher: Option<Hasher>,
+    sha256: Option<Sha256>,
 }
 
 impl<'p> Check<'p> {
+    /// Bytes whose SHA-256 is known are taken as they are.
     fn new(expected: &'p Packed<'p>) -> Self {
-        let hashes = || (Hasher::new(expected.object.algorithm()), Sha256::new());
-        Self { expected, hashes: expected.sha256.is_none().then(hashes) }
+        match expected.sha256 {
+            Some(_) => Self { expected, hasher: None, sha256: None },
+            None => Self::strict(expected),
+        }
+    }
+
+    /// Bytes are verified in any case.
+    fn strict(expected: &'p Packed<'p>) -> Self {
+        let sha256 = expected.sha256.is_none().then(Sha256::new);
+        Self { expected, hasher: Some(Hasher::new(expected.object.algorithm())), sha256 }
     }
 
     fn take(&mut self, bytes: &[u8]) {
-        if let Some((hasher, sha256)) = &mut self.hashes {
+        if let Some(hasher) = &mut self.hasher {
             hasher.update(bytes);
+        }
+        if let Some(sha256) = &mut self.sha256 {
             sha256.update(bytes);
         }
     }
 
     /// SHA-256 of all.
     fn finish(self) -> Result<[u8; 32], PackError> {
-        let object = *self.expected.object;
-        match (self.expected.sha256, self.hashes) {
-            (Some(known), _) => Ok(known),
-            (None, hashes) => {
-                let (hasher, sha256) = hashes.expect("made where none is known");
-                let actual = hasher.finish();
-                if actual != object {
-                    return Err(PackError::Damaged { expected: object, actual: Box::new(actual) });
-                }
-                Ok(sha256.finalize().into())
-            }
+        let expected = *self.expected.object;
+        if let Some(actual) = self.hasher.map(Hasher::finish).filter(|it| *it != expected) {
+            return Err(PackError::Damaged { expected, actual: Box::new(actual) });
         }
+        let computed = self.sha256.map(|it| it.finalize().into());
+        Ok(computed.or(self.expected.sha256).expect("computed where it is not known"))
     }
 }
 
@@ -247,8 +253,7 @@ impl<'t> Packer<'t> {
     ) -> Result<StoredObject, PackError> {
         let (object, size) = (*file.object, file.size);
         // Pieces are named by what is read here: so it has to be what the object is.
-        let mut check = Check::new(file);
-        let mut hasher = Hasher::new(object.algorithm());
+        let mut check = Check::strict(file);
         let mut pieces: Vec<StoredPiece> = Vec::new();
         let mut buffer = vec![0; CHUNK];
         let mut at = 0;
@@ -258,7 +263,6 @@ impl<'t> Packer<'t> {
             let bytes = &mut buffer[..count];
             read(bytes, at).map_err(|source| PackError::Read { object, source })?;
             check.take(bytes);
-            hasher.update(bytes);
             let len = count as u64;
             at += len;
             let is_zeros = bytes.iter().all(|byte| *byte == 0);
@@ -269,10 +273,6 @@ impl<'t> Packer<'t> {
             }
         }
         let sha256 = check.finish()?;
-        let actual = hasher.finish();
-        if actual != object {
-            return Err(PackError::Damaged { expected: object, actual: Box::new(actual) });
-        }
         let name = |it: &StoredPiece| Piece {
             object: it.stored.as_ref().map(|it| it.object),
             len: it.len,
@@ -357,5 +357,49 @@ fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
 fn finish(stored: &mut StoredObject, blob: &DataBlob) {
     if stored.blob_bytes == UNFINISHED {
         (stored.blob, stored.blob_bytes) = (blob.id, blob.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use store::{OpenOptions, Store};
+
+    use super::*;
+
+    #[test]
+    fn pieces_are_not_named_by_other_bytes_than_the_object_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        let transaction = store.begin().unwrap();
+        let never = AtomicBool::new(false);
+        let bytes = vec![7; 300 << 10];
+        let object = digest(Algorithm::Sha256, &bytes);
+        let size = bytes.len() as u64;
+        // Whoever knows the SHA-256 is believed about smaller objects, which `fsck` compares with their ids.
+        for sha256 in [None, Some(Sha256::digest(&bytes).into())] {
+            let file = Packed { object: &object, size, sha256 };
+            for flipped in [None, Some(200_000)] {
+                let mut packer = Packer::new(&transaction, Dedup::Layer, &never);
+                let added = packer.add(&file, |buffer, at| {
+                    buffer.fill(7);
+                    let at = usize::try_from(at).unwrap();
+                    if let Some(flipped) = flipped.filter(|it| (at..at + buffer.len()).contains(it))
+                    {
+                        buffer[flipped - at] ^= 1;
+                    }
+                    Ok(())
+                });
+                match flipped {
+                    None => added.unwrap(),
+                    Some(_) => {
+                        let error = added.unwrap_err();
+                        assert!(
+                            matches!(error, PackError::Damaged { expected, .. } if expected == object),
+                            "{error}"
+                        );
+                    }
+                }
+            }
+        }
     }
 }
