@@ -8,8 +8,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions, Propagation,
-    Verity, XattrNamespace,
+    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, NATIVE_READ_AHEAD,
+    OverlayOptions, Propagation, Verity, XattrNamespace,
 };
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
@@ -238,9 +238,6 @@ fn assemble_in(
     Ok(Root { mount, image, doomed: upper.into_doomed(writable) })
 }
 
-/// How many KiB are read ahead in files on data blobs: `docs/performance/read.md` has what other numbers do.
-const READ_AHEAD: u32 = 512;
-
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     let (devices, io, share, read_ahead): (&[_], _, _, _) = match layers.data {
         // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
@@ -248,7 +245,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
         Data::Objects(_) => (&[], Io::Buffered, None, None),
         // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
         Data::Devices(devices) => {
-            (devices, Io::Direct, layers.domain.map(Domain), Some(READ_AHEAD))
+            (devices, Io::Direct, layers.domain.map(Domain), Some(NATIVE_READ_AHEAD))
         }
     };
     let options = ErofsOptions { devices, io, acl: layers.acl, share, read_ahead };
