@@ -60,7 +60,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         Some(_) => "self: one file with an ext4 inside",
         None => "memory, for want of mkfs.ext4 (package e2fsprogs)",
     };
-    let (form, why) = crate::forms::auto();
+    let (form, why) = crate::forms::auto(opened.as_fd());
     let form = format!("{}: {why}", crate::forms::word(form));
     let chosen = [&chosen[..], &[("form", &form), ("writable", writable)]].concat();
     let policy = crate::policy::describe(context);

@@ -1,11 +1,14 @@
 //! The forms of images: which one is best here, and `convert`.
 
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd};
+
 use anyhow::Context as _;
 use image::erofs::OverlayXattrs;
-use kernel::features::{Can, page_sharing};
+use kernel::features::{Can, direct_io, page_sharing};
 use oci::import::Stored;
 use oci::native::Dedup;
-use store::{Form, OpenOptions, RefName};
+use store::{Form, OpenOptions, RefName, Store};
 
 use crate::Answer;
 use crate::args::{self, DedupWish, FormOptions, FormWish, OverlayXattrsWish, TreeOptions};
@@ -30,21 +33,32 @@ impl Choice {
     }
 }
 
-/// What `auto` is here, and why.
-pub(crate) fn auto() -> (Form, &'static str) {
+/// What `auto` is for a store in this directory, and why.
+pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
     match page_sharing().can {
-        Can::Yes => (Form::Packed, "this kernel has equal files of all images in memory once"),
+        Can::Yes if direct_io(directory).can == Can::Yes => {
+            (Form::Packed, "this kernel has equal files of all images in memory once")
+        }
+        // Beside the files' pages there would be those of the blobs, which nobody reads but EROFS.
+        Can::Yes => (
+            Form::Objects,
+            "the store's disk is not read past the cache in blocks of 512 bytes, so that packed files would be in memory twice",
+        ),
         Can::No => (Form::Objects, "this kernel has only equal objects in memory once"),
         Can::Unknown => (Form::Objects, "it is not known what else this kernel can"),
     }
 }
 
-pub(crate) fn choose(options: &FormOptions) -> anyhow::Result<Choice> {
-    choose_again(options, None)
+pub(crate) fn choose(options: &FormOptions, store: &Store) -> anyhow::Result<Choice> {
+    choose_again(options, store, None)
 }
 
 /// As [`choose`], for an image that may be here already: left to us, it stays in its form.
-pub(crate) fn choose_again(options: &FormOptions, here: Option<Form>) -> anyhow::Result<Choice> {
+pub(crate) fn choose_again(
+    options: &FormOptions,
+    store: &Store,
+    here: Option<Form>,
+) -> anyhow::Result<Choice> {
     let overlay = match options.overlay_xattrs {
         OverlayXattrsWish::Composefs => OverlayXattrs::Composefs,
         OverlayXattrsWish::Inline => OverlayXattrs::Inline,
@@ -58,7 +72,14 @@ pub(crate) fn choose_again(options: &FormOptions, here: Option<Form>) -> anyhow:
                 "--overlay-xattrs is for --form objects: others have no overlay below them"
             );
         }
-        FormWish::Auto => here.unwrap_or_else(|| auto().0),
+        FormWish::Auto => match here {
+            Some(form) => form,
+            None => {
+                let directory = File::open(store.path())
+                    .with_context(|| format!("cannot open {}", store.path().display()))?;
+                auto(directory.as_fd()).0
+            }
+        },
         FormWish::Objects => Form::Objects,
         FormWish::Packed => Form::Packed,
         FormWish::Tar => Form::Tar,
@@ -78,7 +99,7 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     let wishes = Wishes {
         name,
         tree: &TreeOptions::default(),
-        form: choose(&args.form)?,
+        form: choose(&args.form, &store)?,
         platform: None,
         budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
     };

@@ -29,7 +29,7 @@ pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<A
     let wishes = Wishes {
         name: name.as_ref(),
         tree: &args.tree,
-        form: crate::forms::choose(&args.form)?,
+        form: crate::forms::choose(&args.form, &store)?,
         platform: args.platform.as_deref(),
         budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
     };

@@ -67,10 +67,8 @@ pub(crate) fn root(
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
     check_form(image, &name)?;
     let checked = check(context, image, &name, trust)?;
-    let opened =
-        Image::open(&image.image).with_context(|| format!("cannot read image {}", image.id))?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
-    let has_acl = opened.superblock().may_have_acl();
+    let has_acl = may_have_acl(image)?;
     let source = format!("{SOURCE}{name}");
     let domain = domain(context, trust)?;
     let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
@@ -102,6 +100,13 @@ pub(crate) fn root(
         }
         root => Ok(root?),
     }
+}
+
+/// Whether a file of the image may have a POSIX ACL.
+pub(crate) fn may_have_acl(image: &OpenImage) -> anyhow::Result<bool> {
+    let opened = Image::open(&image.image);
+    let opened = opened.with_context(|| format!("cannot read image {}", image.id))?;
+    Ok(opened.superblock().may_have_acl())
 }
 
 /// The first Linux version whose EROFS knows long prefixes of xattrs, blocks of 512 bytes, and addresses over all devices.

@@ -57,7 +57,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     let threads = NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3");
     let progress = Progress::new(context).with_events(context.json);
     let here = store.reference(&name).ok().flatten();
-    let form = crate::forms::choose_again(&args.form, here.map(|it| it.form))?;
+    let form = crate::forms::choose_again(&args.form, &store, here.map(|it| it.form))?;
     let scratch = std::env::temp_dir();
     let options = oci::pull::Options {
         import: Options {

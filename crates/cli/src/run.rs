@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use container::bundle::{Process, Terminal, host_files, runtime_config};
 use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
-use container::runtime::Runtime;
+use container::runtime::{Kind, Runtime};
 use container::stage::Stage;
 use container::{detached, filestore, kept};
 use kernel::mount::Freed;
@@ -127,6 +127,9 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let shape = Shape { writable: place.writable(Freed::Later), map, space };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     crate::mount::warm(context, &opened, &root, args.wanted.warm);
+    if runtime.kind == Kind::Runsc && crate::mount::may_have_acl(&opened)? {
+        context.remark(NO_ACLS);
+    }
     let user = args.wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
@@ -192,6 +195,9 @@ fn kept_place(place: &Place, wanted: &args::Wanted, root: &Root) -> std::io::Res
         _ => Ok(kept::Place::None),
     }
 }
+
+const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: the modes of such files count alone, whose bits of the \
+                       group are the most that the ACL allows";
 
 const LOST: &str = "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and it \
                     may have read zeros in its place";

@@ -39,3 +39,5 @@ mod source;
 mod standalone;
 #[path = "read/tools.rs"]
 mod tools;
+#[path = "read/wide.rs"]
+mod wide;

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater};
 use rustix::path::Arg;
@@ -70,6 +70,14 @@ fn named(result: Result<(), Errno>) -> Result<Named, Errno> {
 /// The kernel's answer.
 pub fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::open(proc_path(file), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Where direct I/O on a file may begin and end: at multiples of so many bytes. 0 when there is none on it, `None` when
+/// nobody says: before Linux 6.1 the kernel does not, and some file systems never do.
+pub(crate) fn direct_io_unit(file: BorrowedFd<'_>) -> Result<Option<u32>, Errno> {
+    let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+    let is_known = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    Ok(is_known.then_some(stat.stx_dio_offset_align))
 }
 
 /// How a copy was made.

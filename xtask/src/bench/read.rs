@@ -105,12 +105,13 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         about: format!(
             "fio's bytes a second: a file of 512 MiB, and random reads of a folder, which lie on the host's ext4, and in \
              images and blobs that lie on the host's ext4. Columns: engine, size of a read, processes; more than one \
-             read parts of the file. Cold: after dropping all caches. Warm: after a read of everything. Medians. \
+             read parts of the file. Cold: after dropping all caches. Warm: after a read of everything. Medians of {} runs. \
              The kernel reads {host} kB ahead on the host's disk, and by itself 128 kB on an EROFS that is mounted from a \
              file, whatever that lies on. Quire's own forms are mounted as Quire mounts them, with {NATIVE_READ_AHEAD} kB in the mount's \
              `/sys/class/bdi/…/read_ahead_kb`, unless a row says another number. \
              *fadvise*: the program said that it reads sequentially. *compile*: gcc compiles Lua in a chroot, two files at a time, \
              with sources and compiler in the image and a tmpfs for what comes of it.",
+            context.runs,
         ),
         tables,
         sizes,

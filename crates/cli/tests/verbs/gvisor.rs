@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::containers::{Rm, ps, start};
 use crate::forms::bytes;
 use crate::runs::{place, wait_for};
+use crate::userns::{acl, set};
 use crate::{Place, Ran, add_programs, is_root, program, write};
 
 /// gVisor's runtime; says so if it is not there.
@@ -290,4 +291,28 @@ fn what_is_written_goes_to_the_containers_layer() {
     let ran = place.run("run -q --runtime runsc --read-only a -- sh -c echo>/etc/x");
     assert_ne!(ran.code, Some(0));
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+/// gVisor asks no xattrs when it decides who may read a file.
+#[test]
+fn who_relies_on_acls_is_told_that_gvisor_does_not_obey_them() {
+    if runsc().is_none() {
+        return;
+    }
+    let place = Place::new();
+    crate::open_to_all(&place);
+    for (name, has_acl) in [("plain", false), ("listed", true)] {
+        let tree = place.tree(name, "x");
+        add_programs(&tree, &["/bin/sh", "/bin/cat"]);
+        write(&tree.join("file"), b"text\n", 0o600);
+        if has_acl {
+            set(&tree.join("file"), "system.posix_acl_access", &acl(54_321));
+        }
+        for form in ["objects", "packed"] {
+            place.out(&format!("import -q --form {form} dir:{name} {name}"));
+            let ran = place.run(&format!("run --runtime runsc -u 54321:54321 {name} -- cat /file"));
+            assert_ne!(ran.code, Some(0), "{form} {name}: {}", ran.out);
+            assert_eq!(ran.err.contains("POSIX ACLs"), has_acl, "{form} {name}: {}", ran.err);
+        }
+    }
 }

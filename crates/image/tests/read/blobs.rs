@@ -236,9 +236,9 @@ fn what_cannot_be_is_refused() {
         assert_eq!(refused(&good, Some((device, offset, tail))), misplaced(offset, device, tail));
     }
     let name = digest(Algorithm::Sha256, b"blob");
-    for bytes in [0, 4095, 4097, 1 << 44] {
+    for bytes in [0, 4095, 4097, 1 << 60] {
         let expected =
-            format!("data blob {name} has {bytes} bytes, not 1 to 2^32 - 1 blocks of 4096");
+            format!("data blob {name} has {bytes} bytes, not 1 to 2^48 - 1 blocks of 4096");
         assert_eq!(refused(&[blob(bytes)], None), Err(expected));
     }
     let wide = DataBlob { id: digest(Algorithm::Sha512, b"blob"), bytes: 4096 };

@@ -65,6 +65,8 @@ pub struct Features {
     pub erofs_from_file: Feature,
     /// Pages of equal files in memory once, for all EROFS images of a domain.
     pub page_sharing: Feature,
+    /// Reads of a file past its page cache, in units of 512 bytes, as the blocks of native images are.
+    pub direct_io: Feature,
     /// Loop devices.
     pub loop_devices: Feature,
     /// Overlays whose layers are descriptors, detached mounts among them.
@@ -84,10 +86,11 @@ pub struct Features {
 impl Features {
     /// The answers with their names, in the order a person would want them.
     #[must_use]
-    pub fn rows(&self) -> [(&'static str, &Feature); 9] {
+    pub fn rows(&self) -> [(&'static str, &Feature); 10] {
         [
             ("erofs-from-file", &self.erofs_from_file),
             ("erofs-page-sharing", &self.page_sharing),
+            ("direct-io", &self.direct_io),
             ("loop-devices", &self.loop_devices),
             ("overlay-by-descriptor", &self.overlay_by_descriptor),
             ("overlay-data-layers", &self.overlay_data_layers),
@@ -108,6 +111,7 @@ pub fn probe(directory: BorrowedFd<'_>) -> Features {
         cgroups: probe::cgroups(),
         erofs_from_file: probe::erofs_from_file(directory),
         page_sharing: probe::page_sharing(),
+        direct_io: probe::direct_io(directory),
         loop_devices: probe::loop_devices(directory),
         overlay_by_descriptor: probe::overlay_by_descriptor(directory),
         overlay_data_layers: probe::overlay_data_layers(directory),
@@ -122,4 +126,10 @@ pub fn probe(directory: BorrowedFd<'_>) -> Features {
 #[must_use]
 pub fn page_sharing() -> Feature {
     probe::page_sharing()
+}
+
+/// Whether files of a directory can be read past their page cache in units of 512 bytes. An unnamed one is made for it.
+#[must_use]
+pub fn direct_io(directory: BorrowedFd<'_>) -> Feature {
+    probe::direct_io(directory)
 }

@@ -102,6 +102,31 @@ pub(super) fn page_sharing() -> Feature {
     }
 }
 
+pub(super) fn direct_io(directory: BorrowedFd<'_>) -> Feature {
+    // The least that blocks of EROFS images have.
+    const BLOCK: u32 = 512;
+    let unit = match image_in(directory).map(|file| files::direct_io_unit(file.as_fd())) {
+        Ok(Ok(unit)) => unit,
+        Ok(Err(errno)) | Err(errno) => return Feature::no_file(directory, errno),
+    };
+    match unit {
+        None => Feature::no(format!(
+            "neither the kernel (from Linux 6.1) nor the file system says how files in {} are read past the cache",
+            name_of(directory)
+        )),
+        Some(0) => {
+            Feature::no(format!("files in {} have no reads past the cache", name_of(directory)))
+        }
+        Some(unit) if BLOCK.is_multiple_of(unit) => {
+            Feature::yes(format!("reads past the cache begin at multiples of {unit} bytes"))
+        }
+        Some(unit) => Feature::no(format!(
+            "reads past the cache begin at multiples of {unit} bytes in {}, those of native images of {BLOCK}",
+            name_of(directory)
+        )),
+    }
+}
+
 pub(super) fn loop_devices(directory: BorrowedFd<'_>) -> Feature {
     let image = match image_in(directory) {
         Ok(image) => image,

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 
 use super::backing::with_read_ahead;
 use super::context::Context;
 use super::{Detached, MountError, Step};
+use crate::files;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopDevice, LoopOptions};
 use crate::object::{name_of, proc_path};
 
@@ -219,11 +219,10 @@ fn reads_blocks(object: &Image<'_>, devices: &[BorrowedFd<'_>]) -> Result<bool, 
     let bits = block_bits(object)?;
     let block = 1_u32.checked_shl(bits.into()).unwrap_or(u32::MAX);
     for &file in [object.0].iter().chain(devices) {
-        let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        let unit = files::direct_io_unit(file)
             .map_err(|errno| MountError::call(Step::Examine, object, errno))?;
-        let is_known = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
-        // Before Linux 6.1, and of some file systems, nobody knows: what disks and file systems have in common is 4096.
-        let unit = if is_known { stat.stx_dio_offset_align } else { 4096 };
+        // What nobody knows: disks and file systems have 4096 in common.
+        let unit = unit.unwrap_or(4096);
         // 0: it cannot be read so at all.
         if unit == 0 || !block.is_multiple_of(unit) {
             return Ok(false);

@@ -415,7 +415,7 @@ impl Job<'_> {
             (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
             // Its blob shall be that of this layer alone.
             (Form::Packed, Dedup::Layer) => Ok(false),
-            (Form::Tar, _) => transaction.reuse_tar(&info.diff_id).map(|it| it.is_some()),
+            (Form::Tar, _) => transaction.has_tar(&info.diff_id, &info.objects),
         };
         has.map_err(LayerFailure::Data)
     }

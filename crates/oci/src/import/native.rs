@@ -11,7 +11,7 @@ use store::{DataBlob, DataBlobDraft, DraftError, Form, ObjectReader, StoredObjec
 use super::layer::{KeptTar, TarFile};
 use super::{ImportError, Job, check_paths};
 use crate::Digest;
-use crate::native::{self, Packed, Packer, Places, Written};
+use crate::native::{self, Dedup, Packed, Packer, Places, Written};
 
 /// Finds an object of a size in a data blob.
 type Find<'f> = dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportError> + 'f;
@@ -35,7 +35,12 @@ impl Job<'_> {
         let transaction = &*self.transaction;
         let mut kept = Tars::default();
         let mut found = HashMap::new();
-        let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
+        let dedup = match self.options.form {
+            // What is beside the tars is little, and an image of tars is the same on every host.
+            Form::Tar => Dedup::Layer,
+            _ => self.options.dedup,
+        };
+        let mut packer = Packer::new(transaction, dedup, self.options.cancel);
         for (diff_id, KeptTar { mut draft, files, sparse }) in tars.into_iter().flatten() {
             if self.options.form == Form::Tar {
                 draft.set_layer(diff_id);
@@ -57,14 +62,37 @@ impl Job<'_> {
             packer.end_layer()?;
             kept.add(draft, &files);
         }
+        if self.options.form == Form::Tar {
+            self.pack_others(&mut packer, tree, layers, &mut found)?;
+        }
         found.extend(packer.finish()?);
         let places = Found { transaction, form: self.options.form, layers, found, tars: kept };
         let written = native::write(transaction, tree, &places, Fingerprints::default())?;
-        if self.options.form == Form::Packed {
-            // They are in the blobs.
-            transaction.forget_objects();
-        }
+        // They are in the blobs.
+        transaction.forget_objects();
         Ok(Some(written))
+    }
+
+    /// Packs what no tar of these layers has as a whole: sparse files, whose zeros are nowhere then.
+    fn pack_others(
+        &self,
+        packer: &mut Packer<'_>,
+        tree: &Tree,
+        layers: &[Digest],
+        found: &mut HashMap<ObjectId, StoredObject>,
+    ) -> Result<(), ImportError> {
+        let mut others = Vec::new();
+        each_object(tree, |object, size| {
+            if !found.contains_key(object) {
+                let stored = self.transaction.reuse_in_tars(object, layers);
+                match stored.map_err(ImportError::Object)? {
+                    Some(stored) => drop(found.insert(*object, stored)),
+                    None => others.push((*object, size)),
+                }
+            }
+            Ok(())
+        })?;
+        self.pack_own(packer, &others)
     }
 
     /// Packs objects that this import has made, which are no objects any more when the image is written.

@@ -60,7 +60,52 @@ pub(super) struct NeededParts {
 }
 
 /// The indexes of blobs.
-pub(super) type Indexes = BTreeMap<ObjectId, Arc<Index>>;
+#[derive(Debug, Default)]
+pub(super) struct Indexes {
+    /// In order of the blobs' ids.
+    blobs: Vec<(ObjectId, Arc<Index>)>,
+    /// The first bytes of the id of each object, whole or in pieces, and the number of a blob that may have it, in order:
+    /// of many blobs only few have to be looked into.
+    holders: Vec<(u64, u32)>,
+}
+
+impl FromIterator<(ObjectId, Arc<Index>)> for Indexes {
+    fn from_iter<I: IntoIterator<Item = (ObjectId, Arc<Index>)>>(indexes: I) -> Self {
+        let mut blobs: Vec<_> = indexes.into_iter().collect();
+        blobs.sort_unstable_by_key(|(blob, _)| *blob);
+        let mut holders = Vec::new();
+        for ((_, index), number) in blobs.iter().zip(0..) {
+            let ids = index.entries.iter().map(|it| &it.id);
+            let ids = ids.chain(index.records.iter().map(|it| &it.id));
+            holders.extend(ids.map(|id| (first_bytes(id), number)));
+        }
+        holders.sort_unstable();
+        holders.dedup();
+        Self { blobs, holders }
+    }
+}
+
+fn first_bytes(id: &[u8; 32]) -> u64 {
+    u64::from_be_bytes(*id.first_chunk().expect("32 are more than 8"))
+}
+
+impl Indexes {
+    fn get(&self, blob: &ObjectId) -> Option<&Arc<Index>> {
+        let at = self.blobs.binary_search_by_key(&blob, |(blob, _)| blob).ok()?;
+        Some(&self.blobs[at].1)
+    }
+
+    /// The blobs that may have an object, in order of their ids.
+    fn holding(&self, id: &[u8; 32]) -> impl Iterator<Item = (&ObjectId, &Arc<Index>)> + use<'_> {
+        let wanted = first_bytes(id);
+        let first = self.holders.partition_point(|(id, _)| *id < wanted);
+        let holders = self.holders[first..].iter().take_while(move |(id, _)| *id == wanted);
+        holders.map(|(_, number)| {
+            let (blob, index) = &self.blobs[*number as usize];
+            (blob, index)
+        })
+    }
+}
 
 impl NeededData {
     /// An image needs all of its devices, and a part of them to be as it is.
@@ -105,27 +150,29 @@ impl NeededData {
 
     /// Whether a blob that is kept anyway has the object, or says of which pieces it is; it is needed there then.
     fn in_kept(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
+        let Some(key) = key(object) else { return false };
         let mut recorded = Vec::new();
-        for (blob, parts) in &mut self.blobs {
-            let Some(index) = indexes.get(blob) else { continue };
-            if !places(index, object).is_empty() {
-                parts.objects.extend(key(object));
+        for (blob, index) in indexes.holding(&key) {
+            let Some(parts) = self.blobs.get_mut(blob) else { continue };
+            if !index.places(&key).is_empty() {
+                parts.objects.insert(key);
                 return true;
             }
-            recorded.extend(record(index, object).map(|record| (*blob, index, record)));
+            recorded.extend(index.record(&key).map(|record| (*blob, index, record)));
         }
         recorded.into_iter().any(|(blob, index, it)| self.place_pieces(blob, index, it, indexes))
     }
 
     /// Likewise, in any blob, which is kept for it.
     fn in_any(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
-        let has = |it: &(&ObjectId, &Arc<Index>)| !places(it.1, object).is_empty();
-        if let Some((blob, _)) = indexes.iter().find(has) {
-            self.blobs.entry(*blob).or_default().objects.extend(key(object));
+        let Some(key) = key(object) else { return false };
+        let has = |it: &(&ObjectId, &Arc<Index>)| !it.1.places(&key).is_empty();
+        if let Some((blob, _)) = indexes.holding(&key).find(has) {
+            self.blobs.entry(*blob).or_default().objects.insert(key);
             return true;
         }
-        indexes.iter().any(|(blob, index)| {
-            let record = record(index, object);
+        indexes.holding(&key).any(|(blob, index)| {
+            let record = index.record(&key);
             record.is_some_and(|it| self.place_pieces(*blob, index, it, indexes))
         })
     }
@@ -142,9 +189,9 @@ impl NeededData {
         for piece in &record.pieces {
             let Some(id) = piece.id else { continue };
             let has = |index: &Index| index.piece(&id, piece.len).is_some();
-            let kept = || self.blobs.keys().find(|it| indexes.get(it).is_some_and(|it| has(it)));
-            let any = || indexes.iter().find(|(_, it)| has(it)).map(|(blob, _)| blob);
-            let place = if has(own) { Some(&blob) } else { kept().or_else(any) };
+            let holding = || indexes.holding(&id).filter(|(_, it)| has(it)).map(|(blob, _)| blob);
+            let kept = || holding().find(|it| self.blobs.contains_key(it));
+            let place = if has(own) { Some(&blob) } else { kept().or_else(|| holding().next()) };
             let Some(place) = place else { return false };
             places.push((*place, id));
         }
@@ -158,14 +205,6 @@ impl NeededData {
 
 fn key(object: &ObjectId) -> Option<[u8; 32]> {
     object.as_bytes().try_into().ok()
-}
-
-fn places<'i>(index: &'i Index, object: &ObjectId) -> &'i [Entry] {
-    key(object).map(|key| index.places(&key)).unwrap_or_default()
-}
-
-fn record<'i>(index: &'i Index, object: &ObjectId) -> Option<&'i Record> {
-    key(object).and_then(|key| index.record(&key))
 }
 
 /// What a blob keeps and what it loses.
@@ -236,7 +275,7 @@ impl Store {
         let there = |id: &&ObjectId| found.data_blobs.binary_search(id).is_ok();
         let failed = |error| GcError::Disk(self.disk_error(error));
         if found.data_indexes.is_empty() {
-            return Ok(Indexes::new());
+            return Ok(Indexes::default());
         }
         let indexes = self.indexes().map_err(failed)?;
         for id in found.data_indexes.iter().filter(there) {
@@ -246,7 +285,7 @@ impl Store {
                 return Err(GcError::Data(source));
             }
         }
-        Ok(indexes)
+        Ok(indexes.into_iter().collect())
     }
 
     /// What an image needs of data blobs; objects that it has in itself go to `inside`.

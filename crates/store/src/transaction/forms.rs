@@ -79,6 +79,24 @@ impl Transaction<'_> {
         Ok(found)
     }
 
+    /// Whether the store has a layer's tar, and all of these objects in it or, those that stand nowhere in it as a whole, in
+    /// packed blobs. They are protected from `gc`.
+    ///
+    /// # Errors
+    /// [`DraftError`] when they cannot be looked up.
+    pub fn has_tar(&self, diff_id: &Digest, objects: &[ObjectId]) -> Result<bool, DraftError> {
+        let Some(blob) = self.reuse_tar(diff_id)? else { return Ok(false) };
+        for id in objects {
+            let found = self.store.stored_in(id, [&blob.id]);
+            if found.map_err(|source| self.lookup_failed(id, source))?.is_none()
+                && self.reuse_packed(id)?.is_none()
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Where in the tars of these layers an object is; the blob is protected from `gc` until the import ends.
     ///
     /// # Errors

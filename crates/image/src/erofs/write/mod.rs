@@ -196,7 +196,7 @@ pub enum WriteError {
         id: ObjectId,
     },
     /// A data blob that is not blocks, or no blocks, or too many.
-    #[error("data blob {id} has {bytes} bytes, not 1 to 2^32 - 1 blocks of {block}")]
+    #[error("data blob {id} has {bytes} bytes, not 1 to 2^48 - 1 blocks of {block}")]
     BlobLength {
         /// The blob.
         id: ObjectId,

@@ -96,7 +96,8 @@ fn objects_of_layers_are_where_they_are_kept_anyway() {
         ),
         (id("2"), Arc::new(index(BlobKind::Packed, 0, &[("a", 0, 10), ("c", 4096, 10)]))),
     ]
-    .into();
+    .into_iter()
+    .collect();
     let wanted = ["a", "b", "c", "f", "both", "lost"].iter().map(|it| id(it)).collect();
     let mut files = vec![id("f"), id("both"), id("a")];
     files.sort_unstable();

@@ -1,16 +1,17 @@
 //! Tables of chunks, for files whose blocks do not follow each other, or are where no address leads.
 
-use zerocopy::little_endian::{U16, U32};
+use zerocopy::little_endian::U16;
 
-use super::devices::Devices;
+use super::devices::{Devices, halves};
 use super::files::{DataForm, OnDevice};
 use super::native::Run;
-use crate::erofs::layout::{CHUNK_INDEXES, RawChunkIndex};
+use crate::erofs::layout::{CHUNK_48BIT, CHUNK_INDEXES, RawChunkIndex};
 
 /// The most that the format of an inode says.
-const BITS_MAX: u32 = 31;
-/// A chunk that is nowhere. Source: `EROFS_NULL_ADDR` in Linux `fs/erofs/erofs_fs.h`.
-const NOWHERE: u32 = u32::MAX;
+pub(super) const BITS_MAX: u32 = 31;
+/// A chunk that is nowhere: all ones, of which a table of 32 bits takes the low ones. Source: `EROFS_NULL_ADDR` in Linux
+/// `fs/erofs/erofs_fs.h`.
+const NOWHERE: u64 = (1 << 48) - 1;
 
 /// Runs of a file's blocks.
 #[derive(Debug)]
@@ -95,6 +96,8 @@ pub(super) struct ChunkTable<'p> {
     /// Binary logarithm of blocks in a chunk.
     bits: u8,
     pub(super) entries: u64,
+    /// Whether block numbers have 48 bits.
+    is_wide: bool,
     what: What<'p>,
 }
 
@@ -107,16 +110,16 @@ enum What<'p> {
 
 impl<'p> ChunkTable<'p> {
     /// Of a file whose blocks follow each other.
-    pub(super) fn consecutive(file: &OnDevice, bits: u8, block: u64) -> Self {
+    pub(super) fn consecutive(file: &OnDevice, bits: u8, block: u64, is_wide: bool) -> Self {
         let on_device = file.end().div_ceil(block << bits);
         let entries = on_device + u64::from(file.tail > 0);
-        Self { bits, entries, what: What::Consecutive(on_device) }
+        Self { bits, entries, is_wide, what: What::Consecutive(on_device) }
     }
 
     /// Of a file of so many blocks.
-    pub(super) fn of_pieces(pieces: &'p Pieces, blocks: u64) -> Self {
+    pub(super) fn of_pieces(pieces: &'p Pieces, blocks: u64, is_wide: bool) -> Self {
         let entries = blocks.div_ceil(1 << pieces.bits);
-        Self { bits: pieces.bits, entries, what: What::Pieces(pieces) }
+        Self { bits: pieces.bits, entries, is_wide, what: What::Pieces(pieces) }
     }
 
     /// Its bytes.
@@ -126,18 +129,17 @@ impl<'p> ChunkTable<'p> {
 
     /// `i_u`.
     pub(super) fn format(&self) -> u32 {
-        (CHUNK_INDEXES | u16::from(self.bits)).into()
+        let wide = if self.is_wide { CHUNK_48BIT } else { 0 };
+        (CHUNK_INDEXES | wide | u16::from(self.bits)).into()
     }
 
     /// One entry. The end of the file is at `end` in the image.
     pub(super) fn entry(&self, file: &OnDevice, at: u64, end: u32) -> RawChunkIndex {
         let first = at << self.bits;
-        let on_device = |device: u16, block: u64| {
-            (device + 1, u32::try_from(block).expect("a device has fewer blocks"))
-        };
+        let on_device = |device: u16, block: u64| (device + 1, block);
         let (device, block) = match self.what {
             What::Consecutive(chunks) if at < chunks => on_device(file.device, file.block + first),
-            What::Consecutive(_) => (0, end),
+            What::Consecutive(_) => (0, end.into()),
             What::Pieces(pieces) => {
                 let behind = pieces.runs.partition_point(|run| run.start <= first);
                 match pieces.runs[behind - 1].at(first) {
@@ -146,10 +148,11 @@ impl<'p> ChunkTable<'p> {
                 }
             }
         };
+        let (high, startblk_lo) = halves(block);
         RawChunkIndex {
-            startblk_hi: U16::ZERO,
+            startblk_hi: if self.is_wide { high } else { U16::ZERO },
             device_id: U16::new(device),
-            startblk_lo: U32::new(block),
+            startblk_lo,
         }
     }
 }

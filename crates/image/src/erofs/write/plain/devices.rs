@@ -1,7 +1,7 @@
 //! The device table, and where in one space of block addresses the devices are.
 
 use zerocopy::FromZeros as _;
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U16, U32};
 
 use super::native::{DEVICES_MAX, DataBlob};
 use crate::erofs::layout::RawDeviceSlot;
@@ -12,17 +12,20 @@ use crate::verity::Algorithm;
 /// Blocks of the address space that are kept for the image itself, whose length is known only when it is decided which
 /// devices are in there.
 const FOR_THE_IMAGE: u64 = 1 << 28;
+/// More blocks than a device may have: their numbers have 48 bits, of which all ones are a hole.
+const BLOCKS_END: u64 = 1 << 48;
 
 /// The devices of an image.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     slots: Vec<Slot>,
+    is_wide: bool,
 }
 
 #[derive(Debug)]
 struct Slot {
     tag: [u8; 64],
-    blocks: u32,
+    blocks: u64,
     /// Where it begins behind the image, in blocks; `None` when it is not in the address space, since it would not fit.
     start: Option<u32>,
 }
@@ -38,17 +41,20 @@ impl Devices {
             if id.algorithm() != Algorithm::Sha256 {
                 return Err(WriteError::BlobAlgorithm { id });
             }
-            let blocks = u32::try_from(bytes / size).ok();
-            let blocks = blocks.filter(|blocks| *blocks > 0 && bytes % size == 0);
-            let blocks = blocks.ok_or(WriteError::BlobLength { id, bytes, block: size })?;
+            let blocks = bytes / size;
+            if !(1..BLOCKS_END).contains(&blocks) || bytes % size != 0 {
+                return Err(WriteError::BlobLength { id, bytes, block: size });
+            }
             let mut tag = [0; 64];
             tag.copy_from_slice(id.to_string().as_bytes());
-            let end = next + u64::from(blocks);
+            let end = next + blocks;
             let start = u32::try_from(next).ok().filter(|_| end + FOR_THE_IMAGE <= 1 << 32);
             next = if start.is_some() { end } else { next };
             Ok(Slot { tag, blocks, start })
         });
-        Ok(Self { slots: slots.collect::<Result<_, _>>()? })
+        let slots = slots.collect::<Result<Vec<_>, _>>()?;
+        let is_wide = slots.iter().any(|slot: &Slot| u32::try_from(slot.blocks).is_err());
+        Ok(Self { slots, is_wide })
     }
 
     pub(super) fn len(&self) -> u16 {
@@ -57,7 +63,12 @@ impl Devices {
 
     /// Blocks of a device.
     pub(super) fn blocks(&self, device: u16) -> Option<u64> {
-        self.slots.get(usize::from(device)).map(|slot| slot.blocks.into())
+        self.slots.get(usize::from(device)).map(|slot| slot.blocks)
+    }
+
+    /// Whether a device has blocks whose numbers do not fit 32 bits. Kernels before 6.15 refuse an image with one.
+    pub(super) const fn is_wide(&self) -> bool {
+        self.is_wide
     }
 
     pub(super) fn is_mapped(&self, device: u16) -> bool {
@@ -74,14 +85,25 @@ impl Devices {
     pub(super) fn table(&self, image: u32) -> Option<Vec<RawDeviceSlot>> {
         let slot = |slot: &Slot| {
             let first = slot.start.map_or(Some(0), |start| start.checked_add(image))?;
-            first.checked_add(slot.blocks)?;
+            if slot.start.is_some() {
+                u32::try_from(u64::from(first) + slot.blocks).ok()?;
+            }
+            let (blocks_hi, blocks_lo) = halves(slot.blocks);
             Some(RawDeviceSlot {
                 tag: slot.tag,
-                blocks_lo: U32::new(slot.blocks),
+                blocks_lo,
+                blocks_hi: blocks_hi.into(),
                 uniaddr_lo: U32::new(first),
                 ..RawDeviceSlot::new_zeroed()
             })
         };
         self.slots.iter().map(slot).collect()
     }
+}
+
+/// The high 16 bits of a number of blocks, and the low 32.
+pub(super) fn halves(blocks: u64) -> (U16, U32) {
+    let high = u16::try_from(blocks >> 32).expect("a device has fewer than 2^48");
+    let low = u32::try_from(blocks & u64::from(u32::MAX)).expect("masked");
+    (U16::new(high), U32::new(low))
 }

@@ -74,14 +74,19 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// The table of chunks of a file, if it has one, with blocks of so many bytes.
-    pub(super) fn table(&self, file: &OnDevice, block: u64) -> Option<ChunkTable<'_>> {
+    /// The table of chunks of a file, if it has one, with blocks of so many bytes, whose numbers have 48 bits if wide.
+    pub(super) fn table(
+        &self,
+        file: &OnDevice,
+        block: u64,
+        is_wide: bool,
+    ) -> Option<ChunkTable<'_>> {
         match file.form {
             DataForm::Flat => None,
-            DataForm::Chunks(bits) => Some(ChunkTable::consecutive(file, bits, block)),
+            DataForm::Chunks(bits) => Some(ChunkTable::consecutive(file, bits, block, is_wide)),
             DataForm::Pieces(at) => {
                 let pieces = &self.pieces[usize::try_from(at).expect("a number of a list")];
-                Some(ChunkTable::of_pieces(pieces, file.size.div_ceil(block)))
+                Some(ChunkTable::of_pieces(pieces, file.size.div_ceil(block), is_wide))
             }
         }
     }

@@ -93,7 +93,8 @@ fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
         feature_incompat: U32::new(
             when(survey.files.on_devices.values().any(is_chunked), incompat::CHUNKED_FILE)
                 | when(devices > 0, incompat::DEVICE_TABLE)
-                | when(has_prefixes, incompat::XATTR_PREFIXES),
+                | when(has_prefixes, incompat::XATTR_PREFIXES)
+                | when(survey.devices.is_wide(), incompat::ADDRESS_48BIT),
         ),
         blkszbits: survey.block_size.bits(),
         extra_devices: U16::new(devices),

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use sha2::{Digest as _, Sha256};
 
 use super::Flavor;
-use super::chunks::{ChunkTable, Pieces};
+use super::chunks::{BITS_MAX, ChunkTable, Pieces};
 use super::devices::Devices;
 use super::files::{DataForm, Files, Hashed, OnDevice};
 use super::native::{Fingerprints, Native, Placed, Stored};
@@ -187,7 +187,8 @@ impl<'a> Survey<'a> {
     /// How a file says where on devices its bytes are, if by a table of chunks.
     pub(super) fn table(&self, data: &Data<'_>) -> Option<(&OnDevice, ChunkTable<'_>)> {
         let file = self.on_device(data)?;
-        Some((file, self.files.table(file, self.block_size.bytes())?))
+        let table = self.files.table(file, self.block_size.bytes(), self.devices.is_wide());
+        Some((file, table?))
     }
 
     /// Bytes of an inode's xattrs.
@@ -311,11 +312,12 @@ impl<'a> Survey<'a> {
             let bits = match tail {
                 0 => blocks.checked_next_power_of_two()?.trailing_zeros(),
                 _ => blocks.trailing_zeros(),
-            };
+            }
+            .min(BITS_MAX);
             if u64::from(tail) > block_size << bits {
                 return None;
             }
-            DataForm::Chunks(u8::try_from(bits).ok().filter(|bits| *bits < 32)?)
+            DataForm::Chunks(u8::try_from(bits).ok()?)
         };
         Some(OnDevice { device, block, size, tail, form })
     }
