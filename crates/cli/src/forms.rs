@@ -59,12 +59,12 @@ pub(crate) fn choose_again(
     store: &Store,
     here: Option<Form>,
 ) -> anyhow::Result<Choice> {
-    let overlay = match options.overlay_xattrs {
+    let overlay = options.overlay_xattrs.map(|wish| match wish {
         OverlayXattrsWish::Composefs => OverlayXattrs::Composefs,
         OverlayXattrsWish::Inline => OverlayXattrs::Inline,
         OverlayXattrsWish::Shared => OverlayXattrs::Shared,
-    };
-    let needs_overlay = overlay != OverlayXattrs::default();
+    });
+    let needs_overlay = overlay.is_some();
     let form = match options.form {
         FormWish::Auto if needs_overlay => Form::Objects,
         FormWish::Packed | FormWish::Tar if needs_overlay => {
@@ -88,7 +88,7 @@ pub(crate) fn choose_again(
         DedupWish::Store => Dedup::Store,
         DedupWish::Layer => Dedup::Layer,
     };
-    Ok(Choice { form, dedup, overlay })
+    Ok(Choice { form, dedup, overlay: overlay.unwrap_or_default() })
 }
 
 pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {

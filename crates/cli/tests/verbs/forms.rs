@@ -153,6 +153,8 @@ fn overlay_xattrs_are_where_one_wants_them() {
     let mut images = vec![usual.clone()];
     for choice in ["composefs", "inline", "shared"] {
         place.out(&format!("import --overlay-xattrs {choice} tar:lower.tar {choice}"));
+        // Where `auto` is packed, too.
+        assert_eq!(json(&place, &format!("show --json {choice}"))["form"], "objects");
         let id = image(&place, choice);
         assert_eq!(id == usual, choice == "composefs", "{choice}");
         // The same from an image that is here, and back.
@@ -429,7 +431,7 @@ fn fingerprints_of_a_source_are_refused() {
         let ran = place.run(&format!("import --form {form} tar:x.tar a"));
         assert!(ran.code == Some(2) && ran.err.contains("fingerprint"), "{form}: {}", ran.err);
     }
-    place.out("import tar:x.tar a");
+    place.out("import --form objects tar:x.tar a");
     place.out("gc");
 }
 

@@ -256,6 +256,19 @@ fn a_tar_says_which_layer_it_is() {
     assert_eq!(blob.bytes, 512 + 1024 + 512);
     assert_eq!(store.index_of(&blob.id).unwrap().unwrap().header.layer, Some(layer));
     assert_eq!(bytes_of(&store, &id(&[b'f'; 600])), [b'f'; 600]);
+    // A layer is there with all of its objects only: sparse ones stand nowhere in a tar.
+    let (file, sparse, other) = (id(&[b'f'; 600]), vec![b's'; 9000], Digest::sha256(b"other"));
+    let has = |layer: &Digest, objects: &[ObjectId]| {
+        let import = store.begin().unwrap();
+        import.has_tar(layer, objects).unwrap()
+    };
+    assert!(has(&layer, &[]) && has(&layer, &[file]));
+    assert!(!has(&other, &[]) && !has(&other, &[file]));
+    assert!(!has(&layer, &[file, id(&sparse)]));
+    let import = store.begin().unwrap();
+    pack(&import, std::slice::from_ref(&sparse)).unwrap();
+    import.commit().unwrap();
+    assert!(has(&layer, &[file, id(&sparse)]));
 }
 
 #[test]
