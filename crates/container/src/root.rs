@@ -8,8 +8,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, NATIVE_READ_AHEAD,
-    OverlayOptions, Propagation, Verity, XattrNamespace,
+    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions, Propagation,
+    Verity, XattrNamespace, native_read_ahead,
 };
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
@@ -245,7 +245,8 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
         Data::Objects(_) => (&[], Io::Buffered, None, None),
         // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
         Data::Devices(devices) => {
-            (devices, Io::Direct, layers.domain.map(Domain), Some(NATIVE_READ_AHEAD))
+            let read_ahead = native_read_ahead(*devices.first().unwrap_or(&layers.image));
+            (devices, Io::Direct, layers.domain.map(Domain), read_ahead)
         }
     };
     let options = ErofsOptions { devices, io, acl: layers.acl, share, read_ahead };

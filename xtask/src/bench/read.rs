@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use kernel::mount::{Io, NATIVE_READ_AHEAD};
+use kernel::mount::{Io, native_read_ahead};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::Context;
@@ -107,7 +108,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              images and blobs that lie on the host's ext4. Columns: engine, size of a read, processes; more than one \
              read parts of the file. Cold: after dropping all caches. Warm: after a read of everything. Medians of {} runs. \
              The kernel reads {host} kB ahead on the host's disk, and by itself 128 kB on an EROFS that is mounted from a \
-             file, whatever that lies on. Quire's own forms are mounted as Quire mounts them, with {NATIVE_READ_AHEAD} kB in the mount's \
+             file, whatever that lies on. Quire's own forms are mounted as Quire mounts them, with as much as the disk has, at most 512 kB, in the mount's \
              `/sys/class/bdi/…/read_ahead_kb`, unless a row says another number. \
              *fadvise*: the program said that it reads sequentially. *compile*: gcc compiles Lua in a chroot, two files at a time, \
              with sources and compiler in the image and a tmpfs for what comes of it.",
@@ -146,9 +147,12 @@ fn ways(context: &Context<'_>, source: &str, folder: &Path) -> Result<Vec<Way>> 
     export(context, &objects, &alone)?;
     let composefs =
         Source::Composefs { image: only_image(&objects)?, objects: objects.join("objects") };
-    let as_quire = |files: Files| Files { read_ahead: Some(NATIVE_READ_AHEAD), ..files };
-    let (packed, tar) = (as_quire(Files::of_store(&packed)?), as_quire(Files::of_store(&tar)?));
-    let alone = as_quire(Files::new(&alone, Vec::new()));
+    let as_quire = |files: Files| -> Result<Files> {
+        let read_ahead = native_read_ahead(File::open(&files.image)?.as_fd());
+        Ok(Files { read_ahead, ..files })
+    };
+    let (packed, tar) = (as_quire(Files::of_store(&packed)?)?, as_quire(Files::of_store(&tar)?)?);
+    let alone = as_quire(Files::new(&alone, Vec::new()))?;
     let buffered = |files: &Files| Source::Erofs(Files { io: Io::Buffered, ..files.clone() });
     Ok(vec![
         Way::new(EXT4, Source::Folder(folder.to_owned())),

@@ -5,11 +5,41 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
 const BACKINGS: &str = "/sys/class/bdi";
+/// How many KiB the kernel reads ahead unless somebody says otherwise. Source: `VM_READAHEAD_PAGES` in Linux
+/// `include/linux/mm.h`.
+const USUAL: u32 = 128;
+
+/// The most KiB that Quire reads ahead in the files of a native image: `docs/performance/README.md` says what more does.
+pub const NATIVE_READ_AHEAD_MAX: u32 = 512;
+
+/// How many KiB are to be read ahead in native images whose data is in this file: as many as in other files of its disk, up to
+/// [`NATIVE_READ_AHEAD_MAX`]. `None` for what the kernel does by itself, and where nobody says what the disk has.
+#[must_use]
+pub fn native_read_ahead(data: BorrowedFd<'_>) -> Option<u32> {
+    let kilobytes = disk_read_ahead(data)?.min(NATIVE_READ_AHEAD_MAX);
+    (kilobytes != USUAL).then_some(kilobytes)
+}
+
+/// How many KiB the kernel reads ahead on the disk that a file is on.
+fn disk_read_ahead(file: BorrowedFd<'_>) -> Option<u32> {
+    let device = rustix::fs::fstat(file).ok()?.st_dev;
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let disk = Path::new("/sys/dev/block").join(&number);
+    // A partition has the queue of its disk, whose folder it is in. Without a block device there is the backing itself.
+    let places = [
+        disk.join("queue/read_ahead_kb"),
+        disk.join("../queue/read_ahead_kb"),
+        Path::new(BACKINGS).join(&number).join("read_ahead_kb"),
+    ];
+    let text = places.iter().find_map(|place| fs::read_to_string(place).ok())?;
+    text.trim().parse().ok()
+}
 
 /// Has what `mount` mounts read this many KiB ahead, if that can be done and it can be told which one it is: not without
 /// `/sys`, without the right to write there, or when somebody else mounts such a file system at the same time. Answers

@@ -33,9 +33,6 @@ pub struct ErofsOptions<'a> {
     pub read_ahead: Option<u32>,
 }
 
-/// How many KiB Quire reads ahead in the files of a native image: `docs/performance/read.md` has what other numbers do.
-pub const NATIVE_READ_AHEAD: u32 = 512;
-
 /// Mounts of one domain have the pages of files in memory once that say to be the same.
 ///
 /// The kernel believes an image what its files' fingerprints are. Who may choose an image of a

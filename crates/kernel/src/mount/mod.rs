@@ -17,8 +17,9 @@ use rustix::fs::{CWD, StatVfsMountFlags};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub use attributes::{Attributes, Propagation, set_attributes};
+pub use backing::{NATIVE_READ_AHEAD_MAX, native_read_ahead};
 pub(crate) use erofs::try_sharing;
-pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, NATIVE_READ_AHEAD, Sharing, erofs};
+pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, Sharing, erofs};
 pub use error::{KernelMessages, MountError, Step};
 pub use ext4::{Ext4Options, Freed, ext4};
 pub use overlay::{

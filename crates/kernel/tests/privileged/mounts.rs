@@ -5,12 +5,17 @@ use std::fs::{self, File};
 use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::Command;
 
+use kernel::loopdev::{Access, LoopBlockSize, LoopOptions};
 use kernel::mount::{
-    self, Attributes, Backing, ErofsOptions, Io, MountAttrFlags, Reach, TmpfsOptions, Unmount,
+    self, Attributes, Backing, ErofsOptions, Io, MountAttrFlags, NATIVE_READ_AHEAD_MAX, Reach,
+    TmpfsOptions, Unmount, native_read_ahead,
 };
 use kernel::process::{IdRange, user_namespace};
 use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::stage::{Stage, chain, mountinfo, open_directory, read_at, since, write_at};
 
@@ -78,6 +83,46 @@ fn read_ahead_is_what_was_asked_for_and_that_of_this_mount_only() {
         return;
     }
     panic!("never done");
+}
+
+/// Whoever tunes a disk tunes what is read through it, within bounds.
+#[test]
+fn native_images_are_read_ahead_as_their_disk_is() {
+    let Some(stage) = Stage::new(&["mkfs.ext4"]) else { return };
+    let file = stage.path("disk");
+    File::create(&file).unwrap().set_len(8 << 20).unwrap();
+    let status = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&file).status().unwrap();
+    assert!(status.success());
+    let disk = File::options().read(true).write(true).open(&file).unwrap();
+    let options = LoopOptions {
+        block_size: LoopBlockSize::B512,
+        access: Access::ReadWrite,
+        direct_io: false,
+    };
+    let device = kernel::loopdev::attach(disk.as_fd(), &options).unwrap();
+    let (at, path) = (stage.dir("on-disk"), device.path());
+    rustix::mount::mount(&path, &at, "ext4", MountFlags::empty(), None).unwrap();
+    let data = File::create(at.join("data")).unwrap();
+    let name = Path::new(&path).file_name().unwrap().to_str().unwrap().to_owned();
+    let queue = format!("/sys/class/block/{name}/queue/read_ahead_kb");
+    for (disk, expect) in [
+        ("64", Some(64)),
+        ("128", None),
+        ("192", Some(192)),
+        ("512", Some(512)),
+        ("8192", Some(NATIVE_READ_AHEAD_MAX)),
+    ] {
+        fs::write(&queue, disk).unwrap();
+        assert_eq!(native_read_ahead(data.as_fd()), expect, "{disk}");
+    }
+    drop(data);
+    rustix::mount::unmount(&at, UnmountFlags::empty()).unwrap();
+    // Nobody says what memory reads ahead.
+    let options = TmpfsOptions { name: "t", bytes: None, inodes: None, mode: 0o755 };
+    let memory = stage.dir("memory");
+    mount::tmpfs(&options).unwrap().attach_at(&memory).unwrap();
+    let file = File::create(memory.join("file")).unwrap();
+    assert_eq!(native_read_ahead(file.as_fd()), None);
 }
 
 #[test]
