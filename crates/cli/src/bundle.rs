@@ -35,7 +35,8 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let place = Place::make(context, &store, wish(wanted))?;
     let space = crate::mount::space(wanted.df, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
-    let root = crate::mount::root(context, &opened, &found, &wanted.trust, &shape, None)?;
+    let root =
+        crate::mount::root(context, &opened, &found, &wanted.trust, &shape, std::iter::empty())?;
     crate::mount::warm(context, &opened, &root, wanted.warm);
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;

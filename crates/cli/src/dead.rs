@@ -53,9 +53,13 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
 /// How many containers of the image are asked for its superblock: where one cannot give it, neither can most others.
 const ASKED: usize = 4;
 
-/// The superblock of an image that a living container has mounted.
-pub(crate) fn share(store: &Store, living: &[String], image: ObjectId) -> Option<Superblock> {
-    let alike = living.iter().filter(|id| store.image_of_container(id) == Some(image));
+/// The superblocks by an image's name that living containers have mounted.
+pub(crate) fn share(
+    store: &Store,
+    living: &[String],
+    image: ObjectId,
+) -> impl Iterator<Item = Superblock> {
+    let alike = living.iter().filter(move |id| store.image_of_container(id) == Some(image));
     let folder = |id: &String| store.path().join("containers").join(id);
-    alike.take(ASKED).find_map(|id| Superblock::take(&folder(id)))
+    alike.take(ASKED).filter_map(move |id| Superblock::take(&folder(id)))
 }

@@ -38,7 +38,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let place = Place::make(context, &store, Some(&args.writable))?;
     let space = space(args.df, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
-    let root = root(context, &opened, &found, &args.trust, &shape, None)?;
+    let root = root(context, &opened, &found, &args.trust, &shape, std::iter::empty())?;
     warm(context, &opened, &root, args.warm);
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
@@ -55,14 +55,14 @@ pub(crate) fn space(df: bool, access: Access) -> anyhow::Result<Space> {
     }
 }
 
-/// The root of an image, attached nowhere, when `trust` allows it; `shared` is a mount of the image that is there already.
+/// The root of an image, attached nowhere, when `trust` allows it; `shared` are mounts by its name that are there already.
 pub(crate) fn root(
     context: &Context,
     image: &OpenImage,
     found: &Resolved,
     trust: &Trust,
     shape: &Shape<'_>,
-    shared: Option<Superblock>,
+    mut shared: impl Iterator<Item = Superblock>,
 ) -> anyhow::Result<Root> {
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
     check_form(image, &name)?;
@@ -84,7 +84,10 @@ pub(crate) fn root(
         domain: domain.as_deref(),
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
-    let shared = shared.filter(|_| trust.digest.is_none());
+    let shared = match trust.digest {
+        None => shared.find(|it| it.is_of(&layers)),
+        Some(_) => None,
+    };
     match assemble(&layers, shared, checked, shape) {
         Err(RootError::Mount { source, .. })
             if trust.verity == VerityPolicy::Auto && source.is_for_want_of_verity() =>

@@ -36,6 +36,24 @@ pub struct Layers<'a> {
     pub domain: Option<&'a str>,
 }
 
+impl Layers<'_> {
+    /// What a mount of the image depends on: its files, by inode, and how it is mounted. `None` when that cannot be found
+    /// out. Inodes are good names as long as something has the files open or mounted.
+    #[must_use]
+    pub fn identity(&self) -> Option<String> {
+        let (devices, domain): (&[_], _) = match self.data {
+            Data::Objects(_) => (&[], None),
+            Data::Devices(devices) => (devices, self.domain),
+        };
+        let mut text = format!("{:?} {domain:?}", self.acl);
+        for file in std::iter::once(&self.image).chain(devices) {
+            let stat = rustix::fs::fstat(file).ok()?;
+            text += &format!(" {}:{}", stat.st_dev, stat.st_ino);
+        }
+        Some(store::Digest::sha256(text.as_bytes()).to_string())
+    }
+}
+
 /// Where the bytes of an image's files are.
 #[derive(Debug, Clone, Copy)]
 pub enum Data<'a> {
@@ -252,7 +270,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     let options = ErofsOptions { devices, io, acl: layers.acl, share, read_ahead };
     let image = kernel::mount::erofs(layers.image, &options)
         .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
-    Ok(Superblock { mount: image.mount, backing: image.backing })
+    Ok(Superblock { mount: image.mount, backing: image.backing, identity: layers.identity() })
 }
 
 /// A second mount of the image, whose owners are mapped.

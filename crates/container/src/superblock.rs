@@ -6,7 +6,9 @@ use std::path::Path;
 
 use kernel::mount::{Backing, Detached};
 
-/// The note, with `file` or `loop`.
+use crate::root::Layers;
+
+/// The note, with `file` or `loop`, and what it is a mount of.
 const OFFER: &str = "superblock";
 
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
@@ -19,6 +21,8 @@ pub struct Superblock {
     pub mount: Detached,
     /// How the kernel reads the image.
     pub backing: Backing,
+    /// As [`Layers::identity`] has it, if that could be found out.
+    pub(crate) identity: Option<String>,
 }
 
 impl Superblock {
@@ -31,7 +35,15 @@ impl Superblock {
             Backing::File => "file",
             Backing::Loop => "loop",
         };
-        crate::offer::offer(&folder.join(OFFER), self.mount.as_fd(), &[backing])
+        let identity = self.identity.as_deref().unwrap_or_default();
+        crate::offer::offer(&folder.join(OFFER), self.mount.as_fd(), &[backing, identity])
+    }
+
+    /// Whether a new mount would show the same files, in the same way, and share pages with the same others. An image by
+    /// the same name may be in other files meanwhile, since damaged ones are replaced.
+    #[must_use]
+    pub fn is_of(&self, layers: &Layers<'_>) -> bool {
+        self.identity.is_some() && self.identity == layers.identity()
     }
 
     /// Takes what a container of the same image offers; none if there is no offer, its maker is gone, or the kernel cannot
@@ -49,6 +61,7 @@ impl Superblock {
             return None;
         }
         let mount = Detached::from_fd(taken).clone_detached().ok()?;
-        Some(Self { mount, backing })
+        let identity = words.into_iter().nth(1);
+        Some(Self { mount, backing, identity })
     }
 }

@@ -229,6 +229,37 @@ pub(crate) fn is_before_shared_mounts() -> bool {
     is_before
 }
 
+/// What another domain has shares other pages, and what replaced a damaged file has other bytes than are mounted.
+#[test]
+fn only_the_same_files_in_the_same_domain_are_one_superblock() {
+    let Some(place) = place() else { return };
+    if is_before_shared_mounts() {
+        return;
+    }
+    place.out("import -q --form packed --dedup layer dir:tree a");
+    let sleep = "while :; do sleep 0.05; done";
+    let names = ["one", "two", "three", "four", "five", "six"];
+    let _guards = names.map(|name| Rm(&place, name));
+    let run = |name: &str, domain: &str| {
+        let options = ["--name", name, "--writable", "none", "--domain", domain];
+        start(&place, &options, sleep);
+        superblock(&place, name)
+    };
+    let first = run("one", "tenant-a");
+    assert_eq!(run("two", "tenant-a"), first);
+    let others = [run("three", "tenant-b"), run("four", "none")];
+    assert!(!others.contains(&first) && others[0] != others[1]);
+    // As `fsck --repair` and another import do it.
+    let data = place.path("store/data");
+    let blob = fs::read_dir(&data).unwrap().map(|it| it.unwrap().path());
+    let blob = blob.into_iter().find(|it| it.extension().is_none()).unwrap();
+    fs::copy(&blob, data.join("new")).unwrap();
+    fs::rename(data.join("new"), &blob).unwrap();
+    let replaced = run("five", "tenant-a");
+    assert_ne!(replaced, first);
+    assert_eq!(run("six", "tenant-a"), replaced);
+}
+
 #[test]
 fn containers_of_one_image_share_its_superblock() {
     let Some(place) = place() else { return };
