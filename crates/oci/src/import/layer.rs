@@ -234,6 +234,13 @@ pub(super) struct Wanted<'a> {
     pub(super) tar_of: Option<Claimed>,
 }
 
+impl Wanted<'_> {
+    /// Bytes of the blob, if somebody has said.
+    fn packed(&self) -> Option<u64> {
+        self.expected.size.or(self.tar_of.map(|it| it.size))
+    }
+}
+
 /// Unpacks a blob, and stores what is in it.
 pub(super) fn unpack<'t>(
     source: impl Read + Send,
@@ -258,7 +265,7 @@ pub(super) fn unpack<'t>(
             .name("unpack".to_owned())
             .spawn_scoped(scope, || spout.pour(decoder));
         let unpacking = unpacking.map_err(DecodeError::Read)?;
-        let outcome = Gatherer::read(&mut feed, shared);
+        let outcome = Gatherer::read(&mut feed, wanted.packed(), shared);
         // Once the feed is gone, so is what the unpacking thread may wait for.
         let tar = feed.finish();
         let decoded = match unpacking.join() {
@@ -456,6 +463,10 @@ struct Gatherer<'t, 'a, 'q> {
     /// By their numbers, if the tar is kept.
     files: Vec<Seen>,
     skipped: Vec<Vec<u8>>,
+    /// Bytes of the blob, if they are known.
+    packed: Option<u64>,
+    /// Bytes of all files so far that are not in the tar.
+    holes: u64,
     /// Zero bytes that went by last, since the last entry's content.
     zeros: u64,
     /// A block of zeros went by behind the last entry: the tar's own end.
@@ -465,7 +476,11 @@ struct Gatherer<'t, 'a, 'q> {
 
 impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
     /// Reads the tar to its end.
-    fn read(feed: &mut Feed<'_>, shared: &'a Shared<'t, 'a, 'q>) -> Result<Self, LayerFailure> {
+    fn read(
+        feed: &mut Feed<'_>,
+        packed: Option<u64>,
+        shared: &'a Shared<'t, 'a, 'q>,
+    ) -> Result<Self, LayerFailure> {
         let draft = shared.target.layer()?;
         let known = Arc::new(Known::default());
         let mut gatherer = Self {
@@ -476,6 +491,8 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             ids: Vec::new(),
             files: Vec::new(),
             skipped: Vec::new(),
+            packed,
+            holes: 0,
             zeros: 0,
             ended: false,
             shared,
@@ -516,6 +533,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             return Err(LayerFailure::Stopped);
         }
         count(&entry, self.shared.limits, self.shared.totals)?;
+        self.count_holes(&entry)?;
         let Shared { xattrs, times, .. } = *self.shared;
         match add(&mut self.layer, &mut entry, xattrs, times)? {
             Body::None => Ok(()),
@@ -533,6 +551,15 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
                 }
             }
         }
+    }
+
+    /// Holes of sparse files are read and hashed as zeros.
+    fn count_holes<R>(&mut self, entry: &Entry<'_, R>) -> Result<(), LayerFailure> {
+        let in_tar = entry.segments.iter().map(|it| it.length).sum::<u64>();
+        self.holes = self.holes.saturating_add(entry.size.saturating_sub(in_tar));
+        let packed = self.packed.unwrap_or(entry.position.saturating_add(in_tar));
+        let checked = self.shared.limits.check_holes(packed, self.holes);
+        checked.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
     }
 
     /// Decides what becomes of an entry's content.

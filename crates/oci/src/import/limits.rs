@@ -8,7 +8,7 @@ pub struct Limits {
     pub layer_bytes: u64,
     /// Bytes of all files of all layers, holes of sparse files included, since they are hashed. Default 256 GiB.
     pub content_bytes: u64,
-    /// How many times larger than its blob a layer's tar may be, and the contents of its files too. Default 250: gzip
+    /// How many times larger than its blob a layer's tar may be, and the holes of its files too. Default 250: gzip
     /// reaches 1032 with zeros alone, real layers stay below 20.
     pub ratio: u64,
     /// Up to this size, in bytes, [`ratio`](Self::ratio) is not looked at. Default 1 GiB: some layers do hold empty
@@ -47,6 +47,14 @@ pub enum LimitError {
         /// Bytes of the blob.
         size: u64,
     },
+    /// [`Limits::ratio`], of what sparse files have beyond the tar.
+    #[error("the holes of the layer's files are more than {ratio} times its size of {size} bytes")]
+    Holes {
+        /// The bound.
+        ratio: u64,
+        /// Bytes of the layer.
+        size: u64,
+    },
     /// [`Limits::content_bytes`].
     #[error("the image's files have more than {0} bytes")]
     ContentBytes(u64),
@@ -61,9 +69,21 @@ pub enum LimitError {
 impl Limits {
     /// Checks how far `unpacked` bytes came out of `packed` ones.
     pub(super) const fn check_ratio(&self, packed: u64, unpacked: u64) -> Result<(), LimitError> {
-        if unpacked > self.ratio_from && unpacked / self.ratio > packed {
+        if self.is_beyond(packed, unpacked) {
             return Err(LimitError::Ratio { ratio: self.ratio, size: packed });
         }
         Ok(())
+    }
+
+    /// Checks how many bytes of a layer of `packed` bytes are in no tar.
+    pub(super) const fn check_holes(&self, packed: u64, holes: u64) -> Result<(), LimitError> {
+        if self.is_beyond(packed, holes) {
+            return Err(LimitError::Holes { ratio: self.ratio, size: packed });
+        }
+        Ok(())
+    }
+
+    const fn is_beyond(&self, packed: u64, unpacked: u64) -> bool {
+        unpacked > self.ratio_from && unpacked / self.ratio > packed
     }
 }

@@ -129,6 +129,12 @@ fn limits() {
         Limits { content_bytes: (2 << 20) + 1001, ..limits },
         "\"last\" is too much: the image's files have more than 2098153 bytes",
     );
+    fs::write(home.path("a.tar"), crate::sources::holes()).unwrap();
+    check(
+        Limits { ratio_from: 1000, ratio: 10, ..limits },
+        "\"holes\" is too much: the holes of the layer's files are more than 10 times its size of 1536 bytes",
+    );
+    fs::write(home.path("a.tar"), pack(&tar, Pack::Gzip)).unwrap();
     // All of them just suffice.
     let exact = Limits {
         layer_bytes: tar.len() as u64,

@@ -151,9 +151,8 @@ fn what_is_there_is_not_read_again() {
     assert!(added[0].starts_with("/manifests/"), "{added:?}");
 }
 
-#[test]
-fn a_file_of_holes_is_unpacked_again() {
-    // GNU tar's sparse format: no map, a real size of 1 MiB, no data.
+/// A tar of one file in GNU tar's sparse format: no map, a real size of 1 MiB, no data.
+pub fn holes() -> Vec<u8> {
     let mut tar = Tar::default();
     tar.header("holes", b'S', "", 0);
     let mut bytes = tar.bytes();
@@ -162,6 +161,12 @@ fn a_file_of_holes_is_unpacked_again() {
     bytes[148..156].fill(b' ');
     let sum: u32 = bytes[..512].iter().copied().map(u32::from).sum();
     bytes[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    bytes
+}
+
+#[test]
+fn a_file_of_holes_is_unpacked_again() {
+    let bytes = holes();
     let home = Home::new();
     fs::write(home.path("root.tar"), &bytes).unwrap();
     let first = home.import("tar", "root.tar").unwrap();
