@@ -36,7 +36,8 @@ pub(crate) fn tag(context: &Context, args: &args::Tag) -> anyhow::Result<Answer>
     let new: RefName = args.new.parse()?;
     let form = match &found.name {
         Some(name) => store.reference(name)?.map(|it| it.form),
-        None => None,
+        // It may lack something, and can have a name all the same.
+        None => store.open_image(&found.image).ok().map(|it| it.form),
     };
     let reference = store::Reference {
         image: found.image,

@@ -350,6 +350,29 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
 }
 
 #[test]
+fn names_say_the_form_that_their_image_has() {
+    let place = place();
+    let form = |name: &str| json(&place, &format!("show --json {name}"))["form"].clone();
+    let named = |name: &str| {
+        let list = json(&place, "images --json");
+        let images = list.as_array().unwrap_or_else(|| panic!("{list}"));
+        let is_it = |it: &&Value| it["name"].as_str().unwrap().starts_with(name);
+        images.iter().find(is_it).unwrap_or_else(|| panic!("{list}"))["form"].clone()
+    };
+    // An image that had no name.
+    place.out("import --form packed dir:upper");
+    let list = std::fs::read_dir(place.path("store/images")).unwrap();
+    let ids: Vec<_> = list.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    let packed = ids.iter().find(|id| form(id) == "packed").unwrap();
+    place.out(&format!("tag {packed} tagged"));
+    assert_eq!((named("tagged"), form("tagged")), ("packed".into(), "packed".into()));
+    // What is to be packed is in another image's tar already.
+    place.out("import --form tar tar:lower.tar elsewhere");
+    place.out("merge lower tagged both");
+    assert_eq!((named("both"), form("both")), ("tar".into(), "tar".into()));
+}
+
+#[test]
 fn the_same_layers_give_the_same_image_where_that_is_wanted() {
     let (first, second) = (place(), Place::new());
     for tar in ["lower.tar", "upper.tar"] {

@@ -289,8 +289,13 @@ impl<'a> Job<'a> {
         (options.progress)(Event::Writing);
         let inodes = made.tree.inode_count();
         check_paths(&made.tree)?;
+        let mut form = options.form;
         let (image, image_bytes) = match made.written {
-            Some(Written { image, bytes, .. }) => (image, bytes),
+            Some(Written { image, bytes, has_tar }) => {
+                // Of a `merge` or `filter`, another image's tar may have what was to be packed.
+                form = if has_tar { Form::Tar } else { form };
+                (image, bytes)
+            }
             None => {
                 let mut draft = transaction.image().map_err(ImportError::Object)?;
                 let profile = Profile::Overlay(options.versions, options.overlay);
@@ -301,12 +306,8 @@ impl<'a> Job<'a> {
         };
         drop(made.tree);
         if let Some(name) = &name {
-            let reference = Reference {
-                image,
-                manifest: made.manifest,
-                form: options.form,
-                created: options.now,
-            };
+            let reference =
+                Reference { image, manifest: made.manifest, form, created: options.now };
             transaction.set_ref(name.clone(), reference);
         }
         made.times.image = start.elapsed();

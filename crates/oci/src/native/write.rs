@@ -105,7 +105,7 @@ pub(crate) fn write(
     let mut draft = transaction.image()?;
     let summary = write_native(tree, &native, &mut contents, &mut draft)?;
     let image = draft.finish()?;
-    Ok(Written { image, bytes: summary.bytes })
+    Ok(Written { image, bytes: summary.bytes, has_tar })
 }
 
 /// What was written.
@@ -114,6 +114,8 @@ pub(crate) struct Written {
     pub(crate) image: ObjectId,
     /// Bytes of the image.
     pub(crate) bytes: u64,
+    /// Whether a blob of it is a tar.
+    pub(crate) has_tar: bool,
 }
 
 type Found = (HashMap<ObjectId, StoredObject>, Vec<(DataBlob, BlobKind)>);
