@@ -105,7 +105,11 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     };
     // From here on `gc` leaves the image alone.
     let _open = store.open_image(&found.image)?;
-    let image = Stored { image: &found.image, manifest: found.manifest.as_ref() };
+    let image = Stored {
+        image: &found.image,
+        manifest: found.manifest.as_ref(),
+        name: found.name.as_ref(),
+    };
     let done = import::with_options(context, &store, &wishes, |options| {
         oci::import::convert(&store, &image, options)
     })??;

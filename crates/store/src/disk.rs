@@ -399,6 +399,21 @@ impl Directory {
         }
     }
 
+    /// Waits until no other change of its entries is on the way that asked likewise, and keeps others waiting as long as the
+    /// answer is kept. Changes that ask are short.
+    pub(crate) fn lock_to_change(&self) -> Result<OwnedFd, DiskError> {
+        let failed = |errno| self.failed("lock", "", errno);
+        // A descriptor of its own for each holder, since flock belongs to the open file.
+        let fd = rustix::fs::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
+        loop {
+            match rustix::fs::flock(&fd, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(fd),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+    }
+
     /// Whether somebody has it locked. Whoever looks does not seem to be somebody to others who look; only
     /// [`try_lock`](Self::try_lock) fails as long as this descriptor is open.
     pub(crate) fn is_locked(&self) -> Result<bool, DiskError> {

@@ -46,6 +46,9 @@ pub enum TransactionError {
     /// than `gc`.
     #[error("{0} was in the store and has vanished: import again")]
     Vanished(String),
+    /// A ref was to be replaced as long as it named an image, and names another now.
+    #[error("{0} was given to another image meanwhile, and keeps that: try again")]
+    RefChanged(RefName),
     /// An image of this import has a device that the import neither made nor found in the store.
     #[error("image {image} has a data blob {blob}, which is not in the store")]
     NoDevice {
@@ -112,6 +115,8 @@ struct State {
     layers: BTreeMap<Digest, Found>,
     manifests: BTreeMap<Digest, Found>,
     refs: BTreeMap<RefName, Reference>,
+    /// What refs have to name until they are replaced.
+    expected: BTreeMap<RefName, ObjectId>,
     counts: Committed,
 }
 
@@ -443,6 +448,11 @@ impl<'s> Transaction<'s> {
     /// names must be in the store or in this import: checked at the commit.
     pub fn set_ref(&self, name: RefName, reference: Reference) {
         self.state().refs.insert(name, reference);
+    }
+
+    /// Has the import fail, with [`TransactionError::RefChanged`], if at its end this ref names another image.
+    pub fn expect_ref(&self, name: RefName, image: ObjectId) {
+        self.state().expected.insert(name, image);
     }
 
     /// A new file in the import's own directory, which it has a number for.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use image::erofs::read::Owners;
 use image::tree::Tree;
 use image::verity::ObjectId;
-use store::{Form, ObjectReader, Store};
+use store::{Form, ObjectReader, RefName, Store};
 
 use super::layers::{BlobSource, Found, LayerSource};
 use super::native::each_object;
@@ -28,6 +28,8 @@ pub struct Stored<'a> {
     pub image: &'a ObjectId,
     /// What it was made from, if that is known: then its layers keep their exact bytes.
     pub manifest: Option<&'a Digest>,
+    /// The name by which it was found, if it was. If the result gets that name, it has to be this image's until then.
+    pub name: Option<&'a RefName>,
 }
 
 /// Makes the image in another form, from what the store has; every byte is verified on its way. The old image, and what
@@ -42,6 +44,9 @@ pub fn convert(
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, options)?;
+    if let Some(name) = image.name.filter(|name| options.name == Some(*name)) {
+        job.transaction.expect_ref(name.clone(), *image.image);
+    }
     let made = match image.manifest {
         Some(manifest) => job.layers(&from_store(store, manifest)?)?,
         None => job.tree(image.image)?,

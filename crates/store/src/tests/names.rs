@@ -3,7 +3,7 @@
 use tempfile::TempDir;
 
 use super::{NOW, eventually, import, name, open, sample};
-use crate::{ContainerError, ContainerRecord, Liveness, ResolveError, Seconds};
+use crate::{ContainerError, ContainerRecord, Liveness, ResolveError, Seconds, TransactionError};
 
 #[test]
 fn names_digests_and_ids_are_found() {
@@ -62,6 +62,31 @@ fn refs_are_renamed_and_removed() {
     store.refs().unwrap_err();
     assert_eq!(store.remove_ref(&name("other")).unwrap(), None);
     assert!(store.refs().unwrap().is_empty());
+}
+
+/// As a conversion replaces a name: what others gave it meanwhile is not lost.
+#[test]
+fn a_ref_is_replaced_as_long_as_it_is_what_was_expected() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let [old, new] = ["old", "new"].map(|it| import(&store, it, &sample(it, 1)).unwrap());
+    let reference = |it: &str| store.reference(&name(it)).unwrap().unwrap();
+    let (ours, theirs) = (reference("new"), reference("old"));
+    let replace = |expected| {
+        let import = store.begin().unwrap();
+        import.expect_ref(name("name"), expected);
+        import.set_ref(name("name"), ours.clone());
+        import.commit()
+    };
+    let changed =
+        |result| matches!(result, Err(TransactionError::RefChanged(it)) if it == name("name"));
+    assert!(changed(replace(old)));
+    assert!(store.reference(&name("name")).unwrap().is_none());
+    store.set_ref(&name("name"), &theirs).unwrap();
+    assert!(changed(replace(new)));
+    assert_eq!(reference("name"), theirs);
+    replace(old).unwrap();
+    assert_eq!(reference("name"), ours);
 }
 
 #[test]

@@ -47,10 +47,14 @@ impl Transaction<'_> {
         self.publish_data(&state)?;
         self.sync_objects(&state)?;
         self.publish_users(&state)?;
-        for (name, file) in &refs {
-            self.work.directory.rename_over(file, &self.store.refs, name)?;
-        }
         if !refs.is_empty() {
+            // Between the look at a ref and its rename nobody else replaces one.
+            let alone = self.store.refs.lock_to_change()?;
+            self.check_expected(&state)?;
+            for (name, file) in &refs {
+                self.work.directory.rename_over(file, &self.store.refs, name)?;
+            }
+            drop(alone);
             self.store.refs.sync()?;
         }
         drop(lock);
@@ -93,6 +97,17 @@ impl Transaction<'_> {
                 || store.manifests.stat(manifest.file_name())?.is_some();
             if !there {
                 return Err(dangling(format!("manifest {manifest}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_expected(&self, state: &State) -> Result<(), TransactionError> {
+        for (name, image) in &state.expected {
+            // What cannot be read is not what was expected.
+            let now = self.store.reference(name).ok().flatten();
+            if now.map(|it| it.image) != Some(*image) {
+                return Err(TransactionError::RefChanged(name.clone()));
             }
         }
         Ok(())
