@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, 
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater};
 use rustix::path::Arg;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::object::proc_path;
 
@@ -70,6 +71,21 @@ fn named(result: Result<(), Errno>) -> Result<Named, Errno> {
 /// The kernel's answer.
 pub fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::open(proc_path(file), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Has this process be allowed `count` open files, and what its other threads may need, if the hard limit allows it.
+/// Programs that it starts inherit that.
+pub fn allow(count: usize) {
+    // What a process has open besides, with threads and pipes.
+    const OTHERS: u64 = 256;
+    let wanted = u64::try_from(count).unwrap_or(u64::MAX).saturating_add(OTHERS);
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    let current = Some(limit.maximum.map_or(wanted, |maximum| wanted.min(maximum)));
+    // Where it is refused, who opens too many is told so then.
+    let _raised = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
 }
 
 /// Where direct I/O on a file may begin and end: at multiples of so many bytes. 0 when there is none on it, `None` when

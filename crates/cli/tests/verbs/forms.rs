@@ -349,6 +349,28 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
     }
 }
 
+/// Each version may add a blob to those that an image has its files in.
+#[test]
+fn images_of_many_blobs_are_opened_with_few_descriptors() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("all")).unwrap();
+    for number in 0..80_u32 {
+        let (one, name) = (place.path("one"), format!("file-{number}"));
+        std::fs::create_dir(&one).unwrap();
+        write(&one.join(&name), &bytes(number, 5000), 0o644);
+        place.out("import -q --form packed dir:one one");
+        std::fs::rename(one.join(&name), place.path("all").join(&name)).unwrap();
+        std::fs::remove_dir(one).unwrap();
+    }
+    place.out("import -q --form packed dir:all all");
+    assert!(json(&place, "show --json all")["form"] == "packed");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_quire")]);
+    command.arg("--store").arg(place.path("store")).args(["cat", "all:/file-7"]);
+    let output = command.output().unwrap();
+    assert!(output.stdout == bytes(7, 5000), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn names_say_the_form_that_their_image_has() {
     let place = place();
