@@ -152,7 +152,7 @@ fn what_is_there_is_not_read_again() {
 }
 
 /// A tar of one file in GNU tar's sparse format: no map, a real size of 1 MiB, no data.
-pub fn holes() -> Vec<u8> {
+pub(crate) fn holes() -> Vec<u8> {
     let mut tar = Tar::default();
     tar.header("holes", b'S', "", 0);
     let mut bytes = tar.bytes();

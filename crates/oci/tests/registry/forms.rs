@@ -30,7 +30,8 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, oci::pull::P
 fn converted(home: &Home, id: &ObjectId, form: Form) -> ObjectId {
     let found = home.store.refs().unwrap();
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
-    let stored = oci::import::Stored { image: id, manifest: reference.manifest.as_ref() };
+    let manifest = reference.manifest.as_ref();
+    let stored = oci::import::Stored { image: id, manifest, name: None };
     let options = Options { name: Some(name), form, ..home.import_options() };
     oci::import::convert(&home.store, &stored, &options).unwrap().image
 }
