@@ -399,6 +399,17 @@ impl Directory {
         }
     }
 
+    /// As [`try_lock`](Self::try_lock), and waits: for locks that are held for a moment only.
+    pub(crate) fn lock(&self) -> Result<(), DiskError> {
+        loop {
+            match rustix::fs::flock(&self.fd, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed("lock", "", errno)),
+            }
+        }
+    }
+
     /// Whether somebody has it locked. Whoever looks does not seem to be somebody to others who look; only
     /// [`try_lock`](Self::try_lock) fails as long as this descriptor is open.
     pub(crate) fn is_locked(&self) -> Result<bool, DiskError> {
