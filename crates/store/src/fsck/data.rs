@@ -9,7 +9,7 @@ use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
-use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record};
+use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::disk::DiskError;
 use crate::images::{self, BlobRange, Use};
 use crate::store::Store;
@@ -111,19 +111,9 @@ impl Store {
             let all = index.entries.iter();
             jobs.extend(all.map(|entry| (*blob, index, entry)));
         }
-        if scope == Scope::Images {
-            let ranges = users.images.values().flat_map(|it| &it.ranges);
-            let mut used: BTreeMap<ObjectId, Vec<(u64, u64)>> = BTreeMap::new();
-            for range in ranges {
-                let until = range.offset.saturating_add(range.len);
-                used.entry(range.blob).or_default().push((range.offset, until));
-            }
-            let used: BTreeMap<_, _> =
-                used.into_iter().map(|(blob, ranges)| (blob, Ranges::new(ranges))).collect();
-            jobs.retain(|(blob, _, entry)| {
-                let ranges = used.get(blob).filter(|_| entry.in_blob() > 0);
-                ranges.is_some_and(|it| it.meet(entry.offset, entry.until()))
-            });
+        let used = (scope == Scope::Images).then(|| Used::of(users));
+        if let Some(used) = &used {
+            jobs.retain(|(blob, _, entry)| used.meets(blob, entry.offset, entry.until()));
         }
         // As they are on the disk; ends in the order of the frames that have them.
         jobs.sort_by_key(|(blob, _, entry)| (*blob, entry.offset, entry.end_at));
@@ -151,6 +141,11 @@ impl Store {
         let mut bad_records = BTreeSet::new();
         for (blob, index) in &indexes {
             for record in &index.records {
+                let resolved = || self.resolved(blob, index, record);
+                if used.as_ref().is_some_and(|it| !resolved().is_some_and(|of| it.has_all_of(&of)))
+                {
+                    continue;
+                }
                 report.checked += 1;
                 // Whatever is wrong with a piece was told.
                 if record.parts().any(|it| is_one_of(&in_blobs.damaged, &it)) {
@@ -239,6 +234,12 @@ impl Store {
         }
     }
 
+    /// Where the pieces of an object are, if they are there.
+    fn resolved(&self, blob: &ObjectId, index: &Index, record: &Record) -> Option<StoredObject> {
+        let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
+        data::resolve(index, blob, record, &find)
+    }
+
     /// What is wrong with an object in pieces whose pieces are sound, if they are there; and the first of these, which
     /// files that have it begin with.
     fn record_damage(
@@ -247,8 +248,7 @@ impl Store {
         index: &Index,
         record: &Record,
     ) -> Option<((ObjectId, Entry), String)> {
-        let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
-        let stored = data::resolve(index, blob, record, &find)?;
+        let stored = self.resolved(blob, index, record)?;
         let first = stored.pieces.iter().flat_map(|it| it.iter()).find_map(|it| it.stored.as_ref());
         let (first_blob, offset, size) =
             first.map_or((*blob, 0, 0), |it| (it.blob, it.offset, it.size));
@@ -313,6 +313,36 @@ impl Store {
             .unwrap_or_default()
             .iter()
             .all(|entry| self.stored_damage(&(*blob, &index, entry), &mut buffer).is_none())
+    }
+}
+
+/// What images have of data blobs.
+struct Used(BTreeMap<ObjectId, Ranges>);
+
+impl Used {
+    fn of(users: &Users<'_>) -> Self {
+        let mut used: BTreeMap<ObjectId, Vec<(u64, u64)>> = BTreeMap::new();
+        for range in users.images.values().flat_map(|it| &it.ranges) {
+            let until = range.offset.saturating_add(range.len);
+            used.entry(range.blob).or_default().push((range.offset, until));
+        }
+        Self(used.into_iter().map(|(blob, ranges)| (blob, Ranges::new(ranges))).collect())
+    }
+
+    fn meets(&self, blob: &ObjectId, from: u64, until: u64) -> bool {
+        self.0.get(blob).is_some_and(|it| it.meet(from, until))
+    }
+
+    /// Whether an object in pieces may be one of these images' files: they have each of its pieces. Of one that is all
+    /// zeros they have nothing that could be damaged.
+    fn has_all_of(&self, stored: &StoredObject) -> bool {
+        let pieces = stored.pieces.iter().flat_map(|it| it.iter());
+        let mut has_any = false;
+        let has_all = pieces.filter_map(|it| it.stored.as_ref()).all(|it| {
+            has_any = true;
+            self.meets(&it.blob, it.offset, it.offset.saturating_add(it.size))
+        });
+        has_all && has_any
     }
 }
 
