@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
+use super::harm::Bad;
 use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
 use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::disk::DiskError;
-use crate::images::{self, BlobRange, Use};
+use crate::images::BlobRange;
 use crate::store::Store;
 
 /// How many objects a thread takes at once.
@@ -264,53 +265,17 @@ impl Store {
         Some((at, why))
     }
 
-    /// Says which paths of which images have their bytes in what is damaged.
-    fn tell_harm(&self, bad: Vec<Bad>, users: &Users<'_>, report: &mut FsckReport) {
-        let mut harm: Vec<Vec<Harm>> = vec![Vec::new(); bad.len()];
-        for (image, contents) in &users.images {
-            let hit = |range: &BlobRange, it: &Bad| meets(range, &it.at.0, &it.at.1);
-            if !contents.ranges.iter().any(|range| bad.iter().any(|it| hit(range, it))) {
-                continue;
-            }
-            let mut paths: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
-            let mut visit = |path: &[u8], used: Use| {
-                let Use::Range(range) = used else { return };
-                for (at, _) in bad.iter().enumerate().filter(|it| hit(&range, it.1)) {
-                    let paths = paths.entry(at).or_default();
-                    if paths.last().is_none_or(|last| last != path) {
-                        paths.push(path.to_vec());
-                    }
-                }
-            };
-            let read = match self.image_file(image) {
-                Ok(Some(file)) => images::uses(&file, &mut visit).map_err(|it| chain(&it)),
-                Ok(None) => Ok(()),
-                Err(error) => Err(chain(&error)),
-            };
-            if let Err(why) = read {
-                // It could be read a moment ago.
-                report.add(Damage::BadImage(*image, why));
-            }
-            for (at, paths) in paths {
-                harm[at].push(Harm { image: *image, refs: users.names(image), paths });
-            }
-        }
-        for (Bad { blob, object, why, .. }, harm) in bad.into_iter().zip(harm) {
-            report.damage.push((Damage::Stored { object, blob, why }, harm));
-        }
-    }
-
     /// Whether an object in a data blob is what its index says.
     pub(crate) fn is_sound_stored(&self, blob: &ObjectId, object: &ObjectId) -> bool {
         let Ok(Some(index)) = self.index_of(blob) else { return false };
-        let records = index.records.iter().filter(|it| it.object() == *object);
-        if records.into_iter().any(|it| self.record_damage(blob, &index, it).is_some()) {
+        let Some(key) = data::key(object) else { return true };
+        let record = index.record(&key);
+        if record.is_some_and(|it| self.record_damage(blob, &index, it).is_some()) {
             return false;
         }
-        let places = object.as_bytes().try_into().map(|key| index.places(&key));
         let mut buffer = vec![0; 1 << 20];
-        places
-            .unwrap_or_default()
+        index
+            .places(&key)
             .iter()
             .all(|entry| self.stored_damage(&(*blob, &index, entry), &mut buffer).is_none())
     }
@@ -349,16 +314,6 @@ impl Used {
 /// Longer files have no file system here; and nobody waits for so many zeros.
 const RECORD_BYTES_MAX: u64 = 1 << 50;
 
-/// An object of a data blob that is not what an index says.
-struct Bad {
-    /// The blob of that index.
-    blob: ObjectId,
-    object: ObjectId,
-    /// Where it begins, or where its first piece does.
-    at: (ObjectId, Entry),
-    why: String,
-}
-
 fn is_one_of(objects: &BTreeSet<ObjectId>, id: &[u8; 32]) -> bool {
     ObjectId::from_bytes(id).is_ok_and(|it| objects.contains(&it))
 }
@@ -389,14 +344,6 @@ fn differs(
         }
         _ => None,
     }
-}
-
-/// Whether a range has bytes of an object.
-fn meets(range: &BlobRange, blob: &ObjectId, entry: &Entry) -> bool {
-    range.blob == *blob
-        && entry.in_blob() > 0
-        && range.offset < entry.until()
-        && entry.offset < range.offset.saturating_add(range.len)
 }
 
 /// Something that an image needs and an index does not know: then nothing vouches for it.
