@@ -90,6 +90,9 @@ fn unneeded(dead: &Dead) -> String {
         Freeing::Sealed => {
             "cannot be freed since the blob is sealed: `quire convert --form packed --dedup layer` packs an image anew"
         }
+        Freeing::Unsupported => {
+            "cannot be freed since the file system frees no parts of files: it goes with the last image that needs the blob"
+        }
         _ => "cannot be freed now",
     };
     format!("{} of data blob {} {when}", report::size(dead.bytes), dead.blob)

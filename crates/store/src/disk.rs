@@ -399,17 +399,13 @@ impl Directory {
         }
     }
 
-    /// Waits until no other change of its entries is on the way that asked likewise, and keeps others waiting as long as the
-    /// answer is kept. Changes that ask are short.
-    pub(crate) fn lock_to_change(&self) -> Result<OwnedFd, DiskError> {
-        let failed = |errno| self.failed("lock", "", errno);
-        // A descriptor of its own for each holder, since flock belongs to the open file.
-        let fd = rustix::fs::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
+    /// As [`try_lock`](Self::try_lock), and waits: for locks that are held for a moment only.
+    pub(crate) fn lock(&self) -> Result<(), DiskError> {
         loop {
-            match rustix::fs::flock(&fd, FlockOperation::LockExclusive) {
-                Ok(()) => return Ok(fd),
+            match rustix::fs::flock(&self.fd, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed(errno)),
+                Err(errno) => return Err(self.failed("lock", "", errno)),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Finds every byte that is not as it was imported.
 
 mod data;
+mod harm;
 mod hash;
 mod rebuild;
 

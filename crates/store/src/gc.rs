@@ -192,7 +192,7 @@ impl Store {
         let _lock = self.lock_exclusive()?;
         let imports = self.running_imports()?;
         let plan = self.plan(now, !imports.is_empty())?;
-        let described = self.describe(&plan);
+        let mut described = self.describe(&plan);
         let mut swept = Swept::default();
         let trash = match (imports.as_slice(), plan.items.as_slice()) {
             ([], _) | (_, []) => None,
@@ -202,9 +202,15 @@ impl Store {
         let trims: Vec<_> = trims.collect();
         self.sweep(&plan.items, trash.as_ref(), !trims.is_empty())?;
         for trimming in trims {
-            self.trim(trimming)?;
-            swept.trimmed += trimming.dead.bytes;
-            swept.freed += trimming.dead.bytes;
+            if self.trim(trimming)? {
+                swept.trimmed += trimming.dead.bytes;
+                swept.freed += trimming.dead.bytes;
+                continue;
+            }
+            let blob = trimming.dead.blob;
+            for dead in described.dead.iter_mut().filter(|it| it.blob == blob) {
+                dead.freeing = Freeing::Unsupported;
+            }
         }
         for id in &plan.containers {
             if let Owner::Dead(_lock) = work::owner(&self.containers, id)? {

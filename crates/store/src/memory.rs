@@ -5,7 +5,7 @@
 
 mod native;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -76,7 +76,7 @@ enum Data {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cache {
     Object,
-    /// Of a data blob.
+    /// Of a data blob, the first of those that a file is in.
     Blob(ObjectId),
     /// Of a mounted image, by its device number.
     Mount(u64),
@@ -87,8 +87,20 @@ enum Cache {
 #[derive(Debug)]
 struct Copy {
     cache: Cache,
-    pages: u64,
-    users: Vec<usize>,
+    /// Pages, and the images whose they are: of a file in pieces, an image may have a part.
+    parts: Vec<(u64, Vec<usize>)>,
+}
+
+impl Copy {
+    fn pages(&self) -> u64 {
+        self.parts.iter().map(|it| it.0).sum()
+    }
+
+    /// Of them, those of an image.
+    fn pages_of(&self, user: usize) -> u64 {
+        let parts = self.parts.iter().filter(|it| it.1.contains(&user));
+        parts.map(|it| it.0).sum()
+    }
 }
 
 #[derive(Debug)]
@@ -222,17 +234,29 @@ impl Memory<'_> {
                 continue;
             }
             parts.sort_by_key(|(range, _, image)| (range.start, range.end, *image));
-            // A page that has parts of two files is the first one's.
-            let mut until = 0;
+            // Images may have different parts of the same bytes: where each begins or ends.
+            let mut edges: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
             let page = cache::page_size();
-            for same in parts.chunk_by(|a, b| a.0 == b.0) {
-                let (range, data, _) = &same[0];
-                let bytes =
-                    (range.start / page * page).max(until)..range.end.next_multiple_of(page);
-                until = until.max(bytes.end);
-                let users: Vec<usize> = same.iter().map(|it| it.2).collect();
-                let pages = self.pages(file.as_fd(), &bytes);
-                self.add(*data, Cache::Blob(blob), pages, &users);
+            for (number, (range, _, _)) in parts.iter().enumerate() {
+                edges.entry(range.start / page * page).or_default().push(number);
+                edges.entry(range.end.next_multiple_of(page)).or_default().push(number);
+            }
+            let mut here: BTreeSet<usize> = BTreeSet::new();
+            let mut at = 0;
+            for (edge, changes) in edges {
+                // What is in two files is that of the first.
+                if let Some(first) = here.first() {
+                    let users: BTreeSet<usize> = here.iter().map(|it| parts[*it].2).collect();
+                    let users: Vec<usize> = users.into_iter().collect();
+                    let pages = self.pages(file.as_fd(), &(at..edge));
+                    self.add(parts[*first].1, Cache::Blob(blob), pages, &users);
+                }
+                at = edge;
+                for number in changes {
+                    if !here.remove(&number) {
+                        here.insert(number);
+                    }
+                }
             }
         }
         Ok(())
@@ -246,25 +270,31 @@ impl Memory<'_> {
         let known = match cache {
             // Two files of a mount have pages of their own each.
             Cache::Object | Cache::Mount(_) => None,
-            Cache::Blob(_) | Cache::Domain => copies.iter_mut().find(|it| it.cache == cache),
+            Cache::Domain => copies.iter_mut().find(|it| it.cache == cache),
+            // Pieces of a file may be in several blobs, each once.
+            Cache::Blob(_) => copies.iter_mut().find(|it| {
+                let is_in_blob = matches!(it.cache, Cache::Blob(_));
+                it.cache == cache || is_in_blob && users.iter().any(|user| it.pages_of(*user) > 0)
+            }),
         };
-        match known {
-            Some(known) => {
-                known.pages = match cache {
-                    // Seen once more.
-                    Cache::Domain => known.pages.max(pages),
-                    // A file in several pieces.
-                    _ => known.pages + pages,
-                };
-                known.users.extend_from_slice(users);
-                known.users.sort_unstable();
-                known.users.dedup();
+        let Some(known) = known else {
+            let parts = vec![(pages, users.to_vec())];
+            copies.push(Copy { cache, parts });
+            return;
+        };
+        match (cache, known.parts.as_mut_slice()) {
+            // Seen once more.
+            (Cache::Domain, [(seen, all)]) => {
+                *seen = pages.max(*seen);
+                all.extend_from_slice(users);
+                all.sort_unstable();
+                all.dedup();
             }
-            None => {
-                let mut users = users.to_vec();
-                users.dedup();
-                copies.push(Copy { cache, pages, users });
-            }
+            // A file in several pieces.
+            (_, parts) => match parts.iter_mut().find(|it| it.1 == users) {
+                Some((seen, _)) => *seen += pages,
+                None => known.parts.push((pages, users.to_vec())),
+            },
         }
     }
 
@@ -356,24 +386,24 @@ impl Memory<'_> {
         });
         used.images = images.collect();
         for copies in self.copies.values() {
-            used.twice += more_than_one(copies.iter()) * page;
-            let mut users: Vec<usize> = Vec::new();
+            used.twice += more_than_one(copies.iter().map(Copy::pages)) * page;
+            let mut users = BTreeSet::new();
             for copy in copies {
-                let bytes = copy.pages * page;
-                used.total += bytes;
                 used.has_domains |= copy.cache == Cache::Domain;
-                let is_shared = copy.users.len() > 1;
-                used.shared += if is_shared { bytes } else { 0 };
-                for user in &copy.users {
-                    used.images[*user].bytes += bytes;
-                    used.images[*user].shared += if is_shared { bytes } else { 0 };
+                for (pages, whose) in &copy.parts {
+                    let bytes = pages * page;
+                    used.total += bytes;
+                    let shared = if whose.len() > 1 { bytes } else { 0 };
+                    used.shared += shared;
+                    for user in whose {
+                        used.images[*user].bytes += bytes;
+                        used.images[*user].shared += shared;
+                    }
+                    users.extend(whose);
                 }
-                users.extend_from_slice(&copy.users);
             }
-            users.sort_unstable();
-            users.dedup();
             for user in users {
-                let own = copies.iter().filter(|copy| copy.users.contains(&user));
+                let own = copies.iter().map(|copy| copy.pages_of(user));
                 used.images[user].twice += more_than_one(own) * page;
             }
         }
@@ -382,7 +412,7 @@ impl Memory<'_> {
 }
 
 /// Pages of copies of the same data, less those of the largest.
-fn more_than_one<'a>(copies: impl Iterator<Item = &'a Copy> + Clone) -> u64 {
-    let all: u64 = copies.clone().map(|it| it.pages).sum();
-    all - copies.map(|it| it.pages).max().unwrap_or(0)
+fn more_than_one(copies: impl Iterator<Item = u64> + Clone) -> u64 {
+    let all: u64 = copies.clone().sum();
+    all - copies.max().unwrap_or(0)
 }

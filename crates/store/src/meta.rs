@@ -76,7 +76,8 @@ impl Meta {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let features = [(self.data_blobs, DATA_BLOBS), (self.data_pieces, DATA_PIECES)];
         let needed = features.into_iter().filter(|(is_needed, _)| *is_needed);
-        let needed_to_write = needed.map(|(_, name)| name.to_owned()).collect();
+        let needed = needed.map(|(_, name)| name.to_owned());
+        let needed_to_write = needed.chain(self.unknown_to_write.iter().cloned()).collect();
         record::encode(&Raw {
             format: FORMAT_VERSION,
             algorithm: self.algorithm.name().to_owned(),
@@ -148,7 +149,11 @@ mod tests {
     fn what_is_written_is_read() {
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
             for sealing in [Sealing::Verity, Sealing::VerityOrImmutable] {
-                let meta = Meta::new(algorithm, sealing);
+                let mut meta = Meta::new(algorithm, sealing);
+                assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+                // Who says one feature more keeps those that it does not know.
+                meta.data_pieces = true;
+                meta.unknown_to_write = vec!["packs".to_owned()];
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
             }
         }

@@ -36,6 +36,12 @@ impl Trace {
         Ok(())
     }
 
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as the one for tests")]
+    #[inline(always)]
+    pub(crate) const fn allow_hole(&self, _is_try: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
     #[expect(clippy::unused_self, reason = "as the one for tests")]
     #[inline(always)]
     pub(crate) fn record(&self, _change: impl FnOnce() -> Change) {}
@@ -50,6 +56,20 @@ pub(crate) struct Recorder {
     /// This attempt fails with `ENOSPC`, counted from 0, and those after it too if `for_good`.
     pub(crate) fail_at: Option<usize>,
     pub(crate) for_good: bool,
+    pub(crate) holes: Holes,
+}
+
+/// What the file system says of holes.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Holes {
+    /// What it says.
+    #[default]
+    Asked,
+    /// That it makes none.
+    None,
+    /// Likewise, and it is not found out beforehand.
+    NoneAtLast,
 }
 
 #[cfg(test)]
@@ -70,6 +90,14 @@ impl Trace {
         let number = recorder.asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         match recorder.fail_at {
             Some(at) if number == at || (recorder.for_good && number > at) => Err(Errno::NOSPC),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn allow_hole(&self, is_try: bool) -> Result<(), Errno> {
+        match self.recorder.as_ref().map(|it| it.holes) {
+            Some(Holes::None) => Err(Errno::OPNOTSUPP),
+            Some(Holes::NoneAtLast) if !is_try => Err(Errno::OPNOTSUPP),
             _ => Ok(()),
         }
     }

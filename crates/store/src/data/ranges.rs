@@ -27,6 +27,14 @@ impl Ranges {
         from < until && last.is_some_and(|reach| *reach > from)
     }
 
+    /// The places, in their order, of those that have a byte from `from` on and before `until`, the last first.
+    pub(crate) fn meeting(&self, from: u64, until: u64) -> impl Iterator<Item = usize> + use<'_> {
+        let before = self.sorted.partition_point(|range| range.0 < until);
+        let before = if from < until { before } else { 0 };
+        let all = (0..before).rev().take_while(move |at| self.reaches[*at] > from);
+        all.filter(move |at| self.sorted[*at].1 > from)
+    }
+
     /// In their order.
     pub(crate) fn into_sorted(self) -> Vec<(u64, u64)> {
         self.sorted
@@ -52,6 +60,11 @@ mod tests {
         ];
         for ((from, until), expect) in cases {
             assert_eq!(ranges.meet(from, until), expect, "{from}..{until}");
+            assert_eq!(ranges.meeting(from, until).next().is_some(), expect, "{from}..{until}");
         }
+        let all = |from, until| ranges.meeting(from, until).collect::<Vec<_>>();
+        assert_eq!(all(19, 20), [1, 0]);
+        assert_eq!(all(20, 51), [2, 0]);
+        assert_eq!(all(40, 99), [2]);
     }
 }

@@ -7,15 +7,17 @@ use rustix::io::Errno;
 
 use super::{Change, Directory, DiskError, PUBLISHED};
 
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+
 impl Directory {
     /// Takes the bytes of these ranges away from a published file: they are zeros from then on, and no room is taken by
     /// them. The file keeps its length, its mode and the immutable flag. Where the file system cannot do it, nothing
-    /// happens.
+    /// happens, and the answer is `false`.
     pub(crate) fn punch(
         &self,
         name: impl AsRef<[u8]>,
         ranges: &[(u64, u64)],
-    ) -> Result<(), DiskError> {
+    ) -> Result<bool, DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("free a part of", name, errno);
         let mut was_sealed = false;
@@ -48,10 +50,9 @@ impl Directory {
         let file = opened.map_err(failed)?;
         let mut punched = Ok(());
         for (from, until) in ranges {
-            punched = self.trace.allow().and_then(|()| {
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                rustix::fs::fallocate(&file, flags, *from, until - from)
-            });
+            let allowed = self.trace.allow().and_then(|()| self.trace.allow_hole(false));
+            punched =
+                allowed.and_then(|()| rustix::fs::fallocate(&file, PUNCH, *from, until - from));
             if punched.is_err() {
                 break;
             }
@@ -63,9 +64,21 @@ impl Directory {
         match punched {
             Err(Errno::OPNOTSUPP) => {
                 tracing::debug!(directory = %self.path.display(), "no part of a file can be freed here");
-                Ok(())
+                Ok(false)
             }
-            other => other.map_err(failed),
+            other => other.map(|()| true).map_err(failed),
         }
+    }
+
+    /// Whether the file system of the directory can free parts of files. Tried with a file that has no name; where that
+    /// cannot be done, yes.
+    pub(crate) fn can_punch(&self) -> bool {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(self, ".", flags, Mode::RUSR | Mode::WUSR) else {
+            return true;
+        };
+        let punched = self.trace.allow_hole(true);
+        let punched = punched.and_then(|()| rustix::fs::fallocate(&file, PUNCH, 0, 4096));
+        punched != Err(Errno::OPNOTSUPP)
     }
 }

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
+use super::harm::Bad;
 use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
-use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record};
+use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::disk::DiskError;
-use crate::images::{self, BlobRange, Use};
+use crate::images::BlobRange;
 use crate::store::Store;
 
 /// How many objects a thread takes at once.
@@ -111,19 +112,9 @@ impl Store {
             let all = index.entries.iter();
             jobs.extend(all.map(|entry| (*blob, index, entry)));
         }
-        if scope == Scope::Images {
-            let ranges = users.images.values().flat_map(|it| &it.ranges);
-            let mut used: BTreeMap<ObjectId, Vec<(u64, u64)>> = BTreeMap::new();
-            for range in ranges {
-                let until = range.offset.saturating_add(range.len);
-                used.entry(range.blob).or_default().push((range.offset, until));
-            }
-            let used: BTreeMap<_, _> =
-                used.into_iter().map(|(blob, ranges)| (blob, Ranges::new(ranges))).collect();
-            jobs.retain(|(blob, _, entry)| {
-                let ranges = used.get(blob).filter(|_| entry.in_blob() > 0);
-                ranges.is_some_and(|it| it.meet(entry.offset, entry.until()))
-            });
+        let used = (scope == Scope::Images).then(|| Used::of(users));
+        if let Some(used) = &used {
+            jobs.retain(|(blob, _, entry)| used.meets(blob, entry.offset, entry.until()));
         }
         // As they are on the disk; ends in the order of the frames that have them.
         jobs.sort_by_key(|(blob, _, entry)| (*blob, entry.offset, entry.end_at));
@@ -151,6 +142,11 @@ impl Store {
         let mut bad_records = BTreeSet::new();
         for (blob, index) in &indexes {
             for record in &index.records {
+                let resolved = || self.resolved(blob, index, record);
+                if used.as_ref().is_some_and(|it| !resolved().is_some_and(|of| it.has_all_of(&of)))
+                {
+                    continue;
+                }
                 report.checked += 1;
                 // Whatever is wrong with a piece was told.
                 if record.parts().any(|it| is_one_of(&in_blobs.damaged, &it)) {
@@ -239,6 +235,12 @@ impl Store {
         }
     }
 
+    /// Where the pieces of an object are, if they are there.
+    fn resolved(&self, blob: &ObjectId, index: &Index, record: &Record) -> Option<StoredObject> {
+        let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
+        data::resolve(index, blob, record, &find)
+    }
+
     /// What is wrong with an object in pieces whose pieces are sound, if they are there; and the first of these, which
     /// files that have it begin with.
     fn record_damage(
@@ -247,8 +249,7 @@ impl Store {
         index: &Index,
         record: &Record,
     ) -> Option<((ObjectId, Entry), String)> {
-        let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
-        let stored = data::resolve(index, blob, record, &find)?;
+        let stored = self.resolved(blob, index, record)?;
         let first = stored.pieces.iter().flat_map(|it| it.iter()).find_map(|it| it.stored.as_ref());
         let (first_blob, offset, size) =
             first.map_or((*blob, 0, 0), |it| (it.blob, it.offset, it.size));
@@ -264,70 +265,54 @@ impl Store {
         Some((at, why))
     }
 
-    /// Says which paths of which images have their bytes in what is damaged.
-    fn tell_harm(&self, bad: Vec<Bad>, users: &Users<'_>, report: &mut FsckReport) {
-        let mut harm: Vec<Vec<Harm>> = vec![Vec::new(); bad.len()];
-        for (image, contents) in &users.images {
-            let hit = |range: &BlobRange, it: &Bad| meets(range, &it.at.0, &it.at.1);
-            if !contents.ranges.iter().any(|range| bad.iter().any(|it| hit(range, it))) {
-                continue;
-            }
-            let mut paths: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
-            let mut visit = |path: &[u8], used: Use| {
-                let Use::Range(range) = used else { return };
-                for (at, _) in bad.iter().enumerate().filter(|it| hit(&range, it.1)) {
-                    let paths = paths.entry(at).or_default();
-                    if paths.last().is_none_or(|last| last != path) {
-                        paths.push(path.to_vec());
-                    }
-                }
-            };
-            let read = match self.image_file(image) {
-                Ok(Some(file)) => images::uses(&file, &mut visit).map_err(|it| chain(&it)),
-                Ok(None) => Ok(()),
-                Err(error) => Err(chain(&error)),
-            };
-            if let Err(why) = read {
-                // It could be read a moment ago.
-                report.add(Damage::BadImage(*image, why));
-            }
-            for (at, paths) in paths {
-                harm[at].push(Harm { image: *image, refs: users.names(image), paths });
-            }
-        }
-        for (Bad { blob, object, why, .. }, harm) in bad.into_iter().zip(harm) {
-            report.damage.push((Damage::Stored { object, blob, why }, harm));
-        }
-    }
-
     /// Whether an object in a data blob is what its index says.
     pub(crate) fn is_sound_stored(&self, blob: &ObjectId, object: &ObjectId) -> bool {
         let Ok(Some(index)) = self.index_of(blob) else { return false };
-        let records = index.records.iter().filter(|it| it.object() == *object);
-        if records.into_iter().any(|it| self.record_damage(blob, &index, it).is_some()) {
+        let Some(key) = data::key(object) else { return true };
+        let record = index.record(&key);
+        if record.is_some_and(|it| self.record_damage(blob, &index, it).is_some()) {
             return false;
         }
-        let places = object.as_bytes().try_into().map(|key| index.places(&key));
         let mut buffer = vec![0; 1 << 20];
-        places
-            .unwrap_or_default()
+        index
+            .places(&key)
             .iter()
             .all(|entry| self.stored_damage(&(*blob, &index, entry), &mut buffer).is_none())
     }
 }
 
+/// What images have of data blobs.
+struct Used(BTreeMap<ObjectId, Ranges>);
+
+impl Used {
+    fn of(users: &Users<'_>) -> Self {
+        let mut used: BTreeMap<ObjectId, Vec<(u64, u64)>> = BTreeMap::new();
+        for range in users.images.values().flat_map(|it| &it.ranges) {
+            let until = range.offset.saturating_add(range.len);
+            used.entry(range.blob).or_default().push((range.offset, until));
+        }
+        Self(used.into_iter().map(|(blob, ranges)| (blob, Ranges::new(ranges))).collect())
+    }
+
+    fn meets(&self, blob: &ObjectId, from: u64, until: u64) -> bool {
+        self.0.get(blob).is_some_and(|it| it.meet(from, until))
+    }
+
+    /// Whether an object in pieces may be one of these images' files: they have each of its pieces. Of one that is all
+    /// zeros they have nothing that could be damaged.
+    fn has_all_of(&self, stored: &StoredObject) -> bool {
+        let pieces = stored.pieces.iter().flat_map(|it| it.iter());
+        let mut has_any = false;
+        let has_all = pieces.filter_map(|it| it.stored.as_ref()).all(|it| {
+            has_any = true;
+            self.meets(&it.blob, it.offset, it.offset.saturating_add(it.size))
+        });
+        has_all && has_any
+    }
+}
+
 /// Longer files have no file system here; and nobody waits for so many zeros.
 const RECORD_BYTES_MAX: u64 = 1 << 50;
-
-/// An object of a data blob that is not what an index says.
-struct Bad {
-    /// The blob of that index.
-    blob: ObjectId,
-    object: ObjectId,
-    /// Where it begins, or where its first piece does.
-    at: (ObjectId, Entry),
-    why: String,
-}
 
 fn is_one_of(objects: &BTreeSet<ObjectId>, id: &[u8; 32]) -> bool {
     ObjectId::from_bytes(id).is_ok_and(|it| objects.contains(&it))
@@ -359,14 +344,6 @@ fn differs(
         }
         _ => None,
     }
-}
-
-/// Whether a range has bytes of an object.
-fn meets(range: &BlobRange, blob: &ObjectId, entry: &Entry) -> bool {
-    range.blob == *blob
-        && entry.in_blob() > 0
-        && range.offset < entry.until()
-        && entry.offset < range.offset.saturating_add(range.len)
 }
 
 /// Something that an image needs and an index does not know: then nothing vouches for it.

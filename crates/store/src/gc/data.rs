@@ -41,6 +41,8 @@ pub enum Freeing {
     Imports,
     /// The blob is sealed by fs-verity: with the last thing that needs it.
     Sealed,
+    /// The file system cannot free parts of files: with the last thing that needs the blob.
+    Unsupported,
 }
 
 /// What somebody needs of data blobs.
@@ -312,6 +314,7 @@ impl Store {
         importing: bool,
     ) -> Result<Vec<Trimming>, DiskError> {
         let mut found = Vec::new();
+        let mut can_punch = None;
         let mut kept = Vec::new();
         let mut pieces = HashSet::new();
         for (blob, parts) in &needed.blobs {
@@ -334,6 +337,8 @@ impl Store {
             drop(file);
             let freeing = if sealed {
                 Freeing::Sealed
+            } else if !*can_punch.get_or_insert_with(|| self.tmp.can_punch()) {
+                Freeing::Unsupported
             } else if importing {
                 Freeing::Imports
             } else if self.is_blob_in_use(blob)? {
@@ -360,9 +365,9 @@ impl Store {
         }
     }
 
-    /// Takes objects out of the index, durably, and then out of the blob. The store is locked exclusively, and no import
-    /// runs.
-    pub(super) fn trim(&self, trimming: &Trimming) -> Result<(), DiskError> {
+    /// Takes objects out of the index, durably, and then out of the blob: `false` if the file system cannot do that. The
+    /// store is locked exclusively, and no import runs.
+    pub(super) fn trim(&self, trimming: &Trimming) -> Result<bool, DiskError> {
         let Trimming { dead, index, cut } = trimming;
         if (cut.kept.len(), cut.records.len()) != (index.entries.len(), index.records.len()) {
             self.drop_entries(&dead.blob, index, &cut.kept, &cut.records)?;

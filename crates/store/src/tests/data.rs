@@ -415,3 +415,24 @@ fn an_image_without_its_blob_is_not_committed() {
     let error = import.commit().unwrap_err();
     assert!(matches!(error, TransactionError::NoDevice { .. }), "{error}");
 }
+
+/// Two versions of a file have most pieces in common: the images have other parts of the same blob.
+#[test]
+fn pieces_of_two_images_are_in_memory_for_both() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let one = super::pieces::import_pieces(&store, "one", &[("file", "abcd")]).unwrap();
+    let two = super::pieces::import_pieces(&store, "two", &[("file", "abXd")]).unwrap();
+    for file in std::fs::read_dir(directory.path().join("data")).unwrap() {
+        std::fs::read(file.unwrap().path()).unwrap();
+    }
+    let used = store.memory().unwrap().finish().unwrap();
+    let of = |image| {
+        let it = used.images.iter().find(|it| it.image == image).unwrap();
+        (it.bytes - it.metadata, it.shared, it.twice)
+    };
+    // A piece has 8192 bytes. a, b and d are both's; c and X are one's.
+    assert_eq!((of(one), of(two)), ((4 * 8192, 3 * 8192, 0), (4 * 8192, 3 * 8192, 0)));
+    let metadata: u64 = used.images.iter().map(|it| it.metadata).sum();
+    assert_eq!((used.total - metadata, used.shared, used.twice), (5 * 8192, 3 * 8192, 0));
+}

@@ -498,6 +498,30 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     check_files(&store, &two, &TWO);
 }
 
+/// The blob of one image has a file of another in it, and a large one that the other has nothing or a part of.
+#[test]
+fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let large = import_pieces(&store, "large", &[("large", "abcd"), ("small", "x")]).unwrap();
+    let small = import_pieces(&store, "small", &[("small", "x")]).unwrap();
+    let part = import_pieces(&store, "part", &[("file", "ab")]).unwrap();
+    let damaged = store.stored(&id(&bytes_of("c"))).unwrap().unwrap();
+    let blob = directory.path().join(format!("data/{}", damaged.blob));
+    flip(&blob, usize::try_from(damaged.offset).unwrap() * 8 + 9);
+    let verify = |image| store.verify(image, FsckOptions { threads: 1 }).unwrap();
+    let report = verify(&small);
+    assert_eq!(report.damage, []);
+    // The image, its one blob, its piece, and its file, which is made of that.
+    assert_eq!(report.checked, 4);
+    assert_eq!(verify(&part).damage, []);
+    let report = verify(&large);
+    assert!(
+        matches!(report.damage.as_slice(), [(Damage::Stored { object, .. }, _)] if *object == damaged.object),
+        "{report:?}"
+    );
+}
+
 /// Bytes that an index says to be others are what the index says, or nothing.
 #[test]
 fn what_an_image_claims_is_believed_as_far_as_indexes_say() {

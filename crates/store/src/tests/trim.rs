@@ -2,13 +2,15 @@
 
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
 
 use image::verity::ObjectId;
 use tempfile::TempDir;
 
 use super::data::{files, id, pack};
 use super::{NOW, check, check_clean, import, import_as, name, open, sample};
-use crate::{Form, Freeing, Garbage, GcPlan, Store};
+use crate::trace::{Holes, Recorder, Trace};
+use crate::{Form, Freeing, Garbage, GcPlan, OpenOptions, Store};
 
 /// Bytes on disk of all data blobs, indexes not counted.
 fn allocated(store: &Store) -> u64 {
@@ -130,6 +132,35 @@ fn nothing_is_freed_while_somebody_reads() {
     assert_eq!(allocated(&store), before);
     super::eventually(|| store.gc(NOW).unwrap().1.trimmed > 0);
     assert!(allocated(&store) < before);
+}
+
+#[test]
+fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
+    for holes in [Holes::None, Holes::NoneAtLast] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        half_dead(&store);
+        // Nothing can be punched out of what fs-verity protects: the blobs become files like others.
+        for file in std::fs::read_dir(directory.path().join("data")).unwrap() {
+            let path = file.unwrap().path();
+            super::damage::replace(&path, &std::fs::read(&path).unwrap());
+        }
+        let before = allocated(&store);
+        let recorder = Arc::new(Recorder { holes, ..Recorder::default() });
+        let trace = Trace::to(&recorder);
+        let store = Store::open_traced(directory.path(), OpenOptions::write(), trace).unwrap();
+        for _ in 0..2 {
+            let (plan, swept) = store.gc(NOW).unwrap();
+            assert_eq!(freeing(&plan), [Freeing::Unsupported], "{holes:?}");
+            assert_eq!(swept.trimmed, 0);
+            assert_eq!(allocated(&store), before);
+            let offered = freeing(&store.plan_gc(NOW).unwrap());
+            assert_eq!(offered == [Freeing::Unsupported], holes == Holes::None);
+        }
+        // What is known beforehand to stay can be used again.
+        assert_eq!(store.stored(&own("gone")).unwrap().is_some(), holes == Holes::None);
+        check(&store).unwrap();
+    }
 }
 
 #[test]

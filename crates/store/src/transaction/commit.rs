@@ -48,8 +48,10 @@ impl Transaction<'_> {
         self.sync_objects(&state)?;
         self.publish_users(&state)?;
         if !refs.is_empty() {
-            // Between the look at a ref and its rename nobody else replaces one.
-            let alone = self.store.refs.lock_to_change()?;
+            // Between the look at a ref and its rename nobody else replaces one. A descriptor of its own, since flock
+            // belongs to the open file.
+            let alone = self.store.root.open("refs")?;
+            alone.lock()?;
             self.check_expected(&state)?;
             for (name, file) in &refs {
                 self.work.directory.rename_over(file, &self.store.refs, name)?;

@@ -250,6 +250,10 @@ impl Transaction<'_> {
         let has_pieces = has_pieces(first) || made.any(has_pieces);
         let store = self.store;
         let made = store.root.make(data::DATA, SHARED)?;
+        // A descriptor of its own, since flock belongs to the open file. Imports share the store's lock: without this one,
+        // what another says between the reading and the renaming would be lost. Nothing else is waited for under it.
+        let lock = store.root.open(data::DATA)?;
+        lock.lock()?;
         let meta = store.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
         let meta = Meta::decode(&meta);
         let meta =
@@ -267,6 +271,8 @@ impl Transaction<'_> {
         if made || !is_said {
             store.root.sync()?;
         }
+        // Only now: who finds it said publishes at once.
+        drop(lock);
         Ok(())
     }
 

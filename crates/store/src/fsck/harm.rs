@@ -1,0 +1,142 @@
+//! Whom damage to objects in data blobs hurts.
+
+use std::collections::BTreeMap;
+
+use image::verity::ObjectId;
+
+use super::{Damage, FsckReport, Harm, Users, chain};
+use crate::data::{Entry, Ranges};
+use crate::images::{self, BlobRange, Use};
+use crate::store::Store;
+
+/// An object of a data blob that is not what an index says.
+pub(super) struct Bad {
+    /// The blob of that index.
+    pub(super) blob: ObjectId,
+    pub(super) object: ObjectId,
+    /// Where it begins, or where its first piece does.
+    pub(super) at: (ObjectId, Entry),
+    pub(super) why: String,
+}
+
+/// Where damaged objects are in their blobs: as much may be damaged as there is.
+struct Places(BTreeMap<ObjectId, (Ranges, Vec<usize>)>);
+
+impl Places {
+    fn of(bad: &[Bad]) -> Self {
+        let mut blobs: BTreeMap<ObjectId, Vec<(u64, u64, usize)>> = BTreeMap::new();
+        for (number, Bad { at: (blob, entry), .. }) in bad.iter().enumerate() {
+            if entry.in_blob() > 0 {
+                blobs.entry(*blob).or_default().push((entry.offset, entry.until(), number));
+            }
+        }
+        let sorted = blobs.into_iter().map(|(blob, mut places)| {
+            // As `Ranges` has them.
+            places.sort_unstable();
+            let (ranges, numbers) = places.into_iter().map(|it| ((it.0, it.1), it.2)).unzip();
+            (blob, (Ranges::new(ranges), numbers))
+        });
+        Self(sorted.collect())
+    }
+
+    /// The numbers of the damaged objects of which a range has bytes.
+    fn hit(&self, range: &BlobRange) -> impl Iterator<Item = usize> + use<'_> {
+        let (from, until) = (range.offset, range.offset.saturating_add(range.len));
+        let blob = self.0.get(&range.blob);
+        blob.into_iter().flat_map(move |(ranges, numbers)| {
+            ranges.meeting(from, until).filter_map(|at| numbers.get(at).copied())
+        })
+    }
+}
+
+impl Store {
+    /// Says which paths of which images have their bytes in what is damaged.
+    pub(super) fn tell_harm(&self, bad: Vec<Bad>, users: &Users<'_>, report: &mut FsckReport) {
+        let places = Places::of(&bad);
+        let mut harm: Vec<Vec<Harm>> = vec![Vec::new(); bad.len()];
+        for (image, contents) in &users.images {
+            if !contents.ranges.iter().any(|range| places.hit(range).next().is_some()) {
+                continue;
+            }
+            let mut paths: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
+            let mut visit = |path: &[u8], used: Use| {
+                let Use::Range(range) = used else { return };
+                for at in places.hit(&range) {
+                    let paths = paths.entry(at).or_default();
+                    if paths.last().is_none_or(|last| last != path) {
+                        paths.push(path.to_vec());
+                    }
+                }
+            };
+            let read = match self.image_file(image) {
+                Ok(Some(file)) => images::uses(&file, &mut visit).map_err(|it| chain(&it)),
+                Ok(None) => Ok(()),
+                Err(error) => Err(chain(&error)),
+            };
+            if let Err(why) = read {
+                // It could be read a moment ago.
+                report.add(Damage::BadImage(*image, why));
+            }
+            let refs = users.names(image);
+            for (at, paths) in paths {
+                harm[at].push(Harm { image: *image, refs: refs.clone(), paths });
+            }
+        }
+        for (Bad { blob, object, why, .. }, harm) in bad.into_iter().zip(harm) {
+            report.damage.push((Damage::Stored { object, blob, why }, harm));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use image::verity::Algorithm;
+    use tempfile::TempDir;
+
+    use super::super::Contents;
+    use super::*;
+    use crate::OpenOptions;
+
+    /// Minutes, where each damaged object is compared with each range.
+    #[test]
+    fn everything_may_be_damaged_at_once() {
+        const COUNT: u64 = 200_000;
+        let directory = TempDir::new().unwrap();
+        let store = Store::open(directory.path(), OpenOptions::create()).unwrap();
+        let id = |text: &str| image::verity::digest(Algorithm::Sha256, text.as_bytes());
+        let blob = id("blob");
+        let entry = |number: u64| Entry {
+            id: *id("object").as_bytes().first_chunk().unwrap(),
+            offset: number * 8192,
+            size: 4096,
+            end_len: 0,
+            end_at: 0,
+            sha256: [0; 32],
+        };
+        let bad = (0..COUNT).map(|it| Bad {
+            blob,
+            object: id("object"),
+            at: (blob, entry(it)),
+            why: String::new(),
+        });
+        // Beside all that is damaged, so that each is looked at.
+        let ranges = (0..COUNT).map(|it| BlobRange {
+            blob,
+            offset: it * 8192 + 4096,
+            len: 4096,
+            size: 4096,
+        });
+        let contents = Contents { ranges: ranges.collect(), ..Contents::default() };
+        let refs = BTreeMap::new();
+        let images = [(id("image"), contents)].into();
+        let users = Users { refs: &refs, images, layers: BTreeMap::new() };
+        let mut report = FsckReport::default();
+        let start = Instant::now();
+        store.tell_harm(bad.collect(), &users, &mut report);
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+        assert_eq!(report.damage.len(), usize::try_from(COUNT).unwrap());
+        assert!(report.damage.iter().all(|it| it.1.is_empty()));
+    }
+}
