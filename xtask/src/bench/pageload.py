@@ -50,7 +50,7 @@ SERVERS = {
     },
     "mariadb": {
         "prepare": """
-            mariadb-install-db --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=normal --skip-test-db""",
+            mariadb-install-db --force --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=normal --skip-test-db""",
         "server": """
             exec mariadbd --user=mysql --datadir=/var/lib/mysql --bind-address=127.0.0.1 --socket=/tmp/mysql.sock""",
         "port": 3306,
