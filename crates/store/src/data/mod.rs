@@ -209,7 +209,9 @@ pub enum DataError {
         actual: u64,
     },
     /// Its index is not as it was written.
-    #[error("the index of data blob {blob} is damaged: {reason}")]
+    #[error(
+        "the index of data blob {blob} is damaged: {reason}; an import of the image that it belongs to writes it again"
+    )]
     Index {
         /// Which one.
         blob: ObjectId,

@@ -195,6 +195,26 @@ fn every_flipped_bit_of_an_index_is_found() {
     assert_eq!(found, !is_end, "{:?}", report.damage);
 }
 
+/// The blob is whole: what is in it is found again as soon as somebody says what that is.
+#[test]
+fn an_import_writes_a_damaged_index_again() {
+    let it = two_images();
+    let object = id(&sample("one", 12)["own-9"]);
+    for repairs in [false, true] {
+        flip(&it.index(), 130 * 8);
+        let error = it.store.index_damage(&it.blob).unwrap().unwrap().to_string();
+        assert!(error.contains(&it.blob.to_string()), "{error}");
+        assert!(error.contains("an import of the image that it belongs to writes it again"));
+        assert_eq!(it.store.stored(&object).unwrap(), None);
+        if repairs {
+            assert_eq!(it.store.remove_damaged(&it.fsck()).unwrap(), 1);
+        }
+        it.again();
+        assert_eq!(it.store.stored(&object).unwrap().unwrap().blob, it.blob);
+        it.store.open_image(&it.one).unwrap();
+    }
+}
+
 #[test]
 fn strays_beside_data_blobs_are_told() {
     let it = two_images();

@@ -182,6 +182,32 @@ fn eventually(mut is_so: impl FnMut() -> bool) {
     panic!("not so after two seconds");
 }
 
+/// How many warnings and errors are logged meanwhile, by this thread.
+fn warnings(work: impl FnOnce()) -> u64 {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use tracing::span::{Attributes, Id, Record};
+    struct Count(Arc<AtomicU64>);
+    impl tracing::Subscriber for Count {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            *metadata.level() <= tracing::Level::WARN
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+    let count = Arc::new(AtomicU64::new(0));
+    tracing::subscriber::with_default(Count(Arc::clone(&count)), work);
+    count.load(Ordering::Relaxed)
+}
+
 /// An environment variable that makes a slow test slower and more thorough, or says how often.
 fn setting(name: &str) -> Option<String> {
     #[expect(clippy::disallowed_methods, reason = "tests have no other arguments")]

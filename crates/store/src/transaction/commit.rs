@@ -207,13 +207,19 @@ impl Transaction<'_> {
         to: &Directory,
         name: &str,
     ) -> Result<(), DiskError> {
-        let (work, file) = (&self.work.directory, file.to_string());
-        if !matches!(found, Found::Better(_)) {
-            // Another import may have published the same: its bytes are synced, as ours are.
-            let (Renamed::Now | Renamed::Taken) = work.rename_new(&file, to, name)?;
-            return Ok(());
+        if matches!(found, Found::Better(_)) {
+            tracing::warn!(name, "replacing a damaged file");
+            return self.replace(file, to, name);
         }
-        tracing::warn!(name, "replacing a damaged file");
+        // Another import may have published the same: its bytes are synced, as ours are.
+        let (Renamed::Now | Renamed::Taken) =
+            self.work.directory.rename_new(file.to_string(), to, name)?;
+        Ok(())
+    }
+
+    /// Puts a file in the place of whatever has the name.
+    pub(super) fn replace(&self, file: u64, to: &Directory, name: &str) -> Result<(), DiskError> {
+        let (work, file) = (&self.work.directory, file.to_string());
         match work.rename_over(&file, to, name) {
             Err(error) if error.is(rustix::io::Errno::PERM) => {
                 to.unseal(name.as_bytes(), error)?;

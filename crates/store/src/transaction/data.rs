@@ -295,12 +295,14 @@ impl Transaction<'_> {
         for (id, made) in &made {
             let name = data::blob_name(id);
             let there = directory.stat(&name)?;
-            let found = match there {
-                // Perhaps with holes, which its index knows and ours does not.
-                Some(_) => Found::Better(made.blob),
-                None => Found::Here(made.blob),
-            };
-            self.place(made.blob, found, directory, &name)?;
+            if there.is_none() {
+                self.place(made.blob, Found::Here(made.blob), directory, &name)?;
+            } else if self.lacks_objects(id)? {
+                tracing::debug!(name, "replacing a data blob that lacks objects");
+                self.replace(made.blob, directory, &name)?;
+            } else {
+                self.place(made.blob, Found::Better(made.blob), directory, &name)?;
+            }
             sealer.seal(directory, &name);
         }
         // Also what another import has published, and perhaps not synced yet.
@@ -314,6 +316,14 @@ impl Transaction<'_> {
         }
         self.store.forget_indexes();
         Ok(())
+    }
+
+    /// Whether a blob that is there is as its index says, which knows fewer objects than an import has: `gc` made holes,
+    /// or a crash or a repair left no index.
+    fn lacks_objects(&self, blob: &ObjectId) -> Result<bool, DiskError> {
+        let has_none = self.store.data_there()?.stat(data::index_name(blob))?.is_none();
+        let index = self.store.index_of(blob).map_err(|error| self.store.disk_error(error))?;
+        Ok(has_none || index.is_some())
     }
 
     /// Every data blob that a new image has as a device is one that this import made or has found.
