@@ -5,23 +5,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use image::layer::{Layer, LayerError};
-use image::tar::recipe;
 use image::tar::{Entry, Event, Kind, Reader, TarError};
-use image::tree::{Content, InodeId, Location, Node, Timestamp, TreeError, XattrsId};
+use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, Hasher, ObjectId};
 use store::{Blob, BlobKind, Committed, DataBlobDraft, LayerDraft, LayerInfo, walk};
 
 use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
+use super::failure::LayerFailure;
 use super::feed::{self, Feed, Tar};
 use super::limits::{LimitError, Limits};
-use super::objects::{
-    BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Stopped, Target,
-};
+use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
 use super::recipe::{Pending, Places, Replay};
 use super::stop::Stop;
 use super::{LayerReport, Unsupported};
 use crate::Digest;
-use crate::chunked::ChunkedError;
 
 /// Files of up to this many bytes are in the image itself, as those of directories are.
 const INLINE_MAX: usize = {
@@ -31,112 +28,6 @@ const INLINE_MAX: usize = {
 
 /// Verbatim bytes of the tar that may wait for the object ids of files before them.
 const WAITING_MAX: usize = 8 << 20;
-
-/// Why a layer cannot be imported.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LayerFailure {
-    /// The blob does not unpack, or is another one.
-    #[error(transparent)]
-    Blob(#[from] DecodeError),
-    /// What is in it is no tar.
-    #[error(transparent)]
-    Tar(#[from] TarError),
-    /// An entry cannot stand in the layer, or on those below.
-    #[error(transparent)]
-    Entry(#[from] LayerError),
-    /// An object cannot be put where its entry is.
-    #[error("cannot add an object to the tree")]
-    Tree(#[source] TreeError),
-    /// An entry passes a bound.
-    #[error("\"{}\" is too much", entry.escape_ascii())]
-    Limit {
-        /// The entry's path.
-        entry: Vec<u8>,
-        /// Which bound.
-        source: LimitError,
-    },
-    /// The unpacked tar is not the one that the config names.
-    #[error("unpacked it has the digest {actual}, but the config has {expected}")]
-    DiffId {
-        /// The config's.
-        expected: Box<Digest>,
-        /// The tar's.
-        actual: Box<Digest>,
-    },
-    /// The table of contents that the blob came with is another one.
-    #[error(transparent)]
-    Contents(#[from] ChunkedError),
-    /// Nothing but the tar itself says where it ends, and it does not.
-    #[error("the tar has no end: it is empty, or was cut off")]
-    Endless,
-    /// The recipe cannot be written.
-    #[error("cannot write the recipe of the layer")]
-    Recipe(#[from] recipe::WriteError),
-    /// The recipe that the store has cannot be read.
-    #[error("cannot read the recipe of the layer")]
-    Replay(#[from] recipe::RebuildError),
-    /// The layer cannot be stored.
-    #[error("cannot store the layer")]
-    Store(#[from] store::LayerError),
-    /// The tar itself cannot be stored.
-    #[error("cannot store the layer's tar")]
-    Data(#[source] store::DraftError),
-    /// The tar itself cannot be written down.
-    #[error("cannot write the layer's tar")]
-    Copy(#[source] std::io::Error),
-    /// The layer cannot be made durable.
-    #[error("cannot add the layer to the store")]
-    Commit(#[source] store::TransactionError),
-    /// Something else failed.
-    #[error("stopped")]
-    Stopped,
-}
-
-impl LayerFailure {
-    /// Whether a layer that was made of parts may be right when it is read as a whole. What is wrong with it then is told
-    /// then.
-    pub(super) const fn is_of_parts(&self) -> bool {
-        match self {
-            Self::Blob(DecodeError::Stopped)
-            | Self::Contents(_)
-            | Self::Recipe(_)
-            | Self::Replay(_)
-            | Self::Store(_)
-            | Self::Data(_)
-            | Self::Copy(_)
-            | Self::Commit(_)
-            | Self::Stopped => false,
-            Self::Blob(_)
-            | Self::Tar(_)
-            | Self::Entry(_)
-            | Self::Tree(_)
-            | Self::Limit { .. }
-            | Self::DiffId { .. }
-            | Self::Endless => true,
-        }
-    }
-
-    /// Whether another copy of the blob may be better.
-    pub(super) const fn is_of_the_blob(&self) -> bool {
-        match self {
-            Self::Blob(error) => matches!(
-                error,
-                DecodeError::Mismatch { .. }
-                    | DecodeError::Size { .. }
-                    | DecodeError::Gzip(_)
-                    | DecodeError::Zstd(_)
-            ),
-            _ => false,
-        }
-    }
-}
-
-impl From<Stopped> for LayerFailure {
-    fn from(Stopped: Stopped) -> Self {
-        Self::Stopped
-    }
-}
 
 /// What is counted over all layers of one import.
 #[derive(Debug, Default)]

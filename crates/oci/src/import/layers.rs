@@ -12,7 +12,8 @@ use store::{Committed, Form};
 
 use super::decode::{Claimed, Decoder, Expected};
 use super::documents;
-use super::layer::{self, Gathered, LayerFailure, Shared, Totals, Wanted};
+use super::failure::LayerFailure;
+use super::layer::{self, Gathered, Shared, Totals, Wanted};
 use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
 use super::{DecodeError, Durable, Event, ImportError, Job, Made, Times, feed};

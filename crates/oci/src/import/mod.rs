@@ -10,6 +10,7 @@ mod copy;
 mod decode;
 mod documents;
 mod error;
+mod failure;
 mod feed;
 mod layer;
 pub(crate) mod layers;
@@ -36,7 +37,7 @@ use store::{Committed, Form, RefName, Reference, Seconds, Store, walk};
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::ImportError;
-pub use layer::LayerFailure;
+pub use failure::LayerFailure;
 pub use limits::{LimitError, Limits};
 pub use stacked::preview;
 
