@@ -208,7 +208,11 @@ pub(crate) fn contents(
             Ok(())
         }
         Content::External { object: None, .. } => {
-            bail!("the image does not say which object \"{}\" is", inode.path().escape_ascii())
+            bail!(
+                "nothing says which object \"{}\" is: of an image of the form packed or tar, `quire fsck` tells whether \
+                 an index is gone, which importing it once more writes again",
+                inode.path().escape_ascii()
+            )
         }
     }
 }

@@ -371,6 +371,29 @@ fn images_of_many_blobs_are_opened_with_few_descriptors() {
     assert!(output.stdout == bytes(7, 5000), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// An index that is gone costs names, not bytes.
+#[test]
+fn another_import_brings_an_index_back() {
+    let place = Place::new();
+    layers(&place);
+    for form in ["packed", "tar"] {
+        place.out(&format!("import -q --form {form} tar:lower.tar {form}"));
+        let cat = || place.run(&format!("cat {form}:/usr/lib/4097"));
+        assert_eq!(cat().code, Some(0), "{form}");
+        for entry in std::fs::read_dir(place.path("store/data")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|it| it == "index") {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+        let ran = cat();
+        assert!(ran.code == Some(2) && ran.err.contains("importing it once more"), "{}", ran.err);
+        place.out(&format!("import -q --form {form} tar:lower.tar {form}"));
+        assert_eq!(cat().code, Some(0), "{form}");
+        place.out(&format!("verify {form}"));
+    }
+}
+
 #[test]
 fn names_say_the_form_that_their_image_has() {
     let place = place();

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use image::erofs::Fingerprints;
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
-use store::{DataBlob, DataBlobDraft, DraftError, Form, ObjectReader, StoredObject, Transaction};
+use store::{DataBlob, DraftError, Form, ObjectReader, StoredObject, Transaction};
 
 use super::layer::{KeptTar, TarFile};
 use super::{ImportError, Job, check_paths};
@@ -33,7 +33,6 @@ impl Job<'_> {
         }
         check_paths(tree)?;
         let transaction = &*self.transaction;
-        let mut kept = Tars::default();
         let mut found = HashMap::new();
         let dedup = match self.options.form {
             // What is beside the tars is little, and an image of tars is the same on every host.
@@ -60,13 +59,14 @@ impl Job<'_> {
             }
             self.pack_own(&mut packer, &sparse)?;
             packer.end_layer()?;
-            kept.add(draft, &files);
+            // All of it is in blobs: the tar takes room no longer.
+            drop(draft);
         }
         if self.options.form == Form::Tar {
             self.pack_others(&mut packer, tree, layers, &mut found)?;
         }
         found.extend(packer.finish()?);
-        let places = Found { transaction, form: self.options.form, layers, found, tars: kept };
+        let places = Found { transaction, form: self.options.form, layers, found };
         let written = native::write(transaction, tree, &places, Fingerprints::default())?;
         // They are in the blobs.
         transaction.forget_objects();
@@ -149,8 +149,7 @@ impl Job<'_> {
         })?;
         self.pack_own(&mut packer, &objects)?;
         found.extend(packer.finish()?);
-        let (form, layers, tars) = (Form::Packed, &[][..], Tars::default());
-        let places = Found { transaction, form, layers, found, tars };
+        let places = Found { transaction, form: Form::Packed, layers: &[], found };
         Ok(native::write(transaction, tree, &places, Fingerprints::default())?)
     }
 }
@@ -189,24 +188,6 @@ impl TarFile {
     }
 }
 
-/// Tars that are read again, for the ends of files.
-#[derive(Default)]
-struct Tars<'t> {
-    drafts: Vec<DataBlobDraft<'t>>,
-    /// Which one, where in it, and how many bytes.
-    files: HashMap<ObjectId, (usize, u64, u64)>,
-}
-
-impl<'t> Tars<'t> {
-    fn add(&mut self, draft: DataBlobDraft<'t>, files: &[TarFile]) {
-        let number = self.drafts.len();
-        self.drafts.push(draft);
-        for file in files {
-            self.files.entry(file.object).or_insert((number, file.offset, file.size));
-        }
-    }
-}
-
 /// Where the data of an import's files is.
 struct Found<'t> {
     transaction: &'t Transaction<'t>,
@@ -215,7 +196,6 @@ struct Found<'t> {
     layers: &'t [Digest],
     /// What is in the blobs of this import, or was found for them.
     found: HashMap<ObjectId, StoredObject>,
-    tars: Tars<'t>,
 }
 
 impl Places for Found<'_> {
@@ -230,11 +210,6 @@ impl Places for Found<'_> {
     }
 
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()> {
-        if let Some((tar, offset, size)) = self.tars.files.get(object) {
-            return native::copy(start..*size, out, |into, at| {
-                self.tars.drafts[*tar].read_exact_at(into, offset + at)
-            });
-        }
         let reader = self.transaction.read_object(object).map_err(io::Error::other)?;
         native::copy(start..reader.size(), out, |into, at| reader.read_exact_at(into, at))
     }
