@@ -21,10 +21,26 @@ const FORWARDED: [(&str, Signal); 7] = [
 ];
 
 fn main() {
+    if ignores_some() {
+        // Behind nohup(1), or as a script's background job: a shell cannot trap what was ignored when it was started.
+        let mut again = Command::new("env");
+        let names = FORWARDED.map(|(name, _)| name).join(",");
+        again.arg(format!("--default-signal={names}")).arg(std::env::current_exe().unwrap());
+        assert!(again.status().unwrap().success());
+        return;
+    }
     senders_are_told_apart();
     every_signal_reaches_the_child();
     the_child_starts_with_the_mask_from_before();
     println!("signals: ok");
+}
+
+/// Whether this process was started with a forwarded signal ignored. Source: proc_pid_status(5), `SigIgn`.
+fn ignores_some() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+    FORWARDED.iter().any(|(_, signal)| ignored & 1 << (signal.as_raw() - 1) != 0)
 }
 
 /// The child sends each signal to its parent, and must get it back before it goes on.
