@@ -287,7 +287,8 @@ pub(crate) enum OverlayXattrsWish {
 /// How an image's data is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum FormWish {
-    /// `packed` where the kernel shares pages between such images, else `objects`
+    /// `packed` where the kernel shares pages between such images and the store's disk can be read past its cache in blocks
+    /// of 512 bytes, else `objects`
     #[default]
     Auto,
     /// A file for each content; overlayfs finds them, and all images share them, in memory too

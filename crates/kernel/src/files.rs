@@ -75,7 +75,7 @@ pub fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// Has this process be allowed `count` open files, and what its other threads may need, if the hard limit allows it.
 /// Programs that it starts inherit that.
-pub fn allow(count: usize) {
+pub fn allow_open(count: usize) {
     // What a process has open besides, with threads and pipes.
     const OTHERS: u64 = 256;
     let wanted = u64::try_from(count).unwrap_or(u64::MAX).saturating_add(OTHERS);

@@ -239,7 +239,7 @@ impl Store {
     ) -> Result<(Form, Vec<OpenDevice>), OpenImageError> {
         let table = images::devices(image);
         let table = table.map_err(|source| OpenImageError::Devices { image: *id, source })?;
-        kernel::files::allow(table.uses.len());
+        kernel::files::allow_open(table.uses.len());
         let mut devices = Vec::with_capacity(table.uses.len());
         for used in &table.uses {
             let blob = used.blob.ok_or(OpenImageError::Foreign(*id))?;

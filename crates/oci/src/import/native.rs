@@ -66,7 +66,7 @@ impl Job<'_> {
             self.pack_others(&mut packer, tree, layers, &mut found)?;
         }
         found.extend(packer.finish()?);
-        let places = Found { transaction, form: self.options.form, layers, found };
+        let places = Found { transaction, found };
         let written = native::write(transaction, tree, &places, Fingerprints::default())?;
         // They are in the blobs.
         transaction.forget_objects();
@@ -149,7 +149,7 @@ impl Job<'_> {
         })?;
         self.pack_own(&mut packer, &objects)?;
         found.extend(packer.finish()?);
-        let places = Found { transaction, form: Form::Packed, layers: &[], found };
+        let places = Found { transaction, found };
         Ok(native::write(transaction, tree, &places, Fingerprints::default())?)
     }
 }
@@ -191,9 +191,6 @@ impl TarFile {
 /// Where the data of an import's files is.
 struct Found<'t> {
     transaction: &'t Transaction<'t>,
-    form: Form,
-    /// The image's layers, from the lowest to the uppermost.
-    layers: &'t [Digest],
     /// What is in the blobs of this import, or was found for them.
     found: HashMap<ObjectId, StoredObject>,
 }
@@ -203,10 +200,7 @@ impl Places for Found<'_> {
         if let Some(found) = self.found.get(object) {
             return Ok(Some(found.clone()));
         }
-        match self.form {
-            Form::Tar => self.transaction.reuse_in_tars(object, self.layers),
-            _ => self.transaction.reuse_packed(object),
-        }
+        self.transaction.reuse_packed(object)
     }
 
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()> {
