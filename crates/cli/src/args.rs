@@ -11,6 +11,7 @@ use clap::{
 mod containers;
 mod derive;
 mod memory;
+mod mount;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
@@ -18,9 +19,7 @@ pub(crate) use containers::{
 
 pub(crate) use derive::{Filter, Merge};
 pub(crate) use memory::{Du, WARM, Warm};
-
-use crate::userns::UserNs;
-use crate::writable::Wish;
+pub(crate) use mount::{Mount, MountWord, Umount};
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
 const NEVER_JSON: [&str; 6] = ["cat", "dump", "run", "logs", "exec", "completions"];
@@ -524,45 +523,6 @@ pub(crate) struct Trust {
     /// domain can change what all in it read, so give tenants domains of their own, with names that nobody guesses
     #[arg(long, value_name = "NAME", env = "QUIRE_DOMAIN")]
     pub(crate) domain: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Mount {
-    /// A name, an image id or its beginning
-    pub(crate) name: String,
-    /// An existing directory
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub(crate) directory: PathBuf,
-    #[command(flatten)]
-    pub(crate) trust: Trust,
-    #[arg(
-        long,
-        value_name = "KIND",
-        default_value = "none",
-        help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file without a \
-                name, gone at unmount) or dir=PATH[,durable]"
-    )]
-    pub(crate) writable: Wish,
-    /// Let `df` show an empty file system with some space in it, not a full one. The price is a root directory that is
-    /// merged of two, which takes longer to list
-    #[arg(long)]
-    pub(crate) df: bool,
-    /// Who the image's owners are on the host: a map, CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups
-    /// alike. Those whom it lacks are shown as nobody (65534)
-    #[arg(long, value_name = "MAP")]
-    pub(crate) userns: Option<UserNs>,
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
-    pub(crate) warm: Warm,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Umount {
-    /// Where the image is mounted
-    #[arg(required = true, value_hint = ValueHint::DirPath)]
-    pub(crate) directories: Vec<PathBuf>,
-    /// Detach even when it is in use; it is freed when its last user has gone
-    #[arg(short, long)]
-    pub(crate) lazy: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,7 +1,9 @@
 //! `bundle`: an OCI bundle for other tools.
 
+use std::fs::{DirBuilder, File};
+use std::io::Write as _;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -9,7 +11,9 @@ use container::bundle::{Process, Terminal, host_files, runtime_config};
 use container::monitor::ROOT;
 use container::root::Shape;
 use container::stage::Stage;
-use kernel::mount::Freed;
+use kernel::mount::{Attributes, Detached, Freed, MountAttrFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use serde_json::Value;
 use store::OpenOptions;
 
 use crate::Answer;
@@ -37,6 +41,12 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
     let root =
         crate::mount::root(context, &opened, &found, &wanted.trust, &shape, std::iter::empty())?;
+    if map.is_some() {
+        // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users
+        // who are nobody here; its devices would be devices, and a user namespace has no use for them.
+        let set = MountAttrFlags::MOUNT_ATTR_NODEV;
+        root.mount.set(&Attributes { set, ..Attributes::default() })?;
+    }
     crate::mount::warm(context, &opened, &root, wanted.warm);
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
@@ -47,42 +57,102 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
     let mut stage = Stage::new(&args.directory, None);
     wishes.volumes = volumes(wanted, &Files::default(), map.as_ref(), &mut stage)?;
-    let has_map = map.is_some();
+    let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     wishes.map = map;
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
     let process = Process::new(&image, &wishes, &user)?;
     let config = runtime_config(&process, &user, &wishes, &image, ROOT);
     let directory = &args.directory;
-    std::fs::create_dir_all(directory)
-        .with_context(|| format!("cannot make \"{}\"", directory.display()))?;
-    let rootfs = directory.join(ROOT);
-    let file = directory.join("config.json");
-    let made = std::fs::create_dir(&rootfs)
-        .with_context(|| format!("cannot make \"{}\"", rootfs.display()))
-        .and_then(|()| {
-            let text = serde_json::to_string_pretty(&config)?;
-            std::fs::write(&file, text + "\n")
-                .with_context(|| format!("cannot write \"{}\"", file.display()))
-        })
-        // Last: from here on there is something to unmount.
-        .and_then(|()| Ok(root.mount.attach_at(&rootfs)?));
-    if made.is_err() {
-        // As it was: both are ours.
-        drop((std::fs::remove_file(&file), std::fs::remove_dir(&rootfs)));
-    }
-    made?;
-    if has_map && let Some(closed) = closed_above(directory) {
+    let folder = make_folder(context, directory, owners)?;
+    publish(&folder, directory, &config, &root.mount)?;
+    if owners == Owners::Mapped
+        && let Some(closed) = closed_above(directory)
+    {
         context.remark(&format!(
             "the container's root, who is nobody to the host, cannot pass through {}: `chmod o+x` lets him, or choose \
              another directory",
             closed.display()
         ));
     }
+    let rootfs = directory.join(ROOT);
     let (directory, rootfs) = (directory.display(), rootfs.display());
     context.remark(&format!(
         "`crun run --bundle {directory} NAME` runs it; `quire umount {rootfs}` ends it"
     ));
     Ok(Answer::Yes)
+}
+
+/// Whose the files of the root are on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owners {
+    /// Those that the image says, root among them.
+    AsInImage,
+    /// Those of a map.
+    Mapped,
+}
+
+/// The directory of the bundle, made if it is not there. It is its owner's alone: set-uid files, file capabilities and
+/// devices of the image have effect in the root, since the container needs them, and are not for other users of the host.
+fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::Result<File> {
+    let failed = || format!("cannot make \"{}\"", directory.display());
+    if let Some(parent) = directory.parent() {
+        std::fs::create_dir_all(parent).with_context(failed)?;
+    }
+    let mode = if owners == Owners::Mapped { 0o755 } else { 0o700 };
+    match DirBuilder::new().mode(mode).create(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        result => result.with_context(failed)?,
+    }
+    let folder = File::open(directory)
+        .with_context(|| format!("cannot open \"{}\"", directory.display()))?;
+    let found = folder.metadata()?;
+    let user = rustix::process::geteuid().as_raw();
+    if found.uid() != user {
+        bail!(
+            "\"{}\" belongs to user {}, who could reach set-uid files and devices of the image: name a directory of your \
+             own, or one that is not there yet",
+            directory.display(),
+            found.uid()
+        );
+    }
+    if owners == Owners::AsInImage && found.mode() & 0o077 != 0 {
+        folder
+            .set_permissions(std::fs::Permissions::from_mode(0o700))
+            .with_context(|| format!("cannot change the mode of \"{}\"", directory.display()))?;
+        context.remark(&format!(
+            "\"{}\" has the mode 0700 now: set-uid files and devices of the image have effect in its rootfs",
+            directory.display()
+        ));
+    }
+    Ok(folder)
+}
+
+/// Writes the configuration and attaches the root, both in the directory that is open: its path may lead elsewhere by now.
+fn publish(folder: &File, directory: &Path, config: &Value, root: &Detached) -> anyhow::Result<()> {
+    const CONFIG: &str = "config.json";
+    let make = || -> anyhow::Result<()> {
+        let failed = || format!("cannot make \"{}\"", directory.join(ROOT).display());
+        rustix::fs::mkdirat(folder, ROOT, Mode::from_raw_mode(0o755)).with_context(failed)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let rootfs = rustix::fs::openat(folder, ROOT, flags, Mode::empty()).with_context(failed)?;
+        let failed = || format!("cannot write \"{}\"", directory.join(CONFIG).display());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(folder, CONFIG, flags, Mode::from_raw_mode(0o644));
+        let text = serde_json::to_string_pretty(config)?;
+        let mut file = File::from(file.with_context(failed)?);
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.write_all(b"\n"))
+            .with_context(failed)?;
+        // Last: from here on there is something to unmount.
+        Ok(root.attach(rootfs.as_fd())?)
+    };
+    let made = make();
+    if made.is_err() {
+        // As it was: both are ours.
+        let _removed = rustix::fs::unlinkat(folder, CONFIG, AtFlags::empty());
+        let _removed = rustix::fs::unlinkat(folder, ROOT, AtFlags::REMOVEDIR);
+    }
+    made
 }
 
 /// The first directory on the way that not everybody may pass through.

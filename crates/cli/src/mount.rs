@@ -12,11 +12,11 @@ use container::superblock::Superblock;
 use image::erofs::read::Image;
 use kernel::cache;
 use kernel::features::KernelVersion;
-use kernel::mount::{Acl, Backing, Freed, Unmount};
+use kernel::mount::{Acl, Attributes, Backing, Freed, MountAttrFlags, Unmount};
 use store::{Form, OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
-use crate::args::{self, Trust, VerityPolicy};
+use crate::args::{self, MountWord, Trust, VerityPolicy};
 use crate::context::Context;
 use crate::target;
 use crate::writable::Place;
@@ -37,11 +37,37 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     };
     let place = Place::make(context, &store, Some(&args.writable))?;
     let space = space(args.df, place.access())?;
+    let flags = flags(&args.options, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
     let root = root(context, &opened, &found, &args.trust, &shape, std::iter::empty())?;
+    root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(context, &opened, &root, args.warm);
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
+}
+
+/// The attributes that `--options` ask for. Every user of the host can reach the mount, so what an image says of root,
+/// capabilities and devices has no effect unless that is asked for.
+fn flags(words: &[MountWord], access: Access) -> anyhow::Result<MountAttrFlags> {
+    let [nosuid, nodev, noexec] = [
+        MountAttrFlags::MOUNT_ATTR_NOSUID,
+        MountAttrFlags::MOUNT_ATTR_NODEV,
+        MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    ];
+    let mut flags = nosuid | nodev;
+    for word in words {
+        match word {
+            MountWord::Suid => flags.remove(nosuid),
+            MountWord::NoSuid => flags.insert(nosuid),
+            MountWord::Dev => flags.remove(nodev),
+            MountWord::NoDev => flags.insert(nodev),
+            MountWord::Exec => flags.remove(noexec),
+            MountWord::NoExec => flags.insert(noexec),
+            MountWord::Ro if access == Access::ReadOnly => {}
+            MountWord::Ro => bail!("--options ro contradicts --writable: leave one of them out"),
+        }
+    }
+    Ok(flags)
 }
 
 /// What `--df` asks for.

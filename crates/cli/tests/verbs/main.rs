@@ -28,6 +28,7 @@ mod pieces;
 mod progress;
 #[cfg(feature = "registry")]
 mod registries;
+mod rights;
 #[path = "../../../oci/tests/registry/rounds.rs"]
 mod rounds;
 mod runs;
