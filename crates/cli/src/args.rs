@@ -14,7 +14,7 @@ mod memory;
 mod mount;
 
 pub(crate) use containers::{
-    Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Run, Snapshot, Stop, Wait, Wanted,
+    Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Rm, Rmi, Run, Snapshot, Stop, Wait, Wanted,
 };
 
 pub(crate) use derive::{Filter, Merge};
@@ -82,11 +82,11 @@ pub(crate) struct Global {
     /// Print JSON for programs
     #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) json: bool,
-    /// Say more about what is done: -v for each request, -vv for each object
-    #[arg(short, long, global = true, help_heading = EVERY, action = clap::ArgAction::Count)]
+    /// Say more about what is done: once for each request, twice for each object
+    #[arg(long, global = true, help_heading = EVERY, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// No progress, no remarks
-    #[arg(short, long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
+    #[arg(long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 }
 
@@ -169,7 +169,7 @@ pub(crate) enum Verb {
     Wait(Wait),
     /// List the images
     #[command(visible_alias = "list")]
-    Images,
+    Images(Images),
     /// Show all that is known of an image
     #[command(visible_alias = "inspect")]
     Show(Show),
@@ -217,8 +217,10 @@ pub(crate) enum Verb {
     Du(Du),
     /// Give an image a further name
     Tag(Tag),
-    /// Remove names of images, whose space `gc` then frees, or containers
+    /// Remove containers, or names of images, whose space `gc` then frees
     Rm(Rm),
+    /// Remove names of images, whose space `gc` then frees
+    Rmi(Rmi),
     /// Read every byte of images and compare it with their digests
     Verify(Verify),
     /// Check the whole store
@@ -533,6 +535,13 @@ pub(crate) enum When {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Images {
+    /// Print ids alone, each once
+    #[arg(short = 'q')]
+    pub(crate) ids: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Show {
     /// A name, an image id or its beginning
     pub(crate) name: String,
@@ -597,19 +606,6 @@ pub(crate) struct Tag {
     pub(crate) name: String,
     /// The further name
     pub(crate) new: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Rm {
-    /// Names of images, or containers
-    #[arg(required = true)]
-    pub(crate) names: Vec<String>,
-    /// Only containers are meant
-    #[arg(long)]
-    pub(crate) container: bool,
-    /// Succeed when a name is not there, and kill containers that run
-    #[arg(short, long)]
-    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

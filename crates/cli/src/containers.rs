@@ -107,6 +107,9 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     let mut found = all(&store)?;
     found.retain(|it| args.all || it.is_running());
     found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));
+    if args.ids || context.quiet {
+        return report::lines(found.iter().map(|it| it.id.as_str()));
+    }
     if context.json {
         let rows = found.iter().map(|it| {
             json!({
@@ -207,7 +210,7 @@ fn last_lines(log: &mut File, lines: usize) -> anyhow::Result<u64> {
 
 pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answer> {
     let signals = Signals::block(&crate::run::FORWARDED)?;
-    let terminal = crate::wanted::terminal(args.tty)?;
+    let terminal = crate::wanted::terminal(args.tty.when())?;
     let store = context.open(OpenOptions::read())?;
     let (found, root) = running(&store, &args.container, &signals)?;
     // While `commit` or `diff` look at it nothing new runs in it.

@@ -23,7 +23,8 @@ pub(crate) struct Context {
     sealing: Option<Sealing>,
     /// Print JSON.
     pub(crate) json: bool,
-    quiet: bool,
+    /// Print no progress and no remarks, and ids alone where there are lists.
+    pub(crate) quiet: bool,
 }
 
 impl Context {

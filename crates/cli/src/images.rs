@@ -1,6 +1,6 @@
 //! `images` and `show`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 
 use image::tree::{Node, Tree};
@@ -14,10 +14,16 @@ use crate::du::short;
 use crate::report;
 use crate::target::read;
 
-pub(crate) fn list(context: &Context) -> anyhow::Result<Answer> {
+pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let (refs, bad) = store.readable_refs()?;
     let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
+    if args.ids || context.quiet {
+        tell_bad(&bad);
+        let ids: BTreeSet<_> = refs.values().map(|it| short(&it.image)).collect();
+        let printed = report::lines(ids.iter().map(String::as_str));
+        return report::answer(answer, printed.map(drop));
+    }
     report::answer(answer, print_list(context, &refs, &bad))
 }
 

@@ -62,42 +62,18 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
     // All are looked for before any is removed.
     let (mut names, mut containers) = (Vec::new(), Vec::new());
     for text in &args.names {
+        // What is an image, too, is the container, as with podman: `rmi` removes the other.
         if args.container || crate::containers::is_there(&store, text)? {
-            if !args.container && text.parse().is_ok_and(|name| is_ref(&store, &name)) {
-                anyhow::bail!(
-                    "\"{text}\" is both: `quire rm --container {text}` removes the container, `quire rm {text}:latest` the \
-                     image's name"
-                );
-            }
             if args.container && !args.force {
                 crate::containers::find(&store, text)?;
             }
             containers.push(text);
             continue;
         }
-        let name: RefName = match text.parse::<RefName>() {
-            // What was pulled is called by its whole reference.
-            Ok(name) if !matches!(store.reference(&name), Ok(None)) => name,
-            name => match resolve(&store, text) {
-                Ok(Resolved { name: Some(whole), .. }) if is_short_for(text, &whole) => whole,
-                _ => {
-                    name.with_context(|| format!("there is no container \"{text}\" (any more)"))?
-                }
-            },
-        };
-        // One whose record is damaged is there too, and to be rid of it is a reason to remove it.
-        match store.reference(&name) {
-            Ok(None) if args.force => {}
-            Ok(None) => {
-                // The usual error of a name that is not there knows the names that are alike.
-                store
-                    .resolve(text)
-                    .with_context(|| format!("there is no container \"{text}\" (any more)"))?;
-                anyhow::bail!("\"{text}\" is an image, but no name: nothing to remove");
-            }
-            Err(error @ RefError::Disk(_)) => return Err(error.into()),
-            Ok(Some(_)) | Err(_) => names.push(name),
-        }
+        let found = image_name(&store, text, args.force);
+        let found =
+            found.with_context(|| format!("there is no container \"{text}\" (any more)"))?;
+        names.extend(found);
     }
     for container in containers {
         let is_removed = crate::containers::remove(&store, container, args.force)?;
@@ -106,7 +82,66 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
             context.remark(&format!("container {container} is gone already"));
         }
     }
-    for name in &names {
+    remove_names(context, &store, &names)
+}
+
+pub(crate) fn rmi(context: &Context, args: &args::Rmi) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::write())?;
+    // All are looked for before any is removed.
+    let names = args.names.iter().map(|text| image_names(&store, text, args.force));
+    let names = names.collect::<anyhow::Result<Vec<_>>>()?.concat();
+    remove_names(context, &store, &names)
+}
+
+/// The names that `text` means, which may be an image's id, as `images -q` prints them.
+fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<RefName>> {
+    let is_name = text.parse().is_ok_and(|name| !matches!(store.reference(&name), Ok(None)));
+    let is_id = |id: &str| !is_name && id.starts_with(&text.to_ascii_lowercase());
+    let id = store.resolve(text).ok().map(|it| it.image).filter(|it| is_id(&it.to_string()));
+    let Some(id) = id else {
+        return Ok(image_name(store, text, force)?.into_iter().collect());
+    };
+    let (refs, _) = store.readable_refs()?;
+    let names = refs.into_iter().filter(|(_, it)| it.image == id).map(|(name, _)| name);
+    let names: Vec<_> = names.collect();
+    if names.is_empty() && !force {
+        anyhow::bail!("\"{text}\" is an image, but no name: nothing to remove");
+    }
+    if names.len() > 1 && !force {
+        let names: Vec<_> = names.iter().map(RefName::as_str).collect();
+        anyhow::bail!(
+            "image \"{text}\" has several names: name those to remove, or --force for all: {}",
+            names.join(", ")
+        );
+    }
+    Ok(names)
+}
+
+/// The name of an image that `text` means; none if it is not there, and need not be.
+fn image_name(store: &Store, text: &str, force: bool) -> anyhow::Result<Option<RefName>> {
+    let name: RefName = match text.parse::<RefName>() {
+        // What was pulled is called by its whole reference.
+        Ok(name) if !matches!(store.reference(&name), Ok(None)) => name,
+        name => match resolve(store, text) {
+            Ok(Resolved { name: Some(whole), .. }) if is_short_for(text, &whole) => whole,
+            _ => name?,
+        },
+    };
+    // One whose record is damaged is there too, and to be rid of it is a reason to remove it.
+    match store.reference(&name) {
+        Ok(None) if force => Ok(None),
+        Ok(None) => {
+            // The usual error of a name that is not there knows the names that are alike.
+            store.resolve(text)?;
+            anyhow::bail!("\"{text}\" is an image, but no name: nothing to remove");
+        }
+        Err(error @ RefError::Disk(_)) => Err(error.into()),
+        Ok(Some(_)) | Err(_) => Ok(Some(name)),
+    }
+}
+
+fn remove_names(context: &Context, store: &Store, names: &[RefName]) -> anyhow::Result<Answer> {
+    for name in names {
         match store.remove_ref(name) {
             // Named twice, or removed by somebody else since.
             Err(RefError::Absent(_)) => {}
@@ -119,9 +154,4 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
         context.remark("names removed; `quire gc` frees what nobody uses");
     }
     Ok(Answer::Yes)
-}
-
-/// Whether an image has this very name, or is damaged and had it.
-fn is_ref(store: &Store, name: &RefName) -> bool {
-    !matches!(store.reference(name), Ok(None))
 }

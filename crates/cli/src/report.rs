@@ -24,6 +24,16 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints lines, which is all that a verb does.
+pub(crate) fn lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> anyhow::Result<Answer> {
+    let mut out = standard_output();
+    for line in lines {
+        writeln!(out, "{line}")?;
+    }
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
 /// Prints a value as JSON, and a newline.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();

@@ -99,12 +99,13 @@ struct Ready {
 }
 
 fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow::Result<Ready> {
-    if args.detach && args.tty == When::Always {
-        bail!(
-            "--tty always: a container of --detach outlives the terminal; `quire exec --tty always` gives one later"
-        );
+    if args.detach && args.tty.when() == When::Always {
+        bail!("-t: a container of --detach outlives the terminal; `quire exec -t` gives one later");
     }
-    let terminal = if args.detach { Terminal::None } else { terminal(args.tty)? };
+    if args.detach && args.tty.interactive {
+        bail!("-i: a container of --detach has no standard input: leave -i out");
+    }
+    let terminal = if args.detach { Terminal::None } else { terminal(args.tty.when())? };
     let search = std::env::var_os("PATH").unwrap_or_default();
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes().as_deref())?;
     let store = context.open(OpenOptions::write())?;

@@ -166,6 +166,19 @@ fn name(number: usize) -> String {
     format!("{}-{number}", filestore::NAME)
 }
 
+/// One of `--volume`, whose path on the host may begin with a dot, as with podman.
+fn volume(text: &str) -> anyhow::Result<Volume> {
+    let (source, rest) = text.split_once(':').unwrap_or((text, ""));
+    let is_relative =
+        [".", ".."].contains(&source) || source.starts_with("./") || source.starts_with("../");
+    if !is_relative {
+        return Ok(text.parse()?);
+    }
+    let source = std::path::absolute(source)?;
+    let source = source.to_str().context("a path that is not UTF-8, which runtimes need")?;
+    Ok(format!("{source}:{rest}").parse()?)
+}
+
 /// What the command line asks for, in order; file systems that the container is to have are mounted, and added to the
 /// stage.
 pub(crate) fn volumes(
@@ -175,7 +188,7 @@ pub(crate) fn volumes(
     stage: &mut Stage,
 ) -> anyhow::Result<Vec<Volume>> {
     let mut volumes: Vec<Volume> =
-        wanted.volume.iter().map(|it| it.parse()).collect::<Result<_, _>>()?;
+        wanted.volume.iter().map(|it| volume(it)).collect::<Result<_, _>>()?;
     let mut files = files.0.iter();
     for Mounted { kind, destination, access } in &wanted.mount {
         let source = match kind {

@@ -36,8 +36,22 @@ pub enum Source {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeError {
     /// Without both paths.
-    #[error("\"{0}\" is no volume: HOST:CONTAINER[:ro], both absolute paths")]
+    #[error(
+        "\"{0}\" is no volume: HOST:CONTAINER[:ro], both absolute paths (`--mount type=self,dst=PATH` is a file system \
+         of the container's own)"
+    )]
     Syntax(String),
+    /// A name in the place of the path on the host.
+    #[error(
+        "there are no named volumes such as \"{0}\": name a directory by its absolute path, or use \
+         `--mount type=self,dst=PATH` for a file system that goes with the container"
+    )]
+    Named(String),
+    /// What Docker may say after the paths, and has no meaning here.
+    #[error(
+        "a volume has no option \"{0}\": ro and rw are all (files are never relabelled or given to others)"
+    )]
+    Option(String),
     /// A path in the container that is none.
     #[error("\"{0}\" is no place in a container: an absolute path without \"..\"")]
     Destination(String),
@@ -59,20 +73,22 @@ impl FromStr for Volume {
 
     /// `SOURCE:DESTINATION[:ro|:rw]`, as Docker has it.
     fn from_str(text: &str) -> Result<Self, VolumeError> {
-        let (paths, access) = match text.rsplit_once(':') {
-            Some((paths, "ro")) => (paths, Access::ReadOnly),
-            Some((paths, "rw")) => (paths, Access::Writable),
-            _ => (text, Access::Writable),
+        let syntax = || VolumeError::Syntax(text.to_owned());
+        let (source, rest) = text.split_once(':').ok_or_else(syntax)?;
+        let (to, option) = rest.split_once(':').unwrap_or((rest, "rw"));
+        let access = match option {
+            "ro" => Access::ReadOnly,
+            "rw" => Access::Writable,
+            _ => return Err(VolumeError::Option(option.to_owned())),
         };
-        match paths.split_once(':') {
-            Some((source, to))
-                if source.starts_with('/') && to.starts_with('/') && !to.contains(':') =>
-            {
-                let source = Source::Host(source.to_owned());
-                Ok(Self { source, destination: destination(to)?, access })
-            }
-            _ => Err(VolumeError::Syntax(text.to_owned())),
+        if !to.starts_with('/') || source.is_empty() {
+            return Err(syntax());
         }
+        if !source.starts_with('/') {
+            return Err(VolumeError::Named(source.to_owned()));
+        }
+        let source = Source::Host(source.to_owned());
+        Ok(Self { source, destination: destination(to)?, access })
     }
 }
 
@@ -149,8 +165,12 @@ mod tests {
         for (text, expect) in cases {
             assert_eq!(text.parse(), expect, "{text}");
         }
-        for text in ["", "/a", "a:/b", "/a:b", "/a:ro", "/a:/b:z", "/a:/b:ro:rw"] {
+        for text in ["", "/a", ":/b", "/a:b", "/a:ro"] {
             assert_eq!(text.parse::<Volume>(), Err(VolumeError::Syntax(text.to_owned())), "{text}");
+        }
+        assert_eq!("a:/b".parse::<Volume>(), Err(VolumeError::Named("a".to_owned())));
+        for (text, option) in [("/a:/b:z", "z"), ("/a:/b:ro:rw", "ro:rw"), ("/a:/b:", "")] {
+            assert_eq!(text.parse::<Volume>(), Err(VolumeError::Option(option.to_owned())));
         }
     }
 

@@ -50,7 +50,7 @@ pub(crate) struct Wanted {
     #[arg(long, value_name = "NAME")]
     pub(crate) hostname: Option<String>,
     /// Network
-    #[arg(long, value_enum, default_value_t = NetworkKind::None)]
+    #[arg(long, alias = "net", value_enum, default_value_t = NetworkKind::None)]
     pub(crate) network: NetworkKind,
     #[arg(
         long,
@@ -70,8 +70,8 @@ pub(crate) struct Wanted {
     pub(crate) df: bool,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
-    /// Show a directory or file of the host in the container: both paths absolute
-    #[arg(long, value_name = "HOST:CONTAINER[:ro]")]
+    /// Show a directory or file of the host in the container: HOST begins with `/`, `./` or `../`
+    #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,
     #[arg(
         long,
@@ -111,6 +111,26 @@ pub(crate) struct Ids {
     pub(crate) gidmap: Option<Ranges>,
 }
 
+// How a command is connected to its caller.
+#[derive(Debug, Args)]
+pub(crate) struct Tty {
+    /// A terminal for the command
+    #[arg(short = 't', conflicts_with = "tty")]
+    terminal: bool,
+    /// When the command has a terminal: by default when standard input and output are one
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
+    tty: When,
+    /// Keep standard input connected, as it always is
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
+}
+
+impl Tty {
+    pub(crate) fn when(&self) -> When {
+        if self.terminal { When::Always } else { self.tty }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -122,15 +142,14 @@ pub(crate) struct Run {
     /// Start it and return; `ps` shows it, `logs` what it wrote, `rm` removes it
     #[arg(short, long)]
     pub(crate) detach: bool,
-    /// With --detach: remove it as soon as it has ended (without, that is always so)
+    /// Remove it as soon as it has ended: always so without --detach
     #[arg(long)]
     pub(crate) rm: bool,
     /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// A terminal for the command: by default when standard input and output are one
-    #[arg(short, long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
-    pub(crate) tty: When,
+    #[command(flatten)]
+    pub(crate) tty: Tty,
     /// A name of an image, an image id or its beginning
     pub(crate) image: String,
     /// The command; by default the image's
@@ -160,6 +179,32 @@ pub(crate) struct Ps {
     /// Those that have ended, too
     #[arg(short, long)]
     pub(crate) all: bool,
+    /// Print ids alone
+    #[arg(short = 'q')]
+    pub(crate) ids: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    /// Containers, or names of images; what is both is the container
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Only containers are meant
+    #[arg(long)]
+    pub(crate) container: bool,
+    /// Succeed when a name is not there, and kill containers that run
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rmi {
+    /// Names of images
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Succeed when a name is not there
+    #[arg(short, long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -198,9 +243,8 @@ pub(crate) struct Wait {
 pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) program: Program,
-    /// A terminal for the command: by default when standard input and output are one
-    #[arg(short, long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
-    pub(crate) tty: When,
+    #[command(flatten)]
+    pub(crate) tty: Tty,
     /// A container that runs
     pub(crate) container: String,
     /// The command

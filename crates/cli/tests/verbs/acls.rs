@@ -37,9 +37,9 @@ fn acls_cost_only_images_that_have_some() {
             command.args(["--format=posix", "--acls", "--numeric-owner", "-cf"]);
             let command = command.arg(&tar).arg("-C").arg(&tree).arg(".");
             assert!(command.status().unwrap().success());
-            place.out(&format!("import -q --form {form} tar:tree.tar {name}"));
+            place.out(&format!("import --quiet --form {form} tar:tree.tar {name}"));
             let guard = Unmount(point.clone());
-            place.out(&format!("mount -q {name} {}", point.display()));
+            place.out(&format!("mount --quiet {name} {}", point.display()));
             let found = options(&point);
             let words: Vec<_> = found.split(',').collect();
             assert_eq!(words.contains(&"noacl"), !has_acl, "{form}: {found}");

@@ -54,7 +54,7 @@ pub(crate) fn place() -> Option<Place> {
     add_programs(&tree, &["/bin/sh", "/bin/sleep", "/bin/rm", "/bin/mv", "/bin/cat", "/bin/mkdir"]);
     python(&["tree", tree.to_str().unwrap()]);
     tar(&["-cf", place.path("base.tar").to_str().unwrap(), "-C", tree.to_str().unwrap(), "."]);
-    place.out("import -q tar:base.tar a");
+    place.out("import --quiet tar:base.tar a");
     Some(place)
 }
 
@@ -68,7 +68,7 @@ struct Waiting<'a>(&'a Place, String);
 
 impl<'a> Waiting<'a> {
     fn start(place: &'a Place, name: &str, options: &[&str], image: &str) -> Self {
-        let before = ["run", "-q", "-d", "--name", name, "-u", "0"];
+        let before = ["run", "--quiet", "-d", "--name", name, "-u", "0"];
         let after = [image, "--", "sh", "-c", SLEEP];
         let ran = place.run_each(&[&before, options, &after].concat());
         assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -104,7 +104,7 @@ fn walk_image(place: &Place, image: &str) -> String {
     let point = place.path("point");
     fs::create_dir_all(&point).unwrap();
     let _guard = Unmount(point.clone());
-    place.out(&format!("mount -q --verity off {image} point"));
+    place.out(&format!("mount --quiet --verity off {image} point"));
     let seen = walk(&point);
     place.out("umount point");
     seen
@@ -134,9 +134,9 @@ fn what_is_committed_is_what_the_container_saw() {
         let root = container.root();
         python(&["change", root.to_str().unwrap()]);
         let expect = walk(&root);
-        place.out("commit -q seen b");
+        place.out("commit --quiet seen b");
         same(&walk_image(&place, "b"), &expect, kind);
-        place.out("snapshot -q --force seen layer.tar");
+        place.out("snapshot --quiet --force seen layer.tar");
         applied_by_others(&place, &expect);
         // What a commit adds is what diff shows.
         let shown = place.run("diff seen");
@@ -145,24 +145,24 @@ fn what_is_committed_is_what_the_container_saw() {
 
         // Once more in the same container, and in one of the new image: one layer more.
         python(&["again", root.to_str().unwrap()]);
-        place.out("commit -q seen b2");
+        place.out("commit --quiet seen b2");
         same(&walk_image(&place, "b2"), &walk(&root), kind);
         assert_eq!([layers(&place, "b").len(), layers(&place, "b2").len()], [2, 2]);
         assert!(!container.is_paused());
-        place.out("snapshot -q --force seen layer.tar");
+        place.out("snapshot --quiet --force seen layer.tar");
         place.out("stop -t 0 seen");
         if *kind == "memory" {
             let ran = place.run("commit seen b3");
             assert!(ran.code == Some(2) && ran.err.contains("gone with its end"), "{}", ran.err);
         } else {
             // After its end it is the same.
-            place.out("snapshot -q seen after.tar");
+            place.out("snapshot --quiet seen after.tar");
             assert_eq!(
                 fs::read(place.path("layer.tar")).unwrap(),
                 fs::read(place.path("after.tar")).unwrap()
             );
             fs::remove_file(place.path("after.tar")).unwrap();
-            place.out("commit -q seen b3");
+            place.out("commit --quiet seen b3");
             assert_eq!(image_id(&place, "b3"), image_id(&place, "b2"), "{kind}");
         }
         drop(container);
@@ -170,14 +170,14 @@ fn what_is_committed_is_what_the_container_saw() {
         let container = Waiting::start(&place, "seen-2", &["--runtime", runtime], "b");
         python(&["again", container.root().to_str().unwrap()]);
         let expect = walk(&container.root());
-        place.out("commit -q seen-2 b4");
+        place.out("commit --quiet seen-2 b4");
         same(&walk_image(&place, "b4"), &expect, kind);
         assert_eq!(layers(&place, "b4").len(), 3);
         drop(container);
     }
     // Who has the layers only has the same image.
-    place.out("export -q b4 oci:layout:b4");
-    place.out("import -q oci:layout:b4 other");
+    place.out("export --quiet b4 oci:layout:b4");
+    place.out("import --quiet oci:layout:b4 other");
     assert_eq!(image_id(&place, "other"), image_id(&place, "b4"));
     for name in ["b", "b2", "b4"] {
         place.out(&format!("verify {name}"));
@@ -206,7 +206,7 @@ fn applied_by_others(place: &Place, expect: &str) {
         fs::remove_dir_all(tree).unwrap();
     }
     if has(&["umoci"]) {
-        place.out("export -q b oci:unpacked:b");
+        place.out("export --quiet b oci:unpacked:b");
         let (image, bundle) = (place.path("unpacked"), place.path("bundle"));
         let image = format!("{}:b", image.display());
         run("umoci", &["unpack", "--image", &image, bundle.to_str().unwrap()]);
@@ -228,7 +228,7 @@ fn applied_by_others(place: &Place, expect: &str) {
 
 /// A config, by the name of an image.
 fn config(place: &Place, name: &str) -> Value {
-    place.out(&format!("export -q {name} oci:config:x"));
+    place.out(&format!("export --quiet {name} oci:config:x"));
     let read = |digest: &Value| -> Value {
         let digest = digest.as_str().unwrap().replace(':', "/");
         let blob = place.path("config/blobs").join(digest);
@@ -246,7 +246,8 @@ fn config(place: &Place, name: &str) -> Value {
 fn a_build_step_ends_and_is_committed_with_another_command() {
     let Some(place) = place() else { return };
     let script = "echo built > /made; rm /plain0; exit 3";
-    let arguments = ["run", "-q", "-d", "--name", "step", "-u", "0", "a", "--", "sh", "-c", script];
+    let arguments =
+        ["run", "--quiet", "-d", "--name", "step", "-u", "0", "a", "--", "sh", "-c", script];
     assert_eq!(place.run_each(&arguments).code, Some(0));
     assert_eq!(place.out("wait step"), "3\n");
     // The image may be gone by its name, and its layers are still needed.
@@ -254,7 +255,7 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
     place.out("gc");
     let arguments = [
         "commit",
-        "-q",
+        "--quiet",
         "step",
         "built",
         "-m",
@@ -272,7 +273,7 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
     ];
     let ran = place.run_each(&arguments);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert_eq!(place.out("run -q built"), "built\n");
+    assert_eq!(place.out("run --quiet built"), "built\n");
     let config = config(&place, "built");
     assert_eq!(
         config["config"],
@@ -347,7 +348,7 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         }
         // Who comes second waits for the first.
         let first = stuck(&place, &container, &[]);
-        let mut second = place.command(&["snapshot", "--force", "-q", "still", "second.tar"]);
+        let mut second = place.command(&["snapshot", "--force", "--quiet", "still", "second.tar"]);
         let second = second.stderr(Stdio::piped()).spawn().unwrap();
         let first = first.wait_with_output().unwrap();
         assert_eq!(Ran::of(&second.wait_with_output().unwrap()).err, "");
@@ -409,7 +410,7 @@ fn what_changes_while_it_is_read_is_an_error() {
     // As a file it is not there at all then.
     let refused = place.run("snapshot --no-pause changing no/such/file");
     assert!(refused.code == Some(2) && refused.err.contains("cannot write"), "{}", refused.err);
-    place.out("snapshot -q --no-pause changing whole.tar");
+    place.out("snapshot --quiet --no-pause changing whole.tar");
 }
 
 #[test]
@@ -433,7 +434,7 @@ fn hostile_names_and_depths() {
     symlink("/etc", root.join("deep")).unwrap();
     // Deep, and longer than any path.
     python(&["nest", root.to_str().unwrap(), "2000", "d"]);
-    place.out("commit -q hostile b");
+    place.out("commit --quiet hostile b");
     let listed = Command::new("tar").args(["-tf"]).arg(place.path("1.tar")).output().unwrap();
     assert!(listed.status.success());
     assert!(place.out("ls b:/").contains("deep"));
@@ -450,7 +451,7 @@ fn hostile_names_and_depths() {
         assert!(ran.code == Some(2) && ran.err.contains(&text), "{}", ran.err);
         fs::remove_file(path).unwrap();
     }
-    place.out("commit -q hostile b");
+    place.out("commit --quiet hostile b");
     place.out("fsck");
 }
 
@@ -482,11 +483,11 @@ fn owners_in_a_user_namespace_are_mapped_back() {
             python_inside(&root, &["change", path, "mapped"]);
             let expect = python_inside(&root, &["walk", path, "proc", "sys", "dev"]);
             assert!(expect.contains("b'./plain2' -rw-r--r-- 12 34 "), "{expect}");
-            place.out("commit -q mapped b");
+            place.out("commit --quiet mapped b");
             same(&walk_image(&place, "b"), &expect, kind);
             if kind == "self" {
                 place.out("stop -t 0 mapped");
-                place.out("commit -q mapped c");
+                place.out("commit --quiet mapped c");
                 assert_eq!(image_id(&place, "b"), image_id(&place, "c"));
             }
         }
@@ -506,7 +507,7 @@ fn owners_are_those_that_the_container_sees() {
     let file = container.root().join("kept/mine");
     fs::write(&file, "").unwrap();
     chown(&file, Some(2), Some(3)).unwrap();
-    place.out("snapshot -q owned 1.tar");
+    place.out("snapshot --quiet owned 1.tar");
     let listed =
         Command::new("tar").args(["--numeric-owner", "-tvf"]).arg(place.path("1.tar")).output();
     let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
@@ -529,7 +530,7 @@ fn what_is_killed_or_damaged_is_told() {
     kill_process(Pid::from_raw(monitor).unwrap(), Signal::KILL).unwrap();
     wait_for("its lock to be free", || place.out("ps -a").contains("lost"));
     // The kernel has unmounted the filestore as it should be, when all processes had gone.
-    place.out("commit -q orphan b");
+    place.out("commit --quiet orphan b");
     assert_eq!(place.out("cat b:/new"), "new");
     let store = place.path("store");
     let is_over = || loop_devices(store.to_str().unwrap()).is_empty();
@@ -557,11 +558,11 @@ fn what_was_lost_is_not_committed() {
     let store = Place::new();
     fs::create_dir(small.join("store")).unwrap();
     symlink(small.join("store"), store.path("store")).unwrap();
-    store.out(&format!("import -q tar:{} a", place.path("base.tar").display()));
+    store.out(&format!("import --quiet tar:{} a", place.path("base.tar").display()));
     // More than the disk has, so that what is written cannot all be kept.
     let script = "cat /dev/zero > /big; exit 0";
     let command = ["--writable", "self,size=200m", "-u", "0", "a", "--", "sh", "-c", script];
-    let ran = store.run_each(&[&["run", "-q", "-d", "--name", "full"], &command[..]].concat());
+    let ran = store.run_each(&[&["run", "--quiet", "-d", "--name", "full"], &command[..]].concat());
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     // As the kernel does by itself some seconds later.
     rustix::fs::sync();
@@ -580,7 +581,7 @@ fn what_was_lost_is_not_committed() {
 #[test]
 fn mistakes_are_told() {
     let Some(place) = place() else { return };
-    place.out(&format!("import -q dir:{} plain", place.path("tree").display()));
+    place.out(&format!("import --quiet dir:{} plain", place.path("tree").display()));
     let _plain = Waiting::start(&place, "plain-c", &[], "plain");
     let _fixed = Waiting::start(&place, "fixed", &["--read-only"], "a");
     let _gone = Waiting::start(&place, "gone", &["--writable", "memory"], "a");

@@ -47,8 +47,10 @@ fn a_directory_has_one_writer() {
             &["--name", name, "--writable", "dir=kept"],
             "echo mine >> /tmp/file; sleep 60",
         );
-        for line in ["run -q --writable dir=kept a -- true", "mount -q --writable dir=kept a point"]
-        {
+        for line in [
+            "run --quiet --writable dir=kept a -- true",
+            "mount --quiet --writable dir=kept a point",
+        ] {
             let ran = place.run(line);
             let said = "\"kept\" is in use by another container";
             assert!(ran.code != Some(0) && ran.err.contains(said), "{line}: {}", ran.err);
@@ -84,7 +86,8 @@ fn a_container_lives_on_and_is_asked_things() {
         assert!(place.out("ps").contains(&name));
         wait_for("what it wrote", || place.out(&format!("logs {name}")) == "out\nerr\n");
         // A second of that name is not started, and the first is not disturbed.
-        let ran = place.run_each(&["run", "-q", "-d", "--name", &name, "a", "--", "sleep", "9"]);
+        let ran =
+            place.run_each(&["run", "--quiet", "-d", "--name", &name, "a", "--", "sleep", "9"]);
         assert_eq!(ran.code, Some(125));
         assert!(ran.err.contains("there is a container"), "{}", ran.err);
 
@@ -125,12 +128,11 @@ fn what_ignores_a_stop_is_killed() {
     assert_eq!(place.out("wait deaf"), "137\n");
     let ran = place.run("wait none");
     assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
-    // Names of images and of containers are apart.
+    // The container is meant, as with podman, and then the image.
     place.out("tag a deaf");
-    let ran = place.run("rm deaf");
-    assert!(ran.code == Some(2) && ran.err.contains("is both"), "{}", ran.err);
-    place.out("rm --container deaf");
     place.out("rm deaf");
+    assert!(place.out("images").contains("deaf:latest"));
+    place.out("rmi deaf");
     assert_eq!(ps(&place, "deaf"), None);
     assert!(place.out("images").contains("a:latest"));
 }
@@ -160,13 +162,13 @@ fn what_does_not_start_says_why_and_leaves_nothing() {
             (&["/etc/short"], 126, "is not an executable file"),
         ];
         for (command, code, expect) in cases {
-            let arguments = ["run", "-q", "-d", "--runtime", runtime, "a", "--"];
+            let arguments = ["run", "--quiet", "-d", "--runtime", runtime, "a", "--"];
             let ran = place.run_each(&[&arguments, command].concat());
             assert_eq!(ran.code, Some(code), "{runtime}: {}", ran.err);
             assert!(ran.err.contains(expect), "{runtime}: {}", ran.err);
         }
         let volume =
-            ["run", "-q", "-d", "--runtime", runtime, "--volume", "/no/such:/x", "a", "true"];
+            ["run", "--quiet", "-d", "--runtime", runtime, "--volume", "/no/such:/x", "a", "true"];
         let ran = place.run_each(&volume);
         assert_eq!(ran.code, Some(125), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("could not start the container"), "{runtime}: {}", ran.err);
@@ -174,7 +176,7 @@ fn what_does_not_start_says_why_and_leaves_nothing() {
         assert!(ran.err.contains("such"), "{runtime}: {}", ran.err);
     }
     for name in ["../x", "", ".hidden", "a/b"] {
-        let ran = place.run_each(&["run", "-q", "-d", "--name", name, "a", "--", "true"]);
+        let ran = place.run_each(&["run", "--quiet", "-d", "--name", name, "a", "--", "true"]);
         assert_eq!(ran.code, Some(125), "{name}");
         assert!(ran.err.contains("is not the name of a container"), "{name}: {}", ran.err);
     }
@@ -236,7 +238,7 @@ fn only_the_same_files_in_the_same_domain_are_one_superblock() {
     if is_before_shared_mounts() {
         return;
     }
-    place.out("import -q --form packed --dedup layer dir:tree a");
+    place.out("import --quiet --form packed --dedup layer dir:tree a");
     let sleep = "while :; do sleep 0.05; done";
     let names = ["one", "two", "three", "four", "five", "six"];
     let _guards = names.map(|name| Rm(&place, name));
@@ -286,7 +288,7 @@ fn containers_of_one_image_share_its_superblock() {
         for name in ["two", "three"] {
             fs::write(place.path(&format!("store/containers/{name}/superblock")), lie).unwrap();
         }
-        let ran = place.run_each(&["run", "-q", "a", "--", "cat", "/etc/short"]);
+        let ran = place.run_each(&["run", "--quiet", "a", "--", "cat", "/etc/short"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{lie}: {}", ran.err);
     }
     drop(guards);
@@ -349,7 +351,7 @@ fn a_damaged_record_is_told_and_can_be_removed() {
         "{}",
         ran.err
     );
-    assert_eq!(place.run("run -q a -- true").code, Some(0));
+    assert_eq!(place.run("run --quiet a -- true").code, Some(0));
     let ran = place.run("fsck --repair");
     assert!(ran.code == Some(1) && ran.err.contains("1 damaged files removed"), "{}", ran.err);
     assert_eq!(ps(&place, "bad"), None);
@@ -438,7 +440,7 @@ fn one_that_is_removed_while_it_runs_leaves_its_name_at_once() {
     place.out("wait c");
     let over = place.path("store/containers/c/over");
     wait_for("its monitor to be done", || over.exists());
-    place.out("run -q a -- true");
+    place.out("run --quiet a -- true");
     assert_eq!(ps(&place, "c").unwrap()["status"], "exited");
 }
 
@@ -451,7 +453,8 @@ fn volumes_and_limits_are_what_was_asked_for() {
     for runtime in runtimes() {
         let volumes = [format!("{host}:/rw"), format!("{host}:/ro:ro")];
         let script = "cat /rw/file; echo new > /rw/new; echo no > /ro/no && exit 1; cat /ro/new";
-        let arguments = ["run", "-q", "-u", "0", "--runtime", runtime, "--volume", &volumes[0]];
+        let arguments =
+            ["run", "--quiet", "-u", "0", "--runtime", runtime, "--volume", &volumes[0]];
         let more = ["--volume", &volumes[1], "a", "--", "sh", "-c", script];
         let ran = place.run_each(&[&arguments[..], &more].concat());
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "host\nnew\n"), "{}", ran.err);
@@ -461,7 +464,7 @@ fn volumes_and_limits_are_what_was_asked_for() {
         // Six sleepers and a shell are more than five.
         let forks = "for i in 1 2 3 4 5 6; do sleep 0.3 & done; wait; exit 0";
         let run = |limit: &[&str]| {
-            let before = ["run", "-q", "--runtime", runtime];
+            let before = ["run", "--quiet", "--runtime", runtime];
             place.run_each(&[&before, limit, &["a", "--", "sh", "-c", forks]].concat())
         };
         let (free, limited) = (run(&[]), run(&["--pids-limit", "5"]));
@@ -473,14 +476,14 @@ fn volumes_and_limits_are_what_was_asked_for() {
         let grow =
             "x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; exit 0";
         let run = |limit: &[&str]| {
-            let before = ["run", "-q", "--runtime", runtime];
+            let before = ["run", "--quiet", "--runtime", runtime];
             place.run_each(&[&before, limit, &["a", "--", "sh", "-c", grow]].concat())
         };
         let (free, limited) = (run(&[]), run(&["--memory", "32m"]));
         assert_eq!(free.code, Some(0), "{}", free.err);
         assert_eq!(limited.code, Some(137), "{runtime}: {}", limited.err);
     }
-    for bad in ["/x", "x:/y", "/x:y"] {
+    for bad in ["/x", "/x:y"] {
         let ran = place.run_each(&["run", "--volume", bad, "a", "--", "true"]);
         assert!(ran.code == Some(125) && ran.err.contains("both absolute paths"), "{}", ran.err);
     }
@@ -507,7 +510,7 @@ fn a_start_that_is_interrupted_is_undone() {
         let folder = slow(&place, runtime);
         for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
             let path = folder.join(runtime).display().to_string();
-            let arguments = ["run", "-q", "-d", "--name", "never", "--runtime", &path];
+            let arguments = ["run", "--quiet", "-d", "--name", "never", "--runtime", &path];
             let mut command = place.command(&[&arguments[..], &["a", "--", "sleep", "9"]].concat());
             let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             wait_for("the runtime", || folder.join("waits").exists());
@@ -533,7 +536,7 @@ fn exec_waits_for_a_container_that_is_being_started() {
         let _guard = Rm(&place, &name);
         for detach in [true, false] {
             let more: &[&str] = if detach { &["-d"] } else { &[] };
-            let arguments = ["run", "-q", "--name", &name, "--runtime", &path];
+            let arguments = ["run", "--quiet", "--name", &name, "--runtime", &path];
             let script = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
             let arguments = [&arguments[..], more, &["a", "--", "sh", "-c", script]].concat();
             let mut run = place.command(&arguments).stdout(Stdio::null()).spawn().unwrap();

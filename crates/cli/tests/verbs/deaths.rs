@@ -51,7 +51,7 @@ fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
             "{name}: {victim}, {kind}, {runtime}, {moment:?}, detached {is_detached}, {extra:?}"
         );
         let mut arguments =
-            vec!["run", "-q", "--name", &name, "--writable", kind, "--runtime", runtime];
+            vec!["run", "--quiet", "--name", &name, "--writable", kind, "--runtime", runtime];
         arguments.extend(is_detached.then_some("-d"));
         arguments.extend(extra);
         // The name is among the arguments of the program, so that it is found.

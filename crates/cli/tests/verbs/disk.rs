@@ -15,7 +15,7 @@ fn place() -> Place {
     let tree = place.tree("tree", "x");
     std::fs::hard_link(tree.join("etc/short"), tree.join("etc/again")).unwrap();
     write(&tree.join("large"), &[b'l'; 3_000_000], 0o4711);
-    place.out("import -q dir:tree a");
+    place.out("import --quiet dir:tree a");
     place
 }
 
@@ -42,7 +42,7 @@ fn ask(place: &Place, name: &str, line: &str) -> Option<String> {
 #[test]
 fn a_partition_is_the_image_that_needs_no_store() {
     let place = place();
-    place.out("export -q a erofs:a.erofs");
+    place.out("export --quiet a erofs:a.erofs");
     let text = place.out("export --platform linux/arm64 --json a disk:a.disk");
     let told: Value = serde_json::from_str(&text).unwrap();
     let disk = std::fs::read(place.path("a.disk")).unwrap();
@@ -52,13 +52,13 @@ fn a_partition_is_the_image_that_needs_no_store() {
     assert_eq!(disk.len() % MIB, 0);
     assert!(disk[MIB..].starts_with(&image));
     // The same again, to a file or a pipe.
-    place.out("export -q --force --platform linux/arm64 a disk:a.disk");
+    place.out("export --quiet --force --platform linux/arm64 a disk:a.disk");
     assert!(std::fs::read(place.path("a.disk")).unwrap() == disk);
     let arguments = ["export", "--platform", "linux/arm64", "a", "disk:-"];
     let output = place.command(&arguments).stderr(Stdio::null()).output().unwrap();
     assert!(output.stdout == disk);
     // Another processor has another type, and other ids.
-    place.out("export -q --force --platform linux/amd64 a disk:b.disk");
+    place.out("export --quiet --force --platform linux/amd64 a disk:b.disk");
     let other = std::fs::read(place.path("b.disk")).unwrap();
     assert!(other[MIB..].starts_with(&image));
     assert_ne!(other[1024..1056], disk[1024..1056]);
@@ -105,7 +105,7 @@ fn partitioning_tools_find_nothing_wrong() {
 #[test]
 fn the_kernel_mounts_the_partition() {
     let place = place();
-    place.out("export -q --platform linux/amd64 a disk:a.disk");
+    place.out("export --quiet --platform linux/amd64 a disk:a.disk");
     let disk = std::fs::read(place.path("a.disk")).unwrap();
     std::fs::write(place.path("partition"), &disk[MIB..]).unwrap();
     ask(&place, "fsck.erofs", "partition");
@@ -117,7 +117,7 @@ fn the_kernel_mounts_the_partition() {
     }
     let script = format!(
         "set -e; mkdir m; device=$(losetup --show -rf -o {MIB} a.disk); trap 'losetup -d $device' EXIT
-        mount -t erofs -o ro $device m; {} --store store import -q dir:m mounted; umount m",
+        mount -t erofs -o ro $device m; {} --store store import --quiet dir:m mounted; umount m",
         env!("CARGO_BIN_EXE_quire")
     );
     let mut command = Command::new("unshare");
@@ -134,9 +134,9 @@ fn the_image_says_for_which_processor_it_is() {
     let ran = place.run("export a disk:a.disk");
     assert_eq!(ran.code, Some(0));
     assert!(ran.err.contains("does not say which processor it is for"), "{}", ran.err);
-    place.out("export -q a tar:a.tar");
-    place.out("import -q tar:a.tar layered");
-    place.out("export -q layered oci:layout:1");
+    place.out("export --quiet a tar:a.tar");
+    place.out("import --quiet tar:a.tar layered");
+    place.out("export --quiet layered oci:layout:1");
     // The same image, for another processor.
     let read = |path: &str| std::fs::read_to_string(place.path(path)).unwrap();
     let index: Value = serde_json::from_str(&read("layout/index.json")).unwrap();

@@ -358,11 +358,11 @@ fn images_of_many_blobs_are_opened_with_few_descriptors() {
         let (one, name) = (place.path("one"), format!("file-{number}"));
         std::fs::create_dir(&one).unwrap();
         write(&one.join(&name), &bytes(number, 5000), 0o644);
-        place.out("import -q --form packed dir:one one");
+        place.out("import --quiet --form packed dir:one one");
         std::fs::rename(one.join(&name), place.path("all").join(&name)).unwrap();
         std::fs::remove_dir(one).unwrap();
     }
-    place.out("import -q --form packed dir:all all");
+    place.out("import --quiet --form packed dir:all all");
     assert!(json(&place, "show --json all")["form"] == "packed");
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_quire")]);
@@ -377,7 +377,7 @@ fn another_import_brings_an_index_back() {
     let place = Place::new();
     layers(&place);
     for form in ["packed", "tar"] {
-        place.out(&format!("import -q --form {form} tar:lower.tar {form}"));
+        place.out(&format!("import --quiet --form {form} tar:lower.tar {form}"));
         let cat = || place.run(&format!("cat {form}:/usr/lib/4097"));
         assert_eq!(cat().code, Some(0), "{form}");
         for entry in std::fs::read_dir(place.path("store/data")).unwrap() {
@@ -388,7 +388,7 @@ fn another_import_brings_an_index_back() {
         }
         let ran = cat();
         assert!(ran.code == Some(2) && ran.err.contains("importing it once more"), "{}", ran.err);
-        place.out(&format!("import -q --form {form} tar:lower.tar {form}"));
+        place.out(&format!("import --quiet --form {form} tar:lower.tar {form}"));
         assert_eq!(cat().code, Some(0), "{form}");
         place.out(&format!("verify {form}"));
     }
@@ -557,16 +557,16 @@ fn what_overlayfs_would_take_for_its_own_is_not_packed() {
 fn containers_run_and_are_committed_in_their_form() {
     let Some(place) = crate::commit::place() else { return };
     for form in ["packed", "tar"] {
-        place.out(&format!("import -q --form {form} tar:base.tar a"));
+        place.out(&format!("import --quiet --form {form} tar:base.tar a"));
         let out = place.out("run --writable memory a -- /bin/cat /proc/self/mounts");
         assert!(out.contains(" / overlay rw"), "{out}");
         let out = place.out("run --writable none a -- /bin/cat /proc/self/mounts");
         assert!(out.contains(" / erofs ro"), "{out}");
-        let change = ["run", "-q", "--name", "one", "-d", "a", "--", "/bin/sh", "-c"];
+        let change = ["run", "--quiet", "--name", "one", "-d", "a", "--", "/bin/sh", "-c"];
         let ran = place.run_each(&[&change[..], &["echo new >/new; rm -r /bin/mv"]].concat());
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         place.out("wait one");
-        place.out("commit -q one b");
+        place.out("commit --quiet one b");
         place.out("rm one");
         assert_eq!(json(&place, "show --json b")["form"], form);
         assert_eq!(place.out("cat b:/new"), "new\n");

@@ -113,8 +113,8 @@ fn gvisor_shows_what_was_imported() {
     let expect = Ran::of(&here.args(["-c", &show]).current_dir(&tree).output().unwrap()).out;
     assert!(expect.lines().count() > 400, "{expect}");
     for form in ["objects", "packed"] {
-        place.out(&format!("import -q --form {form} dir:tree {form}"));
-        place.out(&format!("export -q {form} gvisor:{form}.img"));
+        place.out(&format!("import --quiet --form {form} dir:tree {form}"));
+        place.out(&format!("export --quiet {form} gvisor:{form}.img"));
         let ran = boot(&place, &format!("{form}.img"), SHOW);
         assert_eq!(ran.code, Some(0), "{form}: {}", ran.err);
         for (line, shown) in expect.lines().zip(ran.out.lines()) {
@@ -139,11 +139,11 @@ fn gvisor_refuses_other_images() {
     let mut tar = Command::new("tar");
     tar.arg("-cf").arg(place.path("tree.tar")).arg("-C").arg(&tree).arg(".");
     assert!(tar.status().unwrap().success());
-    place.out("import -q --form objects tar:tree.tar objects");
-    place.out("export -q objects gvisor:good");
+    place.out("import --quiet --form objects tar:tree.tar objects");
+    place.out("export --quiet objects gvisor:good");
     let good = fs::read(place.path("good")).unwrap();
     // The end of a program is behind its inode, where gVisor does not map it.
-    place.out("export -q objects erofs:inline");
+    place.out("export --quiet objects erofs:inline");
     let mut damaged = good.clone();
     // In the superblock, which has a checksum.
     damaged[1024 + 30] ^= 1;
@@ -151,7 +151,7 @@ fn gvisor_refuses_other_images() {
     fs::write(place.path("cut"), &good[..8192]).unwrap();
     fs::write(place.path("empty"), "").unwrap();
     for form in ["objects", "packed", "tar"] {
-        place.out(&format!("import -q --form {form} tar:tree.tar {form}"));
+        place.out(&format!("import --quiet --form {form} tar:tree.tar {form}"));
         let shown: serde_json::Value =
             serde_json::from_str(&place.out(&format!("show --json {form}"))).unwrap();
         let id = shown["image"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
@@ -190,7 +190,7 @@ fn gvisor_boots_debian() {
         return;
     }
     let place = Place::new();
-    place.out(&format!("import -q --form objects oci:{} a", layout.display()));
+    place.out(&format!("import --quiet --form objects oci:{} a", layout.display()));
     let told: serde_json::Value =
         serde_json::from_str(&place.out("export --json a gvisor:a.img")).unwrap();
     let ran = boot(&place, "a.img", SHOW_MANY);
@@ -239,7 +239,8 @@ fn files_as_streams_are_written_where_they_should_be() {
     };
     let _guard = Rm(&place, "alive");
     start(&place, &["--name", "alive", "--runtime", "runsc"], "while :; do sleep 0.05; done");
-    for verb in [&["run", "-q", "--runtime", "runsc", "-u", "0", "a", "--"][..], &["exec", "alive"]]
+    for verb in
+        [&["run", "--quiet", "--runtime", "runsc", "-u", "0", "a", "--"][..], &["exec", "alive"]]
     {
         let mut file = tempfile::tempfile().unwrap();
         let mut input = tempfile::tempfile().unwrap();
@@ -288,7 +289,7 @@ fn what_is_written_goes_to_the_containers_layer() {
         place.out("rm writer");
     }
     assert_eq!(fs::read_to_string(place.path("kept/upper/etc/new")).unwrap(), "new\n");
-    let ran = place.run("run -q --runtime runsc --read-only a -- sh -c echo>/etc/x");
+    let ran = place.run("run --quiet --runtime runsc --read-only a -- sh -c echo>/etc/x");
     assert_ne!(ran.code, Some(0));
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
@@ -309,7 +310,7 @@ fn who_relies_on_acls_is_told_that_gvisor_does_not_obey_them() {
             set(&tree.join("file"), "system.posix_acl_access", &acl(54_321));
         }
         for form in ["objects", "packed"] {
-            place.out(&format!("import -q --form {form} dir:{name} {name}"));
+            place.out(&format!("import --quiet --form {form} dir:{name} {name}"));
             let ran = place.run(&format!("run --runtime runsc -u 54321:54321 {name} -- cat /file"));
             assert_ne!(ran.code, Some(0), "{form} {name}: {}", ran.out);
             assert_eq!(ran.err.contains("POSIX ACLs"), has_acl, "{form} {name}: {}", ran.err);

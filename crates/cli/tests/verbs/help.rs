@@ -146,7 +146,7 @@ fn only_run_has_the_codes_of_run() {
     let place = Place::new();
     let check = |line: &str, code| assert_eq!(place.run(line).code, Some(code), "{line}");
     check("run --bogus", 125);
-    check("-v run --bogus", 125);
+    check("--verbose run --bogus", 125);
     check("images --bogus", 2);
     check("--store run images --bogus", 2);
     check("--policy run images --bogus", 2);
@@ -173,7 +173,7 @@ fn what_cannot_be_written_is_a_failure() {
 fn nothing_is_said_of_what_was_not_done() {
     let place = Place::new();
     let tree = place.tree("tree", "x");
-    place.out(&format!("import -q dir:{} a", tree.display()));
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
     let ran = place.run("rm -f nosuch");
     assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
     let ran = place.run("rm -f nosuch a");

@@ -316,7 +316,7 @@ fn xattrs_are_kept_as_far_as_is_said() {
     assert!(command.arg(".").status().unwrap().success());
     for source in [format!("dir:{}", tree.display()), format!("tar:{}", tar.display())] {
         for (option, expect) in &cases {
-            place.out(&format!("import -q {option}{source} a"));
+            place.out(&format!("import --quiet {option}{source} a"));
             let json = place.out("ls --json a:/etc/short");
             for name in ["user.mine", "trusted.theirs"] {
                 assert_eq!(json.contains(name), expect.contains(&name), "{option}{source}: {json}");
@@ -341,7 +341,7 @@ fn a_path_that_nothing_can_name_is_refused() {
         tar.args(["--format=posix", "--transform", &script, "-cf", "deep.tar", "-C", "tree"]);
         let made = tar.args(["./etc/short"]).current_dir(place.folder.path()).status().unwrap();
         assert!(made.success());
-        let ran = place.run("import -q tar:deep.tar a");
+        let ran = place.run("import --quiet tar:deep.tar a");
         assert_eq!(ran.code, Some(if is_taken { 0 } else { 2 }), "{}", ran.err);
         assert!(is_taken || ran.err.contains("has 4096 bytes"), "{}", ran.err);
         if is_taken {

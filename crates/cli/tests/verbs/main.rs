@@ -13,6 +13,7 @@ mod export;
 mod filter;
 mod forms;
 mod gvisor;
+mod habits;
 mod help;
 mod images;
 #[cfg(feature = "registry")]

@@ -59,7 +59,7 @@ fn warm_metadata_is_in_memory_soon() {
     let point = place.path("point");
     std::fs::create_dir(&point).unwrap();
     for form in ["objects", "packed"] {
-        place.out(&format!("import -q --form {form} dir:tree {form}"));
+        place.out(&format!("import --quiet --form {form} dir:tree {form}"));
         let path = image_file(&place, form);
         let file = File::open(&path).unwrap();
         let pages = file.metadata().unwrap().len().div_ceil(4096);
@@ -73,7 +73,7 @@ fn warm_metadata_is_in_memory_soon() {
         for (options, is_warm) in all {
             cool(&path);
             let guard = Unmount(point.clone());
-            place.out(&format!("mount -q{options} {form} point"));
+            place.out(&format!("mount --quiet{options} {form} point"));
             let started = Instant::now();
             // What does not come is not there after a while either.
             let patience = Duration::from_millis(if is_warm { 10_000 } else { 200 });
@@ -115,7 +115,7 @@ impl Pair {
             command.args(["--format=posix", "--numeric-owner", "--sort=name", "-cf"]);
             let command = command.arg(place.path("tree.tar")).arg("-C").arg(&tree).arg(".");
             assert!(command.status().unwrap().success());
-            place.out(&format!("import -q --form {form} tar:tree.tar {name}"));
+            place.out(&format!("import --quiet --form {form} tar:tree.tar {name}"));
         }
         let mut pair = Self { place, _guards: Vec::new() };
         pair.cool();
@@ -123,7 +123,7 @@ impl Pair {
             let point = pair.place.path(&format!("on-{name}"));
             std::fs::create_dir(&point).unwrap();
             pair._guards.push(Unmount(point.clone()));
-            pair.place.out(&format!("mount -q --domain none {name} {}", point.display()));
+            pair.place.out(&format!("mount --quiet --domain none {name} {}", point.display()));
         }
         Some(pair)
     }
@@ -268,7 +268,7 @@ fn a_mount_that_reads_through_the_blob_has_data_twice() {
 fn what_cannot_be_looked_at_is_said() {
     let Some(pair) = Pair::new("packed") else { return };
     pair.place.out("umount --lazy on-a");
-    pair.place.out("mount -q --writable memory a on-a");
+    pair.place.out("mount --quiet --writable memory a on-a");
     pair.read("on-a/same");
     let ran = pair.place.run("du --memory");
     assert_eq!(ran.code, Some(0), "{}", ran.err);

@@ -34,7 +34,7 @@ fn place() -> Place {
         std::fs::set_permissions(tree, permissions).unwrap();
     }
     for tree in ["a", "b"] {
-        place.out(&format!("import -q dir:{tree} {tree}"));
+        place.out(&format!("import --quiet dir:{tree} {tree}"));
     }
     place
 }
@@ -77,13 +77,13 @@ fn a_later_image_lies_over_those_before() {
     );
 
     // More of them, the same twice, and a name that is taken.
-    place.out("merge -q a b a aba");
+    place.out("merge --quiet a b a aba");
     assert_eq!(place.out("cat aba:/etc/short"), "short\n");
-    place.out("merge -q a a aa");
+    place.out("merge --quiet a a aa");
     assert_eq!(image(&place, "aa"), image(&place, "a"));
-    place.out("merge -q a b ab");
+    place.out("merge --quiet a b ab");
     assert_eq!(told["image"], image(&place, "ab"));
-    place.out("merge -q a b a");
+    place.out("merge --quiet a b a");
     assert_eq!(told["image"], image(&place, "a"));
 }
 
@@ -99,10 +99,10 @@ fn the_kernel_lays_directories_in_the_same_way() {
         return;
     }
     let place = place();
-    place.out("merge -q a b ab");
+    place.out("merge --quiet a b ab");
     std::fs::create_dir(place.path("m")).unwrap();
     let script = format!(
-        "mount -t overlay -o ro,lowerdir=b:a overlay m && {} --store store import -q dir:m overlay",
+        "mount -t overlay -o ro,lowerdir=b:a overlay m && {} --store store import --quiet dir:m overlay",
         env!("CARGO_BIN_EXE_quire")
     );
     let mut command = Command::new("unshare");
@@ -117,15 +117,15 @@ fn the_kernel_lays_directories_in_the_same_way() {
 #[test]
 fn it_needs_nothing_of_what_it_was_made_of() {
     let place = place();
-    place.out("merge -q a b ab");
-    place.out("rm -q a b");
+    place.out("merge --quiet a b ab");
+    place.out("rm --quiet a b");
     place.out("gc");
     assert_eq!(place.out("cat ab:/etc/long"), "x".repeat(100));
     assert_eq!(place.out("cat ab:/etc/new"), "n".repeat(1000));
     place.out("verify ab");
     place.out("fsck");
     // Nothing but the files of what lies uppermost was kept.
-    place.out("rm -q ab");
+    place.out("rm --quiet ab");
     place.out("gc");
     let objects = std::fs::read_dir(place.path("store/objects")).unwrap();
     let left = objects.flat_map(|it| std::fs::read_dir(it.unwrap().path()).unwrap()).count();
@@ -135,13 +135,13 @@ fn it_needs_nothing_of_what_it_was_made_of() {
 #[test]
 fn it_is_given_back_as_files() {
     let place = place();
-    place.out("merge -q a b ab");
+    place.out("merge --quiet a b ab");
     for target in ["tar:ab.tar", "erofs:ab.erofs", "gvisor:ab.gvisor", "disk:ab.disk"] {
-        place.out(&format!("export -q ab {target}"));
+        place.out(&format!("export --quiet ab {target}"));
     }
-    place.out("import -q tar:ab.tar again");
+    place.out("import --quiet tar:ab.tar again");
     assert_eq!(image(&place, "again"), image(&place, "ab"));
-    place.out("export -q again oci:layout:1");
+    place.out("export --quiet again oci:layout:1");
     for target in ["oci:other", "docker-archive:other"] {
         let ran = place.run(&format!("export ab {target}"));
         assert_eq!(ran.code, Some(2));
@@ -159,8 +159,8 @@ fn it_is_given_back_as_files() {
 #[test]
 fn a_configuration_that_is_lost_is_told() {
     let place = place();
-    place.out("export -q a tar:a.tar");
-    place.out("import -q tar:a.tar layered");
+    place.out("export --quiet a tar:a.tar");
+    place.out("import --quiet tar:a.tar layered");
     let ran = place.run("merge layered b ab");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.err.contains("quire run ab:latest -- COMMAND"), "{}", ran.err);
@@ -210,7 +210,7 @@ fn an_interrupted_merge_leaves_the_store_as_it_was() {
     let names = (0..40_000).map(|at| format!("/f{at} 0 100644 1 0 0 0 0.0 - - -\n"));
     let dump = format!("/ 0 40755 2 0 0 0 0.0 - - -\n{}", names.collect::<String>());
     std::fs::write(place.path("dump"), dump).unwrap();
-    place.out("import -q dump:dump a");
+    place.out("import --quiet dump:dump a");
     for _ in 0..20 {
         let mut merge = place.command(&["merge", "a", "a", "a", "a", "new"]);
         let mut merge = merge.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -227,7 +227,7 @@ fn an_interrupted_merge_leaves_the_store_as_it_was() {
             place.out("fsck");
             return;
         }
-        place.out("rm -q -f new");
+        place.out("rm --quiet -f new");
     }
     panic!("no signal came before the end");
 }

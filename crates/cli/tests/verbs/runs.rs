@@ -23,7 +23,7 @@ pub(crate) fn place() -> Option<Place> {
     write(&tree.join("etc/garbage"), b"garbage", 0o755);
     write(&tree.join("etc/lost"), b"#!/no/such\n", 0o755);
     add_programs(&tree, &["/bin/sh", "/bin/true", "/bin/cat", "/bin/sleep", "/bin/id"]);
-    place.out(&format!("import -q dir:{} a", tree.display()));
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
     Some(place)
 }
 
@@ -95,7 +95,8 @@ fn codes_and_streams_pass_through() {
 /// `run` on a terminal of its own, which has both outputs.
 fn on_terminal(place: &Place, arguments: &str) -> Ran {
     let quire = env!("CARGO_BIN_EXE_quire");
-    let line = format!("'{quire}' --store '{}' run -q {arguments}", place.path("store").display());
+    let line =
+        format!("'{quire}' --store '{}' run --quiet {arguments}", place.path("store").display());
     let mut command = Command::new("script");
     command.args(["-q", "-e", "-c", &line, "/dev/null"]).stdin(Stdio::null());
     command.env("PATH", std::env::join_paths(crate::search_path()).unwrap());
@@ -129,7 +130,8 @@ fn a_runtimes_error_appears_once() {
     let Some(place) = place() else { return };
     for runtime in all_runtimes() {
         // A directory that is a file: both say its name.
-        let ran = place.run(&format!("run -q --runtime {runtime} -w /etc/short a -- /bin/true"));
+        let ran =
+            place.run(&format!("run --quiet --runtime {runtime} -w /etc/short a -- /bin/true"));
         assert_eq!(ran.code, Some(125), "{}", ran.err);
         assert_eq!(ran.err.matches("/etc/short").count(), 1, "{}", ran.err);
         let ran = on_terminal(&place, &format!("--runtime {runtime} -w /etc/short a -- /bin/true"));
@@ -200,7 +202,7 @@ fn who_waits_for_the_store_can_be_told_to_end() {
         assert!(ran.err.contains("gc.lock"), "{arguments:?}: {}", ran.err);
     }
     drop(lock);
-    place.out("run -q a -- true");
+    place.out("run --quiet a -- true");
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn a_container_has_a_view_of_cgroups_that_goes_with_it() {
         let script =
             "trap '' TERM INT; cat /proc/sys/kernel/hostname; while :; do sleep 0.05; done";
         let mut child = place
-            .command(&["run", "-q", "--runtime", runtime, "a", "--", "sh", "-c", script])
+            .command(&["run", "--quiet", "--runtime", runtime, "a", "--", "sh", "-c", script])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -299,7 +301,7 @@ fn a_container_has_a_view_of_cgroups_that_goes_with_it() {
             let script = format!("cat /proc/sys/kernel/hostname /proc/self/cgroup{script}");
             let ran = place.run_each(&[
                 "run",
-                "-q",
+                "--quiet",
                 "--runtime",
                 runtime,
                 "a",
@@ -342,7 +344,7 @@ pub(crate) fn processes_with(text: &str) -> Vec<Pid> {
 #[test]
 fn what_is_written_is_gone() {
     let Some(place) = place() else { return };
-    place.out("run -q a -- sh -c echo>/etc/new");
+    place.out("run --quiet a -- sh -c echo>/etc/new");
     let ran = place.run("run a -- cat /etc/new");
     assert_ne!(ran.code, Some(0));
     let ran = place.run_each(&["run", "--read-only", "a", "--", "sh", "-c", "echo > /etc/new"]);

@@ -48,14 +48,14 @@ fn with_owners() -> Option<Place> {
     fs::copy("/bin/cat", tree.join("bin/capable")).unwrap();
     let capability = CAN_CHOWN.map(u32::to_le_bytes).concat();
     set(&tree.join("bin/capable"), "security.capability", &capability);
-    place.out(&format!("import -q dir:{} owners", tree.display()));
+    place.out(&format!("import --quiet dir:{} owners", tree.display()));
     // On the way to the store only root gets through.
     fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
     Some(place)
 }
 
 fn run_in(place: &Place, runtime: &str, options: &[&str], script: &str) -> String {
-    let before = ["run", "-q", "--runtime", runtime];
+    let before = ["run", "--quiet", "--runtime", runtime];
     let ran = place.run_each(&[&before, options, &["owners", "--", "sh", "-c", script]].concat());
     assert_eq!(ran.code, Some(0), "{runtime} {options:?}: {} {}", ran.out, ran.err);
     ran.out
@@ -104,7 +104,7 @@ fn owners_are_mapped_and_what_is_written_lands_with_ids_of_the_host() {
             "new\n0 0\n"
         );
         for other in [&["--userns", "0:600000:65536"][..], &[]] {
-            let more = ["run", "-q", "--writable", &dir];
+            let more = ["run", "--quiet", "--writable", &dir];
             let ran = place.run_each(&[&more, other, &["owners", "--", "true"]].concat());
             assert_eq!(ran.code, Some(125));
             assert!(ran.err.contains("--uidmap 0:500000:65536"), "{}", ran.err);
@@ -138,7 +138,7 @@ fn rights_of_an_image_hold_for_the_users_of_the_container() {
     let point = place.path("point");
     fs::create_dir(&point).unwrap();
     let _guard = Unmount(point.clone());
-    place.out("mount -q --userns 0:500000:65536 --writable memory owners point");
+    place.out("mount --quiet --userns 0:500000:65536 --writable memory owners point");
     for _ in 0..2 {
         let mut value = [0; 64];
         let name = "system.posix_acl_access";
@@ -264,7 +264,7 @@ fn everything_else_works_in_a_user_namespace() {
         let forks = "for i in 1 2 3 4 5 6; do sleep 0.3 & done; wait";
         let ran = place.run_each(
             &[
-                &["run", "-q", "--runtime", runtime],
+                &["run", "--quiet", "--runtime", runtime],
                 &options[..],
                 &["owners", "--", "sh", "-c", forks],
             ]
@@ -273,7 +273,7 @@ fn everything_else_works_in_a_user_namespace() {
         assert!(ran.err.to_lowercase().contains("fork"), "{runtime}: {}", ran.err);
         let ran = place.run_each(&[
             "run",
-            "-q",
+            "--quiet",
             "--runtime",
             runtime,
             "--userns",
@@ -303,7 +303,7 @@ fn a_map_that_cannot_be_is_refused_by_name() {
         (&["--userns", "0:1000:10", "-u", "1:99"], "group 99 is not in its map"),
     ];
     for (options, expect) in cases {
-        let ran = place.run_each(&[&["run", "-q"], options, &["a", "--", "true"]].concat());
+        let ran = place.run_each(&[&["run", "--quiet"], options, &["a", "--", "true"]].concat());
         assert_eq!(ran.code, Some(125), "{options:?}: {}", ran.err);
         assert!(ran.err.contains(expect), "{options:?}: {}", ran.err);
     }
@@ -315,7 +315,7 @@ fn a_map_that_cannot_be_is_refused_by_name() {
         let ran = place.run(line);
         assert!(ran.code == Some(2) && ran.err.contains(expect), "{line}: {}", ran.err);
     }
-    assert_eq!(place.run("run -q --userns host a -- true").code, Some(0));
+    assert_eq!(place.run("run --quiet --userns host a -- true").code, Some(0));
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
 

@@ -14,7 +14,7 @@ fn with_programs() -> Option<Place> {
         return None;
     }
     add_programs(&place.path("tree"), &["/bin/ls", "/bin/dd"]);
-    place.out(&format!("import -q dir:{} a", place.path("tree").display()));
+    place.out(&format!("import --quiet dir:{} a", place.path("tree").display()));
     Some(place)
 }
 
@@ -35,7 +35,7 @@ fn every_kind_is_mounted_with_its_limit_and_mode() {
                 format!("type=bind,source={host}/file,destination=/f,readonly"),
                 "type=memory,dst=/dev/shm,size=64k,ro".to_owned(),
             ];
-            let mut arguments = vec!["run", "-q", "--runtime", runtime, "--userns", userns];
+            let mut arguments = vec!["run", "--quiet", "--runtime", runtime, "--userns", userns];
             arguments.extend(["-u", "0"]);
             arguments.extend(mounts.iter().flat_map(|it| ["--mount", it]));
             let script = "for d in /m /any /deep /deep/s; do ls -ldn $d; done
@@ -110,7 +110,7 @@ fn mounts_that_make_no_sense_are_refused_with_the_reason() {
         (&["--mount", "type=self,dst=/x,size=1m"], "16 MiB to 16 TiB"),
     ];
     for (options, expect) in cases {
-        let ran = place.run_each(&[&["run", "-q"], options, &["a", "--", "true"]].concat());
+        let ran = place.run_each(&[&["run", "--quiet"], options, &["a", "--", "true"]].concat());
         assert_eq!(ran.code, Some(125), "{options:?}: {}", ran.err);
         assert!(ran.err.contains(expect), "{options:?}: {}", ran.err);
     }

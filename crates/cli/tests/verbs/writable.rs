@@ -94,7 +94,7 @@ fn every_kind_behaves_as_ext4() {
     let (ext4, _guard) = plain_ext4(&place, "plain", 256 << 20, &[]);
     fs::create_dir(ext4.join("tree")).unwrap();
     semantics("tree", &ext4.join("tree"));
-    place.out(&format!("import -q dir:{} a", ext4.join("tree").display()));
+    place.out(&format!("import --quiet dir:{} a", ext4.join("tree").display()));
     let mut expect = semantics("ask", &ext4.join("tree"));
     assert!(expect.lines().count() > 50, "{expect}");
     for (plain, overlay) in DEVIATIONS {
@@ -138,7 +138,7 @@ fn with_shell() -> Option<Place> {
     let programs =
         ["/bin/sh", "/bin/cat", "/bin/dd", "/bin/rm", "/bin/df", "/bin/sync", "/bin/sleep"];
     add_programs(&tree, &programs);
-    place.out(&format!("import -q dir:{} a", tree.display()));
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
     Some(place)
 }
 
@@ -268,7 +268,7 @@ fn a_full_disk_of_the_host_hurts_only_who_fills_it() {
     let store = small.join("store");
     symlink(&store, place.path("store")).unwrap();
     fs::create_dir(&store).unwrap();
-    place.out(&format!("import -q dir:{} a", with_shell.path("tree").display()));
+    place.out(&format!("import --quiet dir:{} a", with_shell.path("tree").display()));
     // The container has been promised a gigabyte. What it wrote and cannot be kept is an error for it, and a remark.
     let script = "dd if=/dev/zero of=/direct bs=1M count=200 oflag=direct 2>/dev/null || echo told\n\
                   dd if=/dev/zero of=/big bs=1M count=200 2>/dev/null; echo wrote; read go\n\

@@ -1,0 +1,225 @@
+//! What people who know podman or docker type and Quire does not have: one table, and one sentence for each row.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::args;
+
+/// Verbs of podman and docker that Quire lacks, and what to do instead.
+const VERBS: &[(&[&str], &str)] = &[
+    (&["kill"], "use `quire stop --signal KILL CONTAINER`"),
+    (
+        &["start", "restart", "create", "init"],
+        "there is none, a container that has ended stays so: `quire run` starts a new one, and `quire commit` makes an \
+         image of what an ended one wrote",
+    ),
+    (
+        &["cp"],
+        "use `quire exec CONTAINER cat FILE >FILE`, `quire cat IMAGE:/FILE`, or share a directory with `run -v`",
+    ),
+    (&["save"], "use `quire export NAME docker-archive:FILE`, or oci:DIR"),
+    (&["load"], "use `quire import docker-archive:FILE`, or oci:DIR"),
+    (&["info"], "use `quire doctor`"),
+    (&["version"], "use `quire --version`"),
+    (&["history"], "there is none: `quire show NAME` has what the image says of itself"),
+    (&["attach"], "use `quire logs --follow CONTAINER` to read, or `quire exec -it CONTAINER sh`"),
+    (
+        &["top"],
+        "use `quire exec CONTAINER ps`, or `ps` of the host: `quire ps --json` has the number of the first process",
+    ),
+    (
+        &["stats"],
+        "there is none: `systemd-cgtop` shows each container as quire-NAME-…, and `quire du` the disk",
+    ),
+    (&["prune"], "use `quire gc`, and `quire rm` for containers that have ended"),
+    (&["rename", "update"], "there is none: a container stays as `quire run` made it"),
+    (&["pause", "unpause"], "there is none: `quire commit` and `quire diff` pause by themselves"),
+    (&["port", "network"], "there is none: `quire run --network` says what a container has"),
+    (&["volume"], "there are no named volumes: use `quire run -v /DIRECTORY:/PATH`"),
+    (&["events"], "there is none: `quire wait CONTAINER` returns at a container's end"),
+    (&["search"], "there is none: ask the registry"),
+    (&["untag"], "use `quire rmi NAME`"),
+    (&["image", "container", "system"], "verbs are not in groups: `quire --help` lists them all"),
+    (&["pod", "compose", "play", "kube", "swarm"], "there is none: Quire runs single containers"),
+];
+
+/// Options of podman and docker that Quire lacks: for which verbs (none: for all others), which, and what to do instead.
+/// The first row that fits counts.
+const OPTIONS: &[(&[&str], &[&str], &str)] = &[
+    (
+        RUN,
+        &["-p", "-P", "--publish", "--publish-all", "--expose"],
+        "ports are not mapped: use `--network host`",
+    ),
+    (
+        RUN,
+        &["--link", "--network-alias", "--ip", "--ip6", "--mac-address"],
+        "there is no network between containers: use `--network host`",
+    ),
+    (
+        RUN,
+        &["--restart"],
+        "nothing starts a container again: have a service manager start `quire run`",
+    ),
+    (RUN, &["--env-file"], "use `-e NAME=VALUE` for each variable"),
+    (
+        RUN,
+        &["-l", "--label", "--label-file", "--annotation"],
+        "containers have no labels: use --name",
+    ),
+    (RUN, &["--tmpfs"], "use `--mount type=memory,dst=PATH`"),
+    (RUN, &["--shm-size"], "use `--mount type=memory,dst=/dev/shm,size=SIZE`"),
+    (
+        RUN,
+        &[
+            "-c",
+            "--cpus",
+            "--cpu-shares",
+            "--cpu-quota",
+            "--cpu-period",
+            "--cpuset-cpus",
+            "--cpuset-mems",
+            "--memory-swap",
+            "--memory-reservation",
+            "--blkio-weight",
+        ],
+        "there is no such limit: --memory and --pids-limit are there",
+    ),
+    (
+        RUN,
+        &["--pid", "--ipc", "--uts", "--cgroupns", "--cgroups", "--cgroup-parent"],
+        "a container always has namespaces and a cgroup of its own",
+    ),
+    (RUN, &["--pull"], "use `quire pull` before"),
+    (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` before"),
+    (
+        RUN,
+        &["--health-cmd", "--health-interval", "--health-retries", "--health-timeout"],
+        "nothing checks a container's health: `quire exec` runs a check",
+    ),
+    (RUN, &["--log-driver", "--log-opt"], "`quire logs` prints what a detached container wrote"),
+    (
+        RUN,
+        &["-a", "--attach", "--sig-proxy", "--detach-keys"],
+        "without --detach the container has your standard streams, and all of them",
+    ),
+    (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
+    (RUN, &["--group-add"], "use `-u USER:GROUP`"),
+    (RUN, &["--cidfile"], "use --name for a name that is known before"),
+    (RUN, &["--pidfile"], "`quire ps --json` has the number of the first process"),
+    (
+        &["exec"],
+        &["-d", "--detach"],
+        "it waits for the command: use `quire exec CONTAINER sh -c 'COMMAND &'`",
+    ),
+    (&["exec"], &["--env-file"], "use `-e NAME=VALUE` for each variable"),
+    (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
+    (&["ps"], &["-l", "--latest", "-n", "--last", "--no-trunc"], "use --json, and jq"),
+    (&["images"], &["--digests", "--no-trunc"], "use --json, and jq"),
+    (&["show"], &["-f", "--format"], "use --json, and jq"),
+    (
+        &["logs"],
+        &["-t", "--timestamps", "--since", "--until"],
+        "a log is what the container wrote, without times",
+    ),
+    (&["stop"], &["-a", "--all"], "use `quire stop $(quire ps -q)`"),
+    (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
+    (&["rm"], &["-v", "--volumes"], "what a container wrote always goes with it: leave this out"),
+    (
+        &["build"],
+        &["-t", "--tag", "-f", "--file", "--build-arg"],
+        "no Dockerfiles are built here: use buildah, and `quire import oci:DIR`",
+    ),
+    (&[], &["-q"], "use --quiet"),
+    (&[], &["-v", "-vv"], "use --verbose"),
+];
+
+/// Those that make a container.
+const RUN: &[&str] = &["run", "bundle"];
+
+/// What to say of a command line that clap refuses, if it is in the tables.
+pub(crate) fn advice(error: &clap::Error) -> Option<String> {
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let verb = said(ContextKind::InvalidSubcommand)?;
+            let (_, advice) = VERBS.iter().find(|(verbs, _)| verbs.contains(&verb))?;
+            Some(format!("there is no verb \"{verb}\": {advice}"))
+        }
+        ErrorKind::UnknownArgument => {
+            let option = said(ContextKind::InvalidArg)?;
+            let advice = of_option(verb().as_deref(), option)?;
+            Some(format!("there is no option {option} here: {advice}"))
+        }
+        _ => None,
+    }
+}
+
+fn of_option(verb: Option<&str>, option: &str) -> Option<&'static str> {
+    let verb = verb.unwrap_or_default();
+    let fits = |verbs: &[&str]| verbs.is_empty() || verbs.contains(&verb);
+    let mut rows = OPTIONS.iter().filter(|(verbs, options, _)| {
+        let long = option.split('=').next().unwrap_or(option);
+        fits(verbs) && options.contains(&long)
+    });
+    rows.next().map(|(_, _, advice)| *advice)
+}
+
+/// The verb of a command line that clap refuses: what clap understands of it all the same.
+pub(crate) fn verb() -> Option<String> {
+    let matches = args::command().ignore_errors(true).try_get_matches().ok()?;
+    matches.subcommand_name().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row about something that has come to be there would never be read.
+    #[test]
+    fn what_is_there_has_no_row() {
+        let mut command = args::command();
+        command.build();
+        let verbs: Vec<_> = command
+            .get_subcommands()
+            .flat_map(|it| std::iter::once(it.get_name()).chain(it.get_all_aliases()))
+            .collect();
+        for verb in VERBS.iter().flat_map(|(verbs, _)| *verbs) {
+            assert!(!verbs.contains(verb), "{verb}");
+        }
+        let mut seen = 0;
+        for (verbs, options, _) in OPTIONS {
+            for verb in *verbs {
+                let verb = command.find_subcommand(verb).expect("a verb of ours");
+                for option in verb.get_arguments() {
+                    let short = option.get_short_and_visible_aliases().unwrap_or_default();
+                    let short = short.iter().map(|it| format!("-{it}"));
+                    let long = option.get_long_and_visible_aliases().unwrap_or_default();
+                    let long = long.iter().map(|it| format!("--{it}"));
+                    for word in short.chain(long) {
+                        seen += 1;
+                        let is_there = options.contains(&word.as_str());
+                        assert!(!is_there, "{}: {word}", verb.get_name());
+                    }
+                }
+            }
+        }
+        assert!(seen > 100, "{seen}");
+    }
+
+    #[test]
+    fn the_first_row_that_fits_counts() {
+        let check = |verb, option, expect| {
+            let found = of_option(verb, option);
+            assert!(found.is_some_and(|it| it.contains(expect)), "{verb:?} {option}: {found:?}");
+        };
+        check(Some("run"), "-p", "ports are not mapped");
+        check(Some("run"), "--publish=80:80", "ports are not mapped");
+        check(Some("rm"), "-v", "leave this out");
+        check(Some("pull"), "-v", "--verbose");
+        check(None, "-q", "--quiet");
+        assert_eq!(of_option(Some("pull"), "-p"), None);
+    }
+}
