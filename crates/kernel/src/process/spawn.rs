@@ -27,7 +27,8 @@ pub struct Setup<'a> {
     pub own_mounts: Option<Propagation>,
     /// A session of its own, away from the terminal.
     pub own_session: bool,
-    /// Descriptors that it inherits, under their numbers here.
+    /// Descriptors that it inherits, under their numbers here. Besides standard input, output and error it gets no
+    /// others, whoever opened them.
     pub keep: &'a [BorrowedFd<'a>],
 }
 
@@ -108,6 +109,7 @@ impl Plan {
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
             set_root_propagation(from_host)?;
         }
+        close_others()?;
         for &number in &self.keep {
             // SAFETY: the borrowed descriptors outlive `spawn`, which waits for the exec.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
@@ -118,5 +120,19 @@ impl Plan {
             mask.apply(libc::SIG_SETMASK)?;
         }
         Ok(())
+    }
+}
+
+/// Closes everything but standard input, output and error at the exec: also what our caller left open without
+/// close-on-exec, of which we know nothing.
+fn close_others() -> Result<(), Errno> {
+    const FIRST: libc::c_uint = 3;
+    // SAFETY: it marks descriptors, and closes none before the exec.
+    let result = unsafe {
+        libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
     }
 }
