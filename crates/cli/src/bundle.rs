@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use container::bundle::{Process, Terminal, host_files, runtime_config};
+use container::bundle::{Terminal, configure, host_files};
 use container::monitor::ROOT;
 use container::root::Shape;
 use container::stage::Stage;
@@ -60,8 +60,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     wishes.map = map;
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
-    let process = Process::new(&image, &wishes, &user)?;
-    let config = runtime_config(&process, &user, &wishes, &image, ROOT);
+    let (_, config) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
     let directory = &args.directory;
     let folder = make_folder(context, directory, owners)?;
     publish(&folder, directory, &config, &root.mount)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use container::bundle::{Process, Terminal, host_files, runtime_config};
+use container::bundle::{Process, Terminal, configure, host_files};
 use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
 use container::runtime::{Kind, Runtime};
@@ -141,8 +141,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     wishes.map = map.cloned();
     wishes.cgroup = Some(container::teardown::cgroup(&id, &new_id()?));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
-    let process = Process::new(&image, &wishes, &user)?;
-    let config = runtime_config(&process, &user, &wishes, &image, &stage.root());
+    let (process, config) = configure(root.mount.as_fd(), &stage.root(), &image, &wishes, &user)?;
     let record = ContainerRecord {
         image: found.image,
         manifest: found.manifest,
@@ -208,7 +207,7 @@ impl Ready {
         Start {
             id: &self.id,
             folder: &self.path,
-            lock: self.folder.fd(),
+            lock: self.folder.lock(),
             root: &self.root.mount,
             stage: &self.stage,
             process: &self.process,

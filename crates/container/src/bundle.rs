@@ -7,10 +7,10 @@ use std::os::fd::BorrowedFd;
 use serde_json::{Value, json};
 
 use crate::config::ImageConfig;
-use crate::files::{Executable, executable};
 use crate::mounts::Volume;
 use crate::user::User;
 use crate::userns::IdMap;
+use crate::view::{Executable, View, WorkingDirError};
 
 /// What a root without a `PATH` is searched by; Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -124,9 +124,9 @@ pub enum BundleError {
     /// A variable of the caller's without a name, or without a value.
     #[error("\"{0}\" is not NAME=VALUE")]
     Env(String),
-    /// A working directory that does not start with a slash.
-    #[error("the working directory \"{0}\" is not an absolute path")]
-    WorkingDir(String),
+    /// A working directory that cannot be had.
+    #[error(transparent)]
+    WorkingDir(#[from] WorkingDirError),
 }
 
 /// What is executed, with which environment and where.
@@ -136,7 +136,7 @@ pub struct Process {
     pub args: Vec<String>,
     /// `NAME=VALUE`, each name once, `PATH` and `HOME` among them.
     pub env: Vec<String>,
-    /// Absolute.
+    /// As asked for.
     pub working_dir: String,
 }
 
@@ -146,7 +146,7 @@ impl Process {
     ///
     /// # Errors
     /// [`BundleError`].
-    pub fn new(image: &ImageConfig, wishes: &Wishes, user: &User) -> Result<Self, BundleError> {
+    fn new(image: &ImageConfig, wishes: &Wishes, user: &User) -> Result<Self, BundleError> {
         let (entrypoint, image_command) = match &wishes.entrypoint {
             Some(entrypoint) => (entrypoint, &Vec::new()),
             None => (&image.entrypoint, &image.cmd),
@@ -183,9 +183,6 @@ impl Process {
         }
         let working_dir = wishes.working_dir.as_ref().unwrap_or(&image.working_dir);
         let working_dir = if working_dir.is_empty() { "/" } else { working_dir };
-        if !working_dir.starts_with('/') {
-            return Err(BundleError::WorkingDir(working_dir.to_owned()));
-        }
         Ok(Self { args, env, working_dir: working_dir.to_owned() })
     }
 
@@ -210,18 +207,38 @@ fn is_named(variable: &str, name: &str) -> bool {
 #[must_use]
 pub fn host_files(root: BorrowedFd<'_>, access: Access) -> Vec<&'static str> {
     let mut files = vec!["/etc/resolv.conf", "/etc/hosts"];
+    let view = View::of_root(root, access);
     files.retain(|file| {
         let has_place =
-            access == Access::Writable || executable(root, file.as_bytes()) != Executable::Absent;
+            access == Access::Writable || view.executable(file.as_bytes()) != Executable::Absent;
         has_place && std::path::Path::new(file).exists()
     });
     files
 }
 
+/// What is executed, and the runtime configuration, for a container whose root is `root`, and at `place` for the runtime.
+/// The working directory is looked up in there, so that no link of it is left to the runtime.
+///
+/// # Errors
+/// [`BundleError`].
+pub fn configure(
+    root: BorrowedFd<'_>,
+    place: &str,
+    image: &ImageConfig,
+    wishes: &Wishes,
+    user: &User,
+) -> Result<(Process, Value), BundleError> {
+    let mut process = Process::new(image, wishes, user)?;
+    let mut config = runtime_config(&process, user, wishes, image, place);
+    process.working_dir = View::of_bundle(root, &config).working_dir(&process.working_dir)?;
+    config["process"]["cwd"] = process.working_dir.as_str().into();
+    Ok((process, config))
+}
+
 /// The runtime configuration, for a root file system at `root` (relative to the bundle, or absolute). Source: OCI
 /// runtime-spec 1.0.2, `config.md` and `config-linux.md`.
 #[must_use]
-pub fn runtime_config(
+fn runtime_config(
     process: &Process,
     user: &User,
     wishes: &Wishes,
@@ -403,10 +420,6 @@ mod tests {
         );
         check(|_, w| w.env.push("=x".to_owned()), Err(&BundleError::Env("=x".to_owned())));
         check(|_, w| w.env.push("B".to_owned()), Err(&BundleError::Env("B".to_owned())));
-        check(
-            |_, w| w.working_dir = Some("here".to_owned()),
-            Err(&BundleError::WorkingDir("here".to_owned())),
-        );
     }
 
     #[test]

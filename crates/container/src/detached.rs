@@ -1,6 +1,7 @@
 //! Containers that outlive the command that started them: watched by a process of their own, and asked things by others.
 
 use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -11,10 +12,11 @@ use crate::bundle::Terminal;
 use crate::monitor::{
     LOG, PID, RunError, Start, ask, command, complaint, complaints, enter, prepare, runtime_of,
 };
-use crate::runtime::Runtime;
+use crate::runtime::{Kind, Runtime};
 use crate::state::State;
 use crate::streams::Streams;
 use crate::user::User;
+use crate::view::check_inside;
 
 /// What the container writes, to standard output and error, in its folder.
 pub const OUTPUT: &str = "log";
@@ -60,7 +62,8 @@ pub fn watch(
     run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
     run.arg("--pid-file").arg(&pid_file).arg(start.id);
     run.stdin(Stdio::null()).stdout(output.try_clone().map_err(write_failed)?).stderr(output);
-    let setup = Setup { signals: Some(start.signals), keep: &[start.lock], ..Setup::default() };
+    let setup =
+        Setup { signals: Some(start.signals), keep: start.lock.as_slice(), ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
     // Whoever waits for the start may not want it any more.
     let mut is_unwanted = false;
@@ -190,16 +193,23 @@ impl More {
 /// # Errors
 /// [`RunError`] when the runtime cannot be called.
 pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
+    crate::streams::check().map_err(RunError::Directory)?;
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }
     };
     let bundle = folder.join("config.json");
     let bytes = std::fs::read(&bundle).map_err(failed(&bundle))?;
-    let mut config = serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;
+    let mut config: Value =
+        serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;
+    let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
+    // gVisor's root is its own, and so are the descriptors that programs in there can name.
+    if let (Kind::Crun | Kind::Runc, Some(root)) = (runtime.kind, root(folder)) {
+        let own = config["process"]["cwd"].as_str().unwrap_or("/");
+        check_inside(root.as_fd(), more.working_dir.as_deref().unwrap_or(own))?;
+    }
     let file = folder.join(format!("exec-{}.json", std::process::id()));
     std::fs::write(&file, more.process(&mut config).to_string()).map_err(failed(&file))?;
-    let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let mut exec = command(&runtime, folder);

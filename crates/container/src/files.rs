@@ -41,43 +41,6 @@ pub(crate) fn read_small(root: BorrowedFd<'_>, path: &'static str) -> Result<Vec
     Ok(bytes)
 }
 
-/// The first `length` bytes of a regular file inside `root`, or all that it has; `None` when it cannot be read.
-pub(crate) fn read_start(root: BorrowedFd<'_>, path: &[u8], length: usize) -> Option<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = open_inside(root, path, flags).ok()?;
-    let stat = rustix::fs::fstat(&file).ok()?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return None;
-    }
-    let mut bytes = Vec::new();
-    let length = u64::try_from(length).ok()?;
-    std::fs::File::from(file).take(length).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
-}
-
-/// What stands at a path that someone wants to execute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Executable {
-    /// A regular file that someone may execute.
-    Yes,
-    /// Something else.
-    No,
-    /// Nothing.
-    Absent,
-}
-
-/// Looks at `path` inside `root`, following links within it.
-pub(crate) fn executable(root: BorrowedFd<'_>, path: &[u8]) -> Executable {
-    let Ok(file) = open_inside(root, path, OFlags::PATH | OFlags::CLOEXEC) else {
-        return Executable::Absent;
-    };
-    let Ok(stat) = rustix::fs::fstat(&file) else {
-        return Executable::Absent;
-    };
-    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    if regular && stat.st_mode & 0o111 != 0 { Executable::Yes } else { Executable::No }
-}
-
 fn open_inside(
     root: BorrowedFd<'_>,
     path: &[u8],
@@ -90,7 +53,7 @@ fn open_inside(
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd as _;
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -116,18 +79,5 @@ mod tests {
         let fd = std::fs::File::open(root.path()).unwrap();
         let error = read_small(fd.as_fd(), "group").unwrap_err();
         assert_eq!(error.source.to_string(), "it has more than 4 MiB");
-    }
-
-    #[test]
-    fn only_executable_files_are() {
-        let root = tempfile::tempdir().unwrap();
-        std::fs::write(root.path().join("tool"), "").unwrap();
-        let fd = std::fs::File::open(root.path()).unwrap();
-        assert_eq!(executable(fd.as_fd(), b"/tool"), Executable::No);
-        let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(root.path().join("tool"), mode).unwrap();
-        assert_eq!(executable(fd.as_fd(), b"/tool"), Executable::Yes);
-        assert_eq!(executable(fd.as_fd(), b"/"), Executable::No);
-        assert_eq!(executable(fd.as_fd(), b"/none"), Executable::Absent);
     }
 }

@@ -17,12 +17,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::bundle::{Process, Terminal};
-use crate::files::{Executable, executable};
 use crate::program::{Unrunnable, unrunnable};
 use crate::runtime::{Kind, Runtime};
 use crate::stage::Stage;
 use crate::streams::Streams;
 use crate::trim::Trimmer;
+use crate::view::{Executable, View, WorkingDirError};
 
 /// Everything that one container needs.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ pub struct Start<'a> {
     pub id: &'a str,
     /// A folder of its own, absolute, which exists and stays.
     pub folder: &'a Path,
-    /// The locked file that says that the container lives: the runtime inherits it.
-    pub lock: BorrowedFd<'a>,
+    /// The locked file that says that the container lives, which must not be a directory: the runtime inherits it.
+    pub lock: Option<BorrowedFd<'a>>,
     /// Its root.
     pub root: &'a Detached,
     /// Where that is attached, and what else is.
@@ -134,6 +134,14 @@ pub enum RunError {
         #[source]
         source: std::io::Error,
     },
+    /// A standard stream is a directory, from which a program can go to all others of the host.
+    #[error(
+        "{0} is a directory of the host, which a container must not have: give it something else"
+    )]
+    Directory(&'static str),
+    /// A further program cannot start where it should.
+    #[error(transparent)]
+    WorkingDir(#[from] WorkingDirError),
     /// Somebody did not want it any more.
     #[error("interrupted while container {0} was started")]
     Interrupted(String),
@@ -161,6 +169,7 @@ pub enum RunError {
 /// # Errors
 /// [`RunError`] when it did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
+    crate::streams::check().map_err(RunError::Directory)?;
     let doubt = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);
@@ -185,7 +194,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     // Without a terminal runsc passes no signals on. They would end it, and nobody would tell the program: so it gets none,
     // those of our terminal's keys neither.
     let deaf = kind == Kind::Runsc && !covered;
-    let (signals, keep) = (Some(start.signals), &[start.lock][..]);
+    let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
     let mut deliver = |signal: Signal| match deaf && send(start, signal) {
@@ -231,7 +240,8 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
 pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<RunError>, RunError> {
     // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
     // that are not known here.
-    let doubt = find_program(start)?.and_then(|path| doubt(start, &path));
+    let view = View::of_bundle(start.root.as_fd(), start.config);
+    let doubt = find_program(start, &view)?.and_then(|path| doubt(start, &view, &path));
     kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
     hide_obstacle(start.runtime, start.folder)
         .map_err(|source| RunError::Attach { id: start.id.to_owned(), source })?;
@@ -346,21 +356,20 @@ fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
 }
 
 /// Why the program will probably not run.
-fn doubt(start: &Start<'_>, path: &Path) -> Option<RunError> {
+fn doubt(start: &Start<'_>, view: &View<'_>, path: &Path) -> Option<RunError> {
     let program = start.process.args.first()?.clone();
     let from = Path::new(&start.process.working_dir);
-    Some(match unrunnable(start.root.as_fd(), from, path)? {
+    Some(match unrunnable(view, from, path)? {
         Unrunnable::Format => RunError::Format(program),
         Unrunnable::Interpreter(interpreter) => RunError::NoInterpreter { program, interpreter },
     })
 }
 
 /// Where the program is. Answers early, and with the right exit code, when there is none.
-fn find_program(start: &Start<'_>) -> Result<Option<PathBuf>, RunError> {
+fn find_program(start: &Start<'_>, view: &View<'_>) -> Result<Option<PathBuf>, RunError> {
     let Some(program) = start.process.args.first() else { return Ok(None) };
-    let root = start.root.as_fd();
     let mut refused = false;
-    let mut try_path = |path: &Path| match executable(root, path.as_os_str().as_bytes()) {
+    let mut try_path = |path: &Path| match view.executable(path.as_os_str().as_bytes()) {
         Executable::Yes => true,
         Executable::No => {
             refused = true;

@@ -2,18 +2,17 @@
 //!
 //! Runtimes find out only in their very last step, and then end with a code that the program could have ended with.
 
-use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use crate::files::{Executable, executable, read_start};
+use crate::view::{Executable, View};
 
 /// How many interpreters may lead to one another. Source: Linux `fs/exec.c`, `exec_binprm`.
 const DEPTH: u32 = 5;
 /// What the kernel reads of a file to see what it is. Source: `linux/binfmts.h`, `BINPRM_BUF_SIZE`.
 const START: usize = 256;
 /// Enough for the program headers that linkers write, which follow the ELF header.
-const HEADERS: usize = 4096;
+const HEADERS: u64 = 4096;
 
 /// Why the kernel cannot execute a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,25 +23,25 @@ pub(crate) enum Unrunnable {
     Interpreter(String),
 }
 
-/// Why `path` in `root`, which is an executable file, cannot be executed; `None` when it can be, or when that cannot
+/// Why `path` in a container, which is an executable file, cannot be executed; `None` when it can be, or when that cannot
 /// be told. A relative interpreter is searched in the directory `from`, as the kernel does.
 ///
 /// Formats that `binfmt_misc` adds are not known here: ask only when a program did not run.
-pub(crate) fn unrunnable(root: BorrowedFd<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
+pub(crate) fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
     let mut path = path.to_owned();
     for _ in 0..DEPTH {
-        let start = read_start(root, path.as_os_str().as_bytes(), HEADERS)?;
+        let start = view.read_start(path.as_os_str().as_bytes(), HEADERS)?;
         let interpreter = match Format::of(&start) {
             Format::Script(interpreter) => interpreter,
             Format::Elf(None) => return None,
             Format::Elf(Some(loader)) => {
-                let there = executable(root, from.join(&loader).as_os_str().as_bytes());
+                let there = view.executable(from.join(&loader).as_os_str().as_bytes());
                 return (there == Executable::Absent).then_some(Unrunnable::Interpreter(loader));
             }
             Format::Other => return Some(Unrunnable::Format),
         };
         let next = from.join(&interpreter);
-        if executable(root, next.as_os_str().as_bytes()) == Executable::Absent {
+        if view.executable(next.as_os_str().as_bytes()) == Executable::Absent {
             return Some(Unrunnable::Interpreter(interpreter));
         }
         path = next;
@@ -142,6 +141,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::bundle::Access;
 
     /// The tests' own program is one of this machine; a statically linked one names no loader.
     #[test]
@@ -161,6 +161,7 @@ mod tests {
             ("nowhere", b"#!/no/such\n", false),
         ];
         let host = std::fs::File::open("/").unwrap();
+        let host = View::of_root(host.as_fd(), Access::Writable);
         for (name, bytes, runs) in cases {
             let path = root.path().join(name);
             std::fs::write(&path, bytes).unwrap();
@@ -178,22 +179,19 @@ mod tests {
                 }
             };
             assert_eq!(kernel.is_ok(), runs, "{name}: {kernel:?}");
-            let found = unrunnable(host.as_fd(), Path::new("/"), &path);
+            let found = unrunnable(&host, Path::new("/"), &path);
             assert_eq!(found.is_none(), runs, "{name}: {found:?}");
         }
         // In a root without anything else, the loader is missed too, if one is named.
         let alone = std::fs::File::open(root.path()).unwrap();
+        let alone = View::of_root(alone.as_fd(), Access::Writable);
         let check = |path: &str, expect: Option<Unrunnable>| {
-            assert_eq!(
-                unrunnable(alone.as_fd(), Path::new("/"), Path::new(path)),
-                expect,
-                "{path}"
-            );
+            assert_eq!(unrunnable(&alone, Path::new("/"), Path::new(path)), expect, "{path}");
         };
         check("/nowhere", Some(Unrunnable::Interpreter("/no/such".to_owned())));
         check("/script", Some(Unrunnable::Interpreter("/bin/sh".to_owned())));
         check("/garbage", Some(Unrunnable::Format));
-        let loader = loader(&own[..HEADERS]);
+        let loader = loader(&own[..4096]);
         check("/own", loader.map(Unrunnable::Interpreter));
     }
 }

@@ -16,6 +16,20 @@ use rustix::io::Errno;
 
 use crate::runtime::Kind;
 
+/// Whether none of our standard streams, which a container is given, is a directory of the host; else its name.
+pub(crate) fn check() -> Result<(), &'static str> {
+    let is_directory = |stream: BorrowedFd<'_>| {
+        let stat = rustix::fs::fstat(stream);
+        stat.is_ok_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Directory)
+    };
+    let streams = [
+        (is_directory(io::stdin().as_fd()), "standard input"),
+        (is_directory(io::stdout().as_fd()), "standard output"),
+        (is_directory(io::stderr().as_fd()), "standard error"),
+    ];
+    streams.into_iter().find(|it| it.0).map_or(Ok(()), |(_, name)| Err(name))
+}
+
 /// What comes out of pipes goes where the files' positions are, from threads of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {

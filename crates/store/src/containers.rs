@@ -1,6 +1,6 @@
 //! One folder per container. What is in it besides its record is the `container` crate's affair.
 
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use image::verity::ObjectId;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
 use crate::store::Store;
-use crate::work::{Owner, Workspace, hide, owner};
+use crate::work::{LOCK, Owner, Workspace, hide, is_alive, owner};
 
 /// A container's record, in its folder.
 pub(crate) const RECORD: &str = "container.json";
@@ -44,7 +44,7 @@ struct Raw {
 /// Whether somebody holds the container's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// A process has its folder locked.
+    /// A process has its folder locked, or the file in it.
     Alive,
     /// Nobody has.
     Dead,
@@ -90,12 +90,13 @@ pub enum ContainerError {
 }
 
 /// A container's folder, `containers/ID/`, open and locked (`flock` on the descriptor). It stays
-/// locked as long as any process has a copy of the descriptor: hand one to the monitor.
+/// locked as long as any process has a copy of the descriptor, or of that of the lock.
 #[derive(Debug)]
 pub struct ContainerDir {
     parent: Directory,
     tmp: Directory,
     directory: Directory,
+    lock: Option<OwnedFd>,
     id: String,
     /// What the folder is called in its parent.
     name: String,
@@ -109,8 +110,16 @@ impl ContainerDir {
         &self.id
     }
 
-    /// The folder, for everything the `container` crate keeps there. Copies of it hold the lock.
-    /// It is close-on-exec.
+    /// An empty file in the folder, locked: the container counts as alive as long as any process has a copy of this
+    /// descriptor. That is for the runtime, which must not have the folder, since whoever has a directory of the host can
+    /// go from there to all others. None of a folder that was found dead.
+    #[must_use]
+    pub fn lock(&self) -> Option<BorrowedFd<'_>> {
+        self.lock.as_ref().map(|fd| fd.as_fd())
+    }
+
+    /// The folder, for everything the `container` crate keeps there. Copies of it hold it locked: no other program may
+    /// have one. It is close-on-exec.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
@@ -230,6 +239,7 @@ impl Store {
         }))?;
         file.publish_mode()?;
         drop(file);
+        let lock_file = work.directory.create_locked(LOCK)?;
         if record.keep {
             work.directory.sync_file(RECORD)?;
             work.directory.sync()?;
@@ -246,8 +256,8 @@ impl Store {
             self.containers.sync()?;
         }
         let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
-        let (id, record) = (id.to_owned(), Some(record.clone()));
-        Ok(ContainerDir { parent, tmp, directory, name: id.clone(), id, record })
+        let (id, record, lock) = (id.to_owned(), Some(record.clone()), Some(lock_file));
+        Ok(ContainerDir { parent, tmp, directory, lock, name: id.clone(), id, record })
     }
 
     /// Whether somebody has a container's folder locked; not if it is not there.
@@ -257,7 +267,7 @@ impl Store {
     pub fn is_container_alive(&self, id: &str) -> Result<bool, ContainerError> {
         check_id(id)?;
         match self.containers.open_if_there(id)? {
-            Some(directory) => Ok(directory.is_locked()?),
+            Some(directory) => Ok(is_alive(&directory)?),
             None => Ok(false),
         }
     }
@@ -274,8 +284,8 @@ impl Store {
             Owner::Dead(directory) => {
                 let record = read_record(&directory)?.ok();
                 let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
-                let id = id.to_owned();
-                Ok(Some(ContainerDir { parent, tmp, directory, name: id.clone(), id, record }))
+                let (id, name, lock) = (id.to_owned(), id.to_owned(), None);
+                Ok(Some(ContainerDir { parent, tmp, directory, lock, name, id, record }))
             }
         }
     }
@@ -352,7 +362,7 @@ impl Store {
     /// None if it has been removed since it was listed.
     fn open_container(&self, id: &str) -> Result<Option<(Directory, Liveness)>, DiskError> {
         let Some(directory) = self.containers.open_if_there(id)? else { return Ok(None) };
-        let liveness = match directory.is_locked()? {
+        let liveness = match is_alive(&directory)? {
             true => Liveness::Alive,
             false if directory.is_linked()? => Liveness::Dead,
             false => return Ok(None),

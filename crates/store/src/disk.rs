@@ -3,6 +3,7 @@
 //! Everything is named by a directory and one name in it, symlinks are never followed, and every
 //! change passes through [`Trace`], so that a test can record an import and replay it to any point.
 
+mod lock;
 mod punch;
 mod remove;
 
@@ -12,9 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags, Stat,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 pub(crate) use crate::trace::{Change, Trace};
@@ -387,37 +386,6 @@ impl Directory {
         rustix::fs::syncfs(&self.fd).map_err(failed)?;
         self.trace.record(|| Change::SyncEverything);
         Ok(())
-    }
-
-    /// Locks the directory itself, for as long as this descriptor or a copy of it is open. `false`
-    /// if somebody else has it locked.
-    pub(crate) fn try_lock(&self) -> Result<bool, DiskError> {
-        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(errno) => Err(self.failed("lock", "", errno)),
-        }
-    }
-
-    /// As [`try_lock`](Self::try_lock), and waits: for locks that are held for a moment only.
-    pub(crate) fn lock(&self) -> Result<(), DiskError> {
-        loop {
-            match rustix::fs::flock(&self.fd, FlockOperation::LockExclusive) {
-                Ok(()) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(self.failed("lock", "", errno)),
-            }
-        }
-    }
-
-    /// Whether somebody has it locked. Whoever looks does not seem to be somebody to others who look; only
-    /// [`try_lock`](Self::try_lock) fails as long as this descriptor is open.
-    pub(crate) fn is_locked(&self) -> Result<bool, DiskError> {
-        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(false),
-            Err(Errno::WOULDBLOCK) => Ok(true),
-            Err(errno) => Err(self.failed("lock", "", errno)),
-        }
     }
 
     /// Whether the directory still has a name: nobody removed it between opening and locking it.

@@ -12,6 +12,10 @@ pub(crate) const PREFIX: &str = "work-";
 /// What follows in the names of those that only have to go: nobody works in them.
 const HIDDEN: &str = "gone-";
 
+/// A file in such a directory that other programs may be given to lock. As long as it is locked the directory is
+/// somebody's, too.
+pub(crate) const LOCK: &str = "lock";
+
 /// Numbers are not used twice in a process: a trash that waits for one import would wait for another.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -95,8 +99,15 @@ pub(crate) fn owner(parent: &Directory, name: &str) -> Result<Owner, DiskError> 
         Some(directory) if !directory.try_lock()? => Ok(Owner::Alive),
         // Somebody may have removed it, and another made a new one of this name.
         Some(directory) if !directory.is_linked()? => Ok(Owner::Gone),
+        // Its maker is dead, but not the program that it started.
+        Some(directory) if directory.is_file_locked(LOCK)? => Ok(Owner::Alive),
         Some(directory) => Ok(Owner::Dead(directory)),
     }
+}
+
+/// Whether the maker of such a directory lives, or a program that was given its lock.
+pub(crate) fn is_alive(directory: &Directory) -> Result<bool, DiskError> {
+    Ok(directory.is_locked()? || directory.is_file_locked(LOCK)?)
 }
 
 /// The names of all such directories.

@@ -9,6 +9,7 @@ mod commit;
 mod containers;
 mod deaths;
 mod disk;
+mod escapes;
 mod export;
 mod filter;
 mod forms;

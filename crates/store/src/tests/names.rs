@@ -128,10 +128,28 @@ fn containers_are_alive_while_locked() {
     assert_eq!(store.image_of_container("c1"), Some(image));
     assert!(store.container("c2").unwrap().is_none() && store.container("../x").unwrap().is_none());
 
-    // A copy of the descriptor keeps it alive, as in a monitor.
+    // A copy of the lock keeps it alive, as in a runtime, and is no way to the folder.
+    let lock = container.lock().unwrap().try_clone_to_owned().unwrap();
+    let stat = rustix::fs::fstat(&lock).unwrap();
+    assert!(rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_size == 0);
+    // So does one of the folder, as in a monitor.
     let copy = container.fd().try_clone_to_owned().unwrap();
     drop(container);
     assert_eq!(store.containers().unwrap()[0].2, Liveness::Alive);
+    drop(lock);
+    assert_eq!(store.containers().unwrap()[0].2, Liveness::Alive);
+    let folder = directory.path().join("containers/c1");
+    let lock = std::fs::File::open(folder.join("lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let at =
+        rustix::fs::openat(&copy, ".", rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty());
+    drop(copy);
+    let copy = at.unwrap();
+    assert!(store.is_container_alive("c1").unwrap());
+    assert!(store.lock_container("c1").unwrap().is_none());
+    assert_eq!(store.clear_dead().unwrap(), 0);
+    assert_eq!(store.containers().unwrap()[0].2, Liveness::Alive);
+    drop(lock);
     // What the container left, however deep: more levels than a process has descriptors, or a path
     // has bytes.
     let mut at = copy.try_clone().unwrap();

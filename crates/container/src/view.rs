@@ -1,0 +1,451 @@
+//! A container's file system before its runtime has put it together: the root, and what is to be mounted in it.
+//!
+//! Links are followed as the container will follow them, by their text alone. So no path leads out of the root, nor
+//! through the links of `/proc`, which lead wherever the process that follows them has something open.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use serde_json::Value;
+
+use crate::bundle::Access;
+
+/// How many links may lead to one another. Source: path_resolution(7).
+const LINKS: u32 = 40;
+
+/// Places of the kernel's own file systems, and of devices, in every container.
+const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// A working directory that a program cannot have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WorkingDirError {
+    /// It does not start with a slash.
+    #[error("the working directory \"{0}\" is not an absolute path")]
+    Relative(String),
+    /// It is a file.
+    #[error("the working directory \"{0}\" is not a directory")]
+    NotDirectory(String),
+    /// It is below one of the kernel's own directories.
+    #[error(
+        "the working directory \"{path}\" leads to {resolved}, and no program can start inside /proc, /sys or /dev: choose \
+         another with --workdir"
+    )]
+    Kernel {
+        /// As given.
+        path: String,
+        /// Where its links lead.
+        resolved: String,
+    },
+    /// It is not there, and nothing can be made in its place.
+    #[error(
+        "there is no working directory \"{0}\", and it cannot be made in a read-only file system: choose another with \
+         --workdir"
+    )]
+    ReadOnly(String),
+    /// It is not there, in a container that runs.
+    #[error("the container has no directory \"{0}\" to work in: choose another with --workdir")]
+    Absent(String),
+    /// Its links lead through the magic links of `/proc`.
+    #[error(
+        "the working directory \"{0}\" leads through links of /proc, or too many links: choose another with --workdir"
+    )]
+    Links(String),
+    /// Its links lead to a name that cannot be written into the runtime's configuration.
+    #[error("the working directory \"{0}\" leads to a name that is not UTF-8, which runtimes need")]
+    Name(String),
+    /// The file system's answer.
+    #[error("cannot look up the working directory \"{path}\": {source}")]
+    Look {
+        /// As given.
+        path: String,
+        /// Why.
+        source: Errno,
+    },
+}
+
+/// What stands at a path that someone wants to execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Executable {
+    /// A regular file that someone may execute.
+    Yes,
+    /// Something else.
+    No,
+    /// Nothing.
+    Absent,
+}
+
+/// A root, and what is to be mounted in it.
+#[derive(Debug)]
+pub(crate) struct View<'a> {
+    root: BorrowedFd<'a>,
+    access: Access,
+    mounts: Vec<Mount>,
+}
+
+#[derive(Debug)]
+struct Mount {
+    at: Vec<Vec<u8>>,
+    content: Content,
+    access: Access,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// A file or directory of the host.
+    Host(OwnedFd),
+    /// A new file system.
+    Empty,
+    /// The kernel's, where nothing is looked at.
+    Kernel,
+}
+
+/// One name of a path without links, and what it leads to.
+#[derive(Debug)]
+struct Step {
+    name: Vec<u8>,
+    place: Place,
+    /// Of the file system that it is or would be on.
+    access: Access,
+}
+
+#[derive(Debug)]
+enum Place {
+    Found(OwnedFd, FileType, Mode),
+    /// The root of a new file system.
+    Empty,
+    Absent,
+    /// The root of one of the kernel's file systems.
+    Kernel,
+    /// Something in there.
+    InKernel,
+}
+
+/// What a name in a directory is.
+enum Named {
+    Place(Place),
+    Link(Vec<u8>),
+}
+
+impl<'a> View<'a> {
+    /// A root alone.
+    pub(crate) const fn of_root(root: BorrowedFd<'a>, access: Access) -> Self {
+        Self { root, access, mounts: Vec::new() }
+    }
+
+    /// What a bundle's configuration says of mounts, over its root.
+    pub(crate) fn of_bundle(root: BorrowedFd<'a>, config: &Value) -> Self {
+        let access = |is_read_only| if is_read_only { Access::ReadOnly } else { Access::Writable };
+        let mut view = Self::of_root(root, access(config["root"]["readonly"] == true));
+        for mount in config["mounts"].as_array().into_iter().flatten() {
+            let Some(destination) = mount["destination"].as_str() else { continue };
+            let mut options = mount["options"].as_array().into_iter().flatten();
+            let access = access(options.any(|it| it == "ro"));
+            // Runtimes make what is not there, and follow links as here.
+            let Ok(steps) = view.walk(destination.as_bytes()) else { continue };
+            let content = match (mount["type"].as_str(), mount["source"].as_str()) {
+                _ if KERNELS.contains(&destination) => Content::Kernel,
+                (Some("bind"), Some(source)) => {
+                    let flags = OFlags::PATH | OFlags::CLOEXEC;
+                    // Some are attached later, and are empty then.
+                    let opened = rustix::fs::open(source, flags, Mode::empty());
+                    opened.map_or(Content::Empty, Content::Host)
+                }
+                (Some("tmpfs"), _) => Content::Empty,
+                _ => Content::Kernel,
+            };
+            let at = steps.into_iter().map(|it| it.name).collect();
+            view.mounts.push(Mount { at, content, access });
+        }
+        view
+    }
+
+    /// The path of a working directory without links. A directory that is not there is made by the runtime.
+    pub(crate) fn working_dir(&self, path: &str) -> Result<String, WorkingDirError> {
+        let given = || path.to_owned();
+        if !path.starts_with('/') {
+            return Err(WorkingDirError::Relative(given()));
+        }
+        let steps = self.walk(path.as_bytes()).map_err(|errno| match errno {
+            Errno::NOTDIR => WorkingDirError::NotDirectory(given()),
+            Errno::LOOP => WorkingDirError::Links(given()),
+            source => WorkingDirError::Look { path: given(), source },
+        })?;
+        let names: Vec<_> = steps.iter().map(|it| &it.name[..]).collect();
+        let resolved = OsString::from_vec([b"/", &names.join(&b'/')[..]].concat());
+        let resolved = resolved.into_string().map_err(|_bytes| WorkingDirError::Name(given()))?;
+        let Some(last) = steps.last() else { return Ok(resolved) };
+        match (&last.place, last.access) {
+            (Place::Found(_, FileType::Directory, _) | Place::Empty | Place::Kernel, _)
+            | (Place::Absent, Access::Writable) => Ok(resolved),
+            (Place::Found(..), _) => Err(WorkingDirError::NotDirectory(given())),
+            (Place::Absent, Access::ReadOnly) => Err(WorkingDirError::ReadOnly(given())),
+            (Place::InKernel, _) => Err(WorkingDirError::Kernel { path: given(), resolved }),
+        }
+    }
+
+    /// Looks at what somebody wants to execute.
+    pub(crate) fn executable(&self, path: &[u8]) -> Executable {
+        let Ok(mut steps) = self.walk(path) else { return Executable::Absent };
+        match steps.pop().map(|it| it.place) {
+            Some(Place::Found(_, FileType::RegularFile, mode))
+                if mode.intersects(Mode::XUSR | Mode::XGRP | Mode::XOTH) =>
+            {
+                Executable::Yes
+            }
+            Some(Place::Absent | Place::InKernel) => Executable::Absent,
+            _ => Executable::No,
+        }
+    }
+
+    /// The first `length` bytes of a regular file, or all that it has; `None` when it cannot be read.
+    pub(crate) fn read_start(&self, path: &[u8], length: u64) -> Option<Vec<u8>> {
+        let last = self.walk(path).ok()?.pop()?;
+        let Place::Found(fd, FileType::RegularFile, _) = last.place else { return None };
+        let file = std::fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+        let mut bytes = Vec::new();
+        file.take(length).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// The way to a path without its links; nothing is the root.
+    fn walk(&self, path: &[u8]) -> Result<Vec<Step>, Errno> {
+        let mut steps: Vec<Step> = Vec::new();
+        // As a stack.
+        let mut pending = components(path);
+        let mut links = 0;
+        while let Some(name) = pending.pop() {
+            if name == b".." {
+                steps.pop();
+                continue;
+            }
+            if let Some(mounted) = self.mount_at(&steps, &name)? {
+                steps.push(mounted);
+                continue;
+            }
+            let access = steps.last().map_or(self.access, |it| it.access);
+            let named = match steps.last().map(|it| &it.place) {
+                None => named(self.root, &name)?,
+                Some(Place::Found(fd, ..)) => named(fd.as_fd(), &name)?,
+                Some(Place::Empty | Place::Absent) => Named::Place(Place::Absent),
+                Some(Place::Kernel | Place::InKernel) => Named::Place(Place::InKernel),
+            };
+            match named {
+                Named::Place(place) => steps.push(Step { name, place, access }),
+                Named::Link(target) => {
+                    links += 1;
+                    if links > LINKS {
+                        return Err(Errno::LOOP);
+                    }
+                    if target.starts_with(b"/") {
+                        steps.clear();
+                    }
+                    pending.extend(components(&target));
+                }
+            }
+        }
+        Ok(steps)
+    }
+
+    /// The last that was mounted there.
+    fn mount_at(&self, above: &[Step], name: &[u8]) -> Result<Option<Step>, Errno> {
+        let is_here = |mount: &&Mount| {
+            let names = above.iter().map(|it| &it.name[..]).chain([name]);
+            names.eq(mount.at.iter().map(|it| &it[..]))
+        };
+        let Some(mount) = self.mounts.iter().rev().find(is_here) else { return Ok(None) };
+        let place = match &mount.content {
+            Content::Host(fd) => found(rustix::io::fcntl_dupfd_cloexec(fd, 0)?)?,
+            Content::Empty => Place::Empty,
+            Content::Kernel => Place::Kernel,
+        };
+        Ok(Some(Step { name: name.to_owned(), place, access: mount.access }))
+    }
+}
+
+/// The names of a path, the first one last.
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    let names = path.split(|byte| *byte == b'/');
+    let names = names.filter(|it| !it.is_empty() && *it != b".");
+    names.rev().map(<[u8]>::to_vec).collect()
+}
+
+fn found(fd: OwnedFd) -> Result<Place, Errno> {
+    let stat = rustix::fs::fstat(&fd)?;
+    let (kind, mode) = (FileType::from_raw_mode(stat.st_mode), Mode::from_raw_mode(stat.st_mode));
+    Ok(Place::Found(fd, kind, mode))
+}
+
+fn named(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Named, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::NOENT) => return Ok(Named::Place(Place::Absent)),
+        Err(errno) => return Err(errno),
+    };
+    match found(fd)? {
+        Place::Found(fd, FileType::Symlink, _) => {
+            Ok(Named::Link(rustix::fs::readlinkat(&fd, "", Vec::new())?.into_bytes()))
+        }
+        place => Ok(Named::Place(place)),
+    }
+}
+
+/// Checks the working directory of a further program against the root of a container that runs. What is not there is not
+/// made.
+pub(crate) fn check_inside(root: BorrowedFd<'_>, path: &str) -> Result<(), WorkingDirError> {
+    let given = || path.to_owned();
+    if !path.starts_with('/') {
+        return Err(WorkingDirError::Relative(given()));
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+        Ok(_directory) => Ok(()),
+        Err(Errno::NOENT) => Err(WorkingDirError::Absent(given())),
+        Err(Errno::NOTDIR) => Err(WorkingDirError::NotDirectory(given())),
+        Err(Errno::LOOP) => Err(WorkingDirError::Links(given())),
+        Err(source) => Err(WorkingDirError::Look { path: given(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A root with links of every kind, and a directory of the host with a program.
+    fn root(folder: &Path) -> Value {
+        let root = folder.join("root");
+        for directory in ["usr/opt", "proc", "dev", "sys", "den/deep"] {
+            std::fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        for (link, to) in [
+            ("opt", "usr/opt"),
+            ("up", "../../../den"),
+            ("escape", "/proc/self/fd/22"),
+            ("parts", "den/deep/../../proc/self"),
+            ("chain", "/escape"),
+            ("loop", "loop"),
+            ("device", "/dev/fd/7"),
+            ("host", "/opt/shared/../../den"),
+        ] {
+            symlink(to, root.join(link)).unwrap();
+        }
+        std::fs::write(root.join("file"), "").unwrap();
+        let shared = folder.join("shared");
+        std::fs::create_dir_all(shared.join("inner")).unwrap();
+        symlink("/den", shared.join("link")).unwrap();
+        std::fs::write(shared.join("tool"), "#!x").unwrap();
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(shared.join("tool"), mode).unwrap();
+        json!({"root": {"readonly": true}, "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"},
+            {"destination": "/sys", "type": "bind", "source": "/sys"},
+            {"destination": "/opt/shared", "type": "bind", "source": shared, "options": ["rbind", "ro"]},
+            {"destination": "/opt/tool", "type": "bind", "source": shared.join("tool"), "options": []},
+            {"destination": "/new/place", "type": "tmpfs", "source": "tmpfs", "options": ["rw"]},
+        ]})
+    }
+
+    #[test]
+    fn working_directories_stay_inside() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = root(folder.path());
+        let fd = std::fs::File::open(folder.path().join("root")).unwrap();
+        let check = |config: &Value, path: &str, expect: Result<&str, &str>| {
+            let found = View::of_bundle(fd.as_fd(), config).working_dir(path);
+            let found = found.map_err(|it| it.to_string());
+            match (&found, expect) {
+                (Ok(found), Ok(expect)) => assert_eq!(found, expect, "{path}"),
+                (Err(found), Err(expect)) => assert!(found.contains(expect), "{path}: {found}"),
+                _ => panic!("{path}: {found:?}, not {expect:?}"),
+            }
+        };
+        for (path, expect) in [
+            ("/", Ok("/")),
+            ("/..", Ok("/")),
+            ("//den/./deep/", Ok("/den/deep")),
+            ("/up", Ok("/den")),
+            ("/opt", Ok("/usr/opt")),
+            ("/opt/shared/inner", Ok("/usr/opt/shared/inner")),
+            ("/opt/shared/link/deep", Ok("/den/deep")),
+            ("/host", Ok("/den")),
+            ("/proc", Ok("/proc")),
+            ("/dev/shm", Ok("/dev/shm")),
+            ("/dev/shm/new", Ok("/dev/shm/new")),
+            ("/new/place/x", Ok("/new/place/x")),
+            ("/proc/..", Ok("/")),
+            ("den", Err("not an absolute path")),
+            ("/file", Err("not a directory")),
+            ("/file/x", Err("not a directory")),
+            ("/opt/tool", Err("not a directory")),
+            ("/den/new", Err("cannot be made in a read-only")),
+            ("/opt/shared/new", Err("cannot be made in a read-only")),
+            ("/loop", Err("too many links")),
+            ("/escape", Err("/proc/self/fd/22, and no program")),
+            ("/chain", Err("/proc/self/fd/22, and no program")),
+            ("/parts/fd/3", Err("/proc/self/fd/3, and no program")),
+            ("/device", Err("/dev/fd/7, and no program")),
+            ("/sys/kernel", Err("/sys/kernel, and no program")),
+            ("/proc/self/fd/22/../../..", Ok("/proc")),
+        ] {
+            check(&config, path, expect);
+        }
+        config["root"]["readonly"] = false.into();
+        check(&config, "/den/new/one", Ok("/den/new/one"));
+        check(&config, "/opt/shared/new", Err("cannot be made in a read-only"));
+        for number in 0..40 {
+            check(&config, &format!("/proc/self/fd/{number}"), Err("no program"));
+        }
+    }
+
+    #[test]
+    fn programs_are_found_where_they_will_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = root(folder.path());
+        let fd = std::fs::File::open(folder.path().join("root")).unwrap();
+        let view = View::of_bundle(fd.as_fd(), &config);
+        for (path, expect) in [
+            ("/opt/shared/tool", Executable::Yes),
+            ("/opt/tool", Executable::Yes),
+            ("/usr/opt/tool", Executable::Yes),
+            ("/opt/shared", Executable::No),
+            ("/file", Executable::No),
+            ("/", Executable::No),
+            ("/none", Executable::Absent),
+            ("/file/none", Executable::Absent),
+            ("/new/place/tool", Executable::Absent),
+            ("/proc/self/exe", Executable::Absent),
+        ] {
+            assert_eq!(view.executable(path.as_bytes()), expect, "{path}");
+        }
+        assert_eq!(view.read_start(b"/opt/tool", 2).unwrap(), b"#!");
+        assert_eq!(view.read_start(b"/opt", 2), None);
+    }
+
+    #[test]
+    fn the_kernel_follows_no_magic_links() {
+        let host = std::fs::File::open("/").unwrap();
+        assert_eq!(check_inside(host.as_fd(), "/proc/self"), Ok(()));
+        let number = host.as_raw_fd();
+        for path in [format!("/proc/self/fd/{number}"), "/proc/self/cwd".to_owned()] {
+            assert_eq!(check_inside(host.as_fd(), &path), Err(WorkingDirError::Links(path)));
+        }
+        let check = |path: &str, expect: fn(String) -> WorkingDirError| {
+            assert_eq!(check_inside(host.as_fd(), path), Err(expect(path.to_owned())));
+        };
+        check("/no/such", WorkingDirError::Absent);
+        check("/etc/passwd", WorkingDirError::NotDirectory);
+        check("etc", WorkingDirError::Relative);
+    }
+}

@@ -1,0 +1,69 @@
+//! Locks: of directories, and of files that other programs may be given.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use super::{Change, Directory, DiskError, NEW, READ};
+
+impl Directory {
+    /// Locks the directory itself, for as long as this descriptor or a copy of it is open. `false`
+    /// if somebody else has it locked.
+    pub(crate) fn try_lock(&self) -> Result<bool, DiskError> {
+        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(self.failed("lock", "", errno)),
+        }
+    }
+
+    /// As [`try_lock`](Self::try_lock), and waits: for locks that are held for a moment only.
+    pub(crate) fn lock(&self) -> Result<(), DiskError> {
+        loop {
+            match rustix::fs::flock(&self.fd, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed("lock", "", errno)),
+            }
+        }
+    }
+
+    /// Whether somebody has it locked. Whoever looks does not seem to be somebody to others who look; only
+    /// [`try_lock`](Self::try_lock) fails as long as this descriptor is open.
+    pub(crate) fn is_locked(&self) -> Result<bool, DiskError> {
+        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(errno) => Err(self.failed("lock", "", errno)),
+        }
+    }
+
+    /// Creates an empty file that nobody else may use, and locks it for as long as the descriptor or a copy of it is
+    /// open. Unlike a directory's, the descriptor leads nowhere.
+    pub(crate) fn create_locked(&self, name: &str) -> Result<OwnedFd, DiskError> {
+        let failed = |action| move |errno| self.failed(action, name, errno);
+        self.trace.allow().map_err(failed("create"))?;
+        let flags = NEW.difference(OFlags::WRONLY);
+        let mode = rustix::fs::Mode::RUSR;
+        let fd = rustix::fs::openat(&self.fd, name, flags, mode).map_err(failed("create"))?;
+        self.trace.record(|| Change::Create(self.path_of(name)));
+        let lock = FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::flock(&fd, lock).map_err(failed("lock"))?;
+        Ok(fd)
+    }
+
+    /// Whether somebody has a file locked; not if it is not there.
+    pub(crate) fn is_file_locked(&self, name: &str) -> Result<bool, DiskError> {
+        let fd = match rustix::fs::openat(&self.fd, name, READ, rustix::fs::Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(false),
+            Err(errno) => return Err(self.failed("open", name, errno)),
+        };
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(errno) => Err(self.failed("lock", name, errno)),
+        }
+    }
+}
