@@ -505,7 +505,7 @@ pub(crate) struct Build {
 pub(crate) enum VerityPolicy {
     /// The kernel, by fs-verity, or the mount is refused
     Require,
-    /// The kernel if it can; else the import is trusted, and that is said
+    /// The kernel if it can, else nobody: the import is trusted
     Auto,
     /// Nobody
     Off,

@@ -114,14 +114,15 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
         let rows = found.iter().map(|it| {
             json!({
                 "id": it.id,
-                "image": it.record.as_ref().map(|it| it.image.to_string()),
-                "name": it.record.as_ref().and_then(|it| it.name.clone()),
+                "name": it.id,
+                "image": it.record.as_ref().and_then(|it| it.name.clone()),
+                "imageId": it.record.as_ref().map(|it| it.image.to_string()),
                 "command": it.command(),
-                "created": it.record.as_ref().map(|it| it.created),
+                "created": it.record.as_ref().map(|it| report::rfc3339(it.created.0)),
                 "status": it.status(),
                 "pid": it.state.as_ref().filter(|_| it.is_running()).map(|state| state.pid),
-                "started": it.state.as_ref().map(|state| state.started),
-                "finished": it.state.as_ref().and_then(|state| state.finished),
+                "started": it.state.as_ref().map(|state| report::rfc3339(state.started)),
+                "finished": it.state.as_ref().and_then(|it| it.finished).map(report::rfc3339),
                 "code": it.code(),
             })
         });

@@ -1,15 +1,17 @@
 //! What every verb is given: where the store is, and how to talk.
 
 use std::io::{ErrorKind, IsTerminal as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use kernel::mount::{MountError, Step};
+use kernel::features::{Can, KernelVersion};
+use kernel::mount::{MountError, OVERLAY_VERITY, Step};
 use oci::export::ExportError;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
-use store::{OpenOptions, Sealing, Store};
+use store::{Create, OpenOptions, Sealing, Store};
 
 use crate::args::{Global, Seal};
 use crate::report;
@@ -85,7 +87,28 @@ impl Context {
     /// Opens the store.
     pub(crate) fn open(&self, options: OpenOptions) -> anyhow::Result<Store> {
         let sealing = self.sealing.or(options.sealing);
-        Ok(Store::open(&self.store_directory()?, OpenOptions { sealing, ..options })?)
+        let directory = self.store_directory()?;
+        let is_new = options.create != Create::Never && !directory.join("meta").exists();
+        let store = Store::open(&directory, OpenOptions { sealing, ..options })?;
+        if is_new {
+            self.tell_who_checks(&directory);
+        }
+        Ok(store)
+    }
+
+    /// Said once, of a new store: nobody wants to read it at each `run`.
+    fn tell_who_checks(&self, directory: &Path) {
+        let Ok(opened) = std::fs::File::open(directory) else { return };
+        let has_verity = kernel::features::fs_verity(opened.as_fd()).can == Can::Yes;
+        let why = match KernelVersion::running() {
+            _ if !has_verity => "no fs-verity here",
+            Some(version) if version < OVERLAY_VERITY => "Linux is older than 6.6",
+            _ => return,
+        };
+        self.remark(&format!(
+            "the kernel does not check what is read from this store ({why}): its files are checked at import, \
+             and by `quire verify`"
+        ));
     }
 
     /// A remark that a person may want to read, in one line on standard error.
@@ -151,8 +174,8 @@ impl Context {
                     _ => format!(" and {} inodes", free.f_favail),
                 };
                 Some(format!(
-                    "the file system at {top} is full (now {bytes}{inodes} are free): `quire gc` frees what nothing uses, \
-                     `quire gc --unfinished` also what interrupted pulls have fetched"
+                    "the file system at {top} was full ({bytes}{inodes} are free without what this command had written): \
+                     `quire gc` frees what nothing uses, `quire gc --unfinished` also what interrupted pulls have fetched"
                 ))
             }
         }

@@ -66,7 +66,7 @@ fn reference_json(name: &str, reference: &Reference) -> Value {
         "image": reference.image.to_string(),
         "manifest": reference.manifest.map(|it| it.to_string()),
         "form": reference.form,
-        "created": reference.created,
+        "created": report::rfc3339(reference.created.0),
     })
 }
 

@@ -92,7 +92,7 @@ pub(crate) fn root(
 ) -> anyhow::Result<Root> {
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
     check_form(image, &name)?;
-    let checked = check(context, image, &name, trust)?;
+    let checked = check(image, &name, trust)?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
     let has_acl = may_have_acl(image)?;
     let source = format!("{SOURCE}{name}");
@@ -118,10 +118,6 @@ pub(crate) fn root(
         Err(RootError::Mount { source, .. })
             if trust.verity == VerityPolicy::Auto && source.is_for_want_of_verity() =>
         {
-            let since = kernel::mount::OVERLAY_VERITY;
-            context.remark(&format!(
-                "reads are not checked by this kernel (overlays are from Linux {since} on): the import is trusted"
-            ));
             if trust.digest.is_some() {
                 verify_image(image)?;
             }
@@ -216,12 +212,7 @@ fn domain(context: &Context, trust: &Trust) -> anyhow::Result<Option<String>> {
 }
 
 /// Decides whether the image may be used, and who checks what is read from it.
-fn check(
-    context: &Context,
-    image: &OpenImage,
-    name: &str,
-    trust: &Trust,
-) -> anyhow::Result<Checked> {
+fn check(image: &OpenImage, name: &str, trust: &Trust) -> anyhow::Result<Checked> {
     if let Some(wanted) = &trust.digest
         && *wanted != image.id
     {
@@ -236,12 +227,7 @@ fn check(
                 image.id
             )
         }
-        (VerityPolicy::Auto, false) => {
-            context.remark(
-                "reads are not checked by this kernel (no fs-verity): the import is trusted",
-            );
-        }
-        (VerityPolicy::Off, _) => {}
+        (VerityPolicy::Auto, false) | (VerityPolicy::Off, _) => {}
     }
     if trust.digest.is_some() && !image.kernel_verity {
         verify_image(image)?;

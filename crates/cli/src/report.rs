@@ -8,7 +8,24 @@ use crate::Answer;
 
 /// Standard output, in large writes.
 pub(crate) fn standard_output() -> impl Write {
-    io::BufWriter::with_capacity(64 << 10, io::stdout().lock())
+    Output(io::BufWriter::with_capacity(64 << 10, io::stdout().lock()))
+}
+
+struct Output(io::BufWriter<io::StdoutLock<'static>>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(|it| blame(&it))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(|it| blame(&it))
+    }
+}
+
+/// The cause is in the text: as a source it would be taken for the store's.
+fn blame(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot write to standard output: {error}"))
 }
 
 /// One line on standard error. Nobody can be told when that fails.
@@ -115,9 +132,28 @@ pub(crate) fn time(seconds: i64) -> String {
     date.and_then(|date| date.format(format).ok()).unwrap_or_else(|| format!("@{seconds}"))
 }
 
+/// The same for programs, as RFC 3339 has it: `YYYY-MM-DDTHH:MM:SSZ`.
+pub(crate) fn rfc3339(seconds: i64) -> String {
+    let text = time(seconds);
+    if text.starts_with('@') { text } else { text.replace(' ', "T") + "Z" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Expected values are what `date -u -d @N +%FT%TZ` says.
+    #[test]
+    fn times_for_programs_are_dates_too() {
+        let cases = [
+            (0, "1970-01-01T00:00:00Z"),
+            (1_633_950_376, "2021-10-11T11:06:16Z"),
+            (i64::MAX, "@9223372036854775807"),
+        ];
+        for (seconds, expect) in cases {
+            assert_eq!(rfc3339(seconds), expect);
+        }
+    }
 
     /// Expected values are what `date -u -d @N` says.
     #[test]

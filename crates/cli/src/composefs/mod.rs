@@ -69,6 +69,8 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<Exit
         None => return None,
     };
     let arguments = arguments.collect::<Vec<_>>().into_iter();
+    // As C's end without a word when nobody reads what they print. Without it, they would say so.
+    let _spoken = kernel::process::die_of(rustix::process::Signal::PIPE);
     Some(match (tool.run)(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -30,7 +30,10 @@ impl Small {
         let mut mount = Command::new("mount");
         let mounted = mount.args(["-o", "loop"]).arg(&file).arg(&disk).output().unwrap();
         if !mounted.status.success() {
-            eprintln!("SKIPPED: no loop device: {}", String::from_utf8_lossy(&mounted.stderr));
+            testing::skipped(&format!(
+                "no loop device: {}",
+                String::from_utf8_lossy(&mounted.stderr)
+            ));
             return None;
         }
         let this = Self { place, disk };
@@ -151,7 +154,7 @@ fn a_full_disk_outside_of_the_store() {
 fn a_full_table_of_inodes() {
     let Some((from, _daemon, target)) = registry() else { return };
     let Some(small) = Small::new() else { return };
-    let full = format!("the file system at {} is full (now ", small.disk.display());
+    let full = format!("the file system at {} was full (", small.disk.display());
     // Data blobs take few: with 300 they fit.
     for (form, free) in [("packed", 3), ("objects", 3), ("objects", 300)] {
         small.leave_inodes(free);

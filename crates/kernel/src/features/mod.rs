@@ -128,6 +128,12 @@ pub fn page_sharing() -> Feature {
     probe::page_sharing()
 }
 
+/// Whether files of a directory can be sealed by fs-verity. An unnamed one is made for it.
+#[must_use]
+pub fn fs_verity(directory: BorrowedFd<'_>) -> Feature {
+    probe::fs_verity(directory)
+}
+
 /// Whether files of a directory can be read past their page cache in units of 512 bytes. An unnamed one is made for it.
 #[must_use]
 pub fn direct_io(directory: BorrowedFd<'_>) -> Feature {

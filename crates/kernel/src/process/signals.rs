@@ -36,6 +36,19 @@ pub enum Sender {
     Process,
 }
 
+/// Has a signal end this process again that it ignores, as every Rust program ignores `SIGPIPE`.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn die_of(signal: Signal) -> Result<(), ProcessError> {
+    // SAFETY: the default action runs no code of this process.
+    let before = unsafe { libc::signal(signal.as_raw(), libc::SIG_DFL) };
+    if before == libc::SIG_ERR {
+        return Err(ProcessError::call("take the default action of a signal")(crate::last_errno()));
+    }
+    Ok(())
+}
+
 impl Signals {
     /// Blocks these signals for this thread and those it starts later, for good, so that they are
     /// only seen through [`Signals::next`]. Call it before any other thread starts: a signal to
