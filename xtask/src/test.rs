@@ -110,6 +110,12 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     };
     let tier = |name: &str| args.tiers.is_empty() || args.tiers.iter().any(|it| it == name);
     let lints = ["--workspace --all-targets", "--workspace --all-targets --no-default-features"];
+    if tier("setup")
+        && let Err(error) = tools::install_all()
+    {
+        // Each test that needs what is missing says so by itself.
+        println!("{error:#}");
+    }
     if tier("fmt") {
         tally.command("fmt", || process::shown(&mut cargo("fmt --all --check")));
     }

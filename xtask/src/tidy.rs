@@ -32,7 +32,7 @@ const MACHINE_EXCEPTIONS: [(&str, &str, &str); 1] =
     [(".ci/run", "red", "continuous integration puts the test data beside the clone")];
 
 /// The dependency table of ARCHITECTURE.md. A new edge is a decision: add it in both places.
-const EDGES: [(&str, &[&str]); 7] = [
+const EDGES: [(&str, &[&str]); 8] = [
     ("quire-image", &[]),
     ("quire-kernel", &[]),
     ("quire-store", &["quire-image", "quire-kernel"]),
@@ -53,6 +53,7 @@ const EDGES: [(&str, &[&str]); 7] = [
             "quire-store",
         ],
     ),
+    ("quire-testing", &[]),
 ];
 
 #[test]
@@ -131,6 +132,34 @@ fn every_crate_takes_the_lints_and_only_kernel_is_unsafe() {
             assert_eq!(forbids, name != "kernel", "forbid(unsafe_code) in {name}");
         }
     }
+}
+
+/// Programs of every Debian that a compiler is on, which tests call without asking for them.
+const EVERYWHERE: &str = "chmod echo env find fincore ldd losetup mkfifo mkfs.ext4 e2fsck mknod mount nsenter \
+    script setpriv sh sha256sum tar umount unshare";
+
+/// A test that calls another program asks `testing` for it, which skips the test by that program's name.
+#[test]
+fn tests_ask_for_the_programs_that_they_call() {
+    let everywhere: BTreeSet<_> = EVERYWHERE.split_whitespace().collect();
+    let mut found = Vec::new();
+    for path in tracked() {
+        if !path.starts_with("crates/") || path.starts_with("crates/testing/") {
+            continue;
+        }
+        let text = text(&path).unwrap_or_default();
+        if path.ends_with(".rs") && text.contains(concat!("ln!(\"SKIPPED", ": ")) {
+            found.push(format!("{path} says itself that a test is skipped"));
+        }
+        // What is not a test calls programs that it has looked for.
+        for call in text.split(concat!("Command::new", "(\"")).skip(1) {
+            let program = call.split('"').next().unwrap_or_default();
+            if !everywhere.contains(program) && !program.starts_with('/') {
+                found.push(format!("{path} calls {program}"));
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
 }
 
 /// The modules that the sources have, as `crate::module`, and for folder modules `crate::module::part`.

@@ -1,5 +1,6 @@
 //! Programs that the tiers need: Debian packages, and Rust programs built into the cache.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
@@ -55,8 +56,7 @@ pub(crate) struct Args {
 
 /// Installs what is missing, or says what to install.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let missing = install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat());
-    match missing {
+    match install_all() {
         Err(error) if args.strict => Err(error),
         Err(error) => {
             println!("{error:#}");
@@ -66,21 +66,28 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Makes sure that these programs are there: with apt where we are root on Debian, else the answer names the packages.
+/// All that tests and benches call.
+pub(crate) fn install_all() -> Result<()> {
+    install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat())
+}
+
+/// The packages whose programs are not here.
+fn missing<'a>(packages: &[(&'a str, &'a str)]) -> Vec<&'a str> {
+    let missing = packages.iter().filter(|(program, _)| find(program).is_none());
+    let names: BTreeSet<_> = missing.map(|(_, package)| *package).collect();
+    names.into_iter().collect()
+}
+
+/// Makes sure that these programs are there: with apt where we are root on Debian. Otherwise the error says which packages
+/// to install, and this machine cannot do what needs them.
 pub(crate) fn install(packages: &[(&str, &str)]) -> Result<()> {
-    let missing = || -> Vec<&str> {
-        let mut names: Vec<_> =
-            packages.iter().filter(|(program, _)| find(program).is_none()).map(|it| it.1).collect();
-        names.sort_unstable();
-        names.dedup();
-        names
-    };
-    let wanted = missing();
+    let wanted = missing(packages);
     if wanted.is_empty() {
         return Ok(());
     }
     if !is_root() || find("apt-get").is_none() {
-        bail!(Skipped(format!("please install these Debian packages: {}", wanted.join(" "))));
+        let names = wanted.join(" ");
+        bail!(Skipped(format!("not installed; please install these Debian packages: {names}")));
     }
     println!("installing {}", wanted.join(" "));
     let apt = |words: &[&str]| {
@@ -88,13 +95,25 @@ pub(crate) fn install(packages: &[(&str, &str)]) -> Result<()> {
         command.args(["-q", "-y", "-o", "DPkg::Lock::Timeout=120"]).args(words);
         quiet(command.env("DEBIAN_FRONTEND", "noninteractive"))
     };
-    let installed = apt(&["update"])
-        .and_then(|_| apt(&[&["install", "--no-install-recommends"], &wanted[..]].concat()));
-    let missing = missing();
-    match installed {
+    let install = |names: &[&str]| apt(&[&["install", "--no-install-recommends"], names].concat());
+    let mut result = apt(&["update"]).and_then(|_| install(&wanted));
+    if result.is_err() && wanted.len() > 1 {
+        // One that this release does not have, or that breaks, keeps no other away.
+        for name in &wanted {
+            if let Err(error) = install(&[name]) {
+                result = Err(error);
+            }
+        }
+    }
+    let missing = missing(packages).join(" ");
+    match result {
         _ if missing.is_empty() => Ok(()),
-        Ok(_) => bail!("apt installed {}, but they lack the programs", missing.join(" ")),
-        Err(error) => Err(error.context(format!("cannot install {}", missing.join(" ")))),
+        Ok(_) => bail!("apt installed {missing}, but they lack the programs"),
+        Err(error) => {
+            bail!(Skipped(format!(
+                "not installed, and apt cannot install them: {missing}: {error:#}"
+            )))
+        }
     }
 }
 

@@ -4,11 +4,7 @@
 //! or from an independent writer. Where that version is at hand, images and verdicts are also compared with it, byte for
 //! byte.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "helpers of tests, which clippy takes for more"
-)]
+#![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy takes for more")]
 
 use std::ffi::OsString;
 use std::fs;
@@ -333,7 +329,7 @@ fn a_mounted_image_shows_what_it_was_made_from() {
         run_command(command, at, b"")
     };
     if !script("mount -t tmpfs none m").status.success() {
-        println!("SKIPPED: mounting takes root");
+        testing::skipped("mounting takes root");
         return;
     }
     let output = script(
@@ -356,7 +352,7 @@ fn a_mounted_image_shows_what_it_was_made_from() {
 /// A file of the folder that `QUIRE_TEST_DATA` names, unpacked if it ends with `.gz`.
 fn test_data(name: &str) -> Option<Vec<u8>> {
     let Some(folder) = std::env::var_os("QUIRE_TEST_DATA") else {
-        println!("SKIPPED: {name}: QUIRE_TEST_DATA is not set");
+        testing::skipped(&format!("{name}: QUIRE_TEST_DATA is not set"));
         return None;
     };
     let bytes = fs::read(Path::new(&folder).join(name)).unwrap();
@@ -405,14 +401,14 @@ fn golden_images() {
 /// C's tools: in `sid/bin` of the folder that `QUIRE_CACHE` names.
 fn theirs(tool: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("QUIRE_CACHE") else {
-        println!("SKIPPED: comparing with C's {tool}: QUIRE_CACHE is not set");
+        testing::skipped(&format!("comparing with C's {tool}: QUIRE_CACHE is not set"));
         return None;
     };
     let path = Path::new(&folder).join("sid/bin").join(tool);
     if path.exists() {
         return Some(path);
     }
-    println!("SKIPPED: comparing with C's {tool}: it is not in the cache");
+    testing::skipped(&format!("comparing with C's {tool}: it is not in the cache"));
     None
 }
 

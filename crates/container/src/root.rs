@@ -421,7 +421,7 @@ mod tests {
     fn is_root() -> bool {
         let root = rustix::process::geteuid().is_root();
         if !root {
-            writeln!(std::io::stderr(), "SKIPPED: mounts need root").unwrap();
+            testing::skipped("mounts need root");
         }
         root
     }

@@ -469,14 +469,13 @@ fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::io::Write as _;
 
     use super::*;
 
     #[test]
     fn an_xattr_without_a_place_is_left_out() {
         if !rustix::process::geteuid().is_root() {
-            writeln!(std::io::stderr(), "SKIPPED: xattrs of a root need root").unwrap();
+            testing::skipped("xattrs of a root need root");
             return;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Containers on this kernel, with the runtimes that are here. Needs root.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -27,7 +27,7 @@ use quire_container::stage::Stage;
 fn can_mount() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("SKIPPED: containers need root");
+        testing::skipped("containers need root");
     }
     root
 }
@@ -39,7 +39,7 @@ fn runtimes() -> Vec<Runtime> {
     let found = names.iter().filter_map(|name| Runtime::find(path, Some(name.as_ref()), None).ok());
     let found: Vec<_> = found.collect();
     if found.is_empty() {
-        eprintln!("SKIPPED: no crun and no runc");
+        testing::skipped("crun is not installed");
     }
     found
 }

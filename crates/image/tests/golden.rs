@@ -1,10 +1,6 @@
 //! Images that independent writers made of the same trees: ours are equal, byte for byte.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "helpers of tests, which clippy does not see as tests"
-)]
+#![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not see as tests")]
 
 // The name that other crates know it by.
 extern crate quire_image as image;
@@ -90,7 +86,7 @@ fn every_tree_becomes_the_image_that_mkcomposefs_makes() {
 fn test_data(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("QUIRE_TEST_DATA").map(PathBuf::from);
     if folder.is_none() {
-        println!("SKIPPED: {test}: QUIRE_TEST_DATA is not set");
+        testing::skipped(&format!("{test}: QUIRE_TEST_DATA is not set"));
     }
     folder
 }

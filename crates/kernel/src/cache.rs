@@ -154,7 +154,7 @@ mod tests {
         const TMPFS_MAGIC: i64 = 0x0102_1994;
         let folder = tempfile::tempdir().unwrap();
         if rustix::fs::statfs(folder.path()).unwrap().f_type == TMPFS_MAGIC {
-            writeln!(std::io::stderr(), "SKIPPED: the temporary directory is in memory").unwrap();
+            testing::skipped("the temporary directory is in memory");
             return None;
         }
         let path = folder.path().join("file");

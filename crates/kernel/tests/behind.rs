@@ -8,21 +8,20 @@ extern crate quire_kernel as kernel;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kernel::process::{Done, Exit, Pid, Process, finish_behind, set_subreaper};
-
-/// How long the work takes.
-const WORK: Duration = Duration::from_millis(500);
 
 fn main() {
     let arguments: Vec<_> = std::env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "alone", file] => print!("{:?}", finish(file)),
         [_, "threads", file] => {
-            let other = std::thread::spawn(|| std::thread::sleep(WORK * 2));
+            let (sender, receiver) = std::sync::mpsc::channel::<()>();
+            let other = std::thread::spawn(move || receiver.recv());
             print!("{:?}", finish(file));
-            other.join().unwrap();
+            drop(sender);
+            other.join().unwrap().unwrap_err();
         }
         _ => {
             nobody_waits();
@@ -33,9 +32,10 @@ fn main() {
     }
 }
 
+/// The work lasts until there is a gate.
 fn finish(file: &str) -> Done {
     finish_behind(|| {
-        std::thread::sleep(WORK);
+        until(&Path::new(file).with_file_name("gate"));
         std::fs::write(file, "done").unwrap();
         // Goes nowhere, and ends no parent.
         println!("not to be seen");
@@ -43,33 +43,35 @@ fn finish(file: &str) -> Done {
     })
 }
 
-fn start(how: &str, file: &Path) -> (String, Duration) {
-    let since = Instant::now();
+/// Waits for a file.
+fn until(file: &Path) {
+    while !file.exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn start(how: &str, file: &Path) -> String {
     let mut command = Command::new("/proc/self/exe");
     // As whoever reads its output waits for it: until the last copy of the pipe is closed.
     let output = command.arg(how).arg(file).stdin(Stdio::null()).output().unwrap();
-    (String::from_utf8(output.stdout).unwrap(), since.elapsed())
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn nobody_waits() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
-    let (printed, took) = start("alone", &file);
-    assert_eq!(printed, "Behind");
-    assert!(took < WORK, "{took:?}");
-    let since = Instant::now();
-    while !file.exists() {
-        assert!(since.elapsed() < Duration::from_secs(20), "the work is not done");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    assert_eq!(start("alone", &file), "Behind");
+    assert!(!file.exists());
+    std::fs::write(folder.path().join("gate"), "").unwrap();
+    until(&file);
 }
 
 fn with_threads_it_is_done_here() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
+    std::fs::write(folder.path().join("gate"), "").unwrap();
     // Here the panic is the caller's, as it would be without a child.
-    let (_, took) = start("threads", &file);
-    assert!(took >= WORK, "{took:?}");
+    start("threads", &file);
     assert!(file.exists());
 }
 

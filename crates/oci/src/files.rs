@@ -124,7 +124,7 @@ impl Read for Stream<'_> {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use super::*;
 
@@ -174,14 +174,12 @@ mod tests {
         let (reader, _writer) = io::pipe().unwrap();
         let cancel = AtomicBool::new(false);
         let mut stream = Stream::of(std::os::fd::OwnedFd::from(reader).into(), &cancel).unwrap();
-        let start = std::thread::scope(|scope| {
+        // The other end stays open: nothing else ends the read.
+        std::thread::scope(|scope| {
             let reading = scope.spawn(|| stream.read(&mut [0; 8]).unwrap_err().to_string());
             std::thread::sleep(Duration::from_millis(200));
-            let start = Instant::now();
             cancel.store(true, Ordering::Relaxed);
             assert_eq!(reading.join().unwrap(), "cancelled");
-            start
         });
-        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
     }
 }

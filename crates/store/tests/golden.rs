@@ -1,10 +1,6 @@
 //! Stores that old releases wrote: `testdata/stores`.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "helpers of tests, which clippy does not see as tests"
-)]
+#![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not see as tests")]
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -148,7 +144,7 @@ fn check(folder: &Path) {
     if rustix::process::geteuid().is_root() {
         assert_eq!(mounted(&store, name), wanted);
     } else {
-        println!("SKIPPED: mounting {}: not root", folder.display());
+        testing::skipped(&format!("mounting {}: not root", folder.display()));
     }
 
     // It can be added to, and what was there stays.

@@ -13,7 +13,7 @@ pub(crate) mod versions;
 use std::io;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use flate2::read::MultiGzDecoder;
 
@@ -59,7 +59,6 @@ enum Input {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
-    // What some machines cannot make is last.
     let all = [
         Input::DebianSmall,
         Input::DebianPostgres,
@@ -68,31 +67,45 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Input::Makers,
         Input::Runsc,
     ];
+    // One that this machine cannot make keeps no other from being made.
+    let mut reasons = Vec::new();
     for input in if args.names.is_empty() { &all[..] } else { &args.names } {
-        let path = match input {
-            Input::DebianSmall => debian_small(&cache, args.refresh)?,
-            Input::DebianPostgres => debian_postgres(&cache, args.refresh)?,
-            Input::DebianLarge => debian_large(&cache, args.refresh)?,
-            Input::Sid => sid::make(&cache, args.refresh)?.dir().to_owned(),
-            Input::Makers => makers::make(&cache, args.refresh)?,
-            Input::Versions => versions::make(&cache, args.refresh)?.dir().to_owned(),
-            Input::DebianJobs => jobs::make(&cache, args.refresh)?,
-            Input::Pairs => {
-                for (name, packages) in pairs::PAIRS {
-                    for it in pairs::make(&cache, name, packages, args.refresh)? {
-                        println!("{name} {}", it.version);
-                    }
-                }
-                continue;
-            }
-            Input::Crane => tools::crane(&cache)?,
-            Input::Runsc => tools::runsc(&cache)?,
-            Input::Cfsctl => tools::cfsctl(&cache)?,
-            Input::SidPodman => sid::make_podman(&cache, args.refresh)?,
-        };
-        println!("{}", path.display());
+        match make(&cache, *input, args.refresh) {
+            Ok(paths) => paths.iter().for_each(|it| println!("{it}")),
+            Err(error) => match error.downcast::<Skipped>() {
+                Ok(Skipped(reason)) => reasons.push(reason),
+                Err(error) => return Err(error),
+            },
+        }
     }
-    Ok(())
+    reasons.dedup();
+    if reasons.is_empty() { Ok(()) } else { bail!(Skipped(reasons.join("; "))) }
+}
+
+/// Makes an input unless the cache has it. Where it is, in words for the terminal.
+fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
+    let path = match input {
+        Input::DebianSmall => debian_small(cache, refresh)?,
+        Input::DebianPostgres => debian_postgres(cache, refresh)?,
+        Input::DebianLarge => debian_large(cache, refresh)?,
+        Input::Sid => sid::make(cache, refresh)?.dir().to_owned(),
+        Input::Makers => makers::make(cache, refresh)?,
+        Input::Versions => versions::make(cache, refresh)?.dir().to_owned(),
+        Input::DebianJobs => jobs::make(cache, refresh)?,
+        Input::Pairs => {
+            let mut made = Vec::new();
+            for (name, packages) in pairs::PAIRS {
+                let pair = pairs::make(cache, name, packages, refresh)?;
+                made.extend(pair.iter().map(|it| format!("{name} {}", it.version)));
+            }
+            return Ok(made);
+        }
+        Input::Crane => tools::crane(cache)?,
+        Input::Runsc => tools::runsc(cache)?,
+        Input::Cfsctl => tools::cfsctl(cache)?,
+        Input::SidPodman => sid::make_podman(cache, refresh)?,
+    };
+    Ok(vec![path.display().to_string()])
 }
 
 /// An OCI layout, tag `latest`: Debian's minimal system, then a layer that adds, changes and deletes.

@@ -123,8 +123,16 @@ pub(crate) const SKIPS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Whether a reason may be given on this kernel.
-pub(crate) fn may_skip(reason: &str, version: (u32, u32)) -> bool {
+/// Whether a reason may be given on this kernel; `host_lacks` knows the programs that no guest can have.
+pub(crate) fn may_skip(
+    reason: &str,
+    version: (u32, u32),
+    host_lacks: impl Fn(&str) -> bool,
+) -> bool {
+    let program = reason.strip_suffix(" is not installed").and_then(|it| it.rsplit(' ').next());
+    if program.is_some_and(host_lacks) {
+        return true;
+    }
     // Tests of what came later say it in one form, and check that the kernel's answer is that it is too old.
     if let Some((_, since)) = reason.split_once("this kernel is older than Linux ") {
         let mut numbers = since.split('.').map(str::parse);
@@ -142,10 +150,13 @@ mod tests {
     #[test]
     fn only_what_a_kernel_lacks_may_be_skipped() {
         let reason = "layers::a: this kernel is older than Linux 6.15";
+        let may_skip = |reason, version| may_skip(reason, version, |it| it == "crun");
         assert!(may_skip(reason, (6, 12)));
         assert!(!may_skip(reason, (6, 15)));
         assert!(!may_skip(reason, (7, 2)));
         assert!(!may_skip("this kernel is older than Linux", (6, 1)));
         assert!(!may_skip("mkfs.erofs is not installed", (6, 1)));
+        assert!(may_skip("crun is not installed", (6, 1)));
+        assert!(may_skip("mounts::a: crun is not installed", (6, 1)));
     }
 }

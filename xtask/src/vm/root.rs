@@ -110,7 +110,7 @@ pub(crate) fn write(
 }
 
 /// A program of the host where the guest looks for it, not in the folders of whoever runs us.
-fn installed(name: &str) -> Option<PathBuf> {
+pub(super) fn installed(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     folders.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file())
 }

@@ -16,7 +16,8 @@ use crate::{Place, Ran, add_programs, is_root};
 
 fn python(arguments: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/commit.py");
-    let output = Command::new("python3").arg(script).args(arguments).output().unwrap();
+    let python = testing::find("python3").expect("the test asked for it");
+    let output = Command::new(python).arg(script).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // Other programs' names may be no UTF-8; Python shows those as bytes.
     String::from_utf8(output.stdout).unwrap()
@@ -46,7 +47,7 @@ pub(crate) fn place() -> Option<Place> {
         return None;
     }
     if runtimes().next().is_none() {
-        eprintln!("SKIPPED: no crun and no runc");
+        testing::skipped("crun is not installed");
         return None;
     }
     let place = Place::new();

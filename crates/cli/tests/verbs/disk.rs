@@ -24,7 +24,7 @@ fn tool(name: &str) -> Option<PathBuf> {
     let sbin = PathBuf::from("/usr/sbin").join(name);
     let found = program(name).or_else(|| sbin.is_file().then_some(sbin));
     if found.is_none() {
-        eprintln!("SKIPPED: a disk as {name} sees it: {name} is not here");
+        testing::skipped(&format!("{name} is not installed"));
     }
     found
 }
@@ -112,7 +112,7 @@ fn the_kernel_mounts_the_partition() {
     let can_mount = std::fs::read_to_string("/proc/filesystems").unwrap().contains("erofs");
     let tools = ["unshare", "mount", "losetup"].iter().all(|it| tool(it).is_some());
     if !crate::is_root() || !can_mount || !tools {
-        eprintln!("SKIPPED: what the kernel shows of an exported disk: it cannot be mounted here");
+        testing::skipped("what the kernel shows of an exported disk: it cannot be mounted here");
         return;
     }
     let script = format!(

@@ -39,7 +39,7 @@ fn drafts(place: &Place) -> Vec<String> {
 /// Runs another program, if it is here.
 fn other(place: &Place, name: &str, line: &str) -> bool {
     if program(name).is_none() {
-        eprintln!("SKIPPED: {name} {line}: {name} is not here");
+        testing::skipped(&format!("{name} is not installed"));
         return false;
     }
     let mut command = Command::new(name);
@@ -268,7 +268,7 @@ fn an_image_that_needs_no_store() {
     let can_mount = std::fs::read_to_string("/proc/filesystems").unwrap().contains("erofs");
     let tools = ["getfattr", "unshare", "mount"].iter().all(|it| program(it).is_some());
     if !crate::is_root() || !can_mount || !tools {
-        eprintln!("SKIPPED: what the kernel shows of an exported image: it cannot be mounted here");
+        testing::skipped("what the kernel shows of an exported image: it cannot be mounted here");
         return;
     }
     let script = format!(

@@ -25,7 +25,7 @@ fn runsc() -> Option<PathBuf> {
             Some(_) => "runsc is not installed: cargo xtask inputs runsc, and set QUIRE_CACHE",
             None => "there is no runsc, nor a Go to build it",
         };
-        eprintln!("SKIPPED: {why}");
+        testing::skipped(why);
     }
     found
 }
@@ -181,9 +181,7 @@ fn gvisor_refuses_other_images() {
 fn gvisor_boots_debian() {
     let cache = std::env::var_os("QUIRE_CACHE").map(|it| Path::new(&it).join("debian-small"));
     let Some(layout) = cache.filter(|it| it.is_dir()) else {
-        eprintln!(
-            "SKIPPED: cargo xtask inputs debian-small was not run, or QUIRE_CACHE is not set"
-        );
+        testing::skipped("cargo xtask inputs debian-small was not run, or QUIRE_CACHE is not set");
         return;
     };
     if runsc().is_none() {

@@ -232,7 +232,7 @@ fn a_store_can_be_sealed_and_unsealed() {
     place.out(&format!("import dir:{} two", two.display()));
     assert_eq!((objects(&place).len(), sealed()), (2, 2 * first));
     if first == 0 {
-        eprintln!("SKIPPED: no right to set the immutable flag here, or no need");
+        testing::skipped("no right to set the immutable flag here, or no need");
     }
     place.out("rm two");
     place.out("gc");

@@ -84,7 +84,7 @@ fn who_logs_in_may_push_and_pull_until_logging_out() {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     } else {
-        eprintln!("SKIPPED: skopeo is not installed");
+        testing::skipped("skopeo is not installed");
     }
     let ran = run_with(&place, &format!("logout {host}"), "");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -167,7 +167,7 @@ fn a_password_is_asked_for_and_not_shown() {
     let place = Place::new();
     place.tree("tree", "x");
     if crate::program("script").is_none() {
-        eprintln!("SKIPPED: script is not installed");
+        testing::skipped("script is not installed");
         return;
     }
     let Some(daemon) = start_with(&place, &guarded(&place)) else { return };

@@ -136,7 +136,7 @@ fn open_to_all(place: &Place) {
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("SKIPPED: mounts and containers need root");
+        testing::skipped("mounts and containers need root");
     }
     root
 }

@@ -9,8 +9,8 @@ use std::thread;
 
 use serde_json::Value;
 
+use crate::Place;
 use crate::registries::start;
-use crate::{Place, program};
 
 /// An image in skopeo's `dir` format: a manifest, and blobs named by the hex of their digests.
 struct Made {
@@ -51,7 +51,7 @@ fn hex(digest: &Value) -> String {
 fn made() -> Vec<Made> {
     let folder = std::env::var_os("QUIRE_CACHE").map(|it| PathBuf::from(it).join("makers"));
     let Some(folder) = folder.filter(|it| it.is_dir()) else {
-        eprintln!("SKIPPED: cargo xtask inputs makers was not run, or QUIRE_CACHE is not set");
+        testing::skipped("cargo xtask inputs makers was not run, or QUIRE_CACHE is not set");
         return Vec::new();
     };
     let mut found = Vec::new();
@@ -59,7 +59,7 @@ fn made() -> Vec<Made> {
         let dir = entry.unwrap().path();
         let name = dir.file_name().unwrap().to_str().unwrap().to_owned();
         if name.ends_with(".skipped") {
-            eprintln!("SKIPPED: {}", fs::read_to_string(dir).unwrap().trim());
+            testing::skipped(fs::read_to_string(dir).unwrap().trim());
         } else {
             found.push(Made { name, dir });
         }
@@ -69,17 +69,8 @@ fn made() -> Vec<Made> {
     found
 }
 
-/// Whether these programs are here; says so of one that is not.
-fn are_there(programs: &[&str]) -> bool {
-    let missing = programs.iter().find(|it| program(it).is_none());
-    if let Some(missing) = missing {
-        eprintln!("SKIPPED: {missing} is not installed");
-    }
-    missing.is_none()
-}
-
 fn skopeo(from: &str, to: &str) {
-    let mut skopeo = Command::new("skopeo");
+    let mut skopeo = testing::command("skopeo").expect("the test asked for it");
     skopeo.args(["--insecure-policy", "copy", "--quiet", "--preserve-digests"]);
     skopeo.args(["--src-tls-verify=false", "--dest-tls-verify=false", from, to]);
     let output = skopeo.output().unwrap();
@@ -186,7 +177,7 @@ fn check(image: &Made, first: &str, second: &str) {
 fn every_layer_of_every_maker_comes_back() {
     let place = Place::new();
     let made = made();
-    if made.is_empty() || !are_there(&["skopeo", "gzip", "zstd"]) {
+    if made.is_empty() || !testing::programs(&["skopeo", "gzip", "zstd"]) {
         return;
     }
     let (Some(first), Some(second)) = (start(&place), start(&place)) else { return };
@@ -204,7 +195,7 @@ fn every_layer_of_every_maker_comes_back() {
 
 #[test]
 fn a_difference_between_tars_is_seen() {
-    if !are_there(&["gzip", "zstd"]) {
+    if !testing::programs(&["gzip", "zstd"]) {
         return;
     }
     let place = Place::new();

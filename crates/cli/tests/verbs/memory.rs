@@ -18,7 +18,7 @@ fn is_on_disk(place: &Place) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     let is_memory = rustix::fs::statfs(place.folder.path()).unwrap().f_type == TMPFS_MAGIC;
     if is_memory {
-        eprintln!("SKIPPED: the temporary directory is in memory");
+        testing::skipped("the temporary directory is in memory");
     }
     !is_memory
 }

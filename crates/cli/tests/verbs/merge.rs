@@ -93,8 +93,8 @@ fn the_kernel_lays_directories_in_the_same_way() {
     let overlays = std::fs::read_to_string("/proc/filesystems").unwrap().contains("overlay");
     let tools = ["unshare", "mount"].iter().all(|it| program(it).is_some());
     if !is_root() || !overlays || !tools {
-        eprintln!(
-            "SKIPPED: comparing a merge with the kernel's overlayfs: it cannot be mounted here"
+        testing::skipped(
+            "comparing a merge with the kernel's overlayfs: it cannot be mounted here",
         );
         return;
     }

@@ -119,7 +119,7 @@ fn registry() -> Option<(Place, Daemon, String)> {
 fn a_full_disk() {
     let Some((from, _daemon, target)) = registry() else { return };
     let Some(small) = Small::new() else { return };
-    let full = format!("the file system at {} is full", small.disk.display());
+    let full = format!("the file system at {} was full", small.disk.display());
     for free in [40 << 10, 1 << 20, 9 << 20] {
         small.leave_bytes(free);
         let words = ["No space left on device", &full, "`quire gc` frees"];

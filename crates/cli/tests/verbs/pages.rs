@@ -148,7 +148,7 @@ fn equal_files_of_native_images_are_in_memory_once() {
         drop(first);
         second.read("same-here", SAME);
         if !shares {
-            eprintln!("SKIPPED: pages of native images: this kernel is older than Linux 7.0");
+            testing::skipped("pages of native images: this kernel is older than Linux 7.0");
         }
     }
 }

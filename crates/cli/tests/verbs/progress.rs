@@ -41,7 +41,7 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
     assert!(lines.starts_with("layer 1 of 1, 8."), "{lines}");
 
     if program("script").is_none() {
-        eprintln!("SKIPPED: script is not installed");
+        testing::skipped("script is not installed");
         return;
     }
     let to = Place::new();

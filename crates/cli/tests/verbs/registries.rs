@@ -26,7 +26,7 @@ pub(crate) fn start(place: &Place) -> Option<Daemon> {
 pub(crate) fn start_with(place: &Place, settings: &str) -> Option<Daemon> {
     let daemon = Daemon::start(place.folder.path(), settings).unwrap();
     if daemon.is_none() {
-        eprintln!("SKIPPED: {PROGRAM} is not installed");
+        testing::skipped(&format!("{PROGRAM} is not installed"));
     }
     daemon
 }

@@ -72,7 +72,7 @@ fn what_is_mounted_gives_nobody_any_rights() {
         return;
     }
     if program("setpriv").is_none() {
-        eprintln!("SKIPPED: setpriv of util-linux is not here");
+        testing::skipped("setpriv is not installed");
         return;
     }
     let place = Place::new();

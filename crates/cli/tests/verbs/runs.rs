@@ -15,7 +15,7 @@ pub(crate) fn place() -> Option<Place> {
     }
     if program("crun").is_none() && program("runc").is_none() {
         assert!(std::env::var_os("CI").is_none(), "CI has no runtime: install crun or runc");
-        eprintln!("SKIPPED: no crun and no runc");
+        testing::skipped("crun is not installed");
         return None;
     }
     let place = Place::new();

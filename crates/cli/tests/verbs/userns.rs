@@ -351,7 +351,7 @@ fn a_bundle_says_its_map_and_has_a_root_of_its_owners() {
 fn a_limit_of_namespaces_is_no_full_disk() {
     let Some(place) = place() else { return };
     if crate::program("unshare").is_none() {
-        eprintln!("SKIPPED: unshare is not installed");
+        testing::skipped("unshare is not installed");
         return;
     }
     // The limit is one of the user namespace that it is set in.

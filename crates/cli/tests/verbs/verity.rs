@@ -43,7 +43,7 @@ impl Sealed {
         let mut this =
             Self { place, content: content('a'), image: String::new(), object: String::new() };
         if !this.mount_disk() {
-            eprintln!("SKIPPED: this kernel mounts no ext4 with fs-verity");
+            testing::skipped("this kernel mounts no ext4 with fs-verity");
             return None;
         }
         fs::create_dir(this.mounted("store")).unwrap();
@@ -57,7 +57,7 @@ impl Sealed {
         // The kernel's word: what it protects cannot be opened for writing.
         let writable = File::options().write(true).open(this.object_path()).map(drop);
         if writable.is_ok() {
-            eprintln!("SKIPPED: no fs-verity in this kernel");
+            testing::skipped("no fs-verity in this kernel");
             return None;
         }
         assert_eq!(writable.unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
@@ -137,7 +137,7 @@ impl Sealed {
     fn check_damaged(&self, what: &str) {
         match self.read("--verity require", "etc/long") {
             Some(read) => assert_eq!(read, Err(Errno::IO), "{what}"),
-            None => eprintln!("SKIPPED: overlays check: this kernel is older than Linux 6.6"),
+            None => testing::skipped("overlays check: this kernel is older than Linux 6.6"),
         }
         for verb in ["verify a", "fsck"] {
             let ran = self.place.run(verb);
@@ -175,7 +175,7 @@ fn a_good_object_is_read_through_fs_verity() {
     for options in ["--verity require", "--verity auto", &image] {
         match sealed.read(options, "etc/long") {
             Some(read) => assert!(read == Ok(sealed.content.clone()), "{options}"),
-            None => eprintln!("SKIPPED: {options}: this kernel is older than Linux 6.6"),
+            None => testing::skipped(&format!("{options}: this kernel is older than Linux 6.6")),
         }
     }
     sealed.place.out("verify a");

@@ -10,7 +10,7 @@ use crate::{Place, add_programs, program};
 fn with_programs() -> Option<Place> {
     let place = place()?;
     if program("mkfs.ext4").is_none() {
-        eprintln!("SKIPPED: mkfs.ext4 is not installed");
+        testing::skipped("mkfs.ext4 is not installed");
         return None;
     }
     add_programs(&place.path("tree"), &["/bin/ls", "/bin/dd"]);

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
+
 use crate::mounts::Unmount;
 use crate::{Place, Ran, add_programs, is_root, program};
 
@@ -20,7 +22,7 @@ const DEVIATIONS: [(&str, &str); 2] = [
 
 fn semantics(what: &str, directory: &Path) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/semantics.py");
-    let mut python = Command::new("python3");
+    let mut python = Command::new(testing::find("python3").expect("the test asked for it"));
     let output = python.arg(script).arg(what).arg(directory).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -47,10 +49,11 @@ pub(crate) fn plain_ext4(
     (point.clone(), Unmount(point))
 }
 
+/// Whether all of them are there, a runtime that `cargo xtask inputs` built too; says which one is not.
 pub(crate) fn has(programs: &[&str]) -> bool {
     let missing = programs.iter().find(|name| program(name).is_none());
     if let Some(name) = missing {
-        eprintln!("SKIPPED: {name} is not installed");
+        testing::skipped(&format!("{name} is not installed"));
     }
     missing.is_none()
 }
@@ -127,7 +130,7 @@ fn with_shell() -> Option<Place> {
         return None;
     }
     if program("crun").is_none() && program("runc").is_none() {
-        eprintln!("SKIPPED: crun is not installed");
+        testing::skipped("crun is not installed");
         return None;
     }
     let place = Place::new();
@@ -197,7 +200,8 @@ fn what_is_killed_leaves_files_that_the_next_command_removes() {
         let pid = pid().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        run("kill", &["-9", pid.trim()]);
+        let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
         // Mounts and the loop device went with the processes; what is left are files, until the next command.
         until("a loop device stays", || loop_devices(place.path("").to_str().unwrap()).is_empty());
         place.out("gc");

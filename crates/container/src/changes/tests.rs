@@ -1,7 +1,6 @@
 //! Upper layers made by hand: what the kernel writes seldom, or never, and what it writes on a real overlay. Needs root.
 
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -42,7 +41,7 @@ struct Place {
 impl Place {
     fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            writeln!(std::io::stderr(), "SKIPPED: marks of overlays need root").unwrap();
+            testing::skipped("marks of overlays need root");
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -255,7 +254,7 @@ fn marks_of_this_kernel_are_understood() {
         credentials: kernel::mount::Credentials::Mounter,
     });
     let Ok(mount) = mount else {
-        writeln!(std::io::stderr(), "SKIPPED: no overlay on this directory: {mount:?}").unwrap();
+        testing::skipped(&format!("no overlay on this directory: {mount:?}"));
         return;
     };
     let root = Path::new("/proc/self/fd")

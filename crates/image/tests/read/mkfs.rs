@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use quire_image::erofs::read::{
     ByteOffset, FileType, Image, Inode, ReadAt, View, examine, to_tree,
@@ -212,12 +211,8 @@ fn in_namespace(test: &str) -> bool {
     if !is_root {
         return false;
     }
-    let Some(unshare) = find("unshare") else {
-        skipped("there is no unshare, for a mount namespace");
-        return false;
-    };
+    let Some(mut command) = testing::command("unshare") else { return false };
     let program = std::env::current_exe().unwrap();
-    let mut command = Command::new(unshare);
     command.args(["--mount", "--propagation", "private"]).arg(program);
     command.args(["--exact", test, "--nocapture"]).env(NAMESPACE, "1");
     let output = command.output().unwrap();
@@ -302,7 +297,7 @@ fn images_of_many_options() {
         fs::remove_file(&image).unwrap();
     }
     if missing[0] {
-        skipped("there is no mkfs.erofs");
+        skipped("mkfs.erofs is not installed");
     }
     if missing[1] {
         skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");

@@ -81,7 +81,7 @@ fn fingerprints_are_those_of_mkfs() {
 #[test]
 fn a_tar_of_gnu_tar() {
     let Some(dir) = prepare("others::a_tar_of_gnu_tar") else { return };
-    let Some(tar) = find("tar") else { return skipped("there is no tar") };
+    let Some(tar) = find("tar") else { return skipped("tar is not installed") };
     let at = |name: &str| dir.path().join(name);
     let (source, mountpoint, archive, image) = (at("s"), at("m"), at("t.tar"), at("i.img"));
     fs::create_dir(&source).unwrap();
@@ -131,7 +131,7 @@ fn a_tar_of_gnu_tar() {
 /// names; a blob that is not the one is seen by the tag.
 #[test]
 fn an_old_fsck_and_tags() {
-    let Some(fsck) = find("fsck.erofs") else { return skipped("there is no fsck.erofs") };
+    let Some(fsck) = find("fsck.erofs") else { return skipped("fsck.erofs is not installed") };
     let dir = folder();
     let image = dir.path().join("i.img");
     let mut objects = Objects::new();

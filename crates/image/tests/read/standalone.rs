@@ -141,7 +141,7 @@ fn kept(listing: &Listing, flavor: Flavor) -> Listing {
 fn check_with_fsck(image: &Path) {
     match find("fsck.erofs") {
         Some(fsck) => drop(run(&fsck, [Path::new("-d1"), image])),
-        None => skipped("there is no fsck.erofs"),
+        None => skipped("fsck.erofs is not installed"),
     }
     match newer("fsck.erofs") {
         Some(fsck) => drop(run(&fsck, [Path::new("-d1"), image])),
@@ -173,7 +173,7 @@ fn the_kernel_shows_the_source() {
         compare("read", &read(&Image::open(&bytes[..]).unwrap(), &[]), &shown);
         sizes.push(bytes.len());
     }
-    let Some(mkfs) = find("mkfs.erofs") else { return skipped("there is no mkfs.erofs") };
+    let Some(mkfs) = find("mkfs.erofs") else { return skipped("mkfs.erofs is not installed") };
     let theirs = at("theirs.img");
     run(&mkfs, [theirs.as_path(), &source]);
     let theirs = fs::metadata(&theirs).unwrap().len() as usize;

@@ -12,17 +12,7 @@ pub fn environment(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Says so that a test did not run. `cargo xtask test` counts these lines.
-#[expect(clippy::print_stdout, reason = "this is how a test says it")]
-pub fn skipped(reason: &str) {
-    println!("SKIPPED: {reason}");
-}
-
-/// A program on `PATH`.
-pub fn find(program: &str) -> Option<PathBuf> {
-    let path = environment("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
-}
+pub use testing::{find, skipped};
 
 /// A newer program than the host has, in the cache that `cargo xtask inputs sid` fills.
 pub fn newer(program: &str) -> Option<PathBuf> {

@@ -16,15 +16,6 @@ fn workplace(name: &str) -> PathBuf {
     path
 }
 
-/// Whether a program is there; says so loudly when not.
-fn have(program: &str) -> bool {
-    let found = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !found {
-        println!("SKIPPED: {program} is not installed");
-    }
-    found
-}
-
 /// Runs a program in a directory; its output, whatever its exit code: tar says so when a format cannot hold a name.
 fn run(directory: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
     let output = Command::new(program)
@@ -41,7 +32,8 @@ fn run(directory: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
 
 /// Runs a Python script with an argument; its lines.
 fn python(directory: &Path, script: &str, argument: &str) -> Vec<String> {
-    let mut child = Command::new("python3")
+    let python = testing::find("python3").expect("the test asked for it");
+    let mut child = Command::new(python)
         .args(["-", argument])
         .current_dir(directory)
         .stdin(Stdio::piped())
@@ -127,7 +119,7 @@ fn check(directory: &Path, name: &str, readers: &[Tool]) -> Vec<Record> {
                     &format!("GNU tar, {name}"),
                 );
             }
-            Tool::Bsd if have("bsdtar") => {
+            Tool::Bsd if testing::program("bsdtar").is_some() => {
                 let option = "--options=mtree:!all,mode,uid,gid,size,time,type,link,sha256,device";
                 let argument = format!("@{name}");
                 let listing =
@@ -360,7 +352,7 @@ os.utime(".", (0, 1350244992))
 /// The tree above as `gnu-FORMAT.tar`, owned by large ids; what a format cannot hold is left out by tar.
 #[test]
 fn gnu_tar_formats() {
-    if !have("tar") || !have("python3") {
+    if testing::program("tar").is_none() || testing::program("python3").is_none() {
         return;
     }
     let directory = workplace("gnu");
@@ -409,7 +401,7 @@ os.utime("tree", (0, 1350244992))
 
 #[test]
 fn gnu_tar_sparse_files() {
-    if !have("tar") || !have("python3") {
+    if testing::program("tar").is_none() || testing::program("python3").is_none() {
         return;
     }
     let directory = workplace("sparse");
@@ -475,7 +467,7 @@ for name in sorted(files):
 
 #[test]
 fn xattrs_and_acls() {
-    if !have("tar") || !have("python3") {
+    if testing::program("tar").is_none() || testing::program("python3").is_none() {
         return;
     }
     let directory = workplace("xattrs");
@@ -495,7 +487,7 @@ fn xattrs_and_acls() {
     run(&directory, "tar", &[&gnu[..], &["-cf", "gnu.tar", "tree"]].concat());
     let mut archives = vec!["gnu.tar"];
     // Libarchive takes no security and trusted xattrs from Linux, so those are left out below.
-    if have("bsdtar") {
+    if testing::program("bsdtar").is_some() {
         let files = ["tree/acl", "tree/directory", "tree/plain", "tree/trusted", "tree/user"];
         run(&directory, "bsdtar", &[&["--format=pax", "-cf", "bsd.tar"], &files[..]].concat());
         archives.push("bsd.tar");
@@ -562,7 +554,7 @@ with tarfile.open("python-%s.tar" % which, "w", format=formats[which], encoding=
 
 #[test]
 fn python_formats() {
-    if !have("python3") || !have("tar") {
+    if testing::program("python3").is_none() || testing::program("tar").is_none() {
         return;
     }
     let directory = workplace("python");
@@ -579,7 +571,10 @@ fn python_formats() {
 
 #[test]
 fn bsdtar_formats() {
-    if !have("tar") || !have("python3") || !have("bsdtar") {
+    if testing::program("tar").is_none()
+        || testing::program("python3").is_none()
+        || testing::program("bsdtar").is_none()
+    {
         return;
     }
     let directory = workplace("bsd");
@@ -601,7 +596,7 @@ fn bsdtar_formats() {
 /// Global headers that change entries, labels, directories with lists of names, and blocking factors.
 #[test]
 fn gnu_tar_oddities() {
-    if !have("tar") || !have("python3") {
+    if testing::program("tar").is_none() || testing::program("python3").is_none() {
         return;
     }
     let directory = workplace("oddities");

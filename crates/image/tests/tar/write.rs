@@ -179,7 +179,7 @@ fn others_read_the_same() {
     for (program, arguments, expected) in lists {
         let run = Command::new(program).args(arguments).arg(&file).env("TZ", "UTC").output();
         let Ok(output) = run else {
-            println!("SKIPPED: reading a written tar by {program}, which is not here");
+            testing::skipped(&format!("{program} is not installed"));
             continue;
         };
         let text = String::from_utf8(output.stdout).unwrap();

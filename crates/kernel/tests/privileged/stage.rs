@@ -1,7 +1,7 @@
 //! Where a test plays: a directory, a private mount namespace, and images made by mkfs.erofs.
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,9 +33,8 @@ impl Stage {
         }
         let alone = alone();
         for tool in tools {
-            if Command::new(tool).arg("--help").output().is_err() {
-                assert!(!in_ci(), "{tool} is missing, and this is CI");
-                skipped(&format!("{tool} is missing"));
+            if testing::find(tool).is_none() {
+                skipped(&format!("{tool} is not installed"));
                 return None;
             }
         }
@@ -73,7 +72,8 @@ impl Stage {
     /// An image of a directory.
     pub(crate) fn mkfs(&self, image: &str, options: &[&str], source: &Path) -> PathBuf {
         let image = self.path(image);
-        let output = Command::new("mkfs.erofs").args(options).arg(&image).arg(source).output();
+        let mkfs = testing::find("mkfs.erofs").expect("the test asked for it");
+        let output = Command::new(mkfs).args(options).arg(&image).arg(source).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         image
@@ -117,11 +117,7 @@ impl Stage {
     }
 }
 
-/// Says so past the test harness, which keeps what the macros print.
-pub(crate) fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    std::io::stderr().write_all(format!("SKIPPED: {test}: {why}\n").as_bytes()).unwrap();
-}
+pub(crate) use testing::skipped;
 
 pub(crate) fn is_before(major: u32, minor: u32) -> bool {
     KernelVersion::running().unwrap() < KernelVersion { major, minor }
@@ -210,9 +206,4 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         Some(cause) => format!("{error}: {}", chain(cause)),
         None => error.to_string(),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "whether a missing tool is a failure")]
-pub(crate) fn in_ci() -> bool {
-    std::env::var_os("CI").is_some()
 }

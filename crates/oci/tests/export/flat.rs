@@ -52,7 +52,7 @@ fn a_flat_tar_is_the_same_image() {
         fs::create_dir(&to).unwrap();
         let arguments = [arguments, &[path.to_str().unwrap()]].concat();
         if !missing.is_empty() || !run(program, &arguments, &to) {
-            println!("SKIPPED: unpacking a flat tar by {program}");
+            testing::skipped(&format!("unpacking a flat tar by {program}"));
             continue;
         }
         let unpacked = home.import("dir", &to).image;

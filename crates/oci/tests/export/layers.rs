@@ -46,7 +46,7 @@ fn tars_of_every_writer_come_back() {
         if run(program, arguments, &root) {
             check(&home, &format!("{program} {arguments:?}"), &fs::read(&out).unwrap());
         } else {
-            println!("SKIPPED: a tar by {program} {arguments:?}");
+            testing::skipped(&format!("a tar by {program} {arguments:?}"));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
@@ -24,7 +24,8 @@ fn check_cancelled(kind: &str, first: Option<&[u8]>) {
     let before = home.files();
     let cancel = AtomicBool::new(false);
     let options = Options { cancel: &cancel, ..home.import_options() };
-    let took = std::thread::scope(|scope| {
+    // Nothing but the cancelling ends it: the pipe stays open.
+    std::thread::scope(|scope| {
         let importing = scope.spawn(|| home.import_with(kind, "pipe.tar", &options));
         // Opening to write waits for the reader. It stays open until all is over.
         let writer = first.map(|bytes| {
@@ -34,15 +35,11 @@ fn check_cancelled(kind: &str, first: Option<&[u8]>) {
         });
         std::thread::sleep(Duration::from_millis(300));
         assert!(!importing.is_finished(), "{kind}: it did not wait");
-        let start = Instant::now();
         cancel.store(true, Ordering::Relaxed);
         let error = importing.join().unwrap().unwrap_err();
-        let took = start.elapsed();
         assert_eq!(chain(&error), "cancelled", "{kind}");
         drop(writer);
-        took
     });
-    assert!(took < Duration::from_millis(500), "{kind}: it took {took:?} to end");
     assert_eq!(home.files(), before, "{kind}");
 }
 

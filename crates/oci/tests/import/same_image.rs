@@ -24,7 +24,7 @@ fn directory_tar_layout_archive_dump_and_image() {
     rich_tree(&root);
     let [sorted, unsorted] = ["root.tar", "unsorted.tar"].map(|name| home.path(name));
     if !tar(&root, &sorted, "--sort=name") || !tar(&root, &unsorted, "--sort=none") {
-        println!("SKIPPED: the tar, layout and archive of a directory: no GNU tar");
+        testing::skipped("the tar, layout and archive of a directory: no GNU tar");
         return;
     }
     let directory = home.import("dir", "root").unwrap().image;
@@ -89,7 +89,7 @@ fn two_layers_and_one() {
     rich_tree(&root);
     let whole = home.path("whole.tar");
     if !tar(&root, &whole, "--sort=name") {
-        println!("SKIPPED: a directory's tar in two layers: no GNU tar");
+        testing::skipped("a directory's tar in two layers: no GNU tar");
         return;
     }
     let first = home.path("first");

@@ -80,7 +80,7 @@ pub(crate) fn rich_tree(root: &Path) -> Vec<&'static str> {
     }
     if !missing.is_empty() {
         let missing = missing.join(", ");
-        println!("SKIPPED: trees with {missing}, which this user or system cannot make");
+        testing::skipped(&format!("trees with {missing}, which this user or system cannot make"));
     }
     missing
 }

@@ -3,13 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Whether a tool is here; says loudly when it is not.
-pub(crate) fn has(tool: &str, argument: &str) -> bool {
-    let found = Command::new(tool).arg(argument).output().is_ok();
-    if !found {
-        eprintln!("SKIPPED: {tool} is not installed, so nothing was tested");
-    }
-    found
+/// What each test asked for.
+fn openssl() -> Command {
+    testing::command("openssl").expect("the test asked for it")
 }
 
 pub(crate) fn run(command: &mut Command) -> Vec<u8> {
@@ -50,35 +46,35 @@ impl Key {
             Kind::Rsa | Kind::RsaPss => &["RSA", "-pkeyopt", "rsa_keygen_bits:2048"],
             Kind::Ed25519 => &["ED25519"],
         };
-        let mut openssl = Command::new("openssl");
-        run(openssl.arg("genpkey").arg("-out").arg(&private).arg("-algorithm").args(options));
-        let mut openssl = Command::new("openssl");
-        run(openssl.args(["pkey", "-pubout", "-in"]).arg(&private).arg("-out").arg(&public));
+        let mut command = openssl();
+        run(command.arg("genpkey").arg("-out").arg(&private).arg("-algorithm").args(options));
+        let mut command = openssl();
+        run(command.args(["pkey", "-pubout", "-in"]).arg(&private).arg("-out").arg(&public));
         Self { kind, private, public }
     }
 
     pub(crate) fn sign(&self, message: &[u8]) -> Vec<u8> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), message).unwrap();
-        let mut openssl = Command::new("openssl");
+        let mut command = openssl();
         match self.kind {
             Kind::Ed25519 => {
-                openssl
+                command
                     .args(["pkeyutl", "-sign", "-rawin", "-inkey"])
                     .arg(&self.private)
                     .arg("-in");
             }
             kind => {
                 let hash = if kind == Kind::P384 { "-sha384" } else { "-sha256" };
-                openssl.args(["dgst", hash, "-sign"]).arg(&self.private);
+                command.args(["dgst", hash, "-sign"]).arg(&self.private);
                 if kind == Kind::RsaPss {
                     let padding = ["rsa_padding_mode:pss", "rsa_pss_saltlen:digest"];
                     for option in padding {
-                        openssl.args(["-sigopt", option]);
+                        command.args(["-sigopt", option]);
                     }
                 }
             }
         }
-        run(openssl.arg(file.path()))
+        run(command.arg(file.path()))
     }
 }

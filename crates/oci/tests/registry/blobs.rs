@@ -97,19 +97,17 @@ fn servers_say_when_to_come_back() {
         assert_eq!(result, Ok(()));
         assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
     }
-    let start = Instant::now();
-    let (result, server) = check(|_, _, _| reply(429).header("retry-after", "3600"));
+    // Nobody waits for a day.
+    let (result, server) = check(|_, _, _| reply(429).header("retry-after", "86400"));
     assert_eq!(
         result.unwrap_err(),
-        "cannot fetch blob DIGEST of HOST/app at HOST: the registry limits the rate of requests: try again in 3600 s"
+        "cannot fetch blob DIGEST of HOST/app at HOST: the registry limits the rate of requests: try again in 86400 s"
     );
     assert_eq!(server.seen().len(), 1);
-    assert!(start.elapsed() < Duration::from_secs(20), "nobody waits for an hour");
 }
 
 #[test]
 fn a_stalled_connection_is_given_up() {
-    let start = Instant::now();
     let (result, server) = check(|request, number, blob| match number {
         0 => content(request, blob).stall(70_000),
         1 => reply(200).delay(Duration::from_secs(15)),
@@ -117,7 +115,6 @@ fn a_stalled_connection_is_given_up() {
     });
     assert_eq!(result, Ok(()));
     assert_eq!(ranges(&server), ["-", "bytes=70000-", "bytes=70000-"]);
-    assert!(start.elapsed() < Duration::from_secs(14), "{:?}", start.elapsed());
 }
 
 #[test]
@@ -212,7 +209,8 @@ fn a_blob_that_is_not_there() {
 fn cancelling_ends_a_read_soon() {
     let bytes = noise(1000);
     let server = Server::start(move |request, _| content(request, &bytes).stall(500));
-    let settings = Settings { stall: Duration::from_secs(60), ..settings() };
+    // Only the cancelling ends it.
+    let settings = Settings { stall: Duration::from_secs(86_400), ..settings() };
     let mut reader = registry(&server.host(), &settings).blob(&digest(b"x"), Some(1000), 0);
     let mut half = [0; 500];
     reader.read_exact(&mut half).unwrap();
@@ -221,10 +219,8 @@ fn cancelling_ends_a_read_soon() {
         std::thread::sleep(Duration::from_millis(100));
         cancel.store(true, Ordering::Relaxed);
     });
-    let start = Instant::now();
     let text = chain(&reader.read(&mut half).unwrap_err());
     assert!(text.ends_with(": cancelled"), "{text}");
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[test]

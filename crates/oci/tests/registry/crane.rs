@@ -12,7 +12,7 @@ pub(crate) fn crane() -> Option<PathBuf> {
     let built = cache.iter().map(|folder| folder.join("crane/bin/crane"));
     let found = on_path.chain(built).find(|it| it.is_file());
     if found.is_none() {
-        println!("SKIPPED: crane is not there, or QUIRE_CACHE is not set");
+        testing::skipped("crane is not there, or QUIRE_CACHE is not set");
     }
     found
 }

@@ -19,7 +19,7 @@ const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) fn start(settings: &str) -> Option<Daemon> {
     let daemon = Daemon::start(&std::env::temp_dir(), settings).unwrap();
     if daemon.is_none() {
-        println!("SKIPPED: {PROGRAM} is not installed");
+        testing::skipped(&format!("{PROGRAM} is not installed"));
     }
     daemon
 }

@@ -29,10 +29,14 @@ impl Ranges {
 
     /// The places, in their order, of those that have a byte from `from` on and before `until`, the last first.
     pub(crate) fn meeting(&self, from: u64, until: u64) -> impl Iterator<Item = usize> + use<'_> {
+        self.candidates(from, until).filter(move |at| self.sorted[*at].1 > from)
+    }
+
+    /// The places that `meeting` looks at, besides a binary search: no range before them reaches `from`.
+    fn candidates(&self, from: u64, until: u64) -> impl Iterator<Item = usize> + use<'_> {
         let before = self.sorted.partition_point(|range| range.0 < until);
         let before = if from < until { before } else { 0 };
-        let all = (0..before).rev().take_while(move |at| self.reaches[*at] > from);
-        all.filter(move |at| self.sorted[*at].1 > from)
+        (0..before).rev().take_while(move |at| self.reaches[*at] > from)
     }
 
     /// In their order.
@@ -44,6 +48,16 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `fsck` asks for each range of each image, and every object may be damaged.
+    #[test]
+    fn ranges_that_are_not_met_are_not_looked_at() {
+        const COUNT: u64 = 10_000;
+        let ranges = Ranges::new((0..COUNT).map(|it| (it * 2, it * 2 + 1)).collect());
+        let looked_at = |from: u64| ranges.candidates(from, from + 1).count();
+        assert_eq!((0..COUNT).map(|it| looked_at(it * 2 + 1)).sum::<usize>(), 0);
+        assert_eq!((0..COUNT).map(|it| looked_at(it * 2)).max(), Some(1));
+    }
 
     #[test]
     fn what_meets_ranges() {

@@ -126,11 +126,11 @@ impl Drop for Mounted {
 #[test]
 fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
     if !is_root() {
-        println!("SKIPPED: a full disk: only root can mount a small file system");
+        testing::skipped("a full disk: only root can mount a small file system");
         return;
     }
     let Some(mounted) = Mounted::tmpfs(c"size=2m,nr_inodes=600") else {
-        println!("SKIPPED: a full disk: tmpfs cannot be mounted here");
+        testing::skipped("a full disk: tmpfs cannot be mounted here");
         return;
     };
     let directory = mounted.0.path().join("store");
@@ -171,7 +171,7 @@ fn a_read_only_store_can_be_read_and_says_so() {
     assert!(store.gc(NOW).unwrap_err().to_string().contains("opened for reading only"));
 
     if !is_root() {
-        println!("SKIPPED: a read-only file system: only root can mount one");
+        testing::skipped("a read-only file system: only root can mount one");
         return;
     }
     let again = TempDir::new().unwrap();

@@ -41,7 +41,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
             assert!(std::fs::remove_file(&path).is_err());
         }
         Sealed::No => {
-            println!("SKIPPED: sealing: no fs-verity here, and no right to set the immutable flag");
+            testing::skipped("sealing: no fs-verity here, and no right to set the immutable flag");
             return;
         }
     }
@@ -89,7 +89,7 @@ fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
             assert!(std::fs::remove_file(&path).is_err());
         }
         Sealed::No => {
-            println!("SKIPPED: sealing: no fs-verity here, and no right to set the immutable flag");
+            testing::skipped("sealing: no fs-verity here, and no right to set the immutable flag");
         }
     }
     let devices = store.open_image(&kept).unwrap().devices;

@@ -138,7 +138,7 @@ fn xattrs() {
         rustix::fs::lsetxattr(path, xattr, value.as_bytes(), XattrFlags::empty())
     };
     if let Err(error) = set("d", "user.b", "in a directory") {
-        println!("SKIPPED: no user xattrs in the temporary directory: {error}");
+        testing::skipped(&format!("no user xattrs in the temporary directory: {error}"));
         return;
     }
     set("d", "user.a", "").unwrap();
@@ -174,7 +174,7 @@ fn xattrs() {
     if is_root {
         assert_eq!(found(Xattrs::All), all);
     } else {
-        println!("SKIPPED: trusted xattrs, which only root may set");
+        testing::skipped("trusted xattrs, which only root may set");
         assert_eq!(found(Xattrs::All), user);
     }
     assert_eq!(found(Xattrs::UserOnly), user);
@@ -204,7 +204,7 @@ fn devices() {
         let expect = ["/block 0 60600 1 1114924", "/char 0 20600 1 1281", "/whiteout 0 20600 1 0"];
         assert_eq!(numbers(Devices::Keep), expect);
     } else {
-        println!("SKIPPED: device nodes, which this user may not make");
+        testing::skipped("device nodes, which this user may not make");
         assert_eq!(numbers(Devices::Keep), ["/whiteout 0 20600 1 0"]);
     }
 }

@@ -57,6 +57,10 @@ const MAKERS: [Maker; 11] = [
     maker!("docker", true),
 ];
 
+/// What the scripts call beyond what every Debian has; `docker` is demanding.
+const PROGRAMS: &str =
+    "pigz pax cpio bsdtar zstd git python3 umoci skopeo buildah podman setfattr setfacl";
+
 const CONTENT: &str = include_str!("content.sh");
 
 /// A folder of images in skopeo's `dir` format; `NAME.skipped` says why a maker's is not there.
@@ -66,6 +70,10 @@ pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     cache.entry("makers", refresh, |draft| {
         if !is_root() {
             bail!(Skipped(String::from("makers of images need root")));
+        }
+        // All are made at once, so that nobody takes a part for the whole.
+        for program in PROGRAMS.split(' ') {
+            need(program)?;
         }
         fs::create_dir(draft)?;
         let work = tempfile::tempdir_in(draft)?;

@@ -157,7 +157,6 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
     use std::os::fd::{AsFd as _, OwnedFd};
 
     use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
@@ -185,7 +184,7 @@ mod tests {
     /// upper layer, and the temporary mountpoint goes.
     fn check(naming: Naming) {
         if !rustix::process::geteuid().is_root() {
-            writeln!(std::io::stderr(), "SKIPPED: overlay by name: needs root").unwrap();
+            testing::skipped("overlay by name: needs root");
             return;
         }
         own_mounts(Propagation::Private).unwrap();

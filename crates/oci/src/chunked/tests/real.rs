@@ -86,7 +86,7 @@ fn run(command: &mut Command) -> Option<Output> {
             Some(output)
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            println!("SKIPPED: {} is not installed", command.get_program().display());
+            testing::skipped(&format!("{} is not installed", command.get_program().display()));
             None
         }
         Err(error) => panic!("{command:?}: {error}"),
@@ -96,13 +96,14 @@ fn run(command: &mut Command) -> Option<Output> {
 #[test]
 fn zstd_chunked_by_podman() {
     if fs::metadata("/proc/self").unwrap().uid() != 0 {
-        println!("SKIPPED: podman makes images without a user namespace only for root");
+        testing::skipped("podman makes images without a user namespace only for root");
         return;
     }
+    let Some(program) = testing::program("podman") else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let podman = || {
-        let mut podman = Command::new("podman");
+        let mut podman = Command::new(&program);
         podman.arg("--root").arg(path("root")).arg("--runroot").arg(path("run"));
         podman.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs"]);
         podman
@@ -129,7 +130,7 @@ fn estargz_by_crane() {
     let Some(program) = crane::crane() else { return };
     let crane = || Command::new(&program);
     let Some(registry) = Daemon::start(folder.path(), "").unwrap() else {
-        println!("SKIPPED: {PROGRAM} is not installed");
+        testing::skipped(&format!("{PROGRAM} is not installed"));
         return;
     };
     let mut layouts = Vec::new();

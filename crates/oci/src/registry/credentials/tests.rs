@@ -1,5 +1,4 @@
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::Instant;
 
 use super::*;
 
@@ -125,11 +124,10 @@ fn helpers() {
     check_helper("echo secret; echo secret >&2; exit 3", store, "a.io", long, failed);
     let malformed = "D/docker-credential-test failed (its answer is malformed)";
     check_helper("echo secret", store, "a.io", long, malformed);
-    let start = Instant::now();
+    // Whoever waits for the helper itself waits for a day.
     let late = "D/docker-credential-test did not answer within 0.2 s";
-    check_helper("exec sleep 30", store, "a.io", Duration::from_millis(200), late);
+    check_helper("exec sleep 86400", store, "a.io", Duration::from_millis(200), late);
     check_helper("sleep 3 & exit 0", store, "a.io", Duration::from_millis(200), late);
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -1,0 +1,43 @@
+//! Programs that tests call, and what a test says that cannot run.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Says that a test, or a part of one, does not run, and why. `cargo xtask test` counts these lines.
+#[expect(clippy::print_stdout, reason = "the harness keeps it, and xtask reads it there")]
+pub fn skipped(reason: &str) {
+    println!("SKIPPED: {reason}");
+}
+
+/// Where `PATH`, or the administrator's folders that it may lack, has this program.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the environment says where programs are")]
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let dirs = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    dirs.map(|dir| dir.join(name)).find(|it| it.is_file())
+}
+
+/// `find`; a test that gets none is skipped, by the program's name. In continuous integration, where the program could
+/// have been installed, `cargo xtask test` takes that line for a failure.
+#[must_use]
+pub fn program(name: &str) -> Option<PathBuf> {
+    let found = find(name);
+    if found.is_none() {
+        skipped(&format!("{name} is not installed"));
+    }
+    found
+}
+
+/// Whether all of these programs are there; otherwise the test is skipped, by the name of the first that is not.
+#[must_use]
+pub fn programs(names: &[&str]) -> bool {
+    names.iter().all(|name| program(name).is_some())
+}
+
+/// A command to be given arguments; none where the test is skipped, as by `program`.
+#[must_use]
+pub fn command(name: &str) -> Option<Command> {
+    program(name).map(Command::new)
+}
