@@ -251,7 +251,7 @@ pub(crate) struct Import {
     pub(crate) tree: TreeOptions,
     #[command(flatten)]
     pub(crate) form: FormOptions,
-    /// The platform to take from an index, as os/architecture[/variant]
+    /// The platform to take from an index, as os/architecture[/variant]; an image for another one is refused
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
     /// Memory for data under way, in MiB
@@ -332,7 +332,7 @@ pub(crate) struct Pull {
     pub(crate) reference: String,
     /// The image's name in the store; by default the whole reference
     pub(crate) name: Option<String>,
-    /// The platform to take from an index, as os/architecture[/variant]
+    /// The platform to take from an index, as os/architecture[/variant]; an image for another one is refused
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
     /// Keep the layers as they came, too, so that a push gives back the very bytes

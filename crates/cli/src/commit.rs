@@ -17,7 +17,7 @@ use image::tar::write::WriteError;
 use image::tree::Tree;
 use oci::commit::{Change, Commit, check};
 use oci::export::Output;
-use oci::import::{BUDGET, Durable, Event, Limits, Options, Unsupported};
+use oci::import::{BUDGET, Durable, Event, Limits, Options, OtherPlatform, Unsupported};
 use oci::manifest::Platform;
 use oci::native::Dedup;
 use serde_json::{Value, json};
@@ -286,6 +286,7 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
         name: Some(&name),
         now,
         platform: &platform,
+        other_platform: OtherPlatform::Tell,
         limits: Limits::default(),
         budget: BUDGET,
         durable: Durable::Together,

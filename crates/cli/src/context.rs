@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use kernel::features::{Can, KernelVersion};
 use kernel::mount::{MountError, OVERLAY_VERITY, Step};
 use oci::export::ExportError;
+use oci::import::PlatformMismatch;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
 use store::{Create, OpenOptions, Sealing, Store};
@@ -262,6 +263,12 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(store::StoreError::Absent(_)) = cause.downcast_ref() {
             return Some("`quire import` makes one; --store says where".to_owned());
+        }
+        if let Some(PlatformMismatch { .. }) = cause.downcast_ref() {
+            return Some(
+                "without --platform it is taken all the same; its programs run only where they are emulated"
+                    .to_owned(),
+            );
         }
         let boxed = || cause.downcast_ref::<Box<ManifestError>>().map(AsRef::as_ref);
         if let Some(ManifestError::Artifact { .. } | ManifestError::LayerType { .. }) =

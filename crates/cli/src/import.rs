@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use image::erofs::Versions;
 use kernel::process::{Signal, Signals};
-use oci::import::{Durable, Event, Limits, Options, Report, Unsupported};
+use oci::import::{Durable, Event, Limits, Options, OtherPlatform, Report, Unsupported};
 use oci::manifest::Platform;
 use oci::source::Source;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -83,6 +83,10 @@ pub(crate) fn with_options<T: Send, E: Send>(
         name: wishes.name,
         now: now(),
         platform: &platform,
+        other_platform: match wishes.platform {
+            Some(_) => OtherPlatform::Refuse,
+            None => OtherPlatform::Tell,
+        },
         limits: Limits::default(),
         budget: wishes.budget,
         durable: Durable::Together,

@@ -13,7 +13,7 @@ use crate::args;
 use crate::context::Context;
 use crate::import::until_signal;
 use crate::prompt::Terminal;
-use crate::pull::settings;
+use crate::pull::{pauses, settings};
 use crate::report;
 
 /// More than any password or token has, in bytes.
@@ -21,7 +21,7 @@ const PASSWORD_MAX: u64 = 64 << 10;
 
 pub(crate) fn login(context: &Context, args: &args::Login) -> anyhow::Result<Answer> {
     let cancel = Arc::new(AtomicBool::new(false));
-    let login = target(&args.host, &args.registry, &cancel)?;
+    let login = target(context, &args.host, &args.registry, &cancel)?;
     let work = || -> anyhow::Result<_> {
         let (user, password) = ask(args, &login, &cancel)?;
         let checked = login.check(&user, &password)?;
@@ -48,7 +48,7 @@ pub(crate) fn login(context: &Context, args: &args::Login) -> anyhow::Result<Ans
 
 pub(crate) fn logout(context: &Context, args: &args::Logout) -> anyhow::Result<Answer> {
     let cancel = Arc::new(AtomicBool::new(false));
-    let login = target(&args.host, &args.registry, &cancel)?;
+    let login = target(context, &args.host, &args.registry, &cancel)?;
     let removed = login.erase()?;
     let registry = login.registry();
     let answer = if removed.from.is_empty() { Answer::No } else { Answer::Yes };
@@ -69,11 +69,12 @@ pub(crate) fn logout(context: &Context, args: &args::Logout) -> anyhow::Result<A
 }
 
 fn target(
+    context: &Context,
     host: &str,
     options: &args::RegistryOptions,
     cancel: &Arc<AtomicBool>,
 ) -> anyhow::Result<Login> {
-    Login::new(host, &settings(options, cancel)).with_context(|| {
+    Login::new(host, &settings(options, cancel, pauses(context))).with_context(|| {
         format!(
             "\"{}\" is no registry: write it like ghcr.io or localhost:5000",
             host.escape_debug()

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use oci::import::Event;
 use serde_json::json;
 
@@ -12,6 +12,7 @@ use crate::report;
 /// Shows events as they come, from any thread.
 pub(crate) struct Progress {
     how: How,
+    is_quiet: bool,
     layers: Mutex<Vec<Layer>>,
     /// Of all layers together, where there are several of known size.
     total: Mutex<Option<ProgressBar>>,
@@ -46,7 +47,8 @@ impl Progress {
             (false, true) => How::Silent,
             (false, false) => How::Lines,
         };
-        Self { how, layers: Mutex::new(Vec::new()), total: Mutex::new(None) }
+        let is_quiet = context.is_quiet();
+        Self { how, is_quiet, layers: Mutex::new(Vec::new()), total: Mutex::new(None) }
     }
 
     /// Tells programs what happens, where nothing else is shown to them.
@@ -54,8 +56,36 @@ impl Progress {
         not(feature = "registry"),
         expect(dead_code, reason = "only pulls and pushes tell events")
     )]
-    pub(crate) fn with_events(self, wanted: bool) -> Self {
-        if wanted { Self { how: How::Events, ..self } } else { self }
+    pub(crate) fn with_events(mut self, wanted: bool) -> Self {
+        if wanted {
+            self.how = How::Events;
+        }
+        self
+    }
+
+    /// Prints a remark, as [`Context::remark`] does, above the bars.
+    pub(crate) fn remark(&self, text: &str) {
+        if self.is_quiet {
+            return;
+        }
+        let print = || report::error_line(&format!("quire: {text}"));
+        match &self.how {
+            How::Bars(all) => all.suspend(print),
+            How::Lines | How::Events | How::Silent => print(),
+        }
+    }
+
+    /// Tells that a registry is asked again after a pause.
+    #[cfg(feature = "registry")]
+    pub(crate) fn pause(&self, pause: &oci::registry::Pause<'_>) {
+        self.remark(&pause.to_string());
+        self.event(&json!({
+            "event": "pause",
+            "host": pause.host,
+            "what": pause.what,
+            "seconds": pause.wait.as_secs_f64(),
+            "reason": pause.reason(),
+        }));
     }
 
     /// Nobody reads on: the work goes on all the same.
@@ -168,6 +198,15 @@ impl Progress {
                     }
                 }
             }
+            Event::OtherPlatform { image, wanted } => {
+                self.event(&json!({
+                    "event": "platform", "image": image.to_string(), "wanted": wanted.to_string(),
+                }));
+                self.remark(&format!(
+                    "the image is for {image}, and this machine is {wanted}: its programs run only where binfmt_misc \
+                     has an emulator for them"
+                ));
+            }
             Event::Walking => line("reading the files".to_owned()),
             Event::Writing => {
                 line("writing the image".to_owned());
@@ -216,7 +255,15 @@ impl Progress {
         if let How::Bars(all) = &self.how {
             // A terminal that is gone needs no cleaning.
             let _cleared = all.clear();
+            // A bar that is dropped before its end draws all of them once more.
+            all.set_draw_target(ProgressDrawTarget::hidden());
         }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 

@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use image::erofs::Versions;
-use oci::import::{Durable, Event, Limits, Options, Unsupported};
+use oci::import::{Durable, Event, Limits, Options, OtherPlatform, Unsupported};
 use oci::manifest::Platform;
 use oci::pull::{Layers, Pulled, default_name};
 use oci::reference::Reference;
-use oci::registry::{Registry, Settings};
+use oci::registry::{Pauses, Registry, Settings};
 use serde_json::json;
 use store::{OpenOptions, RefName, walk};
 
@@ -26,7 +26,11 @@ use crate::report;
 const LAYERS_MIN: usize = 3;
 
 /// How registries are talked to: what the environment says, and the options.
-pub(crate) fn settings(options: &RegistryOptions, cancel: &Arc<AtomicBool>) -> Settings {
+pub(crate) fn settings(
+    options: &RegistryOptions,
+    cancel: &Arc<AtomicBool>,
+    pauses: Pauses,
+) -> Settings {
     let mut settings = Settings::from_environment(|name| std::env::var_os(name));
     if let Some(folder) = &options.certs_dir {
         settings.hosts.insert(0, folder.clone());
@@ -36,7 +40,18 @@ pub(crate) fn settings(options: &RegistryOptions, cancel: &Arc<AtomicBool>) -> S
     }
     settings.plain_http = options.plain_http;
     settings.cancel = Arc::clone(cancel);
+    settings.pauses = pauses;
     settings
+}
+
+/// Prints each pause of a verb that shows no progress.
+pub(crate) fn pauses(context: &Context) -> Pauses {
+    let is_quiet = context.is_quiet();
+    Pauses::to(move |pause| {
+        if !is_quiet {
+            report::error_line(&format!("quire: {pause}"));
+        }
+    })
 }
 
 pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answer> {
@@ -55,7 +70,9 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     give_up_when(&store, &cancel);
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3");
-    let progress = Progress::new(context).with_events(context.json);
+    let progress = Arc::new(Progress::new(context).with_events(context.json));
+    let told = Arc::clone(&progress);
+    let pauses = Pauses::to(move |pause| told.pause(pause));
     let here = store.reference(&name).ok().flatten();
     let form = crate::forms::choose_again(&args.form, &store, here.map(|it| it.form))?;
     let scratch = std::env::temp_dir();
@@ -64,6 +81,10 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
             name: Some(&name),
             now: now(),
             platform: &platform,
+            other_platform: match args.platform {
+                Some(_) => OtherPlatform::Refuse,
+                None => OtherPlatform::Tell,
+            },
             limits: Limits::default(),
             budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
             durable: Durable::EachLayer,
@@ -88,7 +109,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     };
     let work = || -> anyhow::Result<Pulled> {
         // Its thread takes over which signals are blocked here.
-        let registry = Registry::new(&reference, &settings(&args.registry, &cancel))?;
+        let registry = Registry::new(&reference, &settings(&args.registry, &cancel, pauses))?;
         Ok(oci::pull::pull(&store, &registry, &reference, &options)?)
     };
     let result = until_signal(&cancel, work)?;

@@ -10,7 +10,7 @@ use oci::export::{Compression, How, Options, Plan};
 use oci::import::Event;
 use oci::push::{Pushed, Sent, Wish};
 use oci::reference::Reference;
-use oci::registry::Registry;
+use oci::registry::{Pauses, Registry};
 use serde_json::json;
 use store::{OpenOptions, Store};
 
@@ -55,7 +55,9 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         },
     };
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let progress = Progress::new(context).with_events(context.json);
+    let progress = Arc::new(Progress::new(context).with_events(context.json));
+    let told = Arc::clone(&progress);
+    let pauses = Pauses::to(move |pause| told.pause(pause));
     let scratch = std::env::temp_dir();
     let options = Options {
         threads: NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3"),
@@ -66,7 +68,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     let changed = |plan: &Plan| {
         let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
         if wish.compression == Compression::AsItWas {
-            context.remark(&format!(
+            progress.remark(&format!(
                 "{anew} of {} layers are compressed anew, since neither the store nor the registry has them as they came \
                  (`pull --keep-layers` keeps them): the manifest is {} now",
                 plan.layers.len(),
@@ -78,7 +80,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         // `gc` keeps the image and its objects while it is open.
         let _open = store.open_image(&found.image)?;
         // Its thread takes over which signals are blocked here.
-        let registry = Registry::new(&target, &settings(&args.registry, &cancel))?;
+        let registry = Registry::new(&target, &settings(&args.registry, &cancel, pauses))?;
         Ok(oci::push::push(&store, &registry, &wish, &options, &changed)?)
     };
     let result = until_signal(&cancel, work)?;

@@ -14,7 +14,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::Context;
 use crate::import::until_signal;
-use crate::pull::settings;
+use crate::pull::{pauses, settings};
 use crate::report;
 
 pub(crate) fn referrers(context: &Context, args: &args::Referrers) -> anyhow::Result<Answer> {
@@ -23,7 +23,8 @@ pub(crate) fn referrers(context: &Context, args: &args::Referrers) -> anyhow::Re
     let cancel = Arc::new(AtomicBool::new(false));
     let work = || -> anyhow::Result<_> {
         // Its thread takes over which signals are blocked here.
-        let registry = Registry::new(&reference, &settings(&args.registry, &cancel))?;
+        let settings = settings(&args.registry, &cancel, pauses(context));
+        let registry = Registry::new(&reference, &settings)?;
         let subject = subject(context, &registry, &reference, platform.as_ref())?;
         Ok((subject, registry.referrers(&subject, args.kind.as_deref())?))
     };

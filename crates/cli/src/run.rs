@@ -50,7 +50,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match error.downcast_ref::<RunError>() {
         Some(RunError::NotFound { .. } | RunError::NoInterpreter { .. }) => 127,
-        Some(RunError::NotExecutable(_) | RunError::Format(_)) => 126,
+        Some(RunError::NotExecutable(_) | RunError::Format(_) | RunError::Machine { .. }) => 126,
         _ => FAILED,
     }
 }

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::bundle::{Process, Terminal};
-use crate::program::{Unrunnable, unrunnable};
+use crate::program::{Unrunnable, here, unrunnable};
 use crate::runtime::{Kind, Runtime};
 use crate::stage::Stage;
 use crate::streams::Streams;
@@ -85,8 +85,22 @@ pub enum RunError {
     #[error("\"{0}\" in the image is not an executable file")]
     NotExecutable(String),
     /// The kernel knows no way to execute the program.
-    #[error("\"{0}\" in the image is neither a script nor a program for this machine")]
+    #[error(
+        "\"{0}\" in the image is neither a script nor a program for this machine (exec format error)"
+    )]
     Format(String),
+    /// The program is for another machine.
+    #[error(
+        "\"{program}\" in the image is a program for {machine}, and this machine cannot execute it (exec format error): \
+         take the image for linux/{}, with --platform where there are several",
+        here()
+    )]
+    Machine {
+        /// As the command names it.
+        program: String,
+        /// As Go names it.
+        machine: String,
+    },
     /// The program needs another one to run, which is nowhere in the image.
     #[error("\"{program}\" needs \"{interpreter}\" to run, and the image has none")]
     NoInterpreter {
@@ -361,6 +375,7 @@ fn doubt(start: &Start<'_>, view: &View<'_>, path: &Path) -> Option<RunError> {
     let from = Path::new(&start.process.working_dir);
     Some(match unrunnable(view, from, path)? {
         Unrunnable::Format => RunError::Format(program),
+        Unrunnable::Machine(machine) => RunError::Machine { program, machine },
         Unrunnable::Interpreter(interpreter) => RunError::NoInterpreter { program, interpreter },
     })
 }

@@ -19,6 +19,8 @@ const HEADERS: u64 = 4096;
 pub(crate) enum Unrunnable {
     /// Neither a script nor a program for this machine.
     Format,
+    /// A program for another machine, as its users call that.
+    Machine(String),
     /// The program that it needs to run is not in the root: a script's interpreter, or a loader.
     Interpreter(String),
 }
@@ -39,6 +41,7 @@ pub(crate) fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Un
                 return (there == Executable::Absent).then_some(Unrunnable::Interpreter(loader));
             }
             Format::Other => return Some(Unrunnable::Format),
+            Format::Foreign(machine) => return Some(Unrunnable::Machine(machine)),
         };
         let next = from.join(&interpreter);
         if view.executable(next.as_os_str().as_bytes()) == Executable::Absent {
@@ -56,6 +59,8 @@ enum Format {
     Script(String),
     /// A program that may run here, and the loader that it asks for.
     Elf(Option<String>),
+    /// A program for another machine.
+    Foreign(String),
     /// Nothing that the kernel knows by itself.
     Other,
 }
@@ -78,8 +83,13 @@ impl Format {
         let (Some(machine), Some(class)) = (number::<2>(bytes, 18), class) else {
             return Self::Other;
         };
-        if order != Some(native_order) || !is_for_here(machine) {
-            return Self::Other;
+        let Some(order @ (1 | 2)) = order else { return Self::Other };
+        let machine = match u16::try_from(machine) {
+            Ok(swapped) if order != native_order => swapped.swap_bytes().into(),
+            _ => machine,
+        };
+        if order != native_order || !is_for_here(machine) {
+            return Self::Foreign(machine_name(machine, class, order));
         }
         // ELFCLASS64, whose headers are as below. The loader of another one is not looked for.
         Self::Elf(if class == 2 { loader(bytes) } else { None })
@@ -101,6 +111,40 @@ fn is_for_here(machine: u64) -> bool {
         _ => return true,
     };
     known.contains(&machine)
+}
+
+/// What Go, and with it `--platform`, calls a machine. `order` is 1 for little endian. Source: `linux/elf-em.h`.
+fn machine_name(machine: u64, class: u8, order: u8) -> String {
+    let known = match (machine, class, order) {
+        (3, ..) => "386",
+        (8, 2, 1) => "mips64le",
+        (8, 2, _) => "mips64",
+        (8, _, 1) => "mipsle",
+        (8, ..) => "mips",
+        (21, _, 1) => "ppc64le",
+        (21, ..) => "ppc64",
+        (22, ..) => "s390x",
+        (40, ..) => "arm",
+        (62, ..) => "amd64",
+        (183, ..) => "arm64",
+        (243, 2, _) => "riscv64",
+        (258, ..) => "loong64",
+        _ => return format!("another kind of machine (ELF machine {machine})"),
+    };
+    known.to_owned()
+}
+
+/// This machine, as Go names it.
+pub(crate) fn here() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "x86" => "386",
+        "aarch64" => "arm64",
+        "loongarch64" => "loong64",
+        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+        "powerpc64" => "ppc64",
+        other => other,
+    }
 }
 
 /// The loader that a 64-bit program names. Source: elf(5), `Elf64_Ehdr`, `Elf64_Phdr`, `PT_INTERP`.
@@ -144,6 +188,27 @@ mod tests {
     use crate::bundle::Access;
 
     /// The tests' own program is one of this machine; a statically linked one names no loader.
+    #[test]
+    fn programs_of_other_machines_are_named() {
+        // Class, order and machine: of a 64-bit program for arm64, and of one for s390x, which has the other order.
+        let header = |class: u8, order: u8, machine: [u8; 2]| {
+            let mut bytes = b"\x7fELF".to_vec();
+            bytes.extend([class, order, 1, 0]);
+            bytes.resize(18, 0);
+            bytes.extend(machine);
+            bytes
+        };
+        let check = |bytes: &[u8], name: &str| {
+            if here() != name {
+                assert_eq!(Format::of(bytes), Format::Foreign(name.to_owned()));
+            }
+        };
+        check(&header(2, 2, [0, 22]), "s390x");
+        check(&header(2, 1, [243, 0]), "riscv64");
+        check(&header(2, 1, [21, 0]), "ppc64le");
+        assert_eq!(Format::of(&header(2, 3, [183, 0])), Format::Other, "no such order");
+    }
+
     #[test]
     fn the_kernel_agrees() {
         let root = tempfile::tempdir().unwrap();

@@ -188,8 +188,8 @@ impl Platform {
         }
     }
 
-    /// How well an entry of an index fits: the larger the better.
-    fn fit(&self, there: &Self) -> Option<u8> {
+    /// How well an image fits: the larger the better. `None` where it does not.
+    pub(crate) fn fit(&self, there: &Self) -> Option<u8> {
         if self.os != there.os || self.architecture != there.architecture {
             return None;
         }
@@ -419,6 +419,9 @@ pub struct Config {
     /// `linux`, …
     #[serde(default, deserialize_with = "or_default")]
     pub os: String,
+    /// `v7`, `v8`, … or nothing.
+    #[serde(default, deserialize_with = "or_default")]
+    pub variant: String,
     /// How to run it.
     #[serde(default, deserialize_with = "or_default")]
     pub config: Execution,
@@ -470,6 +473,15 @@ impl Config {
             serde_json::from_slice(bytes).map_err(|source| ManifestError::Json { kind, source })?;
         check_count("diff ids", config.rootfs.diff_ids.len(), LAYERS_MAX)?;
         Ok(config)
+    }
+
+    /// The platform that it is for, where it says one.
+    #[must_use]
+    pub fn platform(&self) -> Option<Platform> {
+        let Self { os, architecture, variant, .. } = self;
+        let [os, architecture, variant] = [os, architecture, variant].map(Clone::clone);
+        let is_said = !os.is_empty() && !architecture.is_empty();
+        is_said.then_some(Platform { os, architecture, variant })
     }
 
     /// The digests of the uncompressed layers, from the lowest to the uppermost.

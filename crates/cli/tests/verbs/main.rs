@@ -26,6 +26,7 @@ mod merge;
 mod mounts;
 mod pages;
 mod pieces;
+mod platforms;
 #[cfg(feature = "registry")]
 mod progress;
 #[cfg(feature = "registry")]

@@ -47,6 +47,9 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
     let to = Place::new();
     to.tree("tree", "x");
     let (shown, _) = on_a_terminal(&to, &format!("pull {target}"), &[]);
+    // When all is said, no bar is drawn again.
+    let (_, after) = shown.rsplit_once("here already").expect("the summary");
+    assert!(!after.contains("layer"), "{after:?}");
     let shown = plain(&shown);
     let columns = |line: &str| line.trim_end().chars().count();
     let bars: Vec<_> = shown.split(['\r', '\n']).filter(|it| it.contains('[')).collect();

@@ -9,7 +9,7 @@ use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
 use store::{ContentsError, OpenImageError, StoreError};
 
-use super::{DecodeError, LayerFailure};
+use super::{DecodeError, LayerFailure, PlatformMismatch};
 use crate::Digest;
 use crate::docker::DockerError;
 use crate::layout::LayoutError;
@@ -35,6 +35,9 @@ pub enum ImportError {
         /// Why not.
         source: Box<DockerError>,
     },
+    /// The image is for another platform.
+    #[error("cannot import the image")]
+    Platform(#[source] PlatformMismatch),
     /// The archive cannot be unpacked.
     #[error("cannot unpack the archive {input}")]
     Unpack {

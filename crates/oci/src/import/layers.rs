@@ -16,13 +16,12 @@ use super::failure::LayerFailure;
 use super::layer::{self, Gathered, Shared, Totals, Wanted};
 use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
-use super::{DecodeError, Durable, Event, ImportError, Job, Made, Times, feed};
+use super::{DecodeError, Durable, Event, ImportError, Job, Made, Options, Times, feed, platform};
 use crate::Digest;
 use crate::chunked::Tar;
 use crate::docker::Archive;
 use crate::files::Stream;
 use crate::layout::Layout;
-use crate::manifest::Platform;
 use crate::native::Dedup;
 use crate::source::{Choice, Input};
 
@@ -90,9 +89,10 @@ pub(crate) struct Found<'a> {
 pub(super) fn from_layout(
     layout: &Layout,
     choice: &Choice,
-    platform: &Platform,
+    options: &Options<'_>,
 ) -> Result<Found<'static>, ImportError> {
-    let found = layout.find(choice, platform).map_err(ImportError::layout)?;
+    let found = layout.find(choice, options.platform).map_err(ImportError::layout)?;
+    platform::check(&found.settings, options).map_err(ImportError::Platform)?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
         // Opened now, so that one that is not there is found before any work is done.
@@ -194,6 +194,7 @@ impl Job<'_> {
             |source| ImportError::Docker { input: input.clone(), source: Box::new(source) };
         let archive = Archive::open(self.archive(input)?).map_err(failed)?;
         let found = archive.find(choice).map_err(failed)?;
+        platform::check(&found.settings, self.options).map_err(ImportError::Platform)?;
         let layers = found.layers.into_iter().zip(found.settings.diff_ids());
         let layers = layers.map(|(layer, diff_id)| LayerSource {
             name: diff_id.to_string(),

@@ -18,6 +18,7 @@ mod limits;
 mod native;
 mod objects;
 mod plain;
+pub(crate) mod platform;
 mod recipe;
 pub(crate) mod stacked;
 mod stop;
@@ -39,6 +40,7 @@ pub use decode::DecodeError;
 pub use error::ImportError;
 pub use failure::LayerFailure;
 pub use limits::{LimitError, Limits};
+pub use platform::{OtherPlatform, PlatformMismatch};
 pub use stacked::preview;
 
 #[cfg(any(test, feature = "registry"))]
@@ -85,6 +87,8 @@ pub struct Options<'a> {
     pub now: Seconds,
     /// Which of several images.
     pub platform: &'a Platform,
+    /// What is done with one whose config names another.
+    pub other_platform: OtherPlatform,
     /// Bounds on what the source may make of itself.
     pub limits: Limits,
     /// Bytes of memory for data on its way, besides the tree. About 2 MiB are needed for each layer at work.
@@ -131,6 +135,13 @@ pub const BUDGET: usize = 64 << 20;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
+    /// The image is for another platform than the one that is wanted, which is this machine's.
+    OtherPlatform {
+        /// The platform that its config names.
+        image: &'a Platform,
+        /// The platform that is wanted.
+        wanted: &'a Platform,
+    },
     /// The source was found. For each layer the bytes to read, where that is known.
     Layers(&'a [Option<u64>]),
     /// A layer is being read.
@@ -234,7 +245,7 @@ pub fn import(
     let made = match source {
         Source::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
-            job.layers(&layers::from_layout(&layout, choice, options.platform)?)?
+            job.layers(&layers::from_layout(&layout, choice, options)?)?
         }
         Source::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
         Source::Tar(input) => job.layers(&layers::from_tar(input, options.cancel)?)?,

@@ -40,7 +40,8 @@ impl SignatureSource for Registry {
 
     fn blob(&self, digest: &Digest, limit: u64) -> Result<Vec<u8>, Unanswered> {
         let mut bytes = Vec::new();
-        let read = Self::blob(self, digest, None, 0).take(limit + 1).read_to_end(&mut bytes);
+        let blob = Self::blob(self, digest, None, 0).as_document();
+        let read = blob.take(limit + 1).read_to_end(&mut bytes);
         read.map_err(|error| Unanswered(Box::new(error)))?;
         if bytes.len() as u64 > limit {
             return Err(Unanswered(format!("blob {digest} has more than {limit} bytes").into()));

@@ -14,7 +14,9 @@ use image::erofs::OverlayXattrs;
 use store::{DiskError, RefName, Reference as StoredReference, Store};
 
 use crate::Digest;
-use crate::import::{self, Durable, Found, ImportError, LayerSource, Report};
+use crate::import::{
+    self, Durable, Found, ImportError, LayerSource, PlatformMismatch, Report, platform,
+};
 use crate::manifest::{
     CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform,
 };
@@ -107,6 +109,14 @@ pub enum PullError {
         /// Of what came.
         actual: Box<Digest>,
     },
+    /// It is for another platform than the one that was asked for.
+    #[error("cannot pull {reference}")]
+    Platform {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// The platforms.
+        source: PlatformMismatch,
+    },
     /// Indexes within indexes.
     #[error("{0} leads to more than {DEPTH_MAX} indexes, one within the other")]
     Depth(Box<Reference>),
@@ -185,6 +195,8 @@ pub fn pull(
     options: &Options<'_>,
 ) -> Result<Pulled, PullError> {
     let remote = find(store, registry, reference, options.import.platform)?;
+    let fits = platform::check(&remote.settings, &options.import);
+    fits.map_err(|source| PullError::Platform { reference: Box::new(reference.clone()), source })?;
     let manifest = remote.manifest.0;
     // Before all else: what is refused is not downloaded, and an image that is here may have new signatures.
     let repository = Repository::new(reference.registry(), reference.repository());
@@ -290,7 +302,8 @@ fn read_config(
     let mut is_last = false;
     loop {
         let mut bytes = Vec::new();
-        let read = registry.blob(&digest, Some(config.size), 0).read_to_end(&mut bytes);
+        let mut blob = registry.blob(&digest, Some(config.size), 0).as_document();
+        let read = blob.read_to_end(&mut bytes);
         if let Err(source) = read {
             return Err(PullError::Config { reference, digest, source });
         }

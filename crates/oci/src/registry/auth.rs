@@ -12,6 +12,8 @@ use reqwest::{Method, Url};
 use super::credentials::{Credential, Keyring, Secret};
 use super::error::{Cause, escaped};
 use super::hosts::{Endpoint, authority};
+use super::manifests::check_json;
+use super::patience;
 use super::transport::{Answer, Ask, Transport};
 
 /// How long a token lives that does not say. Source: `token.md`, `expires_in`.
@@ -194,7 +196,8 @@ impl Authenticator {
             return Err(Cause::Downgrade(host));
         }
         let ask = ask_for_token(url, service.as_deref(), &scopes, credential);
-        let found = self.fetch_token(transport, endpoint, &ask, credential).await;
+        let fetch = self.fetch_token(transport, endpoint, &ask, credential);
+        let found = patience::as_document(transport.patience, fetch).await;
         let (secret, life) = match found {
             Ok(found) => found,
             Err(cause @ (Cause::NoCredentials { .. } | Cause::Refused { .. })) => {
@@ -257,6 +260,7 @@ impl Authenticator {
             expires_in: Option<u64>,
         }
         let body = transport.body(answer.response, TOKEN_ANSWER_MAX).await?;
+        check_json("a token", &body, &headers)?;
         let granted: Granted = serde_json::from_slice(&body)
             .map_err(|_error| Cause::Protocol("the token server sends no token".to_owned()))?;
         let token =

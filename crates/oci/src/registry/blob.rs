@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::engine::{Engine, first};
 use super::hosts::Capability;
+use super::patience::Patience;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
 
@@ -33,6 +34,7 @@ pub struct BlobReader {
     size: Option<u64>,
     from: u64,
     until: Option<u64>,
+    is_document: bool,
     pieces: Option<mpsc::Receiver<Piece>>,
     piece: Bytes,
     is_done: bool,
@@ -61,6 +63,7 @@ impl Registry {
             size,
             from,
             until: None,
+            is_document: false,
             pieces: None,
             piece: Bytes::new(),
             is_done: false,
@@ -76,6 +79,13 @@ impl BlobReader {
         self
     }
 
+    /// It is a small document, such as a config: all attempts together have [`super::Settings::patience`].
+    #[must_use]
+    pub fn as_document(mut self) -> Self {
+        self.is_document = true;
+        self
+    }
+
     fn start(&self) -> mpsc::Receiver<Piece> {
         let (sender, receiver) = mpsc::channel(PIECES);
         let core = Arc::clone(&self.core);
@@ -85,6 +95,7 @@ impl BlobReader {
             size: self.size,
             at: self.from,
             until: self.until,
+            is_document: self.is_document,
             sender: sender.clone(),
         };
         self.engine.spawn(async move {
@@ -144,6 +155,7 @@ struct Transfer {
     at: u64,
     /// Where it ends for the reader, who may not want all of it.
     until: Option<u64>,
+    is_document: bool,
     sender: mpsc::Sender<Piece>,
 }
 
@@ -154,10 +166,18 @@ impl Transfer {
         while self.end() != Some(self.at) {
             let index = turns.next().await?;
             let before = self.at;
-            match self.attempt(index).await {
+            let attempt = match self.is_document {
+                true => turns.attempt(self.attempt(index)).await,
+                false => {
+                    let patience = Patience::blob(self.core.settings.patience);
+                    turns.attempt(patience.during(self.attempt(index))).await
+                }
+            };
+            match attempt {
                 Ok(()) => break,
                 Err(cause) => {
-                    if self.at > before {
+                    // A few bytes in all the time that an attempt has are no progress.
+                    if self.at > before && !cause.is_slow() {
                         turns.progressed();
                     }
                     turns.failed(cause);

@@ -172,6 +172,30 @@ pub enum Cause {
     /// Nothing came for a while.
     #[error("nothing came for {} s", .0.as_secs_f32())]
     Stalled(Duration),
+    /// Too little came of a small document in the time that all attempts have.
+    #[error("only {received} bytes of it came in {} s", seconds.as_secs_f32())]
+    Overdue {
+        /// Bytes that came, of all attempts.
+        received: u64,
+        /// The time that they had.
+        seconds: Duration,
+    },
+    /// Too little came of a layer.
+    #[error("the connection is too slow: it gave {received} bytes, and less than 1 KiB/s for {} s", seconds.as_secs_f32())]
+    TooSlow {
+        /// Bytes that came.
+        received: u64,
+        /// The time without enough of them.
+        seconds: Duration,
+    },
+    /// A page for people, most often.
+    #[error("the server sent {received}, not {expected}")]
+    Foreign {
+        /// Its media type.
+        received: String,
+        /// A manifest, a list, a token.
+        expected: &'static str,
+    },
     /// Less came than there should be.
     #[error("the content ended after {actual} of {expected} bytes")]
     Short {
@@ -290,6 +314,7 @@ impl Cause {
             | Self::Proxy(_)
             | Self::ConnectTimeout(_)
             | Self::Stalled(_)
+            | Self::TooSlow { .. }
             | Self::Short { .. }
             // A registry that is being restarted.
             | Self::ConnectionRefused => Remedy::Later(None),
@@ -314,6 +339,15 @@ impl Cause {
                 | Self::Refused { .. }
                 | Self::Denied { .. }
         )
+    }
+
+    /// Too little came in all the time that an attempt has.
+    pub(super) fn is_slow(&self) -> bool {
+        match self {
+            Self::TooSlow { .. } => true,
+            Self::Elsewhere { source, .. } => source.is_slow(),
+            _ => false,
+        }
     }
 
     /// The host cannot even be connected to.

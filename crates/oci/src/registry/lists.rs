@@ -5,6 +5,7 @@ use reqwest::{Method, Url};
 use serde::Deserialize;
 
 use super::hosts::Capability;
+use super::manifests::check_json;
 use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::manifest::{MANIFEST_MAX, ManifestError};
@@ -23,7 +24,7 @@ impl Registry {
             let mut turns = core.turns("list the tags", Capability::Resolve, None);
             loop {
                 let index = turns.next().await?;
-                match core.tags(index).await {
+                match turns.attempt(core.tags(index)).await {
                     Ok(tags) => return Ok(tags),
                     Err(cause) => turns.failed(cause),
                 }
@@ -69,8 +70,10 @@ impl Core {
             let is_absent = matches!(cause, Cause::NotFound { .. }) || matches!(status, 400 | 405);
             return if is_absent { Ok(None) } else { Err(cause) };
         }
-        let following = next_page(answer.response.headers(), &ask.url);
+        let headers = answer.response.headers().clone();
+        let following = next_page(&headers, &ask.url);
         let bytes = self.transport.body(answer.response, MANIFEST_MAX).await?;
+        check_json("a list", &bytes, &headers)?;
         let page = serde_json::from_slice(&bytes)
             .map_err(|source| Cause::Document(ManifestError::Json { kind: "list", source }))?;
         let following = following.map(|url| Ask { url, ..ask });

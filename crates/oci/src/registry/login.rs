@@ -69,7 +69,7 @@ impl Login {
                         _ => Err(core.failure(index, answer).await),
                     }
                 };
-                match asked.await {
+                match turns.attempt(asked).await {
                     Ok(true) => return Ok(Checked::Known),
                     Ok(false) => return Ok(Checked::Unasked),
                     Err(cause) => turns.failed(cause),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use reqwest::Method;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
+use super::error::escaped;
 use super::hosts::Capability;
 use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
@@ -55,7 +56,7 @@ impl Registry {
                 core.turns(&format!("fetch manifest {name}"), capability, digest.as_ref());
             loop {
                 let index = turns.next().await?;
-                match core.fetch_manifest(index, &name, digest.as_ref()).await {
+                match turns.attempt(core.fetch_manifest(index, &name, digest.as_ref())).await {
                     Ok(fetched) => return Ok(fetched),
                     Err(cause) => turns.failed(cause),
                 }
@@ -114,6 +115,7 @@ impl Core {
         }
         // A body shorter than its announced length is an error of the transport, and asked for again.
         let bytes = self.transport.body(answer.response, MANIFEST_MAX).await?;
+        check_json("a manifest", &bytes, &headers)?;
         let digest = check_digest(&bytes, asked, &headers)?;
         let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = media_type.and_then(|text| text.split(';').next()).unwrap_or_default();
@@ -144,6 +146,33 @@ impl Core {
         let digest = check_digest(bytes, asked.as_ref(), headers)?;
         Ok(Stored { digest, knows_subject: headers.contains_key(OCI_SUBJECT) })
     }
+}
+
+/// Whether a successful answer may be JSON at all. Portals, proxies and wrong addresses send pages for people.
+pub(super) fn check_json(
+    expected: &'static str,
+    bytes: &[u8],
+    headers: &HeaderMap,
+) -> Result<(), Cause> {
+    let received = headers.get(CONTENT_TYPE).map(|value| value.as_bytes()).unwrap_or_default();
+    let received = String::from_utf8_lossy(received);
+    let received = received.split(';').next().unwrap_or_default().trim();
+    let is_foreign = match bytes.trim_ascii_start().first() {
+        Some(b'<') => true,
+        Some(b'{' | b'[') => false,
+        // Servers that do not know give no type, or this one.
+        _ => {
+            !(received.is_empty()
+                || received.contains("json")
+                || received.ends_with("octet-stream"))
+        }
+    };
+    if !is_foreign {
+        return Ok(());
+    }
+    let received =
+        if received.is_empty() { "a page without a type".to_owned() } else { escaped(received) };
+    Err(Cause::Foreign { received, expected })
 }
 
 /// The digest of `bytes`, if it is the one asked for, and the one that the server says they have.

@@ -13,6 +13,7 @@ pub mod hosts;
 mod lists;
 mod login;
 mod manifests;
+mod patience;
 mod ranges;
 mod referrers;
 mod retry;
@@ -34,6 +35,7 @@ pub use error::{Cause, RegistryError};
 pub use login::{Checked, Login};
 pub use manifests::{Fetched, Stored};
 pub use referrers::Referrer;
+pub use retry::{Pause, Pauses};
 pub use settings::{Proxies, Settings};
 
 use crate::Digest;

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::blob::{ContentRange, ranges_header, wrong_range};
 use super::hosts::Capability;
+use super::patience::Patience;
 use super::transport::Answer;
 use super::{Cause, Core, Registry, RegistryError, lock};
 use crate::Digest;
@@ -64,7 +65,8 @@ impl Core {
         let mut turns = self.turns(&what, Capability::Pull, Some(&digest));
         loop {
             let index = turns.next().await?;
-            match self.one_range(index, &digest, &range).await {
+            let patience = Patience::blob(self.settings.patience);
+            match turns.attempt(patience.during(self.one_range(index, &digest, &range))).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(cause) => turns.failed(cause),
             }
@@ -140,7 +142,8 @@ impl Core {
         if let (Some(index), true) = (first, real.len() > 1)
             && !lock(&self.single_range).contains(&index)
         {
-            match self.in_one_answer(index, digest, &real).await {
+            let patience = Patience::blob(self.settings.patience);
+            match patience.during(self.in_one_answer(index, digest, &real)).await {
                 Ok(Some(parts)) => {
                     let mut parts = parts.into_iter();
                     let of = |range: &Range<u64>| match range.is_empty() {

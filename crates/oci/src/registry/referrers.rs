@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::hosts::Capability;
 use super::lists::too_many;
-use super::{Cause, Core, Registry, RegistryError};
+use super::{Cause, Core, Registry, RegistryError, patience};
 use crate::Digest;
 use crate::manifest::{Descriptor, INDEX, MANIFEST_MAX, MANIFESTS_MAX, ManifestError};
 
@@ -49,7 +49,7 @@ impl Registry {
             let mut turns = core.turns(&what, Capability::Resolve, None);
             loop {
                 let index = turns.next().await?;
-                match core.referrers(index, &subject, wanted.as_deref()).await {
+                match turns.attempt(core.referrers(index, &subject, wanted.as_deref())).await {
                     Ok(referrers) => return Ok(referrers),
                     Err(cause) => turns.failed(cause),
                 }
@@ -142,7 +142,8 @@ impl Core {
         let tag = tag(subject);
         for turn in 0..WRITES_MAX {
             tokio::time::sleep(self.settings.backoff * turn.saturating_sub(1)).await;
-            let old = match self.fetch_manifest(index, &tag, None).await {
+            let fetch = self.fetch_manifest(index, &tag, None);
+            let old = match patience::as_document(self.settings.patience, fetch).await {
                 Ok(fetched) => Some(fetched.bytes),
                 Err(Cause::NotFound { .. } | Cause::NameUnknown { .. }) => None,
                 Err(cause) => return Err(cause),

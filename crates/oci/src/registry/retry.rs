@@ -1,5 +1,8 @@
 //! Who is asked next, and when.
 
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +10,12 @@ use std::time::Duration;
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 
 use super::error::{Cause, Remedy};
-use super::{Core, RegistryError};
+use super::patience::Patience;
+use super::{Core, RegistryError, Settings};
 
 /// The longest wait between two attempts that nobody asked for.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// The longest wait that a server may ask for; after that, a person should decide.
+/// The longest wait that servers may ask for, all together; after that, a person should decide.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// The hosts for one request, in turn: all of them, then a pause, then those again that may have recovered.
@@ -26,13 +30,28 @@ pub(super) struct Turns {
     attempts: u32,
     /// What servers asked for in this round.
     pause: Option<Duration>,
+    /// How long they have made us wait since something came of it.
+    waited: Duration,
+    /// How long each host may still take, where a small document is asked for.
+    patience: BTreeMap<usize, Arc<Patience>>,
     last: Option<(usize, Cause)>,
 }
 
 impl Turns {
     pub(super) fn new(core: &Arc<Core>, what: String, order: Vec<usize>) -> Self {
         let core = Arc::clone(core);
-        Self { core, what, order, next: 0, rounds: 0, attempts: 0, pause: None, last: None }
+        Self {
+            core,
+            what,
+            order,
+            next: 0,
+            rounds: 0,
+            attempts: 0,
+            pause: None,
+            waited: Duration::ZERO,
+            patience: BTreeMap::new(),
+            last: None,
+        }
     }
 
     /// The host to ask now. Waits before hosts are asked again.
@@ -46,12 +65,10 @@ impl Turns {
                 return Err(self.give_up());
             }
             let own = backoff(self.core.settings.backoff, self.rounds, random());
-            let pause = self.pause.take().map_or(own, |asked| asked.max(own));
-            tracing::debug!(
-                what = self.what,
-                pause_ms = pause.as_millis(),
-                "asking again after a pause"
-            );
+            let asked = self.pause.take().unwrap_or_default();
+            self.waited += asked;
+            let pause = own.max(asked);
+            self.tell(pause);
             tokio::time::sleep(pause).await;
             self.next = 0;
         }
@@ -59,10 +76,36 @@ impl Turns {
         Ok(self.order[self.next])
     }
 
+    fn tell(&self, wait: Duration) {
+        let Some((index, cause)) = &self.last else { return };
+        let Settings { retries, pauses, .. } = &self.core.settings;
+        pauses.tell(&Pause {
+            what: &self.what,
+            host: &self.core.endpoints[*index].host,
+            cause,
+            wait,
+            attempt: self.rounds + 1,
+            attempts: retries + 1,
+        });
+    }
+
+    /// One attempt. At a small document all of them together have as much time as one host may take.
+    pub(super) async fn attempt<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, Cause>>,
+    ) -> Result<T, Cause> {
+        let Some(index) = self.order.get(self.next) else { return work.await };
+        let full = self.core.settings.patience;
+        let patience = self.patience.entry(*index).or_insert_with(|| Patience::document(full));
+        patience.during(work).await
+    }
+
     /// Something came of the attempt, so that its failure is not one in a row.
     pub(super) fn progressed(&mut self) {
         self.rounds = 0;
         self.attempts = 1;
+        self.waited = Duration::ZERO;
+        self.patience.clear();
     }
 
     /// The attempt failed.
@@ -72,7 +115,9 @@ impl Turns {
         tracing::debug!(what = self.what, host, cause = %cause, "an attempt failed");
         match cause.remedy() {
             Remedy::None => self.order.clear(),
-            Remedy::Later(asked) if asked.is_none_or(|asked| asked <= RETRY_AFTER_MAX) => {
+            Remedy::Later(asked)
+                if asked.is_none_or(|asked| self.waited + asked <= RETRY_AFTER_MAX) =>
+            {
                 self.next += 1;
                 self.pause = self.pause.max(asked);
             }
@@ -101,6 +146,70 @@ impl Turns {
             None => (self.core.registry.as_str(), Cause::NoHost),
         };
         RegistryError::new(&self.what, host, self.attempts, cause)
+    }
+}
+
+/// A pause before the hosts are asked again.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Pause<'a> {
+    /// `fetch manifest 1 of library/alpine`.
+    pub what: &'a str,
+    /// The host that failed last.
+    pub host: &'a str,
+    /// How long it takes.
+    pub wait: Duration,
+    /// The attempt after it, counted from 1.
+    pub attempt: u32,
+    /// The most attempts in a row from which nothing comes.
+    pub attempts: u32,
+    cause: &'a Cause,
+}
+
+impl Pause<'_> {
+    /// Why the last attempt failed.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        let mut text = self.cause.to_string();
+        let mut next = self.cause.source();
+        while let Some(error) = next {
+            text += &format!(": {error}");
+            next = error.source();
+        }
+        text
+    }
+}
+
+impl fmt::Display for Pause<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, host, wait, attempt, attempts, .. } = self;
+        write!(f, "cannot {what} at {host}: {}; ", self.reason())?;
+        write!(f, "attempt {attempt} of {attempts} in {:.1} s", wait.as_secs_f64())
+    }
+}
+
+type Told = dyn Fn(&Pause<'_>) + Send + Sync;
+
+/// Is told of each [`Pause`], by the network's thread. Nobody is, by default.
+#[derive(Clone, Default)]
+pub struct Pauses(Option<Arc<Told>>);
+
+impl Pauses {
+    /// Calls `told`, which must not wait.
+    pub fn to(told: impl Fn(&Pause<'_>) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(told)))
+    }
+
+    fn tell(&self, pause: &Pause<'_>) {
+        if let Some(told) = &self.0 {
+            told(pause);
+        }
+    }
+}
+
+impl fmt::Debug for Pauses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pauses").field(&self.0.is_some()).finish()
     }
 }
 

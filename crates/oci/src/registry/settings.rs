@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::credentials::{Keyring, Secret};
+use super::retry::Pauses;
 
 /// How registries are talked to.
 #[derive(Debug, Clone)]
@@ -23,6 +24,11 @@ pub struct Settings {
     pub backoff: Duration,
     /// How long a connection may give nothing.
     pub stall: Duration,
+    /// How long one host may take for one small document, all attempts together: each 16 KiB that come bring a second
+    /// back. Of a layer each attempt may take so long for each KiB.
+    pub patience: Duration,
+    /// Is told before a host is asked again after a pause.
+    pub pauses: Pauses,
     /// Between us and the registry.
     pub proxies: Proxies,
     /// Set to end all calls soon.
@@ -53,6 +59,8 @@ impl Default for Settings {
             retries: 5,
             backoff: Duration::from_millis(500),
             stall: Duration::from_secs(30),
+            patience: Duration::from_secs(60),
+            pauses: Pauses::default(),
             proxies: Proxies::default(),
             cancel: Arc::default(),
         }

@@ -15,7 +15,7 @@ use rustls::RootCertStore;
 use super::credentials::Secret;
 use super::error::Cause;
 use super::hosts::{Endpoint, Route, authority};
-use super::{Proxies, Settings, tls};
+use super::{Proxies, Settings, patience, tls};
 
 /// The longest wait for a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
@@ -66,6 +66,8 @@ pub(super) struct Transport {
     roots: OnceLock<RootCertStore>,
     proxies: Proxies,
     stall: Duration,
+    /// For a token that is asked for on the way.
+    pub(super) patience: Duration,
 }
 
 impl Transport {
@@ -75,6 +77,7 @@ impl Transport {
             roots: OnceLock::new(),
             proxies: settings.proxies.clone(),
             stall: settings.stall,
+            patience: settings.patience,
         }
     }
 
@@ -103,7 +106,8 @@ impl Transport {
                     headers.insert(AUTHORIZATION, value.clone());
                 }
             }
-            let response = self.send_once(route, ask, url.clone(), headers).await;
+            let sent = self.send_once(route, ask, url.clone(), headers);
+            let response = patience::wait(sent).await;
             let elsewhere = (!is_own).then(|| authority(&url).unwrap_or_default());
             let response = response.map_err(|cause| cause.at(elsewhere.as_deref()))?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
@@ -151,12 +155,17 @@ impl Transport {
 
     /// The next bytes of an answer, unless it has ended.
     pub(super) async fn chunk(&self, response: &mut Response) -> Result<Option<Bytes>, Cause> {
-        match tokio::time::timeout(self.stall, response.chunk()).await {
-            Ok(Ok(chunk)) => Ok(chunk),
-            // The connection is there: how long it may take to be made plays no part.
-            Ok(Err(error)) => Err(Cause::of_request(error, "", self.stall)),
-            Err(_elapsed) => Err(Cause::Stalled(self.stall)),
-        }
+        let next = async {
+            match tokio::time::timeout(self.stall, response.chunk()).await {
+                Ok(Ok(chunk)) => Ok(chunk),
+                // The connection is there: how long it may take to be made plays no part.
+                Ok(Err(error)) => Err(Cause::of_request(error, "", self.stall)),
+                Err(_elapsed) => Err(Cause::Stalled(self.stall)),
+            }
+        };
+        let chunk = patience::wait(next).await?;
+        patience::arrived(chunk.as_ref().map_or(0, Bytes::len));
+        Ok(chunk)
     }
 
     /// A whole answer of at most `max` bytes.

@@ -44,7 +44,7 @@ impl Registry {
             let mut turns = core.turns(&format!("look for blob {digest}"), Capability::Push, None);
             loop {
                 let index = turns.next().await?;
-                match core.has_blob(index, &digest).await {
+                match turns.attempt(core.has_blob(index, &digest)).await {
                     Ok(has) => return Ok(has),
                     Err(cause) => turns.failed(cause),
                 }
@@ -66,7 +66,7 @@ impl Registry {
             let mut turns = core.turns(&format!("mount blob {digest}"), Capability::Push, None);
             loop {
                 let index = turns.next().await?;
-                match core.mount_blob(index, &digest, &from).await {
+                match turns.attempt(core.mount_blob(index, &digest, &from)).await {
                     Ok(mounted) => return Ok(mounted),
                     Err(cause) => turns.failed(cause),
                 }

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 pub(crate) use chain::chain;
 use image::erofs::{OverlayXattrs, Versions};
-use quire_oci::import::{Durable, Limits, Options, Unsupported};
+use quire_oci::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
 use quire_oci::manifest::Platform;
 use quire_oci::native::Dedup;
 use store::{OpenOptions, Seconds, Store, walk};
@@ -42,6 +42,7 @@ impl Home {
             name: None,
             now: Seconds(1_700_000_000),
             platform: &AMD64,
+            other_platform: OtherPlatform::Tell,
             limits: Limits::default(),
             budget: 8 << 20,
             durable: Durable::Together,

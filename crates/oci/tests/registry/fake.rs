@@ -52,8 +52,10 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
     fault: Fault,
     delay: Duration,
-    /// Between two pieces of the body, each of [`PIECE`] bytes.
+    /// Between two pieces of the body.
     pace: Duration,
+    /// Bytes in each of them.
+    piece: usize,
 }
 
 /// Bytes of a body that are sent at once.
@@ -67,6 +69,7 @@ pub(crate) fn reply(status: u16) -> Reply {
         fault: Fault::None,
         delay: Duration::ZERO,
         pace: Duration::ZERO,
+        piece: PIECE,
     }
 }
 
@@ -121,6 +124,12 @@ impl Reply {
     pub(crate) fn pace(mut self, pace: Duration) -> Self {
         self.pace = pace;
         self
+    }
+
+    /// One byte at a time.
+    pub(crate) fn drip(mut self, pace: Duration) -> Self {
+        self.piece = 1;
+        self.pace(pace)
     }
 
     pub(crate) fn delay(mut self, delay: Duration) -> Self {
@@ -267,17 +276,17 @@ impl Job {
         stream.write_all(format!("{head}\r\n").as_bytes())?;
         let body: &[u8] = if request.method == "HEAD" { &[] } else { &reply.body };
         match reply.fault {
-            Fault::None => self.body(stream, body, reply.pace)?,
+            Fault::None => self.body(stream, body, reply)?,
             Fault::Cut(after) | Fault::Reset(Some(after)) => {
-                self.body(stream, &body[..after], reply.pace)?;
+                self.body(stream, &body[..after], reply)?;
             }
             Fault::Reset(None) => {}
             Fault::Stall(after) => {
-                self.body(stream, &body[..after], reply.pace)?;
+                self.body(stream, &body[..after], reply)?;
                 std::thread::sleep(Duration::from_secs(20));
             }
             Fault::Endless => loop {
-                self.body(stream, body, reply.pace)?;
+                self.body(stream, body, reply)?;
             },
         }
         if has("connection") {
@@ -286,9 +295,9 @@ impl Job {
         stream.flush()
     }
 
-    fn body<S: Write>(&self, stream: &mut S, body: &[u8], pace: Duration) -> std::io::Result<()> {
-        for piece in body.chunks(PIECE) {
-            std::thread::sleep(pace);
+    fn body<S: Write>(&self, stream: &mut S, body: &[u8], reply: &Reply) -> std::io::Result<()> {
+        for piece in body.chunks(reply.piece) {
+            std::thread::sleep(reply.pace);
             stream.write_all(piece)?;
             self.sent.fetch_add(piece.len() as u64, Ordering::SeqCst);
         }

@@ -26,6 +26,7 @@ mod real;
 mod rounds;
 mod routes;
 mod secure;
+mod slow;
 mod uploads;
 
 use std::io::Read as _;

@@ -204,6 +204,7 @@ fn run<'a>(
         name: Some(&name),
         now: Seconds(1),
         platform: &Platform::linux("x86_64"),
+        other_platform: import::OtherPlatform::Tell,
         limits: Limits::default(),
         budget: import::BUDGET,
         threads: 2.try_into().unwrap(),
