@@ -126,8 +126,13 @@ pub(crate) enum Verb {
     Export(Export),
     /// Bring an image of the store to a registry
     ///
-    /// What is pushed is the manifest that the store has. Of an index that is the one of the platform that was pulled: the
-    /// index, and what it has for other platforms, stays where it came from.
+    /// Quire pushes the manifest that the store has, and sends no layer that the registry has: in the repository itself, or
+    /// in another one that the image or its base came from. A pulled image keeps its digest then, and a derived image sends
+    /// its own layer alone, by default compressed by gzip. A layer that the registry lacks, and whose blob the store did not
+    /// keep (`pull --keep-layers`), is compressed anew, which changes the manifest: a line says so.
+    ///
+    /// Of an index, Quire pushes the image for the platform that was pulled: the index, and what it has for other platforms,
+    /// stays where it came from.
     #[cfg(feature = "registry")]
     Push(Push),
     /// Show what a registry has beside an image: signatures, lists of packages, statements about its making
@@ -358,7 +363,8 @@ pub(crate) struct Push {
     pub(crate) name: String,
     /// Where to: ghcr.io/owner/app:1.2, localhost:5000/app; by default the name itself
     pub(crate) target: Option<String>,
-    /// How layers are packed; by default as-it-was
+    /// How layers are packed. By default layers that the registry has stay as they are there, as do all layers of a pulled
+    /// image; of others, those that are not compressed yet are compressed by gzip
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<Compression>,
     #[command(flatten)]

@@ -395,7 +395,7 @@ fn layers(plan: &Plan) -> Vec<Value> {
             "from": match layer.how {
                 How::There | How::Kept => "kept",
                 How::Plain => "plain",
-                How::Compressed => "compressed",
+                How::Compressed | How::New => "compressed",
             },
         })
     });

@@ -12,7 +12,7 @@ use oci::push::{Pushed, Sent, Wish};
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry};
 use serde_json::json;
-use store::{OpenOptions, Store};
+use store::OpenOptions;
 
 use crate::Answer;
 use crate::args;
@@ -42,13 +42,12 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     })?;
     let cancel = Arc::new(AtomicBool::new(false));
     give_up_when(&store, &cancel);
-    let sources = sources(&store, &manifest, &target)?;
     let wish = Wish {
         manifest: &manifest,
         target: &target,
-        sources: &sources,
         compression: match args.compression {
-            None | Some(args::Compression::AsItWas) => Compression::AsItWas,
+            None => Compression::Usual,
+            Some(args::Compression::AsItWas) => Compression::AsItWas,
             Some(args::Compression::Gzip) => Compression::Gzip,
             Some(args::Compression::Zstd) => Compression::Zstd,
             Some(args::Compression::None) => Compression::None,
@@ -66,14 +65,8 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         cancel: &cancel,
     };
     let changed = |plan: &Plan| {
-        let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
-        if wish.compression == Compression::AsItWas {
-            progress.remark(&format!(
-                "{anew} of {} layers are compressed anew, since neither the store nor the registry has them as they came \
-                 (`pull --keep-layers` keeps them): the manifest is {} now",
-                plan.layers.len(),
-                plan.digest
-            ));
+        if let Some(text) = changes(plan, wish.compression) {
+            progress.remark(&text);
         }
     };
     let work = || -> anyhow::Result<Pushed> {
@@ -100,27 +93,31 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     Ok(Answer::Yes)
 }
 
-/// Repositories of the target's registry that had this image, by what the store calls it.
-fn sources(
-    store: &Store,
-    manifest: &oci::Digest,
-    target: &Reference,
-) -> anyhow::Result<Vec<String>> {
-    let mut sources = Vec::new();
-    // One that is damaged is for `fsck` to tell of, and no reason to send what the registry may have.
-    let (refs, _bad) = store.readable_refs()?;
-    for (name, reference) in refs {
-        let Ok(other) = name.as_str().parse::<Reference>() else { continue };
-        let repository = other.repository();
-        if reference.manifest == Some(*manifest)
-            && other.registry() == target.registry()
-            && repository != target.repository()
-            && !sources.iter().any(|it| it == repository)
-        {
-            sources.push(repository.to_owned());
-        }
+/// Why the manifest is another than the store's, unless that was asked for.
+fn changes(plan: &Plan, asked: Compression) -> Option<String> {
+    let digest = plan.digest;
+    let count = |how| plan.layers.iter().filter(|it| it.how == how).count();
+    let layers = |count| match count {
+        1 => "1 layer is".to_owned(),
+        _ => format!("{count} layers are"),
+    };
+    let (anew, new) = (count(How::Compressed), count(How::New));
+    match asked {
+        Compression::Gzip | Compression::Zstd | Compression::None => None,
+        _ if anew > 0 => Some(format!(
+            "{} compressed anew, since neither the store nor the registry has them as they came (`pull --keep-layers` \
+             keeps them): the manifest is {digest} now",
+            layers(anew)
+        )),
+        _ if new > 0 => Some(format!(
+            "{} compressed by gzip (`--compression none` sends the tar): the manifest is {digest} now",
+            layers(new)
+        )),
+        // The registry has the layers in another form than the manifest names.
+        _ => Some(format!(
+            "the registry has the layers in other blobs: the manifest is {digest} now"
+        )),
     }
-    Ok(sources)
 }
 
 fn layer(how: How, sent: Sent) -> serde_json::Value {
@@ -129,6 +126,7 @@ fn layer(how: How, sent: Sent) -> serde_json::Value {
         How::Kept => "kept",
         How::Plain => "made again",
         How::Compressed => "compressed anew",
+        How::New => "compressed",
     };
     match sent {
         Sent::Not => json!({"bytes": bytes, "sent": 0}),

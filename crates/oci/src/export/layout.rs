@@ -123,7 +123,7 @@ fn blob(
 ) -> Result<Option<u64>, ExportError> {
     let progress = |event: Event<'_>| match job {
         // What was compressed was told already.
-        Job::Layer(number) if plan.layers[*number].how != How::Compressed => {
+        Job::Layer(number) if !matches!(plan.layers[*number].how, How::Compressed | How::New) => {
             (options.progress)(event);
         }
         _ => {}

@@ -1,12 +1,11 @@
 //! Which bytes are given for each layer of a manifest.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use store::Store;
+use store::{Blob, Store};
 
 use super::bytes::{self, Bytes};
 use super::compress::{Compressed, Encoding, compress, each};
@@ -21,12 +20,32 @@ pub enum Compression {
     /// As the manifest has them; what is not kept is compressed in the same way, which gives other bytes.
     #[default]
     AsItWas,
+    /// As the manifest has them, but for layers that are not compressed and that nobody has: those by gzip.
+    Usual,
     /// By gzip, level 6.
     Gzip,
     /// By zstd, level 3.
     Zstd,
     /// Not at all.
     None,
+}
+
+impl Compression {
+    /// Whether a blob of this type is packed so. `is_plain`: it is the tar itself.
+    pub(crate) fn admits(self, media_type: &str, is_plain: bool) -> bool {
+        let is = if is_plain { None } else { encoding_by_name(media_type) };
+        self.wanted().is_none_or(|wanted| wanted == is)
+    }
+
+    /// How all layers are to be packed; nothing if that is not asked for.
+    fn wanted(self) -> Option<Option<Encoding>> {
+        match self {
+            Self::AsItWas | Self::Usual => None,
+            Self::None => Some(None),
+            Self::Gzip => Some(Some(Encoding::Gzip)),
+            Self::Zstd => Some(Some(Encoding::Zstd)),
+        }
+    }
 }
 
 /// Where a layer's bytes come from.
@@ -38,8 +57,10 @@ pub enum How {
     Kept,
     /// They are the tar, which is made again from its recipe.
     Plain,
-    /// The tar was made again, and compressed.
+    /// The tar was made again, and compressed: neither the store nor whoever is given the image has it as it came.
     Compressed,
+    /// The tar was compressed for the first time.
+    New,
 }
 
 /// An image as it will be given: a manifest, and all that it names.
@@ -84,7 +105,7 @@ impl PlannedLayer {
         let opened = match (&self.file, self.how) {
             (Some(file), _) => Ok(Bytes::of_file(Arc::clone(file), *digest, *size)),
             (None, How::Kept | How::There) => bytes::blob(store, digest, *size),
-            (None, How::Plain | How::Compressed) => layer_tar(store, &self.diff_id),
+            (None, How::Plain | How::Compressed | How::New) => layer_tar(store, &self.diff_id),
         };
         opened.map_err(|source| self.failed(source))
     }
@@ -122,11 +143,11 @@ pub fn plan(
     compression: Compression,
     options: &Options<'_>,
 ) -> Result<Plan, ExportError> {
-    plan_for(store, digest, compression, &BTreeSet::new(), options)
+    plan_for(store, digest, compression, &[], options)
 }
 
-/// As [`plan`], for somebody who has the blobs `there`: those layers stay as they are, if they need not be packed
-/// otherwise.
+/// As [`plan`], for somebody who has a blob for some layers, each of which the caller knows to be that layer: these are
+/// the ones that the manifest names.
 ///
 /// # Errors
 /// As [`plan`].
@@ -134,7 +155,7 @@ pub fn plan_for(
     store: &Store,
     digest: &Digest,
     compression: Compression,
-    there: &BTreeSet<Digest>,
+    there: &[Option<Blob>],
     options: &Options<'_>,
 ) -> Result<Plan, ExportError> {
     let original = document(store, "manifest", digest)?;
@@ -147,15 +168,16 @@ pub fn plan_for(
     let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?;
 
     let mut choices = Vec::new();
-    for (layer, diff_id) in layers.iter().zip(diff_ids) {
-        let is_there = compression == Compression::AsItWas && there.contains(&layer.digest);
-        choices.push(match is_there {
-            true => Choice::There,
-            false => choose(store, layer, diff_id, compression)?,
+    let there = |at: usize| there.get(at).and_then(Option::as_ref);
+    for (at, (layer, diff_id)) in layers.iter().zip(diff_ids).enumerate() {
+        choices.push(match there(at) {
+            Some(_) => Choice::There,
+            None => choose(store, layer, diff_id, compression)?,
         });
     }
-    let sizes = choices.iter().zip(&layers).map(|(choice, layer)| match choice {
-        Choice::There | Choice::Kept => Some(layer.size),
+    let sizes = choices.iter().enumerate().map(|(at, choice)| match choice {
+        Choice::There => there(at).map(|it| it.size),
+        Choice::Kept => Some(layers[at].size),
         Choice::Plain(size) | Choice::Anew(_, size) => Some(*size),
     });
     let sizes: Vec<_> = sizes.collect();
@@ -170,7 +192,13 @@ pub fn plan_for(
     let mut is_unchanged = true;
     for (at, layer) in layers.iter().enumerate() {
         let new = match (choices[at], &made[at]) {
-            (Choice::There | Choice::Kept, _) => continue,
+            (Choice::Kept, _) => continue,
+            (Choice::There, _) => {
+                let Some(Blob { digest, size, media_type, .. }) = there(at) else { continue };
+                let is_plain = *digest == diff_ids[at];
+                let encoding = if is_plain { None } else { encoding_by_name(media_type) };
+                (encoding, *digest, *size)
+            }
             (Choice::Plain(size), _) => (None, diff_ids[at], size),
             (Choice::Anew(encoding, _), Some(made)) => (Some(encoding), made.digest, made.size),
             (Choice::Anew(..), None) => unreachable!("all layers to be compressed were"),
@@ -190,14 +218,17 @@ pub fn plan_for(
         Document::Image(image) => image,
         Document::Index(_) => return Err(ExportError::Index(new_digest)),
     };
-    let layers = image.layers.into_iter().zip(diff_ids).zip(choices).zip(made);
-    let layers = layers.map(|(((descriptor, diff_id), choice), made)| PlannedLayer {
+    let was_plain: Vec<_> =
+        layers.iter().zip(diff_ids).map(|(layer, diff_id)| layer.digest == *diff_id).collect();
+    let layers = image.layers.into_iter().zip(diff_ids).zip(choices).zip(made).zip(was_plain);
+    let layers = layers.map(|((((descriptor, diff_id), choice), made), was_plain)| PlannedLayer {
         descriptor,
         diff_id: *diff_id,
         how: match choice {
             Choice::There => How::There,
             Choice::Kept => How::Kept,
             Choice::Plain(_) => How::Plain,
+            Choice::Anew(..) if was_plain => How::New,
             Choice::Anew(..) => How::Compressed,
         },
         file: made.map(|it| it.file),
@@ -252,12 +283,7 @@ fn choose(
         Some((file, _)) => encoding_of(file).map_err(|error| failed(BytesError::Io(error)))?,
         None => encoding_by_name(&layer.media_type),
     };
-    let wanted = match compression {
-        Compression::AsItWas => None,
-        Compression::None => Some(None),
-        Compression::Gzip => Some(Some(Encoding::Gzip)),
-        Compression::Zstd => Some(Some(Encoding::Zstd)),
-    };
+    let wanted = compression.wanted();
     let is = if is_plain { None } else { encoding };
     let fits = wanted.is_none_or(|wanted| wanted == is);
     if kept.is_some() && fits {
@@ -267,6 +293,7 @@ fn choose(
     let stored = stored.ok_or(ExportError::Absent { kind: "layer", digest: *diff_id })?;
     let size = stored.info().size;
     Ok(match wanted {
+        None if is_plain && compression == Compression::Usual => Choice::Anew(Encoding::Gzip, size),
         _ if is_plain && fits => Choice::Plain(size),
         Some(None) => Choice::Plain(size),
         Some(Some(encoding)) => Choice::Anew(encoding, size),

@@ -94,6 +94,12 @@ pub enum Cause {
         /// What it says.
         words: String,
     },
+    /// A manifest names a blob that is not there.
+    #[error("it lacks a blob that the manifest names{}", said(words))]
+    BlobUnknown {
+        /// What it says.
+        words: String,
+    },
     /// There is no such repository.
     #[error("there is no such repository{}", said(words))]
     NameUnknown {
@@ -427,6 +433,7 @@ impl Cause {
             {
                 Self::WantsTls { host: host.to_owned() }
             }
+            (400 | 404, "MANIFEST_BLOB_UNKNOWN") => Self::BlobUnknown { words },
             (401, _) => Self::NoCredentials { host: host.to_owned(), words },
             (403, _) => Self::Denied { words },
             (404, "NAME_UNKNOWN") => Self::NameUnknown { words },
@@ -524,6 +531,11 @@ mod tests {
             "access is denied (it says \"no\\u{1b}[31m\")",
         );
         check(401, "", "no credentials for a.io: log in to it, if the repository exists");
+        check(
+            404,
+            &error("MANIFEST_BLOB_UNKNOWN", "blob unknown to registry"),
+            "it lacks a blob that the manifest names (it says \"blob unknown to registry\")",
+        );
         check(429, "", "the registry limits the rate of requests");
         check(500, "{}", "it answers with status 500");
         let long =

@@ -34,17 +34,17 @@ struct Session {
 }
 
 impl Registry {
-    /// Whether the registry has a blob.
+    /// Whether the registry has a blob, of so many bytes where they are given: it has not if it says another number.
     ///
     /// # Errors
     /// [`RegistryError`].
-    pub fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
+    pub fn has_blob(&self, digest: &Digest, size: Option<u64>) -> Result<bool, RegistryError> {
         let digest = *digest;
         self.run(&format!("look for blob {digest}"), |core| async move {
             let mut turns = core.turns(&format!("look for blob {digest}"), Capability::Push, None);
             loop {
                 let index = turns.next().await?;
-                match turns.attempt(core.has_blob(index, &digest)).await {
+                match turns.attempt(core.has_blob(index, &digest, size)).await {
                     Ok(has) => return Ok(has),
                     Err(cause) => turns.failed(cause),
                 }
@@ -146,11 +146,22 @@ fn check_digest(hasher: crate::DigestHasher, expected: &Digest) -> Result<(), Ca
 }
 
 impl Core {
-    async fn has_blob(&self, index: usize, digest: &Digest) -> Result<bool, Cause> {
+    async fn has_blob(
+        &self,
+        index: usize,
+        digest: &Digest,
+        size: Option<u64>,
+    ) -> Result<bool, Cause> {
         let ask = self.ask(index, Method::HEAD, &format!("blobs/{digest}"))?;
         let answer = self.call(index, &ask).await?;
         match answer.response.status().as_u16() {
-            200 => Ok(true),
+            200 => {
+                let said = answer.response.headers().get(CONTENT_LENGTH);
+                let said: Option<u64> = said.and_then(|value| value.to_str().ok()?.parse().ok());
+                // Without a body some say 0 of whatever it is.
+                let said = said.filter(|said| *said > 0);
+                Ok(size.zip(said).is_none_or(|(expected, said)| expected == said))
+            }
             404 => Ok(false),
             _ => Err(self.failure(index, answer).await),
         }
@@ -381,7 +392,7 @@ impl Core {
             turns.next().await?;
             let step = async {
                 // It may have succeeded, and only its answer was lost.
-                if !is_sure && self.has_blob(session.index, &digest).await? {
+                if !is_sure && self.has_blob(session.index, &digest, None).await? {
                     return Ok(());
                 }
                 match self.put(&session, &digest, Bytes::new()).await {

@@ -136,7 +136,7 @@ fn pushes(upstream: &Daemon, seed: u64, home: &Home, pulled: &str, what: &Served
     let mut successes = 0;
     for _ in 0..3 {
         let target = format!("{host}/{repository}:1");
-        match push_over(home, pulled, &target, &[], &impatient()) {
+        match push_over(home, pulled, &target, &impatient()) {
             Ok(pushed) => {
                 assert_eq!((pushed.digest, pushed.is_unchanged), (digest(&what.manifest), true));
                 assert!(is_there());
@@ -154,7 +154,7 @@ fn pushes(upstream: &Daemon, seed: u64, home: &Home, pulled: &str, what: &Served
         }
     }
     proxy.check();
-    push_to(home, pulled, &format!("{}/{repository}:1", upstream.host), &[]);
+    push_to(home, pulled, &format!("{}/{repository}:1", upstream.host));
     assert!(is_there());
     successes
 }

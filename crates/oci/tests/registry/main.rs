@@ -21,6 +21,7 @@ mod manifests;
 mod parts;
 mod proxy;
 mod pulls;
+mod pushes;
 mod real;
 #[expect(clippy::disallowed_methods, reason = "whoever runs tests says how long they may take")]
 mod rounds;

@@ -153,6 +153,13 @@ impl Home {
         oci::import::import(&other.store, &source, &other.import_options()).unwrap().image
     }
 
+    /// Gives an image one more name.
+    pub(super) fn call(&self, name: &str, more: &str) {
+        let [name, more] = [name, more].map(|it| default_name(&it.parse().unwrap()).unwrap());
+        let reference = self.store.reference(&name).unwrap().unwrap();
+        self.store.set_ref(&more, &reference).unwrap();
+    }
+
     /// The files of `blobs/`, without digests.
     pub(super) fn blobs(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path("store/blobs")).unwrap();
@@ -364,22 +371,20 @@ fn a_manifest_that_lies_is_refused() {
     }
 }
 
-pub(super) fn push_to(home: &Home, pulled: &str, target: &str, sources: &[String]) -> Pushed {
-    push_over(home, pulled, target, sources, &settings()).unwrap()
+pub(super) fn push_to(home: &Home, pulled: &str, target: &str) -> Pushed {
+    push_over(home, pulled, target, &settings()).unwrap_or_else(|error| panic!("{}", chain(&error)))
 }
 
 pub(super) fn push_over(
     home: &Home,
     pulled: &str,
     target: &str,
-    sources: &[String],
     settings: &Settings,
 ) -> Result<Pushed, PushError> {
     let name = default_name(&pulled.parse().unwrap()).unwrap();
     let manifest = home.store.reference(&name).unwrap().unwrap().manifest.unwrap();
     let target: Reference = target.parse().unwrap();
-    let wish =
-        Wish { manifest: &manifest, target: &target, sources, compression: Compression::AsItWas };
+    let wish = Wish { manifest: &manifest, target: &target, compression: Compression::Usual };
     let options = export::Options {
         threads: NonZeroUsize::new(2).unwrap(),
         scratch: home.folder.path(),
@@ -400,32 +405,28 @@ fn what_was_kept_is_pushed_byte_for_byte() {
     let first = image(home.pull_as(&server.host(), Layers::Keep));
     assert_eq!(home.blobs(), ["", "", ".signatures"]);
     let (from, to) = (format!("{}/app:1", server.host()), format!("{}/one/app:1", daemon.host));
-    let pushed = push_to(&home, &from, &to, &[]);
+    let pushed = push_to(&home, &from, &to);
     assert_eq!((pushed.digest, pushed.is_unchanged), (digest(&served.manifest), true));
     let sizes: Vec<_> = served.layers.iter().map(|it| it.blob.len() as u64).collect();
     let sent = [(How::Kept, Sent::Bytes(sizes[0])), (How::Kept, Sent::Bytes(sizes[1]))];
     assert_eq!(pushed.layers, sent);
     // Again: nothing is sent. To another repository: the registry takes what it has.
-    let pushed = push_to(&home, &from, &to, &[]);
+    let pushed = push_to(&home, &from, &to);
     assert_eq!(pushed.layers, [(How::There, Sent::Not), (How::There, Sent::Not)]);
     let other = format!("{}/two/app:1", daemon.host);
-    let pushed = push_to(&home, &from, &other, &["one/app".to_owned()]);
-    assert_eq!(pushed.layers, [(How::There, Sent::Not), (How::There, Sent::Not)]);
+    home.call(&from, &to);
+    let pushed = push_to(&home, &from, &other);
+    assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
     // Who has not kept the blobs gives back the same manifest too, where the registry has them.
     let forgetful = Home::new();
-    let reference: Reference = other.parse().unwrap();
-    let name = default_name(&reference).unwrap();
-    let policies = Policies::load(&[]).unwrap();
-    let import = Options { name: Some(&name), ..forgetful.import_options() };
-    let options = oci::pull::Options { import, layers: Layers::Forget, policies: &policies };
-    let there = Registry::new(&reference, &settings()).unwrap();
-    let pulled = pull(&forgetful.store, &there, &reference, &options);
-    assert_eq!(image(pulled), first);
-    let third = format!("{}/three/app:1", daemon.host);
-    let pushed = push_to(&forgetful, &other, &third, &["two/app".to_owned()]);
+    assert_eq!(image(pull_name(&forgetful, &other, Layers::Forget, &settings())), first);
+    let pushed = push_to(&forgetful, &other, &format!("{}/three/app:1", daemon.host));
     assert!(pushed.is_unchanged);
+    assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
     // And without them it says that the manifest is another one, of the same files.
-    let pushed = push_to(&forgetful, &other, &format!("{}/four/app:1", daemon.host), &[]);
+    let stranger = Home::new();
+    assert_eq!(image(stranger.pull(&server.host())), first);
+    let pushed = push_to(&stranger, &from, &format!("{}/four/app:1", daemon.host));
     assert!(!pushed.is_unchanged);
     assert_eq!(pushed.layers.iter().map(|it| it.0).collect::<Vec<_>>(), [How::Compressed; 2]);
 }

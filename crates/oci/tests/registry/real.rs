@@ -49,9 +49,9 @@ fn round_trip(kind: Kind, host: &str, settings: &Settings) {
     assert!(there.manifest("1").unwrap_err().is_not_found());
     let (config, layer) = (b"{}".to_vec(), noise((16 << 20) + 12_345));
     for blob in [&config, &layer] {
-        assert!(!there.has_blob(&digest(blob)).unwrap());
+        assert!(!there.has_blob(&digest(blob), None).unwrap());
         there.upload_blob(&digest(blob), blob.len() as u64, &mut &blob[..]).unwrap();
-        assert!(there.has_blob(&digest(blob)).unwrap());
+        assert!(there.has_blob(&digest(blob), None).unwrap());
     }
     let manifest = format!(
         "{{\"schemaVersion\":2,\"mediaType\":\"{OCI}\",\"config\":{{\"mediaType\":\"application/vnd.oci.image.config.v1+json\",\
@@ -83,7 +83,7 @@ fn round_trip(kind: Kind, host: &str, settings: &Settings) {
     let other = Registry::new(&reference, settings).unwrap();
     assert_eq!(other.mount_blob(&digest(&layer), "app").unwrap(), kind == Kind::Docker);
     assert!(!other.mount_blob(&digest(b"nothing"), "app").unwrap());
-    assert!(other.has_blob(&digest(&layer)).unwrap());
+    assert!(other.has_blob(&digest(&layer), None).unwrap());
     if kind == Kind::Docker {
         let text = chain(&other.put_manifest("1", OCI, manifest.as_bytes()).unwrap_err());
         assert!(text.contains("unknown"), "the config is not there: {text}");
@@ -138,24 +138,24 @@ fn whole_images(one: &Daemon, other: &Daemon) {
     let manifest = digest(&served.manifest);
     let not = [(How::There, Sent::Not); 2];
     for home in [&keeper, &forgetful] {
-        let pushed = push_to(home, &from, &format!("{}/app:again", one.host), &[]);
+        let pushed = push_to(home, &from, &format!("{}/app:again", one.host));
         assert_eq!(
             (pushed.digest, pushed.is_unchanged, &pushed.layers[..]),
             (manifest, true, &not[..])
         );
     }
     let to = format!("{}/team/app:1", other.host);
-    let pushed = push_to(&keeper, &from, &to, &[]);
+    let pushed = push_to(&keeper, &from, &to);
     let size = |at: usize| Sent::Bytes(served.layers[at].blob.len() as u64);
     let sent = [(How::Kept, size(0)), (How::Kept, size(1))];
     assert_eq!(
         (pushed.digest, pushed.is_unchanged, &pushed.layers[..]),
         (manifest, true, &sent[..])
     );
-    assert_eq!(push_to(&keeper, &from, &to, &[]).layers, not);
+    assert_eq!(push_to(&keeper, &from, &to).layers, not);
 
     // What is compressed anew is another manifest of the same files: how that turns out the registry decides by what it has.
-    let pushed = push_to(&forgetful, &from, &format!("{}/app:1", other.host), &[]);
+    let pushed = push_to(&forgetful, &from, &format!("{}/app:1", other.host));
     assert_eq!(pushed.is_unchanged, pushed.layers == not, "{pushed:?}");
     assert_eq!(image(Home::new().pull(&other.host)), expected);
 }

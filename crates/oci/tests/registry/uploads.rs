@@ -134,8 +134,8 @@ fn mounts_and_looks() {
         _ => reply(204),
     });
     let registry = registry(&server.host(), &settings());
-    assert!(registry.has_blob(&digest(b"a")).unwrap());
-    assert!(!registry.has_blob(&digest(b"b")).unwrap());
+    assert!(registry.has_blob(&digest(b"a"), None).unwrap());
+    assert!(!registry.has_blob(&digest(b"b"), None).unwrap());
     assert!(registry.mount_blob(&digest(b"a"), "base").unwrap());
     assert!(!registry.mount_blob(&digest(b"a"), "other").unwrap());
     let mount = format!("mount={}", digest(b"a")).replace(':', "%3A");

@@ -1,0 +1,191 @@
+//! What is known of a manifest's layers: the blobs that they are in, and the repositories that may have those.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use store::{Blob, LayerInfo, Store};
+
+use crate::Digest;
+use crate::export::Compression;
+use crate::manifest::{Config, Descriptor, Document, Manifest};
+use crate::policy::{Evidence, Repository};
+use crate::reference::Reference;
+
+/// The most repositories from which a registry is asked to take one blob.
+const REPOSITORIES_MAX: usize = 8;
+/// The most blobs that are asked for in place of one layer.
+const BLOBS_MAX: usize = 8;
+
+/// For each layer of a manifest the blobs that may stand for it, the best first. Nothing where the manifest cannot be
+/// read: that is for the plan to tell.
+pub(super) fn blobs(store: &Store, manifest: &Digest, compression: Compression) -> Vec<Vec<Blob>> {
+    let Some((layers, diff_ids)) = layers(store, manifest) else { return Vec::new() };
+    let is_pulled = is_pulled(store, manifest);
+    let of_layer = |(layer, diff_id): (&Descriptor, &Digest)| {
+        let record = store.layer(diff_id).ok().flatten();
+        let whole = record.as_ref().map(|it| whole_blobs(it.info())).unwrap_or_default();
+        candidates(layer, diff_id, &whole, is_pulled, compression)
+    };
+    layers.iter().zip(&diff_ids).map(of_layer).collect()
+}
+
+/// The blobs that were hashed whole while they gave this layer. A manifest that is made here names no other blob for it:
+/// whoever made that blob could have put anything into it.
+fn whole_blobs(layer: &LayerInfo) -> Vec<Blob> {
+    layer.blobs.clone()
+}
+
+/// Whether the manifest came from a registry, as it is.
+pub(super) fn is_pulled(store: &Store, manifest: &Digest) -> bool {
+    Evidence::of(store, manifest).is_ok_and(|it| !it.origins.is_empty())
+}
+
+fn candidates(
+    layer: &Descriptor,
+    diff_id: &Digest,
+    whole: &[Blob],
+    is_pulled: bool,
+    compression: Compression,
+) -> Vec<Blob> {
+    let as_it_was =
+        Blob { digest: layer.digest, size: layer.size, media_type: layer.media_type.clone() };
+    // To push a pulled manifest claims nothing that its own registry has not claimed.
+    let is_sure = is_pulled
+        || layer.digest == *diff_id
+        || whole.iter().any(|it| (it.digest, it.size) == (layer.digest, layer.size));
+    let others = whole.iter().filter(|it| it.digest != layer.digest);
+    // The bytes that the manifest names can be made: another blob would only change it.
+    let others = others.filter(|_| compression != Compression::AsItWas || layer.digest != *diff_id);
+    let mut all: Vec<Blob> =
+        is_sure.then_some(as_it_was).into_iter().chain(others.cloned()).collect();
+    all.retain(|it| compression.admits(&it.media_type, it.digest == *diff_id));
+    all.truncate(BLOBS_MAX);
+    all
+}
+
+/// The layers of a manifest with their diff ids.
+fn layers(store: &Store, manifest: &Digest) -> Option<(Vec<Descriptor>, Vec<Digest>)> {
+    let Manifest { config, layers } = image(store, manifest)?;
+    let config = Config::parse(&store.manifest(&config.digest).ok()??).ok()?;
+    let diff_ids = config.diff_ids_of(layers.len()).ok()?.to_vec();
+    Some((layers, diff_ids))
+}
+
+fn image(store: &Store, manifest: &Digest) -> Option<Manifest> {
+    match Document::parse(&store.manifest(manifest).ok()??).ok()? {
+        Document::Image(image) => Some(image),
+        Document::Index(_) => None,
+    }
+}
+
+/// Repositories of one registry that had an image with a blob, as far as the store knows: it was pulled from there, or is
+/// called so. What is damaged is for `fsck` to tell, and costs only bytes.
+#[derive(Debug, Default)]
+pub(super) struct Sources(BTreeMap<Digest, BTreeSet<String>>);
+
+impl Sources {
+    /// Those that are not `target` itself, and that had something of the manifest's.
+    pub(super) fn known(store: &Store, manifest: &Digest, target: &Reference) -> Self {
+        let own = Repository::new(target.registry(), target.repository());
+        let registry = registry_of(&own);
+        let mut had: BTreeMap<Digest, BTreeSet<String>> =
+            BTreeMap::from([(*manifest, BTreeSet::new())]);
+        for (name, reference) in store.readable_refs().map(|(refs, _)| refs).unwrap_or_default() {
+            let Some(manifest) = reference.manifest else { continue };
+            let repositories = had.entry(manifest).or_default();
+            let Ok(name) = name.as_str().parse::<Reference>() else { continue };
+            let repository = Repository::new(name.registry(), name.repository());
+            repositories.extend(within(&repository, registry));
+        }
+        let wanted = image(store, manifest).map(|it| digests(&it)).unwrap_or_default();
+        let mut sources = Self::default();
+        for (manifest, mut repositories) in had {
+            let Some(image) = image(store, &manifest) else { continue };
+            let blobs: Vec<_> =
+                digests(&image).into_iter().filter(|it| wanted.contains(it)).collect();
+            if blobs.is_empty() {
+                continue;
+            }
+            let origins = Evidence::of(store, &manifest).map(|it| it.origins).unwrap_or_default();
+            repositories.extend(origins.iter().filter_map(|it| within(it, registry)));
+            repositories.remove(target.repository());
+            for blob in blobs {
+                sources.0.entry(blob).or_default().extend(repositories.iter().cloned());
+            }
+        }
+        sources
+    }
+
+    /// Those that may have a blob.
+    pub(super) fn of(&self, blob: &Digest) -> impl Iterator<Item = &str> {
+        self.0.get(blob).into_iter().flatten().map(String::as_str).take(REPOSITORIES_MAX)
+    }
+}
+
+fn digests(image: &Manifest) -> BTreeSet<Digest> {
+    image.layers.iter().map(|it| it.digest).collect()
+}
+
+fn registry_of(repository: &Repository) -> &str {
+    repository.as_str().split_once('/').map_or("", |(registry, _)| registry)
+}
+
+/// The path of a repository, if it is one of this registry's.
+fn within(repository: &Repository, registry: &str) -> Option<String> {
+    let (host, path) = repository.as_str().split_once('/')?;
+    (host == registry).then(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+    const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
+
+    fn blob(text: &str, media_type: &str) -> Blob {
+        let digest = Digest::sha256(text.as_bytes());
+        Blob { digest, size: text.len() as u64, media_type: media_type.to_owned() }
+    }
+
+    /// Which of `a`, `b` (both gzip) and `tar` may stand for a layer that the manifest calls `named`.
+    fn check(
+        named: &str,
+        whole: &[&str],
+        is_pulled: bool,
+        compression: Compression,
+        expect: &[&str],
+    ) {
+        let of = |name: &str| blob(name, if name == "tar" { TAR } else { GZIP });
+        let named = of(named);
+        let layer = Descriptor {
+            media_type: named.media_type.clone(),
+            digest: named.digest,
+            size: named.size,
+            annotations: BTreeMap::new(),
+            platform: None,
+        };
+        let whole: Vec<_> = whole.iter().map(|it| of(it)).collect();
+        let diff_id = of("tar").digest;
+        let found = candidates(&layer, &diff_id, &whole, is_pulled, compression);
+        let expect: Vec<_> = expect.iter().map(|it| of(it)).collect();
+        assert_eq!(found, expect);
+    }
+
+    #[test]
+    fn only_whole_blobs_stand_for_a_layer() {
+        use Compression::{AsItWas, Gzip, None, Usual, Zstd};
+        check("a", &["a"], false, Usual, &["a"]);
+        check("a", &["a", "b"], false, Usual, &["a", "b"]);
+        check("a", &["b"], false, Usual, &["b"]);
+        check("a", &[], false, Usual, &[]);
+        check("a", &[], true, Usual, &["a"]);
+        // The tar's digest is the diff id: nothing else is in it.
+        check("tar", &[], false, Usual, &["tar"]);
+        check("tar", &["tar", "b"], false, Usual, &["tar", "b"]);
+        check("tar", &["tar", "b"], false, AsItWas, &["tar"]);
+        check("a", &["a", "b"], false, AsItWas, &["a", "b"]);
+        check("tar", &["tar", "b"], false, Gzip, &["b"]);
+        check("a", &["a", "tar"], false, None, &["tar"]);
+        check("a", &["a", "tar"], true, Zstd, &[]);
+    }
+}
