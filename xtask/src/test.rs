@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::cache::Cache;
 use crate::process::{self, repository, target_dir};
-use crate::{Failed, Skipped, diff_walk, fuzz, inputs, oracle, tools, vm};
+use crate::{Failed, Skipped, diff_walk, faults, fuzz, inputs, oracle, tools, vm};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -156,6 +156,15 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
         tally.command("diff-walk", || {
             process::quiet(&mut cargo("build --package quire-cli"))?;
             diff_walk::short(&cache)
+        });
+    }
+    if tier("faults") {
+        tally.command("faults", || {
+            process::quiet(&mut cargo("build --package quire-cli"))?;
+            faults::run(&match rounds {
+                Rounds::Few => faults::Args::sample(),
+                Rounds::Many => faults::Args::default(),
+            })
         });
     }
     if tier("vm") {

@@ -1,0 +1,167 @@
+//! Makes every system call of every verb fail, one in each round, and looks at what is left.
+
+mod report;
+mod room;
+mod round;
+mod verbs;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use testing::faults::{Fault, Kind, Mode};
+
+use self::report::{Counts, Report};
+use self::room::Room;
+use self::round::{Model, Outcome};
+use self::verbs::VERBS;
+use crate::Failed;
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Only verbs whose names contain one of these
+    verbs: Vec<String>,
+    /// Only this error
+    #[arg(long)]
+    error: Option<ErrorName>,
+    /// Only this call, counted from 1
+    #[arg(long)]
+    nth: Option<u64>,
+    /// Only once, or only from then on
+    #[arg(long)]
+    mode: Option<ModeName>,
+    /// At most so many calls of each verb, error and mode, evenly chosen
+    #[arg(long)]
+    most: Option<u64>,
+    /// The program, by default the one that was built last
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// Print each message of a verb that failed, once
+    #[arg(long)]
+    messages: bool,
+    /// Write the counts to docs/faults.md
+    #[arg(long)]
+    publish: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ErrorName {
+    Enospc,
+    Eio,
+    Eintr,
+    Emfile,
+    Short,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ModeName {
+    Once,
+    On,
+}
+
+impl Args {
+    /// What `make test` has time for.
+    pub(crate) fn sample() -> Self {
+        let verbs = ["import oci", "export oci", "export erofs", "convert", "merge", "mount, "];
+        Self { verbs: verbs.map(String::from).to_vec(), most: Some(1), ..Self::default() }
+    }
+
+    fn wants(&self, verb: &str) -> bool {
+        self.verbs.is_empty() || self.verbs.iter().any(|it| verb.contains(it.as_str()))
+    }
+
+    fn kinds(&self) -> Vec<Kind> {
+        let wanted = self.error.map(|it| match it {
+            ErrorName::Enospc => Kind::NoSpace,
+            ErrorName::Eio => Kind::Io,
+            ErrorName::Eintr => Kind::Interrupted,
+            ErrorName::Emfile => Kind::Descriptors,
+            ErrorName::Short => Kind::Short,
+        });
+        Kind::ALL.into_iter().filter(|it| wanted.is_none_or(|wanted| wanted == *it)).collect()
+    }
+
+    fn modes(&self, kind: Kind) -> Vec<Mode> {
+        let mut modes = match self.mode {
+            Some(ModeName::Once) => vec![Mode::Once],
+            Some(ModeName::On) => vec![Mode::FromThenOn],
+            None => vec![Mode::Once, Mode::FromThenOn],
+        };
+        // A call that is interrupted for ever is repeated for ever: that is what programs should do.
+        modes.retain(|it| kind != Kind::Interrupted || *it == Mode::Once);
+        modes
+    }
+
+    /// Which of so many calls fail.
+    fn calls(&self, count: u64) -> Vec<u64> {
+        match (self.nth, self.most) {
+            (Some(nth), _) => vec![nth],
+            (None, Some(most)) if most < count => {
+                (0..most).map(|it| it * count / most + count / most / 2 + 1).collect()
+            }
+            _ => (1..=count).collect(),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let quire = match &args.program {
+        Some(program) => program.canonicalize()?,
+        None => crate::quire()?,
+    };
+    let mut room = Room::new(&quire)?;
+    room.prepare()?;
+    let mut report = Report::default();
+    for verb in VERBS.iter().filter(|it| args.wants(it.name)) {
+        let model = match Model::new(&mut room, *verb) {
+            Ok(model) => model,
+            Err(error) => {
+                println!("{}: {error:#}", verb.name);
+                report.failures += 1;
+                continue;
+            }
+        };
+        let mut messages = BTreeMap::new();
+        for kind in args.kinds() {
+            let mut counts = Counts::default();
+            let calls = args.calls(model.candidates[kind.index()]);
+            let modes = args.modes(kind);
+            for (mode, nth) in modes.iter().flat_map(|it| calls.iter().map(move |nth| (*it, *nth)))
+            {
+                let fault = Fault { kind, nth, mode, only: None };
+                let (outcome, traced) = model.round(&mut room, fault)?;
+                counts.add(&outcome);
+                let call = traced.failed.first().map_or("", String::as_str);
+                match outcome {
+                    Outcome::Right | Outcome::Unreached => {}
+                    Outcome::Refused(message) => {
+                        messages
+                            .entry(message)
+                            .or_insert_with(|| format!("{} {call}", kind.name()));
+                    }
+                    Outcome::Wrong(found) => {
+                        println!("WRONG {}: {} {nth} {mode:?}: {call}", verb.name, kind.name());
+                        found.iter().for_each(|it| println!("    {it}"));
+                    }
+                }
+            }
+            report.failures += counts.wrong;
+            report.rows.entry(verb.name).or_default()[kind.index()] = counts;
+        }
+        println!("{}: {}", verb.name, report.row(verb.name));
+        if args.messages {
+            for (message, call) in messages {
+                println!("    [{call}] {}", message.trim_end());
+            }
+        }
+    }
+    println!("{}", report.sum());
+    if args.publish {
+        report.publish()?;
+    }
+    if report.failures > 0 {
+        bail!(Failed(format!("{} rounds went wrong", report.failures)));
+    }
+    Ok(())
+}
