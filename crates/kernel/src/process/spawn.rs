@@ -61,9 +61,13 @@ pub fn spawn(mut command: Command, setup: &Setup<'_>) -> Result<Spawned, Process
         source,
     })?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a pid");
+    // It cannot have been waited for, so the number is still its.
+    let process = Process::open(pid).inspect_err(|_| {
+        // Without a descriptor of it nobody could watch over it. The first error counts.
+        let _ended = child.kill().and_then(|()| child.wait());
+    })?;
     Ok(Spawned {
-        // It cannot have been waited for, so the number is still its.
-        process: Process::open(pid)?,
+        process,
         stdin: child.stdin.take(),
         stdout: child.stdout.take(),
         stderr: child.stderr.take(),
