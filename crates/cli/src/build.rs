@@ -48,7 +48,26 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
         (None, None) => std::env::temp_dir(),
     };
     clear_stale(&beside);
-    let (place, _lock) = workplace(&beside)?;
+    let (place, lock) = workplace(&beside)?;
+    let answer = build_in(context, args, &source, output, &place);
+    let path = place.path().to_owned();
+    if let Err(error) = place.close() {
+        let path = path.display();
+        context.remark(&format!("cannot remove {path}: {error}; the next build there removes it"));
+    }
+    // Held until now, so that no other build took the folder for a leftover.
+    drop(lock);
+    answer
+}
+
+/// Builds through a store in the folder `place`.
+fn build_in(
+    context: &Context,
+    args: &args::Build,
+    source: &Source,
+    output: Option<Output>,
+    place: &TempDir,
+) -> anyhow::Result<Answer> {
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, OpenOptions::create())?;
     let wishes = Wishes {
@@ -58,7 +77,7 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
         platform: None,
         budget: oci::import::BUDGET,
     };
-    let done = work(context, &store, &source, &wishes)?;
+    let done = work(context, &store, source, &wishes)?;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {
         give_objects(

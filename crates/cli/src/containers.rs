@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -76,9 +76,12 @@ fn found(
     liveness: Liveness,
 ) -> anyhow::Result<Found> {
     let folder = store.path().join("containers").join(&id);
-    let state =
-        State::load(&folder).with_context(|| format!("cannot read the state of container {id}"))?;
+    let state = load_state(&folder, &id)?;
     Ok(Found { id, record, liveness, folder, state })
+}
+
+fn load_state(folder: &Path, id: &str) -> anyhow::Result<Option<State>> {
+    State::load(folder).with_context(|| format!("cannot read the state of container {id}"))
 }
 
 /// One by its name, or by the beginning of an id that only one has; none if there is none.
@@ -268,7 +271,8 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
     for it in found.iter().filter(|it| it.liveness == Liveness::Dead) {
         // Its monitor was killed, and it may go on.
         if let Some(folder) = store.lock_container(&it.id)? {
-            detached::bury(folder.path(), &it.id, now().0)?;
+            detached::bury(folder.path(), &it.id, now().0)
+                .with_context(|| format!("cannot note the end of container {}", it.id))?;
         }
     }
     // All are asked before any is waited for.
@@ -284,7 +288,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
                 break;
             }
             // Or it has not started yet.
-            if State::load(&it.folder)?.is_some() || since.elapsed() >= patience {
+            if load_state(&it.folder, &it.id)?.is_some() || since.elapsed() >= patience {
                 bail!(message);
             }
             std::thread::sleep(GLANCE);
@@ -354,9 +358,10 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
     for name in &args.containers {
         let found = find(&store, name)?;
         // It may be one that is removed as soon as it has ended.
-        let kept = Code::open(&found.folder)?;
+        let kept = Code::open(&found.folder)
+            .with_context(|| format!("cannot read how container {} ends", found.id))?;
         let _ended = detached::wait(None, &|| is_alive(&store, &found));
-        let code = State::load(&found.folder)?.and_then(|it| it.code);
+        let code = load_state(&found.folder, &found.id)?.and_then(|it| it.code);
         let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
             format!(
@@ -407,7 +412,8 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<b
             Err(error) => return Err(error.into()),
         }
     };
-    detached::bury(folder.path(), name, now().0)?;
+    detached::bury(folder.path(), name, now().0)
+        .with_context(|| format!("cannot note the end of container {name}"))?;
     folder.remove()?;
     Ok(true)
 }

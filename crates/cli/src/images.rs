@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use image::tree::{Node, Tree};
 use serde_json::{Value, json};
-use store::{BadRef, Digest, OpenOptions, RefName, Reference, Store};
+use store::{BadRef, Digest, OpenOptions, RefError, RefName, Reference, Store};
 
 use crate::Answer;
 use crate::args;
@@ -53,10 +53,13 @@ fn print_list(
 /// Names that nobody can read are an answer too, however little is said otherwise.
 fn tell_bad(bad: &[BadRef]) {
     for BadRef { name, error } in bad {
-        report::error_line(&format!(
-            "quire: {}; `quire rm {name}` removes the name",
-            report::chain(error)
-        ));
+        let text = report::chain(error);
+        // A disk that fails now may not fail the next time.
+        let hint = match error {
+            RefError::Disk(_) => String::new(),
+            _ => format!("; `quire rm {name}` removes the name"),
+        };
+        report::error_line(&format!("quire: {text}{hint}"));
     }
 }
 
@@ -75,7 +78,10 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     let found = crate::names::resolve(&store, &args.name)?;
     let opened = store.open_image(&found.image)?;
     let tree = read(&store, &opened)?;
-    let (refs, _) = store.readable_refs()?;
+    let (refs, bad) = store.readable_refs()?;
+    tell_bad(&bad);
+    // One of them may be a name of this image.
+    let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     let refs = refs.into_iter().filter(|(_, it)| it.image == found.image);
     let names: Vec<_> = refs.map(|(name, _)| name.to_string()).collect();
     let manifest = match found.manifest {
@@ -101,7 +107,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
             "manifest": manifest,
             "config": config,
         }))?;
-        return Ok(Answer::Yes);
+        return Ok(answer);
     }
     let mut out = report::standard_output();
     writeln!(out, "image     {}", found.image)?;
@@ -150,7 +156,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         }
     }
     out.flush()?;
-    Ok(Answer::Yes)
+    Ok(answer)
 }
 
 /// The lengths of all regular files, each inode once.
