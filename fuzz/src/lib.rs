@@ -16,7 +16,7 @@ pub fn erofs(bytes: &[u8]) {
 
 /// A composefs dump: what it says survives being written as a dump, and as an image of either version.
 pub fn dump(bytes: &[u8]) {
-    for strictness in [Strictness::Lenient, Strictness::Strict] {
+    for strictness in [Strictness::Lenient, Strictness::Strict, Strictness::Exact] {
         let Ok(tree) = dump::parse(bytes, strictness) else { continue };
         let text = dump_text(&tree);
         let again = dump::parse(&text[..], Strictness::Strict).expect("a dump of ours is good");

@@ -24,6 +24,8 @@ const END: &[u8; 8] = b"layend\0\x01";
 const TRAILER: usize = 64;
 /// zstd's own default: a recipe is tar headers, which compress well at any level.
 const LEVEL: i32 = 3;
+/// The most blobs that are recorded for one layer. Whoever compresses a layer anew each time only fills the list.
+const BLOBS_MAX: usize = 64;
 
 /// A layer as it came over the wire, most often compressed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +36,10 @@ pub struct Blob {
     pub size: u64,
     /// As the manifest says.
     pub media_type: String,
+    /// All of its bytes were read, had this digest, and gave this layer. Otherwise the digest is only a claim: of a layer
+    /// made of parts, or in a record that does not say.
+    #[serde(rename = "hashed", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_hashed: bool,
 }
 
 /// What is known of a layer besides its recipe.
@@ -48,6 +54,27 @@ pub struct LayerInfo {
     /// Every object that the recipe refers to, each once, in an order of the writer's choice: a
     /// recipe may refer to one by its place in this list.
     pub objects: Vec<ObjectId>,
+}
+
+impl LayerInfo {
+    /// Whether the blob with this digest is known to give this layer: all of its bytes were hashed while they did. Only
+    /// then may an image have the layer because its manifest names the blob.
+    #[must_use]
+    pub fn is_in(&self, blob: &Digest) -> bool {
+        self.blobs.iter().any(|it| it.is_hashed && it.digest == *blob)
+    }
+
+    /// Adds blobs that were recorded before. Those that are known come first, and new ones before old ones.
+    fn add_known(&mut self, before: &[Blob]) {
+        for blob in before {
+            match self.blobs.iter_mut().find(|it| it.digest == blob.digest) {
+                Some(same) => same.is_hashed |= blob.is_hashed,
+                None => self.blobs.push(blob.clone()),
+            }
+        }
+        self.blobs.sort_by_key(|it| !it.is_hashed);
+        self.blobs.truncate(BLOBS_MAX);
+    }
 }
 
 /// The part of [`LayerInfo`] that is JSON.
@@ -134,41 +161,93 @@ impl<'t> LayerDraft<'t> {
     }
 
     /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller has
-    /// checked that the tar has `info.diff_id`.
+    /// checked that the tar has `info.diff_id`. Where the store has the layer already, the blobs of both are recorded.
     ///
     /// # Errors
     /// [`LayerError`] when it cannot be written.
-    pub fn finish(self, info: &LayerInfo) -> Result<(), LayerError> {
+    pub fn finish(self, mut info: LayerInfo) -> Result<(), LayerError> {
         let Self { transaction, scrap, recipe_size, encoder } = self;
-        let write = || -> io::Result<()> {
-            let mut file = encoder.finish()?;
-            let recipe_end = file.written;
-            let ids: Vec<_> = info.objects.iter().map(ObjectId::as_bytes).collect();
-            file.write_all(&ids.concat())?;
-            let json = serde_json::to_vec(&RawInfo {
-                diff_id: info.diff_id,
-                size: info.size,
-                blobs: info.blobs.clone(),
-                recipe_size,
-            })?;
-            file.write_all(&json)?;
-            let mut trailer = Vec::with_capacity(TRAILER);
-            for length in [recipe_end, info.objects.len() as u64, json.len() as u64] {
-                trailer.extend_from_slice(&length.to_le_bytes());
+        let store = transaction.store();
+        let place = match store.layer(&info.diff_id) {
+            Ok(Some(before)) => {
+                let before = before.info();
+                if info.blobs.iter().all(|it| !it.is_hashed || before.is_in(&it.digest)) {
+                    transaction.keep_layer(&info.diff_id);
+                    return Ok(());
+                }
+                info.add_known(&before.blobs);
+                LayerPlace::Newer
             }
-            trailer.extend_from_slice(END);
-            file.write_all(&trailer)?;
-            let hash = file.hash.clone().finalize();
-            file.write_all(&hash)
+            Ok(None) => LayerPlace::Free,
+            Err(error) => {
+                tracing::debug!(%error, "the layer is written anew");
+                LayerPlace::Damaged
+            }
         };
+        let write = || write_end(encoder.finish()?, &info, recipe_size);
         write().map_err(|source| {
             transaction.fail();
             LayerError::Recipe { action: "write", source }
         })?;
-        transaction.finish_layer(scrap.keep(), &info.diff_id).map_err(|error| {
-            transaction.fail();
-            LayerError::Disk(error)
-        })
+        transaction.finish_layer(scrap.keep(), &info.diff_id, place);
+        Ok(())
+    }
+}
+
+/// What stands where a layer is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LayerPlace {
+    /// Nothing.
+    Free,
+    /// A damaged file.
+    Damaged,
+    /// The same layer, of which the new file tells more.
+    Newer,
+}
+
+/// What stands behind the recipe.
+fn write_end(mut file: Hashed, info: &LayerInfo, recipe_size: u64) -> io::Result<()> {
+    let recipe_end = file.written;
+    let ids: Vec<_> = info.objects.iter().map(ObjectId::as_bytes).collect();
+    file.write_all(&ids.concat())?;
+    let json = serde_json::to_vec(&RawInfo {
+        diff_id: info.diff_id,
+        size: info.size,
+        blobs: info.blobs.clone(),
+        recipe_size,
+    })?;
+    file.write_all(&json)?;
+    let mut trailer = Vec::with_capacity(TRAILER);
+    for length in [recipe_end, info.objects.len() as u64, json.len() as u64] {
+        trailer.extend_from_slice(&length.to_le_bytes());
+    }
+    trailer.extend_from_slice(END);
+    file.write_all(&trailer)?;
+    let hash = file.hash.clone().finalize();
+    file.write_all(&hash)
+}
+
+impl Transaction<'_> {
+    /// Records that a layer of the store is in this blob, all of whose bytes the caller has hashed while they gave this
+    /// layer. Visible when the transaction is committed.
+    ///
+    /// # Errors
+    /// [`LayerError`] when it cannot be written.
+    pub fn add_blob(&self, layer: &Layer, blob: Blob) -> Result<(), LayerError> {
+        let failed = |source| {
+            self.fail();
+            LayerError::Recipe { action: "write", source }
+        };
+        let mut info = LayerInfo { blobs: vec![blob], ..layer.info.clone() };
+        info.add_known(&layer.info.blobs);
+        let (scrap, file) = Scrap::new(self)?;
+        let mut file = Hashed { file, hash: Sha256::new(), written: 0 };
+        let whole = layer.file.try_clone().map_err(failed)?;
+        let mut recipe = Range { file: whole, at: 0, end: layer.recipe_end };
+        io::copy(&mut recipe, &mut file).map_err(failed)?;
+        write_end(file, &info, layer.recipe_size).map_err(failed)?;
+        self.finish_layer(scrap.keep(), &info.diff_id, LayerPlace::Newer);
+        Ok(())
     }
 }
 
@@ -220,7 +299,7 @@ impl Layer {
     }
 }
 
-/// A part of a file.
+/// A part of a file, which ends early where the file does.
 struct Range {
     file: File,
     at: u64,

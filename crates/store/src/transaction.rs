@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::draft::{Draft, DraftError, ImageDraft};
-use crate::layers::{Layer, LayerDraft, LayerError};
+use crate::layers::{Layer, LayerDraft, LayerError, LayerPlace};
 use crate::manifests::ManifestError;
 use crate::refs::{RefName, Reference};
 use crate::store::{Store, StoreError, is_object};
@@ -129,6 +129,8 @@ enum Found {
     Here(u64),
     /// Likewise; what the store has under that name is of another size, and is replaced.
     Better(u64),
+    /// Likewise; what the store has under that name is right, and has less in it.
+    Newer(u64),
     /// In the store.
     Store,
 }
@@ -399,21 +401,32 @@ impl<'s> Transaction<'s> {
         LayerDraft::new(self)
     }
 
-    pub(crate) fn finish_layer(&self, number: u64, diff_id: &Digest) -> Result<(), DiskError> {
-        let there = self.store.layers.stat(diff_id.file_name())?.is_some();
-        let found = match self.store.layer(diff_id) {
-            Ok(Some(_)) => Found::Store,
-            _ if there => Found::Better(number),
-            _ => Found::Here(number),
+    /// The layer is in the store, and nothing new is known of it.
+    pub(crate) fn keep_layer(&self, diff_id: &Digest) {
+        self.state().layers.entry(*diff_id).or_insert(Found::Store);
+    }
+
+    pub(crate) fn finish_layer(&self, number: u64, diff_id: &Digest, place: LayerPlace) {
+        let found = match place {
+            LayerPlace::Free => Found::Here(number),
+            LayerPlace::Damaged => Found::Better(number),
+            LayerPlace::Newer => Found::Newer(number),
         };
-        let known = match self.state().layers.entry(*diff_id) {
-            btree_map::Entry::Occupied(_) => true,
-            btree_map::Entry::Vacant(entry) => *entry.insert(found) == Found::Store,
+        let is_first = match self.state().layers.entry(*diff_id) {
+            btree_map::Entry::Vacant(entry) => {
+                entry.insert(found);
+                true
+            }
+            btree_map::Entry::Occupied(mut entry) if *entry.get() == Found::Store => {
+                entry.insert(found);
+                true
+            }
+            // The same layer twice in one import: one file of it will do.
+            btree_map::Entry::Occupied(_) => false,
         };
-        if known {
+        if !is_first {
             self.discard(number);
         }
-        Ok(())
     }
 
     /// Adds a manifest, config or index: the exact bytes that `digest` names, which is checked.

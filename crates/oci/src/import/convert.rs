@@ -10,7 +10,7 @@ use image::tree::Tree;
 use image::verity::ObjectId;
 use store::{Form, ObjectReader, RefName, Store};
 
-use super::layers::{BlobSource, Found, LayerSource};
+use super::layers::{BlobSource, Found, LayerSource, Title};
 use super::native::each_object;
 use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report};
 use crate::Digest;
@@ -83,6 +83,7 @@ fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, Import
         digest: None,
         size: None,
         diff_id: Some(*diff_id),
+        title: Title::Own,
         is_wanted: false,
     });
     Ok(Found {

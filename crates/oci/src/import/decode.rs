@@ -286,6 +286,13 @@ impl<'a, R: Read> Decoder<'a, R> {
         !matches!(self.inner, Inner::Plain(_))
     }
 
+    /// Whether the blob is the tar itself, and is hashed by the algorithm of this digest.
+    pub(super) fn is_hashed_as(&self, digest: &Digest) -> bool {
+        let Inner::Plain(raw) = &self.inner else { return false };
+        let length = self.expected.digest.map_or(32, |it| it.as_bytes().len());
+        raw.hasher.is_some() && length == digest.as_bytes().len()
+    }
+
     const fn compression(&self) -> Compression {
         match self.inner {
             Inner::Plain(_) => Compression::None,

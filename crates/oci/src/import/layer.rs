@@ -139,24 +139,74 @@ pub(super) fn unpack<'t>(
     shared: &Shared<'t, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Gathered<'t>, LayerFailure> {
-    let Shared { stop, limits, .. } = *shared;
-    let decoder = match wanted.tar_of {
-        None => Decoder::new(source, wanted.expected, limits, stop, progress)?,
-        // Nothing else would tell that it is the right one.
-        Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
-        Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
-    };
+    let decoder = decoder(source, wanted, shared, progress)?;
     let copy = match shared.keep {
         Keep::Object => None,
         Keep::InTar => Some(shared.target.data_blob(BlobKind::Tar).map_err(LayerFailure::Data)?),
     };
+    let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
+    let (tar, gatherer, decoded) = pour(decoder, wanted, copy, read)?;
+    gatherer.store(tar, &decoded, wanted)
+}
+
+/// Reads a blob without storing anything, and compares it and the tar that is in it: for a layer that the store has.
+pub(super) fn check(
+    source: impl Read + Send,
+    wanted: &Wanted<'_>,
+    shared: &Shared<'_, '_, '_>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Blob, LayerFailure> {
+    let mut decoder = decoder(source, wanted, shared, progress)?;
+    let expected = wanted.diff_id.ok_or(LayerFailure::Endless)?;
+    let (diff_id, decoded) = if decoder.is_hashed_as(expected) {
+        // The blob is the tar: one hash is enough.
+        let mut piece = vec![0; PIECE];
+        while decoder.fill(&mut piece)? > 0 {}
+        let decoded = decoder.finish()?;
+        (decoded.digest, decoded)
+    } else {
+        let read = |mut feed: &mut Feed<'_>| {
+            std::io::copy(&mut feed, &mut std::io::sink()).map_err(LayerFailure::Copy)
+        };
+        let (tar, _read, decoded) = pour(decoder, wanted, None, read)?;
+        (tar.diff_id, decoded)
+    };
+    if diff_id != *expected {
+        let (expected, actual) = (Box::new(*expected), Box::new(diff_id));
+        return Err(LayerFailure::DiffId { expected, actual });
+    }
+    Ok(blob(&decoded, wanted))
+}
+
+fn decoder<'a, R: Read>(
+    source: R,
+    wanted: &Wanted<'a>,
+    shared: &'a Shared<'_, '_, '_>,
+    progress: &'a (dyn Fn(u64) + Sync),
+) -> Result<Decoder<'a, R>, LayerFailure> {
+    let Shared { stop, limits, .. } = *shared;
+    match wanted.tar_of {
+        None => Ok(Decoder::new(source, wanted.expected, limits, stop, progress)?),
+        // Nothing else would tell that it is the right one.
+        Some(_) if wanted.diff_id.is_none() => Err(LayerFailure::Endless),
+        Some(blob) => Ok(Decoder::unpacked(source, blob, limits, stop, progress)),
+    }
+}
+
+/// Unpacks in a thread of its own while `read` reads the tar.
+fn pour<'t, T>(
+    decoder: Decoder<'_, impl Read + Send>,
+    wanted: &Wanted<'_>,
+    copy: Option<DataBlobDraft<'t>>,
+    read: impl FnOnce(&mut Feed<'t>) -> Result<T, LayerFailure>,
+) -> Result<(Tar<'t>, T, Decoded), LayerFailure> {
     let (spout, mut feed) = feed::feed(wanted.diff_id, copy);
     std::thread::scope(|scope| {
         let unpacking = std::thread::Builder::new()
             .name("unpack".to_owned())
             .spawn_scoped(scope, || spout.pour(decoder));
         let unpacking = unpacking.map_err(DecodeError::Read)?;
-        let outcome = Gatherer::read(&mut feed, wanted.packed(), shared);
+        let outcome = read(&mut feed);
         // Once the feed is gone, so is what the unpacking thread may wait for.
         let tar = feed.finish();
         let decoded = match unpacking.join() {
@@ -170,9 +220,26 @@ pub(super) fn unpack<'t>(
             (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
             (_, _, Err(error)) => Err(error.into()),
             (_, Err(failure), Ok(_)) => Err(failure),
-            (Ok(tar), Ok(gatherer), Ok(decoded)) => gatherer.store(tar, &decoded, wanted),
+            (Ok(tar), Ok(outcome), Ok(decoded)) => Ok((tar, outcome, decoded)),
         }
     })
+}
+
+/// What is recorded of a blob.
+fn blob(decoded: &Decoded, wanted: &Wanted<'_>) -> Blob {
+    let media_type = match (wanted.media_type, decoded.compression) {
+        ("", Compression::None) => "application/vnd.oci.image.layer.v1.tar",
+        ("", Compression::Gzip) => "application/vnd.oci.image.layer.v1.tar+gzip",
+        ("", Compression::Zstd) => "application/vnd.oci.image.layer.v1.tar+zstd",
+        (stated, _) => stated,
+    };
+    Blob {
+        digest: decoded.digest,
+        size: decoded.size,
+        media_type: media_type.to_owned(),
+        // Of a tar that was made of parts, the blob's digest is what the manifest says.
+        is_hashed: wanted.tar_of.is_none(),
+    }
 }
 
 /// Makes a layer's tree from the recipe that the store has of it. `None` when that does not tell all.
@@ -572,15 +639,8 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             return Err(LayerFailure::DiffId { expected, actual });
         }
         let (draft, objects) = self.recipe.finish()?;
-        let media_type = match (wanted.media_type, decoded.compression) {
-            ("", Compression::None) => "application/vnd.oci.image.layer.v1.tar",
-            ("", Compression::Gzip) => "application/vnd.oci.image.layer.v1.tar+gzip",
-            ("", Compression::Zstd) => "application/vnd.oci.image.layer.v1.tar+zstd",
-            (stated, _) => stated,
-        };
-        let blob =
-            Blob { digest: decoded.digest, size: decoded.size, media_type: media_type.to_owned() };
-        draft.finish(&LayerInfo {
+        let blob = blob(decoded, wanted);
+        draft.finish(LayerInfo {
             diff_id: *diff_id,
             size: length,
             blobs: vec![blob.clone()],

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use image::tree::Builder;
-use store::{Committed, Form};
+use store::{Committed, Form, LayerInfo};
 
+use super::again::Here;
 use super::decode::{Claimed, Decoder, Expected};
 use super::documents;
 use super::failure::LayerFailure;
@@ -22,7 +23,6 @@ use crate::chunked::Tar;
 use crate::docker::Archive;
 use crate::files::Stream;
 use crate::layout::Layout;
-use crate::native::Dedup;
 use crate::source::{Choice, Input};
 
 /// Where a layer's blob comes from.
@@ -67,8 +67,32 @@ pub(crate) struct LayerSource<'a> {
     pub(crate) digest: Option<Digest>,
     pub(crate) size: Option<u64>,
     pub(crate) diff_id: Option<Digest>,
+    /// What lets the image have the layer if the store has it.
+    pub(crate) title: Title,
     /// The blob itself is wanted: it is read though the store has the layer.
     pub(crate) is_wanted: bool,
+}
+
+/// What lets an image have a layer that is in the store already. The diff id in its config does not: anybody who has heard
+/// of it can write it down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Title {
+    /// The layer is one of an image of the store, of which this one is made.
+    Own,
+    /// The manifest names a blob, [`LayerSource::digest`], that the layer is known to be in.
+    Blob,
+    /// Nothing but the layer's bytes: they are read.
+    Bytes,
+}
+
+impl LayerSource<'_> {
+    fn may_have(&self, layer: &LayerInfo) -> bool {
+        match self.title {
+            Title::Own => true,
+            Title::Blob => self.digest.is_some_and(|blob| layer.is_in(&blob)),
+            Title::Bytes => false,
+        }
+    }
 }
 
 fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn BlobSource + 'a>> {
@@ -104,6 +128,7 @@ pub(super) fn from_layout(
             digest: Some(layer.digest),
             size: Some(layer.size),
             diff_id: Some(*diff_id),
+            title: Title::Blob,
             is_wanted: false,
         });
     }
@@ -130,6 +155,7 @@ pub(super) fn from_tar<'a>(
         digest: None,
         size,
         diff_id: None,
+        title: Title::Bytes,
         is_wanted: false,
     };
     Ok(Found { manifest: None, config: None, layers: vec![layer], name: None })
@@ -202,6 +228,8 @@ impl Job<'_> {
             digest: layer.digest,
             size: Some(layer.size),
             diff_id: Some(*diff_id),
+            // An archive has no manifest, and a name in it is no digest of what is there.
+            title: Title::Bytes,
             is_wanted: false,
             source: once(layer.open()),
         });
@@ -325,7 +353,7 @@ impl Job<'_> {
         Ok(results.collect())
     }
 
-    /// One layer, from the store if it is there.
+    /// One layer, from the store if it is there and the image may have it.
     fn layer<'t>(
         &self,
         at: usize,
@@ -333,14 +361,25 @@ impl Job<'_> {
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Gathered<'t>, LayerFailure> {
         let progress = self.options.progress;
+        let known = match &source.diff_id {
+            Some(diff_id) => self.transaction.reuse_layer(diff_id)?,
+            None => None,
+        };
+        let is_named = known.as_ref().is_some_and(|layer| source.may_have(layer.info()));
         if !source.is_wanted
-            && let Some(diff_id) = &source.diff_id
-            && let Some(gathered) = self.stored(diff_id, shared)?
+            && is_named
+            && let Some(layer) = &known
+            && let Some(gathered) = self.stored(layer, shared)?
         {
             progress(Event::Reused { layer: at });
             return Ok(gathered);
         }
         progress(Event::Started { layer: at });
+        // Where the tree is known, the blob only has to be compared.
+        let mut here = match known {
+            Some(layer) => self.here(layer, shared)?,
+            None => None,
+        };
         let mut blob = lock(&source.source);
         let wanted = Wanted {
             expected: Expected { digest: source.digest.as_ref(), size: source.size },
@@ -348,7 +387,7 @@ impl Job<'_> {
             diff_id: source.diff_id.as_ref(),
             tar_of: None,
         };
-        if let Some(gathered) = self.parts(at, &mut **blob, &wanted, shared)? {
+        if let Some(gathered) = self.parts(at, &mut **blob, &wanted, &mut here, shared)? {
             self.read(&mut **blob);
             progress(Event::Done { layer: at });
             return Ok(gathered);
@@ -362,7 +401,7 @@ impl Job<'_> {
             if failure.is_some() {
                 progress(Event::Again { layer: at });
             }
-            match self.unpack(reader, &wanted, shared, &read) {
+            match self.take(reader, &wanted, &mut here, shared, &read) {
                 Ok(gathered) => {
                     self.read(&mut **blob);
                     progress(Event::Done { layer: at });
@@ -372,54 +411,6 @@ impl Job<'_> {
                 Err(error) => failure = Some(error),
             }
         }
-    }
-
-    /// A layer that the store has: made of its recipe, or, where its data is in another form than is wanted, of its tar.
-    fn stored<'t>(
-        &self,
-        diff_id: &Digest,
-        shared: &Shared<'t, '_, '_>,
-    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
-        let Some(stored) = self.transaction.reuse_layer(diff_id)? else { return Ok(None) };
-        if self.has_data(&stored)? {
-            return layer::replay(&stored, shared);
-        }
-        let info = stored.info();
-        let Some(blob) = info.blobs.first() else { return Ok(None) };
-        let store = self.transaction.store();
-        let Ok(reader) = crate::export::layer_tar(store, diff_id) else { return Ok(None) };
-        let wanted = Wanted {
-            expected: Expected { digest: Some(&blob.digest), size: Some(blob.size) },
-            media_type: &blob.media_type,
-            diff_id: Some(diff_id),
-            tar_of: Some(Claimed { digest: blob.digest, size: blob.size }),
-        };
-        match self.unpack(reader, &wanted, shared, &|_| {}) {
-            Ok(mut gathered) => {
-                gathered.report.is_reused = true;
-                Ok(Some(gathered))
-            }
-            Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(layer = %diff_id, error, "the store's copy is not used");
-                Ok(None)
-            }
-        }
-    }
-
-    /// Whether the store has a layer's data in the form that is wanted.
-    fn has_data(&self, layer: &store::Layer) -> Result<bool, LayerFailure> {
-        let transaction = &self.transaction;
-        let info = layer.info();
-        let has = match (self.options.form, self.options.dedup) {
-            (Form::Objects, _) => transaction.has_files(&info.objects),
-            (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
-            // Its blob shall be that of this layer alone.
-            (Form::Packed, Dedup::Layer) => Ok(false),
-            (Form::Tar, _) => transaction.has_tar(&info.diff_id, &info.objects),
-        };
-        has.map_err(LayerFailure::Data)
     }
 
     /// A layer was read.
@@ -436,6 +427,7 @@ impl Job<'_> {
         at: usize,
         blob: &mut dyn BlobSource,
         wanted: &Wanted<'_>,
+        here: &mut Option<Here<'t>>,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<Gathered<'t>>, LayerFailure> {
         let progress = self.options.progress;
@@ -455,7 +447,7 @@ impl Job<'_> {
             progress(Event::Read { layer: at, bytes });
         };
         let wanted = Wanted { tar_of: Some(Claimed { digest: *digest, size }), ..*wanted };
-        match self.unpack(reader, &wanted, shared, &read) {
+        match self.take(reader, &wanted, here, shared, &read) {
             Ok(gathered) => Ok(Some(gathered)),
             Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
             Err(error) => {
@@ -468,7 +460,7 @@ impl Job<'_> {
     }
 
     /// Unpacks one blob into the transaction of all layers, or into one of its own.
-    fn unpack<'t>(
+    pub(super) fn unpack<'t>(
         &self,
         reader: impl Read + Send,
         wanted: &Wanted<'_>,

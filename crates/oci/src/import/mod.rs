@@ -5,6 +5,7 @@
 //! what the store does not have. Between them are bounded channels, and all that is on its way counts against one
 //! budget of bytes. Nothing is visible before every digest was compared.
 
+mod again;
 mod convert;
 mod copy;
 mod decode;
@@ -46,7 +47,7 @@ pub use stacked::preview;
 #[cfg(any(test, feature = "registry"))]
 pub(crate) use layers::Found;
 #[cfg(feature = "registry")]
-pub(crate) use layers::{BlobSource, LayerSource};
+pub(crate) use layers::{BlobSource, LayerSource, Title};
 pub(crate) use recipe::Replay;
 
 use objects::Target;

@@ -8,7 +8,7 @@ use image::tree::Tree;
 use image::verity::Algorithm;
 use store::{Blob, Store};
 
-use super::layers::{LayerSource, Once};
+use super::layers::{LayerSource, Once, Title};
 use super::stop::Stop;
 use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report, Times, copy, layer};
 use crate::Digest;
@@ -92,6 +92,7 @@ impl Job<'_> {
             digest: None,
             size: None,
             diff_id: None,
+            title: Title::Bytes,
             is_wanted: false,
         };
         let stop = Stop::new(self.options.cancel);

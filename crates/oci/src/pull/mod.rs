@@ -15,7 +15,7 @@ use store::{DiskError, RefName, Reference as StoredReference, Store};
 
 use crate::Digest;
 use crate::import::{
-    self, Durable, Found, ImportError, LayerSource, PlatformMismatch, Report, platform,
+    self, Durable, Found, ImportError, LayerSource, PlatformMismatch, Report, Title, platform,
 };
 use crate::manifest::{
     CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform,
@@ -244,6 +244,7 @@ pub fn pull(
         digest: Some(layer.digest),
         size: Some(layer.size),
         diff_id: Some(*diff_id),
+        title: Title::Blob,
         // What is here of its files does not bring back the bytes that are to be kept.
         is_wanted: wanted(layer),
     });

@@ -29,12 +29,13 @@ pub(super) fn fetch<'a>(
     threads: usize,
 ) -> (Vec<Table<'a>>, usize) {
     let room = Room::new(budget / SHARE);
-    let is_here = |diff_id: &Digest| matches!(store.layer(diff_id), Ok(Some(_)));
+    // Otherwise the layer is made once more, of what the table names, to see that the image may have it.
+    let is_here = |layer: &Descriptor, diff_id: &Digest| matches!(store.layer(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest));
     let announced: Vec<usize> = layers
         .iter()
         .enumerate()
         .filter(|(_, (layer, diff_id))| {
-            Toc::is_announced(layer) && (wanted(layer) || !is_here(diff_id))
+            Toc::is_announced(layer) && (wanted(layer) || !is_here(layer, diff_id))
         })
         .map(|(at, _)| at)
         .collect();

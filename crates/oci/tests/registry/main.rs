@@ -9,6 +9,9 @@ mod again;
 mod attached;
 mod auth;
 mod blobs;
+#[expect(dead_code, reason = "tests of imports use all of it")]
+#[path = "../import/build.rs"]
+mod build;
 mod crane;
 mod daemon;
 mod fake;
@@ -28,6 +31,7 @@ mod rounds;
 mod routes;
 mod secure;
 mod slow;
+mod tenants;
 mod uploads;
 
 use std::io::Read as _;

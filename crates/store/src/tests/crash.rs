@@ -234,6 +234,40 @@ fn an_import_of_a_data_blob_survives_a_crash_at_any_moment() {
     assert!(seen > 20, "{seen} states");
 }
 
+/// A layer's file gives way to one that tells more: there is always one of them, and whole.
+#[test]
+fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
+    let blob = crate::Digest::sha256(b"a blob");
+    let layer_of = |store: &Store| *store.layers().unwrap().first().unwrap();
+    let recorded = record(
+        |store| {
+            import(store, "kept", &sample("kept", 2)).unwrap();
+        },
+        |store| {
+            let transaction = store.begin().unwrap();
+            let layer = transaction.reuse_layer(&layer_of(store)).unwrap().unwrap();
+            let media_type = "x/y".to_owned();
+            let blob = crate::Blob { digest: blob, size: 6, media_type, is_hashed: true };
+            transaction.add_blob(&layer, blob).unwrap();
+            transaction.commit().unwrap();
+        },
+    );
+    let refs = check(&super::open(recorded.directory.path())).unwrap();
+    let was_known = std::cell::Cell::new([false; 2]);
+    let judge = |directory: &Path, at: usize| {
+        let store = Store::open(directory, OpenOptions::read())?;
+        let layer = store.layer(&layer_of(&store))?.ok_or("the layer is gone")?;
+        let mut known = was_known.get();
+        known[usize::from(layer.info().is_in(&blob))] = true;
+        was_known.set(known);
+        drop(store);
+        judge((directory, at), &refs, &refs, &[("kept", sample("kept", 2))])
+    };
+    let seen = recorded.replay(&judge).unwrap();
+    assert!(seen > 3, "{seen} states");
+    assert_eq!(was_known.get(), [true; 2], "before and after");
+}
+
 /// The first data blob of a store: what does not know them must be kept away before it is there.
 #[test]
 fn the_first_data_blob_survives_a_crash_at_any_moment() {

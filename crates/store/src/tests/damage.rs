@@ -391,7 +391,7 @@ fn add_layer(store: &Store, recipe: &[u8], info: &LayerInfo) {
     let transaction = store.begin().unwrap();
     let mut layer = transaction.layer().unwrap();
     layer.write_all(recipe).unwrap();
-    layer.finish(info).unwrap();
+    layer.finish(info.clone()).unwrap();
     transaction.commit().unwrap();
 }
 

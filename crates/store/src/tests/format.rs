@@ -68,6 +68,7 @@ fn a_layer_as_the_document_has_it_is_read() {
     assert_eq!((info.diff_id, info.size), (diff_id, 5));
     assert_eq!((info.blobs[0].digest, info.blobs[0].size), (blob, 6));
     assert_eq!(info.blobs[0].media_type, "x/y");
+    assert!(!info.is_in(&blob), "whoever wrote it does not say that the blob was hashed");
     assert_eq!(info.objects, objects.map(|id| ObjectId::from_bytes(&id).unwrap()));
     let mut found = Vec::new();
     std::io::Read::read_to_end(&mut layer.recipe().unwrap(), &mut found).unwrap();
@@ -107,6 +108,10 @@ fn a_layer_is_written_as_the_document_has_it() {
     let mut fields: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
     fields.sort_unstable();
     assert_eq!(fields, ["blobs", "diff_id", "recipe_size", "size"]);
+    let mut fields: Vec<_> = json["blobs"][0].as_object().unwrap().keys().collect();
+    fields.sort_unstable();
+    assert_eq!(fields, ["digest", "hashed", "media_type", "size"]);
+    assert_eq!(json["blobs"][0]["hashed"], true);
 }
 
 fn record(json: &str) -> String {

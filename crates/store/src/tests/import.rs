@@ -189,7 +189,7 @@ fn a_layer_is_read_as_it_was_written() {
             blobs: Vec::new(),
             objects: vec![digest(Algorithm::Sha256, b"o")],
         };
-        draft.finish(&info).unwrap();
+        draft.finish(info.clone()).unwrap();
         transaction.commit().unwrap();
         let layer = store.layer(&info.diff_id).unwrap().unwrap();
         assert_eq!(*layer.info(), info);
@@ -197,6 +197,66 @@ fn a_layer_is_read_as_it_was_written() {
         layer.recipe().unwrap().read_to_end(&mut read).unwrap();
         assert!(read == recipe);
     }
+}
+
+#[test]
+fn a_layer_is_known_to_be_in_one_more_blob() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "one", &sample("one", 2)).unwrap();
+    let [diff_id] = *store.layers().unwrap() else { panic!() };
+    let before = store.layer(&diff_id).unwrap().unwrap();
+    let recipe = |layer: &crate::Layer| {
+        let mut recipe = Vec::new();
+        layer.recipe().unwrap().read_to_end(&mut recipe).unwrap();
+        recipe
+    };
+    let media_type = "x/y".to_owned();
+    let blob = |text: &str, is_hashed| {
+        let digest = Digest::sha256(text.as_bytes());
+        crate::Blob { digest, size: 7, media_type: media_type.clone(), is_hashed }
+    };
+    let warned = super::warnings(|| {
+        for number in 0..70 {
+            let transaction = store.begin().unwrap();
+            let layer = transaction.reuse_layer(&diff_id).unwrap().unwrap();
+            let new = blob(&format!("{number}"), true);
+            assert!(!layer.info().is_in(&new.digest));
+            transaction.add_blob(&layer, new.clone()).unwrap();
+            assert!(!store.layer(&diff_id).unwrap().unwrap().info().is_in(&new.digest));
+            transaction.commit().unwrap();
+            assert!(store.layer(&diff_id).unwrap().unwrap().info().is_in(&new.digest));
+        }
+    });
+    assert_eq!(warned, 0, "nothing was damaged");
+    let after = store.layer(&diff_id).unwrap().unwrap();
+    assert!(recipe(&before) == recipe(&after));
+    assert_eq!(
+        (after.info().size, &after.info().objects),
+        (before.info().size, &before.info().objects)
+    );
+    // The last 64, the newest first.
+    let known: Vec<_> = after.info().blobs.iter().map(|it| it.digest).collect();
+    let expect: Vec<_> = (6..70).rev().map(|it| blob(&it.to_string(), true).digest).collect();
+    assert_eq!(known, expect);
+
+    // Unpacked once more, of parts: that tells nothing new, and the record stays.
+    let add = |blobs: Vec<crate::Blob>| {
+        let transaction = store.begin().unwrap();
+        let mut draft = transaction.layer().unwrap();
+        draft.write_all(&recipe(&after)).unwrap();
+        draft.finish(LayerInfo { blobs, ..after.info().clone() }).unwrap();
+        for object in &after.info().objects {
+            let size = store.object(object).unwrap().size();
+            assert!(transaction.reuse(object, size).unwrap());
+        }
+        transaction.commit().unwrap();
+        store.layer(&diff_id).unwrap().unwrap().info().blobs.clone()
+    };
+    assert_eq!(add(vec![blob("parts", false)]), after.info().blobs);
+    assert_eq!(add(vec![blob("69", false)]), after.info().blobs);
+    assert_eq!(add(vec![blob("whole", true)])[..2], [blob("whole", true), blob("69", true)]);
+    check_clean(&store).unwrap();
 }
 
 #[test]

@@ -211,6 +211,9 @@ impl Transaction<'_> {
             tracing::warn!(name, "replacing a damaged file");
             return self.replace(file, to, name);
         }
+        if matches!(found, Found::Newer(_)) {
+            return self.replace(file, to, name);
+        }
         // Another import may have published the same: its bytes are synced, as ours are.
         let (Renamed::Now | Renamed::Taken) =
             self.work.directory.rename_new(file.to_string(), to, name)?;
@@ -260,7 +263,7 @@ impl Transaction<'_> {
 impl Found {
     pub(super) const fn number(&self) -> Option<u64> {
         match self {
-            Self::Here(number) | Self::Better(number) => Some(*number),
+            Self::Here(number) | Self::Better(number) | Self::Newer(number) => Some(*number),
             Self::Claimed | Self::Store => None,
         }
     }

@@ -19,7 +19,7 @@ use super::plan::{Costs, plans_for};
 use super::toc::Format;
 use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
 use crate::Digest;
-use crate::import::layers::{BlobSource, Found, LayerSource};
+use crate::import::layers::{BlobSource, Found, LayerSource, Title};
 use crate::import::{
     self, Durable, Event, ImportError, LayerFailure, Limits, Options, Unsupported,
 };
@@ -171,6 +171,8 @@ fn import(
     assert_eq!(stored.info().blobs[0].digest, layer.digest);
     assert_eq!(stored.info().blobs[0].size, layer.size);
     let whole = whole.into_inner();
+    // What was made of parts gives nobody the layer by the blob's name.
+    assert_eq!(stored.info().is_in(&layer.digest), whole > 0);
     let fetched = memory.bytes.load(Ordering::Relaxed);
     assert_eq!(skipped, stats.unwrap_or_default().skip);
     assert_eq!(read, fetched + whole * layer.size);
@@ -194,6 +196,7 @@ fn run<'a>(
             digest: Some(layer.digest),
             size: Some(layer.size),
             diff_id: Some(*diff_id),
+            title: Title::Blob,
             is_wanted: false,
         }],
         name: None,

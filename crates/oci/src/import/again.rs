@@ -1,0 +1,116 @@
+//! Layers that the store has already: the tree comes from the recipe, and a blob that is not known yet is only compared.
+
+use std::io::Read;
+
+use store::{Blob, Form, Layer};
+
+use super::decode::{Claimed, Expected};
+use super::failure::LayerFailure;
+use super::layer::{self, Gathered, Shared, Wanted};
+use super::{Durable, Job};
+use crate::native::Dedup;
+
+/// A layer of the store whose tree was made again, for an image that has yet to show that it may have it.
+pub(super) struct Here<'t> {
+    layer: Layer,
+    gathered: Gathered<'t>,
+}
+
+impl Job<'_> {
+    /// A layer whose tree can be had without its bytes.
+    pub(super) fn here<'t>(
+        &self,
+        layer: Layer,
+        shared: &Shared<'t, '_, '_>,
+    ) -> Result<Option<Here<'t>>, LayerFailure> {
+        if !self.has_data(&layer)? {
+            return Ok(None);
+        }
+        let gathered = layer::replay(&layer, shared)?;
+        Ok(gathered.map(|gathered| Here { layer, gathered }))
+    }
+
+    /// Reads one blob: unpacks it, or only compares it where the layer is here.
+    pub(super) fn take<'t>(
+        &self,
+        reader: impl Read + Send,
+        wanted: &Wanted<'_>,
+        here: &mut Option<Here<'t>>,
+        shared: &Shared<'t, '_, '_>,
+        read: &(dyn Fn(u64) + Sync),
+    ) -> Result<Gathered<'t>, LayerFailure> {
+        let Some(Here { layer, .. }) = here else {
+            return self.unpack(reader, wanted, shared, read);
+        };
+        let blob = layer::check(reader, wanted, shared, read)?;
+        self.record(layer, &blob)?;
+        let Here { gathered, .. } = here.take().expect("it was there just now");
+        Ok(Gathered { blob, ..gathered })
+    }
+
+    /// Has the store know from now on that the layer is in this blob.
+    fn record(&self, layer: &Layer, blob: &Blob) -> Result<(), LayerFailure> {
+        let info = layer.info();
+        if !blob.is_hashed || info.is_in(&blob.digest) {
+            return Ok(());
+        }
+        if self.options.durable == Durable::Together {
+            return Ok(self.transaction.add_blob(layer, blob.clone())?);
+        }
+        // As a layer that was unpacked: what comes after it may fail.
+        let own = self.transaction.store().begin().map_err(LayerFailure::Commit)?;
+        if own.reuse_layer(&info.diff_id)?.is_some() {
+            own.add_blob(layer, blob.clone())?;
+            own.commit().map_err(LayerFailure::Commit)?;
+        }
+        Ok(())
+    }
+
+    /// A layer that the store has: made of its recipe, or, where its data is in another form than is wanted, of its tar.
+    pub(super) fn stored<'t>(
+        &self,
+        stored: &Layer,
+        shared: &Shared<'t, '_, '_>,
+    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
+        if self.has_data(stored)? {
+            return layer::replay(stored, shared);
+        }
+        let info = stored.info();
+        let diff_id = &info.diff_id;
+        let Some(blob) = info.blobs.first() else { return Ok(None) };
+        let store = self.transaction.store();
+        let Ok(reader) = crate::export::layer_tar(store, diff_id) else { return Ok(None) };
+        let wanted = Wanted {
+            expected: Expected { digest: Some(&blob.digest), size: Some(blob.size) },
+            media_type: &blob.media_type,
+            diff_id: Some(diff_id),
+            tar_of: Some(Claimed { digest: blob.digest, size: blob.size }),
+        };
+        match self.unpack(reader, &wanted, shared, &|_| {}) {
+            Ok(mut gathered) => {
+                gathered.report.is_reused = true;
+                Ok(Some(gathered))
+            }
+            Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(layer = %diff_id, error, "the store's copy is not used");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether the store has a layer's data in the form that is wanted.
+    fn has_data(&self, layer: &Layer) -> Result<bool, LayerFailure> {
+        let transaction = &self.transaction;
+        let info = layer.info();
+        let has = match (self.options.form, self.options.dedup) {
+            (Form::Objects, _) => transaction.has_files(&info.objects),
+            (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
+            // Its blob shall be that of this layer alone.
+            (Form::Packed, Dedup::Layer) => Ok(false),
+            (Form::Tar, _) => transaction.has_tar(&info.diff_id, &info.objects),
+        };
+        has.map_err(LayerFailure::Data)
+    }
+}
