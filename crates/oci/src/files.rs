@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::source::Input;
@@ -18,7 +18,31 @@ const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Opens a regular file, or refuses what else it is.
 pub(crate) fn regular(path: &Path) -> io::Result<File> {
-    let file = open(path)?;
+    check_regular(open(path)?)
+}
+
+/// Opens a regular file in a folder that somebody else filled: no link leads out of it.
+pub(crate) fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let folder = directory(folder)?;
+    let open = |flags| rustix::fs::openat2(&folder, place, flags, Mode::empty(), resolve);
+    let opened = match open(flags | OFlags::NONBLOCK) {
+        // A lease, as in `open`, or a rename meanwhile.
+        Err(Errno::AGAIN) => open(flags),
+        other => other,
+    };
+    match opened {
+        Ok(fd) => check_regular(fd.into()),
+        Err(Errno::XDEV) => {
+            let refused = "it is a link that leads out of the folder";
+            Err(io::Error::new(io::ErrorKind::InvalidInput, refused))
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn check_regular(file: File) -> io::Result<File> {
     let kind = file.metadata()?.file_type();
     if kind.is_file() {
         return Ok(file);

@@ -2,7 +2,7 @@
 
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
-use super::{Field, Reason};
+use super::{Field, Reason, Strictness};
 
 /// The bytes that `raw` stands for. `scratch` holds them when there are escapes.
 pub(super) fn unescape<'a>(
@@ -61,8 +61,17 @@ pub(super) const fn digit(byte: u8) -> Option<u8> {
     }
 }
 
+/// A name: all of it, or an error, where it has to be [`Strictness::Exact`], else what comes before its first NUL.
+pub(super) fn name(bytes: &[u8], field: Field, strictness: Strictness) -> Result<&[u8], Reason> {
+    let name = before_nul(bytes);
+    match strictness {
+        Strictness::Exact if name.len() < bytes.len() => Err(Reason::EscapedNul(field)),
+        Strictness::Lenient | Strictness::Strict | Strictness::Exact => Ok(name),
+    }
+}
+
 /// What comes before the first NUL: C's idea of a string.
-pub(super) fn before_nul(bytes: &[u8]) -> &[u8] {
+fn before_nul(bytes: &[u8]) -> &[u8] {
     memchr::memchr(0, bytes).and_then(|at| bytes.get(..at)).unwrap_or(bytes)
 }
 
@@ -75,7 +84,7 @@ pub(super) fn number(text: &[u8], field: Field) -> Result<u64, Reason> {
     }
     let radix = if field == Field::Mode { 8 } else { 10 };
     let wrong = || Reason::Number { field, text: text.to_vec() };
-    let blanks = text.iter().take_while(|byte| matches!(byte, b'\t'..=b'\r')).count();
+    let blanks = text.iter().take_while(|byte| is_blank(**byte)).count();
     let (negative, digits) = match text.get(blanks..).unwrap_or_default() {
         [b'-', digits @ ..] => (true, digits),
         [b'+', digits @ ..] | digits => (false, digits),
@@ -99,6 +108,40 @@ pub(super) fn number(text: &[u8], field: Field) -> Result<u64, Reason> {
         Some(value) if negative => value.wrapping_neg(),
         Some(value) => value,
     })
+}
+
+/// What C's `isspace` says, but for the space, which ends a field.
+const fn is_blank(byte: u8) -> bool {
+    matches!(byte, b'\t'..=b'\r')
+}
+
+/// Numbers that a field can hold, where it is to be [`Strictness::Exact`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    least: i64,
+    most: u64,
+}
+
+impl Bounds {
+    pub(super) const NANOSECONDS: Self = Self { least: 0, most: 999_999_999 };
+    pub(super) const SECONDS: Self = Self { least: i64::MIN, most: i64::MAX.unsigned_abs() };
+    pub(super) const SIZE: Self = Self { least: 0, most: u64::MAX };
+    pub(super) const MODE: Self = Self { least: 0, most: 0o177_777 };
+    /// Of all else.
+    pub(super) const WORD: Self = Self { least: 0, most: 0xffff_ffff };
+
+    /// Refuses a number, as [`number`] read it, that is another one than `text` says, or beyond these bounds.
+    pub(super) fn check(self, text: &[u8], field: Field) -> Result<(), Reason> {
+        let Self { least, most } = self;
+        let radix = if field == Field::Mode { 8 } else { 10 };
+        // `from_str_radix` knows signs, but no blanks.
+        let blanks = text.iter().take_while(|byte| is_blank(**byte)).count();
+        let digits = str::from_utf8(text.get(blanks..).unwrap_or_default()).unwrap_or_default();
+        match i128::from_str_radix(digits, radix) {
+            Ok(value) if value >= i128::from(least) && value <= i128::from(most) => Ok(()),
+            _ => Err(Reason::Range { field, text: text.to_vec(), least, most }),
+        }
+    }
 }
 
 /// The low 32 bits, which is what `mkcomposefs` keeps of most numbers.

@@ -40,6 +40,9 @@ pub enum Strictness {
     /// As `mkcomposefs` does it with `CFS_PARSE_STRICT`: the last line ends with a newline, only devices have a
     /// device number, a symlink's size is its target's length and it has no content.
     Strict,
+    /// Every number and name is kept as it stands, or refused: `mkcomposefs` takes part of those that are too large, and
+    /// ends a name at its first NUL. For all else as [`Lenient`](Self::Lenient).
+    Exact,
 }
 
 /// A field of a line.
@@ -162,6 +165,21 @@ pub enum Reason {
         /// What stands there.
         text: Vec<u8>,
     },
+    /// Exact: a number that the field cannot hold.
+    #[error("{field} has the number \"{}\", which is not from {least} to {most}", .text.escape_ascii())]
+    Range {
+        /// Which.
+        field: Field,
+        /// What stands there.
+        text: Vec<u8>,
+        /// The least that it can hold.
+        least: i64,
+        /// The most.
+        most: u64,
+    },
+    /// Exact: a NUL, written by its escape, in a name.
+    #[error("a name in {0} has a NUL")]
+    EscapedNul(Field),
     /// A time without a dot.
     #[error("MTIME is \"{}\", which is not SECONDS.NANOSECONDS", .0.escape_ascii())]
     Mtime(Vec<u8>),

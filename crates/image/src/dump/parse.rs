@@ -7,7 +7,7 @@ use std::io::BufRead;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher as _;
 
-use super::field::{append_unescaped, before_nul, digit, low, number, unescape};
+use super::field::{Bounds, append_unescaped, digit, low, name, number, unescape};
 use super::link::Links;
 use super::{
     Field, INLINE_MAX, LINE_MAX, LINE_XATTRS_MAX, PAYLOAD_MAX, ParseError, Reason, Strictness,
@@ -106,10 +106,11 @@ struct Line<'a> {
     xattrs: &'a [u8],
     /// How many of the fixed fields are there.
     count: usize,
+    strictness: Strictness,
 }
 
 impl<'a> Line<'a> {
-    fn split(text: &'a [u8]) -> Self {
+    fn split(text: &'a [u8], strictness: Strictness) -> Self {
         let mut rest = Some(text);
         let mut count = 0_usize;
         let mut next = |is_short: bool| {
@@ -146,27 +147,36 @@ impl<'a> Line<'a> {
             digest,
             xattrs,
             count,
+            strictness,
         }
     }
 
-    fn number(&self, text: &[u8], field: Field) -> Result<u64, Reason> {
+    fn number(&self, text: &[u8], field: Field, bounds: Bounds) -> Result<u64, Reason> {
         if text.is_empty() && !Field::FIXED.iter().take(self.count).any(|it| *it == field) {
             return Err(Reason::Missing(field));
         }
-        number(text, field)
+        let value = number(text, field)?;
+        if self.strictness == Strictness::Exact {
+            bounds.check(text, field)?;
+        }
+        Ok(value)
+    }
+
+    fn word(&self, text: &[u8], field: Field) -> Result<u32, Reason> {
+        Ok(low(self.number(text, field, Bounds::WORD)?))
     }
 
     fn mtime(&self) -> Result<Timestamp, Reason> {
         let Some(dot) = memchr::memchr(b'.', self.mtime) else {
             // As with any other number, a line that ends here is told apart from one that is wrong here.
-            self.number(self.mtime, Field::Mtime)?;
+            self.number(self.mtime, Field::Mtime, Bounds::SECONDS)?;
             return Err(Reason::Mtime(self.mtime.to_vec()));
         };
         let (seconds, rest) = self.mtime.split_at_checked(dot).unwrap_or_default();
         let nanoseconds = rest.get(1..).unwrap_or_default();
         Ok(Timestamp {
-            seconds: number(seconds, Field::Mtime)?.cast_signed(),
-            nanoseconds: low(number(nanoseconds, Field::Mtime)?),
+            seconds: self.number(seconds, Field::Mtime, Bounds::SECONDS)?.cast_signed(),
+            nanoseconds: low(self.number(nanoseconds, Field::Mtime, Bounds::NANOSECONDS)?),
         })
     }
 }
@@ -197,10 +207,12 @@ impl Parser {
         if let Some(at) = memchr::memchr(0, text) {
             return Err(Reason::Nul(at));
         }
-        let line = Line::split(text);
+        let strictness = self.strictness;
+        let line = Line::split(text, strictness);
         let Self { builder, scratch, .. } = self;
         let Scratch { path: path_scratch, payload: payload_scratch, .. } = scratch;
-        let path = before_nul(unescape(line.path, Field::Path, path_scratch)?);
+        let path = unescape(line.path, Field::Path, path_scratch)?;
+        let path = name(path, Field::Path, strictness)?;
         if path.is_empty() {
             return Err(Reason::EmptyPath);
         }
@@ -208,7 +220,7 @@ impl Parser {
             [b'@', mode @ ..] => (mode, true),
             mode => (mode, false),
         };
-        let mode = Mode::new(low(line.number(mode, Field::Mode)?))?;
+        let mode = Mode::new(low(line.number(mode, Field::Mode, Bounds::MODE)?))?;
         let is_root = path == b"/";
         match (self.line, is_root) {
             (1, false) => return Err(Reason::FirstNotRoot),
@@ -220,7 +232,10 @@ impl Parser {
         }
         let payload = match line.payload {
             b"-" => None,
-            raw => Some(before_nul(unescape(raw, Field::Payload, payload_scratch)?)),
+            raw => {
+                let payload = unescape(raw, Field::Payload, payload_scratch)?;
+                Some(name(payload, Field::Payload, strictness)?)
+            }
         };
         if is_link {
             let (parent, name) = self.directory.find(builder, &self.links, path)?;
@@ -231,13 +246,13 @@ impl Parser {
             return Ok(self.links.add(builder, self.line, (parent, name), target)?);
         }
 
-        let size = line.number(line.size, Field::Size)?;
-        let nlink = low(line.number(line.nlink, Field::Nlink)?);
-        let rdev = line.number(line.rdev, Field::Rdev)?;
+        let size = line.number(line.size, Field::Size, Bounds::SIZE)?;
+        let nlink = line.word(line.nlink, Field::Nlink)?;
+        let rdev = line.number(line.rdev, Field::Rdev, Bounds::WORD)?;
         let metadata = Metadata {
             permissions: mode.permissions,
-            uid: low(line.number(line.uid, Field::Uid)?),
-            gid: low(line.number(line.gid, Field::Gid)?),
+            uid: line.word(line.uid, Field::Uid)?,
+            gid: line.word(line.gid, Field::Gid)?,
             mtime: line.mtime()?,
         };
         let Scratch { content, digest, xattrs, ends, .. } = scratch;
@@ -246,9 +261,9 @@ impl Parser {
             raw => Some(unescape(raw, Field::Content, content)?),
         };
         let file = File { line: &line, mode, size, rdev, payload, content };
-        file.check(self.strictness)?;
+        file.check(strictness)?;
         let node = file.node(digest)?;
-        let xattrs = read_xattrs(builder, line.xattrs, xattrs, ends)?;
+        let xattrs = read_xattrs(builder, &line, xattrs, ends)?;
         if is_root {
             return Ok(builder.describe(InodeId::ROOT, &metadata, xattrs)?);
         }
@@ -409,10 +424,11 @@ fn is_path_of(path: &[u8], hex: Option<&[u8]>) -> bool {
 
 fn read_xattrs(
     builder: &mut Builder,
-    text: &[u8],
+    line: &Line<'_>,
     bytes: &mut Vec<u8>,
     ends: &mut Vec<(usize, usize)>,
 ) -> Result<XattrsId, Reason> {
+    let text = line.xattrs;
     if text.is_empty() {
         return Ok(XattrsId::NONE);
     }
@@ -424,10 +440,11 @@ fn read_xattrs(
     // A space at the end of the line has nothing after it, which `mkcomposefs` accepts.
     for pair in text.strip_suffix(b" ").unwrap_or(text).split(|byte| *byte == b' ') {
         let equal = memchr::memchr(b'=', pair).ok_or_else(|| Reason::NoEqual(pair.to_vec()))?;
-        let (name, value) = pair.split_at_checked(equal).unwrap_or_default();
+        let (raw, value) = pair.split_at_checked(equal).unwrap_or_default();
         let start = bytes.len();
-        append_unescaped(name, Field::Xattr, bytes)?;
-        let length = before_nul(bytes.get(start..).unwrap_or_default()).len();
+        append_unescaped(raw, Field::Xattr, bytes)?;
+        let unescaped = bytes.get(start..).unwrap_or_default();
+        let length = name(unescaped, Field::Xattr, line.strictness)?.len();
         bytes.truncate(start.saturating_add(length));
         let end = bytes.len();
         append_unescaped(value.get(1..).unwrap_or_default(), Field::Xattr, bytes)?;

@@ -55,6 +55,89 @@ fn same(line: &str) {
     check(line, Ok(&format!("{line}\n")));
 }
 
+/// A line that `mkcomposefs` takes with another meaning than it has: exactly, it is refused for `reason`.
+fn check_exact(line: &str, taken: &str, reason: &str) {
+    let (line, taken) = (format!("{line}\n"), format!("{taken}\n"));
+    check_as(Strictness::Lenient, &line, Ok(&taken));
+    check_as(Strictness::Exact, &line, Err(&format!("2: {reason}")));
+    check_as(Strictness::Exact, &taken, Ok(&taken));
+}
+
+#[test]
+fn what_wraps_or_is_cut_is_refused_where_it_must_be_exact() {
+    let word = "which is not from 0 to 4294967295";
+    for (lines, field) in [
+        (["1 4294967296 0", "1 0 0"], "UID"),
+        (["1 0 4294967297", "1 0 1"], "GID"),
+        (["4294967297 0 0", "1 0 0"], "NLINK"),
+    ] {
+        let [line, taken] = lines.map(|it| format!("/f 0 100644 {it} 0 0.0 - - -"));
+        let number = lines[0].split(' ').find(|it| it.len() > 1).unwrap();
+        check_exact(&line, &taken, &format!("{field} has the number \"{number}\", {word}"));
+    }
+    check_exact(
+        "/f 0 100644 1 -1 0 0 0.0 - - -",
+        "/f 0 100644 1 4294967295 0 0 0.0 - - -",
+        &format!("UID has the number \"-1\", {word}"),
+    );
+    check_exact(
+        "/f 0 100644 1 0 99999999999999999999999999999999999999999 0 0.0 - - -",
+        "/f 0 100644 1 0 4294967295 0 0.0 - - -",
+        &format!("GID has the number \"99999999999999999999999999999999999999999\", {word}"),
+    );
+    check_exact(
+        "/f 0 20644 1 0 0 4294967553 0.0 - - -",
+        "/f 0 20644 1 0 0 257 0.0 - - -",
+        &format!("RDEV has the number \"4294967553\", {word}"),
+    );
+    check_exact(
+        "/f 0 1100644 1 0 0 0 0.0 - - -",
+        "/f 0 100644 1 0 0 0 0.0 - - -",
+        "MODE has the number \"1100644\", which is not from 0 to 65535",
+    );
+    check_exact(
+        "/f 0 100644 1 0 0 0 9223372036854775808.0 - - -",
+        "/f 0 100644 1 0 0 0 -9223372036854775808.0 - - -",
+        "MTIME has the number \"9223372036854775808\", which is not from -9223372036854775808 to 9223372036854775807",
+    );
+    let nanoseconds = "which is not from 0 to 999999999";
+    check_as(
+        Strictness::Exact,
+        "/f 0 100644 1 0 0 0 0.9999999999 - - -\n",
+        Err(&format!("2: MTIME has the number \"9999999999\", {nanoseconds}")),
+    );
+    check_as(
+        Strictness::Exact,
+        "/f 0 100644 1 0 0 0 0.1000000000 - - -\n",
+        Err(&format!("2: MTIME has the number \"1000000000\", {nanoseconds}")),
+    );
+    check_exact(
+        "/n\\x00evil 0 100644 1 0 0 0 0.0 - - -",
+        "/n 0 100644 1 0 0 0 0.0 - - -",
+        "a name in PATH has a NUL",
+    );
+    check_exact(
+        "/s 1 120777 1 0 0 0 0.0 t\\x00u - -",
+        "/s 1 120777 1 0 0 0 0.0 t - -",
+        "a name in PAYLOAD has a NUL",
+    );
+    check_exact(
+        "/f 0 100644 1 0 0 0 0.0 - - - user.a\\x00b=c",
+        "/f 0 100644 1 0 0 0 0.0 - - - user.a=c",
+        "a name in the xattrs has a NUL",
+    );
+    // What is odd and means what it says is taken: signs, blanks, zeros, times before 1970, a NUL in a value.
+    for line in [
+        "/f 0 100644 \t+1 00 4294967295 0 -9223372036854775808.999999999 - - -",
+        "/f 1 100644 1 0 0 0 -1.0 - \\x00 - user.a=\\x00",
+    ] {
+        let text = format!("{ROOT}{line}\n");
+        let taken = parse(text.as_bytes(), Strictness::Lenient).unwrap();
+        let exact = parse(text.as_bytes(), Strictness::Exact).unwrap();
+        assert_eq!(self::text(&exact, Links::ToFirst), self::text(&taken, Links::ToFirst));
+    }
+}
+
 #[test]
 fn paths() {
     same("/f 0 100644 1 0 0 0 0.0 - - -");

@@ -72,7 +72,7 @@ impl Job<'_> {
         let opened = |source| ImportError::Open { input: input.clone(), source };
         let stream = Stream::open(input, cancel).map_err(opened)?;
         let reader = BufReader::with_capacity(256 << 10, stream);
-        let tree = image::dump::parse(reader, Strictness::Lenient).map_err(|source| {
+        let tree = image::dump::parse(reader, Strictness::Exact).map_err(|source| {
             if cancel.load(Ordering::Relaxed) {
                 return ImportError::Cancelled;
             }
@@ -199,14 +199,14 @@ impl Wanted {
             return Err(ImportError::DumpFile { path: self.path.clone(), reason });
         }
         let path = folder.join(place);
-        let error = match files::regular(&path) {
+        let error = match files::regular_in(folder, place) {
             Ok(file) => return Ok((path, file)),
             Err(error) => error,
         };
         match self.object {
             Some(object) if error.kind() == io::ErrorKind::NotFound => {
                 let by_digest = folder.join(object.path());
-                match files::regular(&by_digest) {
+                match files::regular_in(folder, Path::new(&object.path())) {
                     Ok(file) => Ok((by_digest, file)),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
                         Err(ImportError::Missing { object, path: self.path.clone(), looked: true })

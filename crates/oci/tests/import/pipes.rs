@@ -151,3 +151,51 @@ fn an_object_of_a_dump_is_a_file() {
         format!("cannot read {}: it is a FIFO, not a regular file", objects.join("pipe").display());
     assert_eq!(error, expect);
 }
+
+#[test]
+fn objects_of_a_dump_are_in_their_folder() {
+    let home = Home::new();
+    let objects = home.path("objects");
+    fs::create_dir(&objects).unwrap();
+    fs::write(home.path("secret"), [b's'; 100]).unwrap();
+    fs::write(objects.join("inside"), [b'i'; 100]).unwrap();
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, objects.join(name)).unwrap();
+    link("../secret", "up");
+    link(home.path("secret").to_str().unwrap(), "absolute");
+    link("..", "folder");
+    link("/proc/self/root", "magic");
+    link("inside", "within");
+    let options = Options { objects: Some(&objects), ..home.import_options() };
+    let import = |place: &str| {
+        let line = format!("/a 100 100644 1 0 0 0 0.0 {place} - -\n");
+        fs::write(home.path("a.dump"), format!("/ 0 40755 2 0 0 0 0.0 - - -\n{line}")).unwrap();
+        home.import_with("dump", "a.dump", &options)
+    };
+    let before = home.files();
+    let secret = format!("magic{}", home.path("secret").display());
+    for place in ["up", "absolute", "folder/secret", &secret] {
+        let error = chain(&import(place).unwrap_err());
+        assert!(error.contains(place), "{error}");
+        assert!(error.ends_with("it is a link that leads out of the folder"), "{error}");
+    }
+    assert_eq!(home.files(), before);
+    assert_eq!(home.show(&import("within").unwrap().image), "a=i*100");
+}
+
+#[test]
+fn a_dump_means_what_it_says() {
+    let home = Home::new();
+    let refused = |line: &str, expect: &str| {
+        fs::write(home.path("a.dump"), format!("/ 0 40755 2 0 0 0 0.0 - - -\n{line}\n")).unwrap();
+        let before = home.files();
+        let error = chain(&home.import("dump", "a.dump").unwrap_err());
+        assert!(error.ends_with(&format!("line 2 of the dump is wrong: {expect}")), "{error}");
+        assert_eq!(home.files(), before);
+    };
+    let word = "which is not from 0 to 4294967295";
+    refused(
+        "/f 0 100644 1 4294967296 0 0 0.0 - - -",
+        &format!("UID has the number \"4294967296\", {word}"),
+    );
+    refused("/n\\x00evil 0 100644 1 0 0 0 0.0 - - -", "a name in PATH has a NUL");
+}
