@@ -31,8 +31,10 @@ Exit codes: the program's own, 128+N when signal N ended it; 125 Quire or the ru
 126 the program cannot be executed, 127 it, or what it needs to start, is not in the image
 
 Signals go to the program, which is process 1 of its container: the kernel spares that one INT and TERM unless it \
-handles them. The third that quire gets kills the container. On a terminal of the container's own, Ctrl-C is a key like \
-others and not sent to quire: there, `kill` this quire from another terminal, three times, or use --tty never.";
+handles them. The third that quire gets kills the container.
+
+On a terminal, Ctrl-C goes to the program; two within two seconds kill a program that is process 1 and neither handles nor \
+ignores it. Ctrl-P Ctrl-Q leaves a container of `run`: it goes on, and what it writes then goes to its log.";
 
 /// The command line with what is the same for all verbs.
 /// Where help shows the options that all verbs have.

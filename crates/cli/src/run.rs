@@ -1,5 +1,7 @@
 //! `run`: a command in a container whose root is an image.
 
+mod attached;
+
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -18,6 +20,7 @@ use kernel::process::{Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
 use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
 
+use self::attached::Seat;
 use crate::Answer;
 use crate::args::{self, When};
 use crate::context::{Context, now};
@@ -62,16 +65,19 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     if args.detach {
         let id = ready.id.clone();
         let signals = Arc::clone(&ready.signals);
-        let (report, monitor) = start_behind(|report| ready.watch(report))?;
+        let (report, monitor) = start_behind(|report| ready.watch(report, None))?;
         return started(&id, report, &monitor, &signals);
+    }
+    if ready.terminal == Terminal::New && ready.runtime.kind != Kind::Runsc {
+        return attached::run(context, ready);
     }
     ready.offer();
     let remark = |text: &str| context.remark(text);
-    let result = container::monitor::run(&ready.start(), &remark);
+    let result = container::monitor::run(&ready.start(None), &remark);
     if ready.has_lost() {
         context.remark(LOST);
     }
-    let ended = ready.end(Runs::Perhaps);
+    let ended = ready.end(Runs::Perhaps, || {});
     // What went wrong with the program comes before what goes wrong after it.
     let code = result?.shell_code();
     ended?;
@@ -141,7 +147,11 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     wishes.map = map.cloned();
     wishes.cgroup = Some(container::teardown::cgroup(&id, &new_id()?));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
-    let (process, config) = configure(root.mount.as_fd(), &stage.root(), &image, &wishes, &user)?;
+    let (process, mut config) =
+        configure(root.mount.as_fd(), &stage.root(), &image, &wishes, &user)?;
+    if terminal == Terminal::New {
+        container::terminal::note_size(&mut config["process"], std::io::stdin().as_fd());
+    }
     let record = ContainerRecord {
         image: found.image,
         manifest: found.manifest,
@@ -203,7 +213,7 @@ const LOST: &str = "the disk of the store is full or failing: some of what the c
                     may have read zeros in its place";
 
 impl Ready {
-    fn start(&self) -> Start<'_> {
+    fn start<'a>(&'a self, console: Option<&'a str>) -> Start<'a> {
         Start {
             id: &self.id,
             folder: &self.path,
@@ -214,6 +224,7 @@ impl Ready {
             owner: self.owner,
             config: &self.config,
             terminal: self.terminal,
+            console,
             runtime: &self.runtime,
             signals: &self.signals,
             trimmer: self.root.doomed.trimmer(self.path.join(filestore::NAME)),
@@ -224,12 +235,13 @@ impl Ready {
         self.root.doomed.has_lost(self.root.mount.as_fd())
     }
 
-    /// Takes everything down, behind the user's back if it takes long.
-    fn end(self, left: Runs) -> anyhow::Result<()> {
+    /// Takes everything down, behind the user's back if it takes long; calls `hidden` when nobody else can see it any more.
+    fn end(self, left: Runs, hidden: impl FnOnce()) -> anyhow::Result<()> {
         let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
         // For everybody else it is gone now.
         let (id, root, stage) = (self.id, self.root, self.stage);
         let folder = self.folder.hide()?;
+        hidden();
         let clear = move || {
             root.doomed.shut_down();
             stage.shut_down();
@@ -248,9 +260,13 @@ impl Ready {
         Ok(())
     }
 
-    /// In a process of its own: sees the container through to its end, and tells by `report` how it began.
-    fn watch(self, report: OwnedFd) {
+    /// In a process of its own: sees the container through to its end, and tells by `report` how it began, and to whoever
+    /// sits at its terminal how it ended, too.
+    fn watch(self, report: OwnedFd, seat: Option<Seat>) {
         let mut report = Some(File::from(report));
+        let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
+        let console = seat.as_ref().map(|seat| seat.console.clone());
+        let keeping = seat.map(|seat| seat.keep(&self.path));
         // Nobody is to find a directory in use by us.
         let _moved = std::env::set_current_dir("/");
         self.offer();
@@ -262,19 +278,30 @@ impl Ready {
             lost = self.has_lost();
             is_told = lost && log(&self.path, LOST);
         };
-        let (start, signal) = (self.start(), &self.stop_signal);
+        let (start, signal) = (self.start(console.as_deref()), &self.stop_signal);
         let result = detached::watch(&start, signal, &clock, &mut started, &mut ended);
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();
         let is_unwanted = detached::is_unwanted(&self.path);
         let keep = self.keep && has_started && !is_unwanted;
-        if let Err(error) = result {
-            let error = anyhow::Error::new(error);
-            let text = format!("{error:#}");
-            match has_started {
-                true => drop(log(&self.path, &text)),
-                false => tell(report, &[&[exit_code(&error)], text.as_bytes()].concat()),
+        let end = match result {
+            Ok(exit) => {
+                let code = u8::try_from(exit.shell_code()).unwrap_or(u8::MAX);
+                [&[code], if lost { LOST } else { "" }.as_bytes()].concat()
             }
+            Err(error) => {
+                let error = anyhow::Error::new(error);
+                let text = format!("{error:#}");
+                let said = [&[exit_code(&error)], text.as_bytes()].concat();
+                match has_started {
+                    true => drop(log(&self.path, &text)),
+                    false => tell(report, &said),
+                }
+                if has_started { said } else { Vec::new() }
+            }
+        };
+        if let Some(keeping) = keeping {
+            keeping.finish();
         }
         if keep {
             self.rest(lost, is_told);
@@ -282,7 +309,7 @@ impl Ready {
         }
         // Before another one can have its name, and its cgroup.
         container::teardown::clear(&self.path, &self.id);
-        if let Err(error) = self.end(Runs::No) {
+        if let Err(error) = self.end(Runs::No, || tell(end_report, &end)) {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
         }
     }

@@ -1,5 +1,7 @@
 //! Containers that outlive the command that started them: watched by a process of their own, and asked things by others.
 
+mod terminal;
+
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -60,6 +62,9 @@ pub fn watch(
     run.arg("--log").arg(&log).args(["--log-format", "json"]);
     let pid_file = start.folder.join(PID);
     run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
+    if let Some(socket) = start.console {
+        run.args(["--console-socket", socket]);
+    }
     run.arg("--pid-file").arg(&pid_file).arg(start.id);
     run.stdin(Stdio::null()).stdout(output.try_clone().map_err(write_failed)?).stderr(output);
     let setup =
@@ -164,11 +169,23 @@ pub struct More {
 }
 
 impl More {
+    /// Whether Quire connects it to the caller's terminal: runsc does that by itself.
+    fn has_terminal_of_ours(&self, runtime: &Runtime) -> bool {
+        self.terminal == Terminal::New && runtime.kind != Kind::Runsc
+    }
+
     /// As the runtime's `exec --process` takes it, made of what the container's bundle says of its first program.
     fn process(self, bundle: &mut Value) -> Value {
         let mut process = bundle["process"].take();
         process["args"] = self.args.into();
         process["terminal"] = (self.terminal == Terminal::New).into();
+        if let Some(process) = process.as_object_mut() {
+            // That of whoever started the first one.
+            process.remove("consoleSize");
+        }
+        if self.terminal == Terminal::New {
+            crate::terminal::note_size(&mut process, std::io::stdin().as_fd());
+        }
         if let Some(directory) = self.working_dir {
             process["cwd"] = directory.into();
         }
@@ -209,11 +226,18 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         check_inside(root.as_fd(), more.working_dir.as_deref().unwrap_or(own))?;
     }
     let file = folder.join(format!("exec-{}.json", std::process::id()));
+    let has_terminal = more.has_terminal_of_ours(&runtime);
     std::fs::write(&file, more.process(&mut config).to_string()).map_err(failed(&file))?;
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let mut exec = command(&runtime, folder);
-    exec.arg("exec").arg("--process").arg(&file).arg(id);
+    exec.arg("exec").arg("--process").arg(&file);
+    if has_terminal {
+        let exit = terminal::exec(exec, folder, id, &runtime, signals);
+        drop(std::fs::remove_file(&file));
+        return exit;
+    }
+    exec.arg(id);
     let streams = Streams::of(&mut exec, runtime.kind).map_err(streams_failed)?;
     let run = || {
         enter(&runtime, folder)?;

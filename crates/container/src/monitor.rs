@@ -45,6 +45,8 @@ pub struct Start<'a> {
     pub config: &'a Value,
     /// Whether the configuration gives it a terminal of its own: then the runtime's standard error is not its.
     pub terminal: Terminal,
+    /// Where the runtime is to send the terminal, if this process or its parent has that socket.
+    pub console: Option<&'a str>,
     /// Who executes it.
     pub runtime: &'a Runtime,
     /// What is sent on to the container.

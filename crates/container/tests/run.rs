@@ -139,6 +139,7 @@ impl Fixture {
             process: &process,
             config: &config,
             terminal: wishes.terminal,
+            console: None,
             runtime,
             signals: &Signals::block(&[]).unwrap(),
             trimmer: None,

@@ -35,6 +35,7 @@ mod rights;
 #[path = "../../../oci/tests/registry/rounds.rs"]
 mod rounds;
 mod runs;
+mod terminals;
 mod userns;
 mod verity;
 mod volumes;

@@ -1,0 +1,221 @@
+//! `run` with a terminal: a monitor behind sees to the container, and this process sits at its terminal until the
+//! container ends or the caller leaves.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use container::detached;
+use container::terminal::{
+    Attached, Events, Keeper, Left, SHORT_MOMENT, is_spared_interrupts, link,
+};
+use kernel::process::{Pid, Process, ProcessError, Signal, Signals, start_behind};
+use kernel::terminal::{Modes, Receiver};
+
+use super::{FAILED, NotStarted, Ready};
+use crate::Answer;
+use crate::context::Context;
+use crate::report;
+
+/// What a monitor has of its container's terminal.
+pub(super) struct Seat {
+    /// Where the runtime sends it.
+    pub(super) console: String,
+    keeper: Keeper,
+    modes: Modes,
+}
+
+/// Keeps the terminal of a container whose caller has left, in a thread of the monitor.
+pub(super) struct Keeping {
+    thread: JoinHandle<()>,
+    has_taken_over: Arc<AtomicBool>,
+}
+
+impl Seat {
+    pub(super) fn keep(self, folder: &Path) -> Keeping {
+        let has_taken_over = Arc::new(AtomicBool::new(false));
+        let (taken, folder) = (Arc::clone(&has_taken_over), folder.to_owned());
+        let thread = std::thread::spawn(move || {
+            let taken_over = || taken.store(true, Ordering::SeqCst);
+            self.keeper.keep(self.modes, &folder, &taken_over);
+        });
+        Keeping { thread, has_taken_over }
+    }
+}
+
+impl Keeping {
+    /// After the container's end: waits until all that it has written is in its log, if that is where it goes.
+    pub(super) fn finish(self) {
+        if self.has_taken_over.load(Ordering::SeqCst) {
+            // It has nobody to tell of a panic.
+            let _ended = self.thread.join();
+        }
+    }
+}
+
+pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
+    let (input, output) = (std::io::stdin(), std::io::stdout());
+    let (id, path, signals) = (ready.id.clone(), ready.path.clone(), Arc::clone(&ready.signals));
+    let modes = || Modes::of(input.as_fd()).context("cannot see how the terminal is set");
+    let receiver = Receiver::new(&path)
+        .with_context(|| format!("cannot make a socket for the terminal in {}", path.display()))?;
+    let (link, keeper) = link().context("cannot talk to the container's monitor")?;
+    let seat = Seat { console: receiver.path(), keeper, modes: modes()? };
+    let mut link = Some(link);
+    let (report, monitor) = {
+        let link = &mut link;
+        start_behind(|report| {
+            // The caller's end has to be the only one.
+            drop(link.take());
+            ready.watch(report, Some(seat));
+        })?
+    };
+    // The monitor has no copy of this one: it must not keep a terminal open that nobody sits at.
+    let modes = modes()?;
+    let mut events =
+        Caller { context, id: &id, folder: &path, monitor: &monitor, requests: 0, is_asked: None };
+    let attached = Attached {
+        input: input.as_fd(),
+        output: output.as_fd(),
+        signals: &signals,
+        over: report.as_fd(),
+        can_detach: true,
+    };
+    let mut report = Report(File::from(report.try_clone()?));
+    let master = attached.wait(&receiver, &mut events)?;
+    drop(receiver);
+    let Some(master) = master else { return events.not_started(&report.rest()?) };
+    // It tells of the start, and then nothing until the end.
+    if let Some(failure) = report.start(&signals, &mut events)? {
+        return events.not_started(&failure);
+    }
+    let (left, master) = attached.copy(&modes, master, &mut events)?;
+    if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
+        link.leave(master.as_fd()).context("the container's monitor has gone")?;
+        report::error_line("");
+        context.remark(&format!("container {id} goes on: `quire stop {id}` ends it"));
+        return Ok(Answer::Yes);
+    }
+    if let Some(link) = link {
+        link.done();
+    }
+    ended(&id, &report.rest()?)
+}
+
+/// What a container's monitor says of its end: its exit code, and what was lost.
+fn ended(id: &str, said: &[u8]) -> anyhow::Result<Answer> {
+    let Some((code, lost)) = said.split_first() else {
+        bail!("nobody knows how container {id} ended: its monitor was killed");
+    };
+    if !lost.is_empty() {
+        report::error_line(&format!("quire: {}", String::from_utf8_lossy(lost)));
+    }
+    Ok(Answer::Program(*code))
+}
+
+/// What the monitor says, in the order in which it does.
+struct Report(File);
+
+impl Report {
+    /// Waits for the start; answers what went wrong with it, if it did.
+    fn start(
+        &mut self,
+        signals: &Signals,
+        events: &mut Caller<'_>,
+    ) -> anyhow::Result<Option<Vec<u8>>> {
+        loop {
+            signals.wait_or(self.0.as_fd())?;
+            let Some(received) = signals.next()? else { break };
+            events.signal(received.signal)?;
+        }
+        let mut byte = [0];
+        match self.0.read(&mut byte).context("cannot hear the monitor")? {
+            1 if byte == [0] => Ok(None),
+            length => Ok(Some([&byte[..length], &self.rest()?].concat())),
+        }
+    }
+
+    fn rest(&mut self) -> anyhow::Result<Vec<u8>> {
+        let mut said = Vec::new();
+        self.0.read_to_end(&mut said).context("cannot hear the monitor")?;
+        Ok(said)
+    }
+}
+
+/// The process that sits at the terminal.
+struct Caller<'a> {
+    context: &'a Context,
+    id: &'a str,
+    folder: &'a Path,
+    monitor: &'a Process,
+    /// How often the container was asked to end.
+    requests: u32,
+    is_asked: Option<Signal>,
+}
+
+impl Caller<'_> {
+    /// What is said while the terminal passes each byte as it is.
+    fn remark(&self, text: &str) {
+        if !self.context.quiet {
+            report::error_line(&format!("\r\nquire: {text}\r"));
+        }
+    }
+
+    fn kill(&self) {
+        if let Err(error) = detached::signal(self.folder, self.id, "KILL") {
+            self.remark(&error);
+        }
+    }
+
+    /// How it went when the monitor says `failure` before the container has started.
+    fn not_started(&self, failure: &[u8]) -> anyhow::Result<Answer> {
+        match (failure.split_first(), self.is_asked) {
+            (_, Some(signal)) => {
+                let code = 128 + signal.as_raw();
+                Ok(Answer::Program(u8::try_from(code).unwrap_or(FAILED)))
+            }
+            (Some((code, message)), None) => {
+                let message = String::from_utf8_lossy(message).into_owned();
+                Err(NotStarted { code: *code, message }.into())
+            }
+            (None, None) => {
+                bail!("the monitor of {} ended before the container started", self.id)
+            }
+        }
+    }
+}
+
+impl Events for Caller<'_> {
+    fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
+        // The monitor sends it on, or ends the start. It may have gone.
+        let _heard = self.monitor.signal(signal);
+        if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
+            self.is_asked = Some(signal);
+        }
+        if matches!(signal, Signal::INT | Signal::TERM) {
+            self.requests += 1;
+            match self.requests {
+                0 | 1 => {}
+                2 => self.remark("the container was asked to end twice: again to kill it"),
+                _ => self.kill(),
+            }
+        }
+        Ok(())
+    }
+
+    fn interrupted(&mut self, group: Pid, since: Option<Duration>) {
+        if !is_spared_interrupts(self.folder, group) {
+            return;
+        }
+        match since {
+            Some(since) if since < SHORT_MOMENT => self.kill(),
+            _ => self.remark("the program does not handle Ctrl-C: once more kills it"),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! `exec` with a terminal: the runtime makes it and goes, and this process copies and waits.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use kernel::process::{Exit, Pid, Process, ProcessError, Setup, Signal, Signals};
+use kernel::terminal::{Modes, Receiver};
+
+use crate::monitor::{RunError, enter};
+use crate::runtime::Runtime;
+use crate::terminal::{Attached, Events};
+
+/// Passes signals on to the program.
+struct Pass<'a>(&'a Process);
+
+impl Events for Pass<'_> {
+    fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
+        // It may have ended just now.
+        let _gone = self.0.signal(signal);
+        Ok(())
+    }
+
+    fn interrupted(&mut self, _group: Pid, _since: Option<Duration>) {
+        // Only a container's first process is spared them.
+    }
+}
+
+/// Runs `exec`, a runtime's command line without the container's name, on the caller's terminal.
+pub(super) fn exec(
+    mut exec: Command,
+    folder: &Path,
+    id: &str,
+    runtime: &Runtime,
+    signals: &Signals,
+) -> Result<Exit, RunError> {
+    let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
+    let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
+    let (input, output) = (io::stdin(), io::stdout());
+    let modes = Modes::of(input.as_fd()).map_err(|errno| streams_failed(errno.into()))?;
+    let receiver = Receiver::new(folder).map_err(streams_failed)?;
+    let pid_file = folder.join(format!("exec-{}.pid", std::process::id()));
+    exec.args(["--detach", "--console-socket", &receiver.path(), "--pid-file"]).arg(&pid_file);
+    exec.arg(id).stdin(Stdio::null()).stdout(Stdio::null());
+    kernel::process::set_subreaper().map_err(runtime_failed)?;
+    enter(runtime, folder).map_err(runtime_failed)?;
+    let setup = Setup { signals: Some(signals), ..Setup::default() };
+    let child = kernel::process::spawn(exec, &setup).map_err(runtime_failed)?.process;
+    let attached = |over| Attached {
+        input: input.as_fd(),
+        output: output.as_fd(),
+        signals,
+        over,
+        can_detach: false,
+    };
+    let master = attached(child.as_fd()).wait(&receiver, &mut Pass(&child));
+    // It goes on by itself to where the program runs, or ends with an error.
+    let exit = child.wait();
+    let pid = std::fs::read_to_string(&pid_file).ok();
+    drop(std::fs::remove_file(&pid_file));
+    let (master, exit) = (master.map_err(runtime_failed)?, exit.map_err(runtime_failed)?);
+    let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
+    let Some(master) = master else { return Ok(exit) };
+    let (Exit::Code(0), Some(pid)) = (exit, pid) else {
+        // crun says why on the new terminal.
+        let copied = attached(child.as_fd()).copy(&modes, master, &mut Pass(&child));
+        return copied.map(|_| exit).map_err(runtime_failed);
+    };
+    let program = Process::open(pid).map_err(runtime_failed)?;
+    program.adopt().map_err(runtime_failed)?;
+    let copied = attached(program.as_fd()).copy(&modes, master, &mut Pass(&program));
+    copied.map_err(runtime_failed)?;
+    program.wait().map_err(runtime_failed)
+}

@@ -1,0 +1,498 @@
+//! A terminal of a container, behind the one that the caller sits at: bytes both ways, its size, and the few keys that
+//! mean something to Quire.
+//!
+//! The runtime makes the terminal and hands over its master side ([`kernel::terminal::Receiver`]), since runtimes that
+//! copy the bytes themselves leave no way out: crun 1.8 does not set a size either.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kernel::process::{Pid, ProcessError, Signal, Signals};
+use kernel::terminal::{Modes, Receiver, interrupted_by_ctrl_c, receive, resize, send, size};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use crate::detached::OUTPUT;
+use crate::monitor::PID;
+
+/// Ctrl-C, and the two keys by which a caller leaves a container to itself, as with Docker.
+const CTRL_C: u8 = 3;
+const CTRL_P: u8 = 16;
+const CTRL_Q: u8 = 17;
+
+/// How long after one Ctrl-C another one counts as the second.
+pub const SHORT_MOMENT: Duration = Duration::from_secs(2);
+
+/// How often it is seen whether somebody has opened a terminal again that nobody had open.
+const REOPENED: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Writes the size of the caller's terminal into what a runtime is told of a process, for the program's first moment.
+pub fn note_size(process: &mut Value, terminal: BorrowedFd<'_>) {
+    if let Some(size) = size(terminal) {
+        process["consoleSize"] = json!({"height": size.ws_row, "width": size.ws_col});
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// It is over.
+    Ended,
+    /// The caller has typed Ctrl-P Ctrl-Q.
+    Detached,
+}
+
+/// A terminal of a caller that is connected with one of a container.
+#[derive(Debug)]
+pub struct Attached<'a> {
+    /// The caller's terminal.
+    pub input: BorrowedFd<'a>,
+    /// Where the container's output goes.
+    pub output: BorrowedFd<'a>,
+    /// What arrives from elsewhere meanwhile.
+    pub signals: &'a Signals,
+    /// Readable when it is over.
+    pub over: BorrowedFd<'a>,
+    /// Whether the caller can leave before.
+    pub can_detach: bool,
+}
+
+/// What is done besides copying.
+pub trait Events {
+    /// A signal that is not about the terminal itself.
+    ///
+    /// # Errors
+    /// Ends the connection.
+    fn signal(&mut self, signal: Signal) -> Result<(), ProcessError>;
+
+    /// A Ctrl-C that interrupts this process group, and how long ago the last one was typed.
+    fn interrupted(&mut self, group: Pid, since: Option<Duration>);
+}
+
+/// Sets the caller's terminal back when it goes.
+struct Raw<'a>(&'a Modes);
+
+impl Drop for Raw<'_> {
+    fn drop(&mut self) {
+        self.0.restore();
+    }
+}
+
+impl Attached<'_> {
+    /// Waits for the terminal that a runtime makes; none if it is over before.
+    ///
+    /// # Errors
+    /// The kernel's, and those of `events`.
+    pub fn wait(
+        &self,
+        receiver: &Receiver,
+        events: &mut dyn Events,
+    ) -> Result<Option<OwnedFd>, ProcessError> {
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.over, PollFlags::IN),
+            ];
+            wait_for(&mut fds, None)?;
+            let is_over = !fds[2].revents().is_empty();
+            while let Some(received) = self.signals.next()? {
+                if received.signal != Signal::WINCH {
+                    events.signal(received.signal)?;
+                }
+            }
+            let received = receiver.receive().map_err(|error| ProcessError::Call {
+                step: "receive the container's terminal",
+                source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+            })?;
+            if let Some(master) = &received {
+                // At once: for a program that crun executes in a container, this is its first size.
+                self.resize(master.as_fd());
+            }
+            if received.is_some() || is_over {
+                return Ok(received);
+            }
+        }
+    }
+
+    /// Gives the container's terminal the size of the caller's.
+    fn resize(&self, master: BorrowedFd<'_>) {
+        if let Some(size) = size(self.input)
+            && let Err(error) = resize(master, size)
+        {
+            tracing::debug!(%error, "the container's terminal keeps its size");
+        }
+    }
+
+    /// Copies until it is over or the caller leaves. All that the container has written until its end is written then.
+    ///
+    /// # Errors
+    /// The kernel's, and those of `events`. The caller's terminal is as before in any case.
+    pub fn copy(
+        &self,
+        modes: &Modes,
+        master: OwnedFd,
+        events: &mut dyn Events,
+    ) -> Result<(Left, Option<OwnedFd>), ProcessError> {
+        let failed = |source| ProcessError::Call { step: "connect terminals", source };
+        let flags = rustix::fs::fcntl_getfl(&master).map_err(failed)?;
+        rustix::fs::fcntl_setfl(&master, flags | OFlags::NONBLOCK).map_err(failed)?;
+        let raw = Raw(modes);
+        let _hung_up = modes.set_raw();
+        let mut copying = Copying {
+            attached: self,
+            master: Some(master),
+            pending: Vec::new(),
+            keys: Keys { can_detach: self.can_detach, ..Keys::default() },
+            has_input: true,
+            is_idle: false,
+            last: None,
+        };
+        copying.follow_size();
+        let left = copying.run(modes, events);
+        drop(raw);
+        Ok((left?, copying.master))
+    }
+}
+
+struct Copying<'a> {
+    attached: &'a Attached<'a>,
+    /// None when the caller's terminal has been hung up, or its reader has gone.
+    master: Option<OwnedFd>,
+    /// Typed, and not taken by the container yet.
+    pending: Vec<u8>,
+    keys: Keys,
+    has_input: bool,
+    /// Nobody has the container's side open.
+    is_idle: bool,
+    last: Option<Instant>,
+}
+
+impl Copying<'_> {
+    fn run(&mut self, modes: &Modes, events: &mut dyn Events) -> Result<Left, ProcessError> {
+        loop {
+            let wants_room = !self.pending.is_empty() && !self.is_idle;
+            let mut wanted = if self.is_idle { PollFlags::empty() } else { PollFlags::IN };
+            wanted.set(PollFlags::OUT, wants_room);
+            let mut fds = vec![
+                PollFd::from_borrowed_fd(self.attached.over, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.attached.signals.as_fd(), PollFlags::IN),
+            ];
+            let takes_input = self.has_input && self.pending.is_empty() && self.master.is_some();
+            if takes_input {
+                fds.push(PollFd::from_borrowed_fd(self.attached.input, PollFlags::IN));
+            }
+            let master = self.master.as_ref().filter(|_| !self.is_idle);
+            if let Some(master) = master {
+                fds.push(PollFd::from_borrowed_fd(master.as_fd(), wanted));
+            }
+            let patience = (self.is_idle && self.master.is_some()).then_some(REOPENED);
+            wait_for(&mut fds, patience.as_ref())?;
+            let is_over = !fds[0].revents().is_empty();
+            let is_typed = takes_input && !fds[2].revents().is_empty();
+            drop(fds);
+            while let Some(received) = self.attached.signals.next()? {
+                match received.signal {
+                    Signal::WINCH => self.follow_size(),
+                    signal => {
+                        if signal == Signal::CONT {
+                            // A shell may have set the terminal to its own modes meanwhile.
+                            let _hung_up = modes.set_raw();
+                        }
+                        events.signal(signal)?;
+                    }
+                }
+            }
+            // Also once more after the end: what was written before is there.
+            self.show();
+            if is_over {
+                return Ok(Left::Ended);
+            }
+            if is_typed && self.take_typed(events) {
+                return Ok(Left::Detached);
+            }
+            self.give();
+        }
+    }
+
+    fn follow_size(&self) {
+        if let Some(master) = &self.master {
+            self.attached.resize(master.as_fd());
+        }
+    }
+
+    /// Writes what the container has written so far.
+    fn show(&mut self) {
+        let mut bytes = [0; 1 << 14];
+        while let Some(master) = &self.master {
+            match rustix::io::read(master, &mut bytes) {
+                Ok(length @ 1..) => {
+                    self.is_idle = false;
+                    if !write_all(self.attached.output, &bytes[..length]) {
+                        // As if somebody had closed the window.
+                        self.master = None;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.is_idle = false;
+                    return;
+                }
+                // EIO: nobody has it open, and somebody may open it yet.
+                Ok(0) | Err(_) => {
+                    self.is_idle = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads what the caller has typed; answers whether it was the keys to leave.
+    fn take_typed(&mut self, events: &mut dyn Events) -> bool {
+        let mut bytes = [0; 4096];
+        let length = match rustix::io::read(self.attached.input, &mut bytes) {
+            Ok(length @ 1..) => length,
+            Err(Errno::INTR | Errno::AGAIN) => return false,
+            Ok(0) | Err(_) => {
+                // The caller's terminal has been hung up: so is the container's.
+                self.has_input = false;
+                self.master = None;
+                return false;
+            }
+        };
+        let typed = self.keys.read(&bytes[..length], &mut self.pending);
+        let group = self.master.as_ref().and_then(|it| interrupted_by_ctrl_c(it.as_fd()));
+        for _ in 0..typed.interrupts {
+            let since = self.last.replace(Instant::now()).map(|it| it.elapsed());
+            if let Some(group) = group {
+                events.interrupted(group, since);
+            }
+        }
+        typed.detach
+    }
+
+    /// Gives the container of what was typed as much as it takes.
+    fn give(&mut self) {
+        let Some(master) = &self.master else {
+            self.pending.clear();
+            return;
+        };
+        match rustix::io::write(master, &self.pending) {
+            Ok(taken) => drop(self.pending.drain(..taken)),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => {
+                tracing::debug!(%error, "what was typed is lost");
+                self.pending.clear();
+            }
+        }
+    }
+}
+
+fn wait_for(fds: &mut [PollFd<'_>], most: Option<&Timespec>) -> Result<(), ProcessError> {
+    match poll(fds, most) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(source) => Err(ProcessError::Call { step: "wait for a terminal", source }),
+    }
+}
+
+/// Whether all could be written.
+fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(0) => return false,
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let _waited = poll(&mut [PollFd::from_borrowed_fd(to, PollFlags::OUT)], None);
+            }
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// What keys mean.
+#[derive(Debug, Default)]
+struct Keys {
+    can_detach: bool,
+    /// A Ctrl-P that waits for what follows it.
+    held: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Typed {
+    interrupts: usize,
+    detach: bool,
+}
+
+impl Keys {
+    /// Adds to `pass` what the container is to have. What follows the keys to leave is nobody's.
+    fn read(&mut self, typed: &[u8], pass: &mut Vec<u8>) -> Typed {
+        let mut interrupts = 0;
+        for &byte in typed {
+            if std::mem::take(&mut self.held) {
+                if byte == CTRL_Q {
+                    return Typed { interrupts, detach: true };
+                }
+                pass.push(CTRL_P);
+            }
+            if byte == CTRL_P && self.can_detach {
+                self.held = true;
+                continue;
+            }
+            interrupts += usize::from(byte == CTRL_C);
+            pass.push(byte);
+        }
+        Typed { interrupts, detach: false }
+    }
+}
+
+/// Whether the kernel spares a container's first process the `SIGINT` that its terminal sends to this process group: it is of
+/// that group, and neither handles, ignores nor waits for the signal.
+#[must_use]
+pub fn is_spared_interrupts(folder: &Path, group: Pid) -> bool {
+    let pid = std::fs::read_to_string(folder.join(PID)).ok();
+    let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
+    let Some(pid) = pid.filter(|pid| rustix::process::getpgid(Some(*pid)) == Ok(group)) else {
+        return false;
+    };
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+    status.is_ok_and(|status| has_no_use_for_interrupts(&status))
+}
+
+/// Source: proc(5), `SigBlk`, `SigIgn`, `SigCgt`: hexadecimal masks, in which signal 1 is the lowest bit.
+fn has_no_use_for_interrupts(status: &str) -> bool {
+    const INT: u64 = 1 << 1;
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|it| u64::from_str_radix(it.trim(), 16).ok())
+    };
+    ["SigBlk:", "SigIgn:", "SigCgt:"]
+        .into_iter()
+        .all(|name| mask(name).is_some_and(|mask| mask & INT == 0))
+}
+
+/// What the caller's process sends its container's monitor: that it leaves, with the terminal; or that it is done.
+const DETACH: u8 = b'd';
+const DONE: u8 = b'.';
+
+/// The caller's end of what connects it with its container's monitor.
+#[derive(Debug)]
+pub struct Link(UnixStream);
+
+/// The monitor's end.
+#[derive(Debug)]
+pub struct Keeper(UnixStream);
+
+/// Two ends.
+///
+/// # Errors
+/// The kernel's.
+pub fn link() -> std::io::Result<(Link, Keeper)> {
+    let (one, other) = UnixStream::pair()?;
+    Ok((Link(one), Keeper(other)))
+}
+
+impl Link {
+    /// Leaves the terminal to the monitor.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn leave(self, master: BorrowedFd<'_>) -> std::io::Result<()> {
+        Ok(send(&self.0, DETACH, master)?)
+    }
+
+    /// Says that the caller's terminal is as it was.
+    pub fn done(mut self) {
+        // The monitor may have ended.
+        let _unheard = self.0.write_all(&[DONE]);
+    }
+}
+
+impl Keeper {
+    /// Takes the container's terminal over if the caller leaves it, and writes what comes from there into the log of the
+    /// container's folder, after `takes_over`; sets the caller's terminal back if the caller is killed. Returns when the caller
+    /// has gone, or nobody has the container's terminal open any more.
+    pub fn keep(self, modes: Modes, folder: &Path, takes_over: &dyn Fn()) {
+        match receive(&self.0) {
+            Ok((Some(DETACH), Some(master))) => {
+                takes_over();
+                drop((self, modes));
+                keep_log(&master, folder);
+            }
+            Ok((Some(_), _)) => {}
+            Ok((None, _)) | Err(_) => modes.restore(),
+        }
+    }
+}
+
+fn keep_log(master: &OwnedFd, folder: &Path) {
+    let Ok(log) = File::options().append(true).open(folder.join(OUTPUT)) else { return };
+    let mut bytes = [0; 1 << 14];
+    loop {
+        match rustix::io::read(master, &mut bytes) {
+            Ok(length @ 1..) => {
+                // A full disk loses it, and the container must not wait for that.
+                let _lost = write_all(log.as_fd(), &bytes[..length]);
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let _waited =
+                    poll(&mut [PollFd::from_borrowed_fd(master.as_fd(), PollFlags::IN)], None);
+            }
+            Ok(0) | Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_to_leave_are_not_the_programs() {
+        let check = |can_detach: bool, typed: &[&[u8]], expect: (&[u8], usize, bool)| {
+            let mut keys = Keys { can_detach, held: false };
+            let mut passed = Vec::new();
+            let (mut interrupts, mut detach) = (0, false);
+            for typed in typed {
+                let typed = keys.read(typed, &mut passed);
+                interrupts += typed.interrupts;
+                detach |= typed.detach;
+            }
+            assert_eq!((&passed[..], interrupts, detach), expect, "{typed:?}");
+        };
+        check(true, &[b"ab\x03c"], (b"ab\x03c", 1, false));
+        check(true, &[b"a\x10", b"\x11b"], (b"a", 0, true));
+        check(true, &[b"\x10\x11\x03"], (b"", 0, true));
+        check(true, &[b"\x10b\x11"], (b"\x10b\x11", 0, false));
+        check(true, &[b"\x10\x10\x11"], (b"\x10", 0, true));
+        check(true, &[b"\x10", b"\x03\x03"], (b"\x10\x03\x03", 2, false));
+        check(false, &[b"\x10\x11"], (b"\x10\x11", 0, false));
+    }
+
+    /// Lines as Linux 6.18 prints them: of `sleep`, bash, a program under `nohup`-like ignoring, and one with signalfd.
+    #[test]
+    fn who_has_a_use_for_interrupts_is_read_from_the_masks() {
+        let status = |blocked: &str, ignored: &str, caught: &str| {
+            format!("Name:\tx\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\nSigCgt:\t{caught}\n")
+        };
+        let none = "0000000000000000";
+        assert!(has_no_use_for_interrupts(&status(none, none, none)));
+        assert!(has_no_use_for_interrupts(&status(none, "0000000000001000", none)));
+        for (blocked, ignored, caught) in [
+            (none, "0000000000380004", "000000004b817efb"),
+            (none, "0000000000000002", none),
+            ("0000000000004002", none, none),
+        ] {
+            assert!(!has_no_use_for_interrupts(&status(blocked, ignored, caught)));
+        }
+        assert!(!has_no_use_for_interrupts(""));
+    }
+}

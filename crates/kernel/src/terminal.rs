@@ -1,0 +1,224 @@
+//! Terminals: their modes and sizes, and the new ones that OCI runtimes make and hand over.
+
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use rustix::process::Pid;
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+
+pub use rustix::termios::Winsize;
+
+/// The modes that a terminal has now, to be restored.
+#[derive(Debug)]
+pub struct Modes {
+    terminal: OwnedFd,
+    before: Termios,
+}
+
+impl Modes {
+    /// Notes the modes of a terminal.
+    ///
+    /// # Errors
+    /// `ENOTTY` when it is none.
+    pub fn of(terminal: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let before = rustix::termios::tcgetattr(terminal)?;
+        let copy = terminal.try_clone_to_owned();
+        let terminal = copy.map_err(|it| Errno::from_io_error(&it).unwrap_or(Errno::IO))?;
+        Ok(Self { terminal, before })
+    }
+
+    /// Sets the terminal to pass each byte as it comes, Ctrl-C too.
+    ///
+    /// # Errors
+    /// The kernel's, such as `EIO` for a terminal that has been hung up.
+    pub fn set_raw(&self) -> Result<(), Errno> {
+        let mut raw = self.before.clone();
+        raw.make_raw();
+        rustix::termios::tcsetattr(&self.terminal, OptionalActions::Drain, &raw)
+    }
+
+    /// Sets the terminal as it was noted.
+    pub fn restore(&self) {
+        // One that has been hung up needs nothing.
+        let _gone =
+            rustix::termios::tcsetattr(&self.terminal, OptionalActions::Drain, &self.before);
+    }
+}
+
+/// The size of a terminal; none if it is no terminal.
+#[must_use]
+pub fn size(terminal: BorrowedFd<'_>) -> Option<Winsize> {
+    rustix::termios::tcgetwinsize(terminal).ok()
+}
+
+/// Sets the size of a terminal. Its foreground processes get `SIGWINCH` if it changes.
+///
+/// # Errors
+/// The kernel's.
+pub fn resize(terminal: BorrowedFd<'_>, size: Winsize) -> Result<(), Errno> {
+    rustix::termios::tcsetwinsize(terminal, size)
+}
+
+/// The process group that a Ctrl-C typed into this terminal interrupts; none if that is a byte like others there.
+#[must_use]
+pub fn interrupted_by_ctrl_c(master: BorrowedFd<'_>) -> Option<Pid> {
+    let modes = rustix::termios::tcgetattr(master).ok()?;
+    let is_key = modes.local_modes.contains(LocalModes::ISIG)
+        && modes.special_codes[SpecialCodeIndex::VINTR] == CTRL_C;
+    is_key.then(|| rustix::termios::tcgetpgrp(master).ok()).flatten()
+}
+
+/// What terminals send for Ctrl-C.
+const CTRL_C: u8 = 3;
+
+/// The file of a [`Receiver`], in its directory.
+const SOCKET: &str = "console.sock";
+
+/// A socket to which a runtime sends the terminal that it makes for a container (`--console-socket`).
+#[derive(Debug)]
+pub struct Receiver {
+    directory: File,
+    listener: UnixListener,
+}
+
+impl Receiver {
+    /// Makes the socket in a directory.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(directory: &Path) -> std::io::Result<Self> {
+        let directory = File::open(directory)?;
+        // By the descriptor, since the path may be longer than the address of a socket (unix(7): 108 bytes).
+        let address = format!("{}/{SOCKET}", crate::object::proc_path(directory.as_fd()));
+        let listener = UnixListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { directory, listener })
+    }
+
+    /// What to call the socket to others, as long as this process has it.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}/{SOCKET}", std::process::id(), self.directory.as_raw_fd())
+    }
+
+    /// The terminal's master side, when [`as_fd`](Self::as_fd) is readable; none if nobody has connected, or a runtime that
+    /// failed before it had one.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn receive(&self) -> std::io::Result<Option<OwnedFd>> {
+        let stream = match self.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        stream.set_nonblocking(false)?;
+        let (_, master) = receive(&stream)?;
+        Ok(master)
+    }
+}
+
+impl rustix::fd::AsFd for Receiver {
+    /// Readable when a runtime has connected.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        // It is in a folder that is removed later, too.
+        let _gone = rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty());
+    }
+}
+
+/// Sends a byte, and a descriptor with it.
+///
+/// # Errors
+/// The kernel's.
+pub fn send(stream: &UnixStream, byte: u8, with: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [with];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let bytes = [byte];
+    rustix::net::sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives a byte, none at the end, and the descriptor that came with it, if one did.
+///
+/// # Errors
+/// The kernel's.
+pub fn receive(stream: &UnixStream) -> Result<(Option<u8>, Option<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    // Runtimes send the terminal's name with it.
+    let mut bytes = [0; 4096];
+    let received = loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            result => break result?.bytes,
+        }
+    };
+    let mut found = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            found = found.or(descriptors.last());
+        }
+    }
+    Ok(((received > 0).then_some(bytes[0]), found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_come_with_bytes() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        send(&one, b'x', reader.as_fd()).unwrap();
+        drop((one, reader));
+        let (byte, descriptor) = receive(&other).unwrap();
+        assert_eq!(byte, Some(b'x'));
+        drop(writer);
+        // The end of that pipe, and of the stream.
+        assert_eq!(rustix::io::read(descriptor.unwrap(), &mut [0]), Ok(0));
+        assert!(matches!(receive(&other), Ok((None, None))));
+    }
+
+    #[test]
+    fn a_runtime_finds_the_socket_by_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("d".repeat(200));
+        std::fs::create_dir(&deep).unwrap();
+        let receiver = Receiver::new(&deep).unwrap();
+        assert!(receiver.receive().unwrap().is_none());
+        let runtime = UnixStream::connect(receiver.path()).unwrap();
+        let (reader, _writer) = std::io::pipe().unwrap();
+        send(&runtime, b'/', reader.as_fd()).unwrap();
+        assert!(receiver.receive().unwrap().is_some());
+        drop(receiver);
+        assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_terminal_has_no_modes() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(Modes::of(file.as_fd()).err(), Some(Errno::NOTTY));
+        assert!(size(file.as_fd()).is_none());
+        assert!(interrupted_by_ctrl_c(file.as_fd()).is_none());
+    }
+}
