@@ -187,7 +187,8 @@ impl Policy {
     }
 
     fn parse(file: &Path, text: &str) -> Result<Self, Flaw> {
-        let source = Source { text, directory: file.parent().unwrap_or(Path::new("/")) };
+        let newlines = text.bytes().enumerate().filter(|it| it.1 == b'\n').map(|it| it.0).collect();
+        let source = Source { newlines, directory: file.parent().unwrap_or(Path::new("/")) };
         let document = DeTable::parse(text).map_err(|error| Flaw::Syntax {
             line: source.line(&error.span().unwrap_or_default()),
             why: error.message().to_owned(),
@@ -233,14 +234,15 @@ type Value<'i> = Spanned<DeValue<'i>>;
 type Fields<'t, 'i> = BTreeMap<&'t str, &'t Value<'i>>;
 
 struct Source<'s> {
-    text: &'s str,
+    /// Where in the text lines end, in order.
+    newlines: Vec<usize>,
     /// What relative paths of keys are relative to.
     directory: &'s Path,
 }
 
 impl Source<'_> {
     fn line(&self, span: &Range<usize>) -> usize {
-        line_at(self.text.as_bytes(), span.start)
+        self.newlines.partition_point(|it| *it < span.start) + 1
     }
 
     fn value(&self, value: &Value<'_>, field: &'static str, expected: &'static str) -> Flaw {
