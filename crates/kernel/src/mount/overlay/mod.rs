@@ -12,6 +12,7 @@ use rustix::mount::MountAttrFlags;
 use super::context::Context;
 use super::{DETACHED_SOURCES, Detached, MountError};
 use crate::features::KernelVersion;
+use crate::object::proc_path;
 
 /// How to stack an overlay. At most 500 layers, and no overlay over two file-backed EROFS levels.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +124,9 @@ pub(crate) fn by_descriptor(options: &OverlayOptions<'_>) -> Result<Detached, Mo
         context.descriptor("lowerdir+", layer)?;
     }
     for &layer in options.data {
-        context.descriptor("datadir+", layer)?;
+        // By its name among this process's descriptors: the kernel shows in mountinfo what it was given, and of a descriptor
+        // the path, which is the store's on the host and no business of a container.
+        context.string("datadir+", &proc_path(layer))?;
     }
     if let Some(upper) = &options.upper {
         context.descriptor("upperdir", upper.upper)?;
