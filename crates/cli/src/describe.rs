@@ -117,21 +117,9 @@ pub(crate) fn columns(inode: &Inode<'_>) -> Vec<String> {
 /// rest is shown.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
-        Ok(text) if !text.chars().any(is_unseen) => text.to_owned(),
+        Ok(text) if !text.chars().any(report::is_unseen) => text.to_owned(),
         _ => bytes.escape_ascii().to_string(),
     }
-}
-
-/// Whether a character is not seen itself, but may make a terminal show another name than is there. Source: Unicode 16,
-/// categories Cc, Cf, Zl and Zp.
-fn is_unseen(it: char) -> bool {
-    it.is_control()
-        || matches!(it,
-            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}'
-            | '\u{8e2}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
-            | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
-            | '\u{e0000}'..='\u{e007f}')
 }
 
 #[cfg(test)]

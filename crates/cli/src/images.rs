@@ -149,7 +149,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
             writeln!(out, "env       {}", text(variable))?;
         }
         for (name, value) in config["config"]["Labels"].as_object().into_iter().flatten() {
-            writeln!(out, "label     {name}={}", text(value))?;
+            writeln!(out, "label     {}={}", name.escape_debug(), text(value))?;
         }
         for diff_id in config["rootfs"]["diff_ids"].as_array().into_iter().flatten() {
             writeln!(out, "layer     {}", text(diff_id))?;

@@ -1,5 +1,6 @@
 //! Output: everything that is printed goes through here.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -28,15 +29,48 @@ fn blame(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot write to standard output: {error}"))
 }
 
-/// One line on standard error. Nobody can be told when that fails.
-pub(crate) fn error_line(text: &str) {
-    let _unheard = writeln!(io::stderr(), "{text}");
+/// Text for a terminal: what is not seen itself, but may change how the rest is shown, is escaped.
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(is_unseen) {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = String::new();
+    for it in text.chars() {
+        match is_unseen(it) {
+            true => plain.extend(it.escape_debug()),
+            false => plain.push(it),
+        }
+    }
+    Cow::Owned(plain)
 }
 
-/// Prints a line.
+/// Whether a character is not seen itself, but may make a terminal show another name than is there. Source: Unicode 16,
+/// categories Cc, Cf, Zl and Zp.
+pub(crate) fn is_unseen(it: char) -> bool {
+    it.is_control()
+        || matches!(it,
+            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}'
+            | '\u{8e2}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
+            | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Lines, each made [`plain`].
+fn plain_lines(text: &str) -> String {
+    let lines: Vec<_> = text.split('\n').map(plain).collect();
+    lines.join("\n")
+}
+
+/// One line on standard error, or several. Nobody can be told when that fails.
+pub(crate) fn error_line(text: &str) {
+    let _unheard = writeln!(io::stderr(), "{}", plain_lines(text));
+}
+
+/// Prints a line, or several.
 pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     let mut out = standard_output();
-    writeln!(out, "{text}")?;
+    writeln!(out, "{}", plain_lines(text))?;
     out.flush()?;
     Ok(())
 }
@@ -105,13 +139,16 @@ pub(crate) fn table(
     rows: &[Vec<String>],
     right: &[usize],
 ) -> io::Result<()> {
+    // What is in a cell may come from an image or from a container.
+    let rows: Vec<Vec<_>> =
+        rows.iter().map(|row| row.iter().map(|it| plain(it).into_owned()).collect()).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([head[column].chars().count()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
     let head: Vec<String> = head.iter().map(|it| (*it).to_owned()).collect();
-    for row in std::iter::once(&head).chain(rows) {
+    for row in std::iter::once(&head).chain(&rows) {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let space = widths[column] - cell.chars().count();
@@ -153,6 +190,23 @@ mod tests {
         for (seconds, expect) in cases {
             assert_eq!(rfc3339(seconds), expect);
         }
+    }
+
+    #[test]
+    fn what_steers_a_terminal_is_escaped() {
+        let cases = [
+            ("plain \u{fc} \u{65e5}", "plain \u{fc} \u{65e5}"),
+            ("\x1b]0;title\x07", "\\u{1b}]0;title\\u{7}"),
+            ("a\r\nb\tc", "a\\r\\nb\\tc"),
+            ("\u{202e}txt.exe\u{9b}2J", "\\u{202e}txt.exe\\u{9b}2J"),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(plain(text), expect);
+        }
+        let mut out = Vec::new();
+        table(&mut out, &["A", "B"], &[vec!["\x1b[2J".to_owned(), "x".to_owned()]], &[]).unwrap();
+        assert_eq!(out, b"A          B\n\\u{1b}[2J  x\n");
+        assert_eq!(plain_lines("a\nb\x1b"), "a\nb\\u{1b}");
     }
 
     /// Expected values are what `date -u -d @N` says.
