@@ -366,7 +366,8 @@ pub(crate) fn output<T>(
     };
     let draft = tempfile::Builder::new()
         .prefix(".quire-export-")
-        .permissions(Permissions::from_mode(0o644))
+        // It has the contents of all files, also of those that only root may read in the image.
+        .permissions(Permissions::from_mode(0o600))
         .tempfile_in(&parent)
         .with_context(failed)?;
     let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());

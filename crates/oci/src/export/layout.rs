@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -293,7 +293,8 @@ impl Made {
     /// Makes a folder and those above it.
     fn directories(&self, path: &Path) -> Result<(), ExportError> {
         let failed = |source| ExportError::File { path: path.to_owned(), source };
-        match fs::create_dir(path) {
+        // Layers have the contents of all files, also of those that only root may read in the image.
+        match fs::DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => self.add(path, Kind::Directory),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
