@@ -71,7 +71,8 @@ pub(crate) struct Cli {
 // Options of every verb.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The store: by default /var/lib/quire for root, else $XDG_DATA_HOME/quire
+    /// The store: by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its directory has the mode 0700; root mounts
+    /// and runs nothing from a store that another user can change
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
     /// A policy besides the administrator's, in the place of $XDG_CONFIG_HOME/quire/policy.toml
@@ -520,7 +521,7 @@ pub(crate) enum VerityPolicy {
 }
 
 // Which image may be mounted, and who checks it.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Trust {
     /// Who checks what is read
     #[arg(long, value_enum, default_value_t = VerityPolicy::Auto, value_name = "POLICY")]

@@ -36,11 +36,11 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     if let Some(map) = &map {
         map.root()?;
     }
+    let trust = crate::owner::trust(&store, &opened, &wanted.trust, wish(wanted))?;
     let place = Place::make(context, &store, wish(wanted))?;
     let space = crate::mount::space(wanted.df, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
-    let root =
-        crate::mount::root(context, &opened, &found, &wanted.trust, &shape, std::iter::empty())?;
+    let root = crate::mount::root(context, &opened, &found, &trust, &shape, std::iter::empty())?;
     if map.is_some() {
         // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users
         // who are nobody here; its devices would be devices, and a user namespace has no use for them.

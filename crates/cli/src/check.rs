@@ -11,6 +11,9 @@ use crate::args;
 use crate::context::Context;
 use crate::{describe, report};
 
+/// How many exposed files people are told of. Programs get all.
+const EXPOSED_MAX: usize = 20;
+
 fn options() -> FsckOptions {
     FsckOptions { threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get) }
 }
@@ -86,6 +89,7 @@ fn print(context: &Context, found: &FsckReport) -> anyhow::Result<()> {
             "bytes": found.bytes,
             "damage": damage.collect::<Vec<Value>>(),
             "hurtLayers": layers.collect::<Vec<Value>>(),
+            "exposed": found.exposed.iter().map(ToString::to_string).collect::<Vec<_>>(),
         }));
     }
     let mut out = report::standard_output();
@@ -109,6 +113,12 @@ fn print(context: &Context, found: &FsckReport) -> anyhow::Result<()> {
             many => format!("{many} of its objects are"),
         };
         writeln!(out, "layer {layer} cannot be given back: {which} damaged or missing")?;
+    }
+    for exposure in found.exposed.iter().take(EXPOSED_MAX) {
+        writeln!(out, "exposed: {exposure}")?;
+    }
+    if let Some(more @ 1..) = found.exposed.len().checked_sub(EXPOSED_MAX) {
+        writeln!(out, "exposed: {more} more")?;
     }
     let bytes = report::size(found.bytes);
     match found.damage.len() {
@@ -202,7 +212,7 @@ fn words(damage: &Damage) -> String {
             format!("object {id} has {actual} bytes, and an image says {stated}")
         }
         (Damage::Missing(_), _) => format!("object {id} is missing"),
-        (Damage::Stray(path), _) => format!("{path} has no place in a store"),
+        (Damage::Stray(path), _) => format!("{} has no place in a store", report::plain(path)),
         (Damage::Chunks(..), Some(reason)) => {
             format!("table of chunks of layer {id} is damaged: {reason}")
         }

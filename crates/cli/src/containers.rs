@@ -100,6 +100,7 @@ fn look(store: &Store, name: &str) -> anyhow::Result<Option<Found>> {
 }
 
 pub(crate) fn find(store: &Store, name: &str) -> anyhow::Result<Found> {
+    crate::owner::check_containers(store)?;
     look(store, name)?.with_context(|| {
         format!("there is no container \"{name}\": `quire ps --all` lists what there is")
     })
@@ -385,6 +386,7 @@ pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
 
 /// Removes a container; not if it is not there, or no longer.
 pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<bool> {
+    crate::owner::check_containers(store)?;
     let Some(found) = look(store, name)? else { return Ok(false) };
     let name = &found.id;
     if found.is_running() {

@@ -94,6 +94,12 @@ impl Context {
         if is_new {
             self.tell_who_checks(&directory);
         }
+        if rustix::process::geteuid().is_root() {
+            // One says enough: `doctor` and `fsck` name all.
+            if let Some(exposure) = store.exposure()?.first() {
+                self.remark(&exposure.to_string());
+            }
+        }
         Ok(store)
     }
 
@@ -192,10 +198,13 @@ impl Context {
         // Its own owner, or that of the directory where it would be, or where this user has to stop looking.
         let owner = store.ancestors().find_map(|it| std::fs::metadata(it).ok())?.uid();
         let store = store.display();
-        Some(if owner == user.as_raw() {
-            format!("root may: use sudo, with --store {store} for this store")
-        } else {
-            format!("{store} is another user's: use sudo, or --store DIR for a store of your own")
+        Some(match owner {
+            owner if owner == user.as_raw() => {
+                "root may: use sudo, and root's own store, into which `sudo quire pull` or `sudo quire import` bring the image"
+                    .to_owned()
+            }
+            0 => format!("{store} is another user's: use sudo, or --store DIR for a store of your own"),
+            _ => format!("{store} is another user's: --store DIR is for a store of your own"),
         })
     }
 }

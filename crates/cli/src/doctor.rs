@@ -9,6 +9,7 @@ use container::runtime::Runtime;
 use kernel::features::{Can, Cgroups, KernelVersion, probe};
 use kernel::mount::OVERLAY_VERITY;
 use serde_json::{Value, json};
+use store::{OpenOptions, Store};
 
 use crate::Answer;
 use crate::context::Context;
@@ -65,6 +66,9 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     let chosen = [&chosen[..], &[("form", &form), ("writable", writable)]].concat();
     let policy = crate::policy::describe(context);
     let root = rustix::process::geteuid().is_root();
+    let opened = Store::open(&store, OpenOptions::read()).ok();
+    let exposed = opened.and_then(|it| it.exposure().ok()).unwrap_or_default();
+    let exposed: Vec<_> = exposed.iter().map(ToString::to_string).collect();
     if context.json {
         let rows = features.rows().map(|(name, feature)| {
             json!({"feature": name, "can": word(feature.can), "reason": feature.reason})
@@ -72,6 +76,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         report::json(&json!({
             "kernel": features.release,
             "store": store.display().to_string(),
+            "exposed": exposed,
             "root": root,
             "cgroups": features.cgroups.to_string(),
             "features": rows.into_iter().collect::<Vec<Value>>(),
@@ -86,6 +91,9 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     writeln!(out, "kernel         {}", features.release)?;
     writeln!(out, "cgroups        {}", cgroups(features.cgroups))?;
     writeln!(out, "store          {}", store.display())?;
+    for exposure in &exposed {
+        writeln!(out, "exposed        {exposure}")?;
+    }
     writeln!(
         out,
         "user           {}",

@@ -35,11 +35,12 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
         Some(wish) => wish.fixed()?,
         None => None,
     };
+    let trust = crate::owner::trust(&store, &opened, &args.trust, Some(&args.writable))?;
     let place = Place::make(context, &store, Some(&args.writable))?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
     let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
-    let root = root(context, &opened, &found, &args.trust, &shape, std::iter::empty())?;
+    let root = root(context, &opened, &found, &trust, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(context, &opened, &root, args.warm);
     root.mount.attach_at(&args.directory)?;

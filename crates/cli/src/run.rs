@@ -121,6 +121,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let found = crate::names::resolve(&store, &args.image)?;
     crate::policy::check(context, &store, &found)?;
     let opened = store.open_image(&found.image)?;
+    crate::owner::check_image(&store, &opened)?;
     let image = image_config(&store, &found)?;
     let place = Place::make(context, &store, wish(&args.wanted))?;
     let access = place.access();

@@ -207,6 +207,23 @@ impl Directory {
         }
     }
 
+    /// Changes the permissions of a file or directory in this one, which is its owner's to do.
+    pub(crate) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), DiskError> {
+        let failed = |errno| self.failed("change the mode of", name, errno);
+        self.trace.allow().map_err(failed)?;
+        // By a descriptor, since chmodat follows links.
+        let flags = READ.union(OFlags::NOCTTY);
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(failed)?;
+        rustix::fs::fchmod(fd, mode).map_err(failed)
+    }
+
+    /// Changes the permissions of this directory.
+    pub(crate) fn set_mode_self(&self, mode: Mode) -> Result<(), DiskError> {
+        let failed = |errno| self.failed("change the mode of", "", errno);
+        self.trace.allow().map_err(failed)?;
+        rustix::fs::fchmod(&self.fd, mode).map_err(failed)
+    }
+
     /// Creates a file for writing, mode 0444 less the umask.
     pub(crate) fn create(&self, name: impl AsRef<[u8]>) -> Result<NewFile, DiskError> {
         let name = name.as_ref();

@@ -20,6 +20,7 @@ use crate::blobs::BlobFile;
 use crate::containers::Liveness;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
+use crate::exposure::Exposure;
 use crate::images::{self, BlobRange, Use};
 use crate::inventory::Inventory;
 use crate::layers::LayerError;
@@ -141,6 +142,8 @@ pub struct FsckReport {
     /// Layers that are sound and yet cannot be given back, since these objects in `damage` are damaged
     /// or missing.
     pub hurt_layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
+    /// What other users can get at. It is no damage, and may lead to some.
+    pub exposed: Vec<Exposure>,
 }
 
 impl FsckReport {
@@ -194,6 +197,7 @@ impl Store {
         let mut report = FsckReport::default();
         let refs = self.check_refs(&mut report)?;
         let found = Inventory::of(self)?;
+        report.exposed = self.exposure_of_all(&found)?;
         let images = self.check_images(&found.images, &refs, options, &mut report);
         let mut users = Users { refs: &refs, images, layers: BTreeMap::new() };
 

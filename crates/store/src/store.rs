@@ -95,6 +95,18 @@ pub enum StoreError {
         /// What is in it.
         found: String,
     },
+    /// It was to be made in a directory that belongs to another user, or has something in it that does.
+    #[error(
+        "no store can be made in {}: it belongs to user {user}, who could change what is in it. Name a directory of your \
+         own, or one that is not there yet",
+        .path.display()
+    )]
+    NotYours {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        user: u32,
+    },
     /// One of its directories is gone.
     #[error(
         "the store {} is damaged: its directory \"{name}\" is gone. `mkdir {}` makes the store usable again, \
@@ -191,6 +203,15 @@ pub(crate) const GC_LOCK: &str = "gc.lock";
 /// Objects may be files that only root could read in their image.
 const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
+/// What can be opened can be locked, and a lock that another user holds stops every import: so these are private even where
+/// the store's directory is not.
+const LOCKED: [(&str, Mode); 3] =
+    [(GC_LOCK, Mode::from_raw_mode(0o600)), ("refs", PRIVATE), (DATA, PRIVATE)];
+
+/// The permissions of something in a store's own directory.
+pub(crate) fn mode_of(name: &str) -> Mode {
+    LOCKED.iter().find(|it| it.0 == name).map_or(SHARED, |it| it.1)
+}
 
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
@@ -223,6 +244,7 @@ impl Store {
             (Some(meta), _) => meta,
             (None, Create::Never) => return Err(absent_or_foreign(&root)?),
             (None, Create::IfAbsent(algorithm)) => {
+                take(&root)?;
                 create(&root, &Meta::new(algorithm, options.sealing.unwrap_or_default()))?;
                 let gone = || root.failed("read", META, Errno::NOENT);
                 root.read_all(META, RECORD_MAX)?.ok_or_else(gone)?
@@ -246,6 +268,7 @@ impl Store {
         ];
         if options.access == Access::Write {
             check_writable(&root, &meta)?;
+            close_locks(&root)?;
         }
         Ok(Self {
             blobs,
@@ -481,23 +504,58 @@ fn foreign(root: &Directory) -> Result<Option<StoreError>, DiskError> {
     }))
 }
 
-/// Makes what is missing of a store, `meta` last: without it there is no store, and the next one
-/// begins again. Several may do this at once.
-fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
+/// Makes an existing directory this user's alone, before anything is put there. It may have parts of a store whose making
+/// was interrupted, if they are this user's, too.
+fn take(root: &Directory) -> Result<(), StoreError> {
+    let user = rustix::process::geteuid().as_raw();
+    let check = |stat: &rustix::fs::Stat, path: PathBuf| match stat.st_uid {
+        owner if owner == user => Ok(()),
+        owner => Err(StoreError::NotYours { path, user: owner }),
+    };
+    let stat = root.stat_self()?;
+    check(&stat, root.path().to_owned())?;
+    if Mode::from_raw_mode(stat.st_mode) != PRIVATE {
+        root.set_mode_self(PRIVATE)?;
+    }
     if let Some(foreign) = foreign(root)? {
         return Err(foreign);
     }
+    for part in root.list()? {
+        if let Some(stat) = root.stat(&part.name)? {
+            check(&stat, root.path_of(&part.name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the right to open what is locked from others, in a store of this user's that was made with it.
+fn close_locks(root: &Directory) -> Result<(), DiskError> {
+    let user = rustix::process::geteuid().as_raw();
+    for (name, mode) in LOCKED {
+        let Some(stat) = root.stat(name)? else { continue };
+        let found = Mode::from_raw_mode(stat.st_mode);
+        let is_open = found.intersects(Mode::RWXG | Mode::RWXO);
+        // A directory that others could write to may have anything in it: that is to be told, and not to be hidden.
+        let is_told = name != GC_LOCK && found.intersects(Mode::WGRP | Mode::WOTH);
+        if is_open && !is_told && stat.st_uid == user {
+            root.set_mode(name, mode)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes what is missing of a store, `meta` last: without it there is no store, and the next one
+/// begins again. Several may do this at once.
+fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     for name in DIRECTORIES {
-        root.make(name, SHARED)?;
+        root.make(name, mode_of(name))?;
     }
     let objects = root.open("objects")?;
     for shard in 0..=u8::MAX {
         objects.make(format!("{shard:02x}"), SHARED)?;
     }
     match root.create(GC_LOCK) {
-        Ok(file) => {
-            file.publish_mode()?;
-        }
+        Ok(_) => root.set_mode(GC_LOCK, mode_of(GC_LOCK))?,
         Err(error) if error.is(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }

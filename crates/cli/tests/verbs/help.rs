@@ -97,6 +97,8 @@ fn who_may_not_is_told_who_may() {
         let ran = Ran::of(&output);
         assert_eq!(ran.code, Some(2), "{}", ran.err);
         assert!(ran.err.contains(hint), "{}", ran.err);
+        // Root uses no store of another user.
+        assert!(!ran.err.contains("--store /"), "{}", ran.err);
     };
     check("store", &["rm", "a"], "--store DIR for a store of your own");
     check("own/store", &["import", "dir:/root"], "use sudo");

@@ -171,3 +171,185 @@ fn a_bundle_is_its_owners_alone() {
     assert!(ran.code == Some(2) && ran.err.contains("belongs to user 65534"), "{}", ran.err);
     assert_eq!(fs::read_dir(place.path("theirs")).unwrap().count(), 0);
 }
+
+/// Gives everything below a directory, and itself, to a user.
+fn give(directory: &Path, user: u32) {
+    let status =
+        Command::new("chown").args(["-R", &format!("{user}:{user}")]).arg(directory).status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn root_mounts_nothing_that_another_user_can_change() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    for form in ["objects", "packed"] {
+        place.out(&format!("import --form {form} dir:{} {form}", tree.display()));
+    }
+    fs::create_dir(place.path("point")).unwrap();
+    let _guard = Unmount(place.path("point"));
+    let refused = |path: &str, why: &str, forms: &[&str]| {
+        for form in forms {
+            for (line, code) in [
+                (format!("mount {form} point"), 2),
+                (format!("mount --writable memory {form} point"), 2),
+                (format!("bundle {form} bundle -- /bin/true"), 2),
+                (format!("run --runtime /bin/true {form} -- /bin/true"), 125),
+            ] {
+                let ran = place.run(&line);
+                assert_eq!(ran.code, Some(code), "{line}: {}", ran.err);
+                assert!(ran.err.contains("is not mounted"), "{line}: {}", ran.err);
+                let path = place.path(path).display().to_string();
+                assert!(ran.err.contains(&format!("{path} {why}")), "{line}: {}", ran.err);
+            }
+        }
+        assert!(!place.path("bundle").exists());
+        assert!(
+            !fs::read_to_string("/proc/self/mountinfo")
+                .unwrap()
+                .contains(place.path("point").to_str().unwrap())
+        );
+        let told = place.out("fsck --json");
+        assert!(told.contains(why), "{told}");
+    };
+    let all = ["objects", "packed"];
+    let owned = "belongs to user 65534";
+    give(&place.path("store"), 65534);
+    refused("store", owned, &all);
+    // What they wrote is not believed either: it says what a runtime does, and which processes are killed.
+    let ran = place.run("exec any true");
+    assert!(ran.err.contains("are not used"), "{}", ran.err);
+    assert!(place.out("doctor").contains(owned));
+    // Looking is no harm, and says whose it is.
+    let ran = place.run("cat objects:/etc/short");
+    assert!(ran.out == "short\n" && ran.err.contains(owned), "{ran:?}");
+    give(&place.path("store"), 0);
+    place.out("mount objects point");
+    place.out("umount point");
+    for (part, forms) in
+        [("objects", &all[..]), ("objects/ab", &all[..1]), ("images", &all), ("data", &all)]
+    {
+        let path = format!("store/{part}");
+        std::os::unix::fs::chown(place.path(&path), Some(65534), None).unwrap();
+        refused(&path, owned, forms);
+        std::os::unix::fs::chown(place.path(&path), Some(0), None).unwrap();
+        let mode = fs::metadata(place.path(&path)).unwrap().permissions();
+        fs::set_permissions(place.path(&path), fs::Permissions::from_mode(0o777)).unwrap();
+        refused(&path, "has the mode 0777", forms);
+        fs::set_permissions(place.path(&path), mode).unwrap();
+    }
+    for (part, form) in [("images", &all[..]), ("data", &all[1..])] {
+        let files = fs::read_dir(place.path(&format!("store/{part}"))).unwrap();
+        for file in files.map(|it| it.unwrap().path()) {
+            std::os::unix::fs::chown(file, Some(65534), None).unwrap();
+        }
+        for form in form {
+            let ran = place.run(&format!("mount {form} point"));
+            assert!(ran.code == Some(2) && ran.err.contains(owned), "{}", ran.err);
+        }
+        give(&place.path("store"), 0);
+    }
+    place.out("mount packed point");
+    place.out("umount point");
+}
+
+#[test]
+fn a_store_is_its_owners_alone() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    open_to_all(&place);
+    let tree = place.tree("tree", "x");
+    let import = format!("import dir:{} a", tree.display());
+    let mode = |name: &str| fs::metadata(place.path(name)).unwrap().mode() & 0o777;
+    let store = place.path("store");
+    // Whoever makes the directory first would own what root puts there.
+    fs::create_dir(&store).unwrap();
+    give(&store, 65534);
+    let ran = place.run(&import);
+    assert!(ran.code == Some(2) && ran.err.contains("belongs to user 65534"), "{}", ran.err);
+    assert_eq!(fs::read_dir(&store).unwrap().count(), 0);
+    give(&store, 0);
+    fs::set_permissions(&store, fs::Permissions::from_mode(0o777)).unwrap();
+    // A part of it that somebody else has made meanwhile.
+    fs::create_dir(store.join("objects")).unwrap();
+    give(&store.join("objects"), 65534);
+    let ran = place.run(&import);
+    assert!(ran.code == Some(2) && ran.err.contains("belongs to user 65534"), "{}", ran.err);
+    fs::remove_dir(store.join("objects")).unwrap();
+    fs::write(store.join("mine"), "").unwrap();
+    let ran = place.run(&import);
+    assert!(ran.code == Some(2) && ran.err.contains("\"mine\""), "{}", ran.err);
+    fs::remove_file(store.join("mine")).unwrap();
+    fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
+    place.out(&import);
+    assert_eq!(mode("store"), 0o700);
+    assert_eq!(mode("store/gc.lock"), 0o600);
+    // One that was opened to others afterwards, or made by an older version, says so, and nobody else can lock it.
+    fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(store.join("gc.lock"), fs::Permissions::from_mode(0o444)).unwrap();
+    fs::set_permissions(store.join("refs"), fs::Permissions::from_mode(0o755)).unwrap();
+    let told = "has the mode 0755, so that others can read the files of every image";
+    let ran = place.run("tag a b");
+    assert!(ran.code == Some(0) && ran.err.contains(told), "{}", ran.err);
+    assert!(place.out("doctor").contains(told));
+    assert!(place.out("fsck").contains(told));
+    assert_eq!(place.run("--quiet images").err, "");
+    if program("setpriv").is_none() || program("flock").is_none() {
+        eprintln!("SKIPPED: setpriv and flock of util-linux are not here");
+        return;
+    }
+    let flock = program("flock").unwrap();
+    for name in ["gc.lock", "refs", "data"].into_iter().filter(|it| store.join(it).exists()) {
+        let lock = nobody(&[&flock, Path::new("-n"), &store.join(name), Path::new("true")]);
+        assert_eq!(lock, None, "{name}");
+    }
+    fs::set_permissions(&store, fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(place.run("tag a c").err, "");
+}
+
+#[test]
+fn what_is_exported_is_for_its_owner() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let tar = place.path("tree.tar");
+    let made = Command::new("tar")
+        .arg("-cf")
+        .args([&tar, Path::new("-C"), &tree, Path::new(".")])
+        .status();
+    assert!(made.unwrap().success());
+    place.out(&format!("import tar:{} a", tar.display()));
+    for (target, name, mode) in [
+        ("tar:t", "t", 0o600),
+        ("erofs:e", "e", 0o600),
+        ("docker-archive:d", "d", 0o600),
+        ("oci:o", "o", 0o700),
+    ] {
+        place.out(&format!("export a {target}"));
+        let found = fs::metadata(place.path(name)).unwrap().mode() & 0o777;
+        assert_eq!(found, mode, "{target}");
+    }
+}
+
+#[test]
+fn a_mount_does_not_say_where_the_store_is() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import --form objects dir:{} a", tree.display()));
+    fs::create_dir(place.path("point")).unwrap();
+    let _guard = Unmount(place.path("point"));
+    for options in ["", "--writable self ", "--writable memory "] {
+        place.out(&format!("mount {options}a point"));
+        let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let store = place.path("store").display().to_string();
+        assert!(!mountinfo.contains(&store), "{mountinfo}");
+        place.out("umount point");
+    }
+}

@@ -73,7 +73,13 @@ fn published_files_are_read_only_whatever_the_umask() {
         for entry in std::fs::read_dir(path).unwrap() {
             let path = entry.unwrap().path();
             let metadata = path.metadata().unwrap();
-            let expected = if metadata.is_dir() { 0o755 } else { 0o444 };
+            // Those that are locked are for nobody else to lock.
+            let expected = match path.strip_prefix(directory.path()).unwrap().to_str().unwrap() {
+                "gc.lock" => 0o600,
+                "refs" | "data" => 0o700,
+                _ if metadata.is_dir() => 0o755,
+                _ => 0o444,
+            };
             assert_eq!(metadata.permissions().mode() & 0o7777, expected, "{}", path.display());
             seen += 1;
             if metadata.is_dir() {

@@ -14,7 +14,7 @@ use crate::disk::DiskError;
 use crate::draft::{DraftError, Scrap};
 use crate::meta::Meta;
 use crate::record::RECORD_MAX;
-use crate::store::{META, SHARED, StoreError};
+use crate::store::{META, StoreError, mode_of};
 
 /// A data blob that an import has made or relies on.
 #[derive(Debug)]
@@ -249,7 +249,7 @@ impl Transaction<'_> {
             |index: &Arc<Index>| !index.records.is_empty() || index.header.kind == BlobKind::Dense;
         let has_pieces = has_pieces(first) || made.any(has_pieces);
         let store = self.store;
-        let made = store.root.make(data::DATA, SHARED)?;
+        let made = store.root.make(data::DATA, mode_of(data::DATA))?;
         // A descriptor of its own, since flock belongs to the open file. Imports share the store's lock: without this one,
         // what another says between the reading and the renaming would be lost. Nothing else is waited for under it.
         let lock = store.root.open(data::DATA)?;

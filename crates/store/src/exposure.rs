@@ -1,0 +1,188 @@
+//! Who else can get at a store: its directories and files are to be one user's alone.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use rustix::fs::{Mode, Stat};
+
+use crate::disk::{Directory, DiskError};
+use crate::inventory::Inventory;
+use crate::open::OpenImage;
+use crate::refs::Form;
+use crate::store::{Store, StoreError};
+
+/// Something in a store that another user can read, change, or put something else in the place of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exposure {
+    /// A directory, or a file, that belongs to another user.
+    Owner {
+        /// Its path.
+        path: PathBuf,
+        /// The user.
+        user: u32,
+    },
+    /// One that others may write to.
+    Writable {
+        /// Its path.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The store's own directory, which others may enter.
+    Open {
+        /// Its path.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+}
+
+impl Exposure {
+    /// Whether somebody else can change what the store has. Otherwise others can only read it.
+    #[must_use]
+    pub const fn is_changeable(&self) -> bool {
+        matches!(self, Self::Owner { .. } | Self::Writable { .. })
+    }
+}
+
+impl fmt::Display for Exposure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owner { path, user } => {
+                write!(f, "{} belongs to user {user}, who can change it", path.display())
+            }
+            Self::Writable { path, mode } => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path} has the mode {mode:04o}, so that others can change it: `chmod go-w {path}`"
+                )
+            }
+            Self::Open { path, mode } => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path} has the mode {mode:04o}, so that others can read the files of every image, also those that \
+                     only root may read in there: `chmod 700 {path}`"
+                )
+            }
+        }
+    }
+}
+
+/// What is wrong with the owner or the mode of a file, or of a directory, if anything. Root may be trusted by everybody.
+fn exposure(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Option<Exposure> {
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if stat.st_uid != 0 && stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Some(Exposure::Owner { path: path(), user: stat.st_uid });
+    }
+    mode.intersects(Mode::WGRP | Mode::WOTH)
+        .then(|| Exposure::Writable { path: path(), mode: permissions(stat) })
+}
+
+fn permissions(stat: &Stat) -> u32 {
+    Mode::from_raw_mode(stat.st_mode).as_raw_mode()
+}
+
+fn of_directory(directory: &Directory) -> Result<Option<Exposure>, DiskError> {
+    let stat = directory.stat_self()?;
+    Ok(exposure(&stat, || directory.path().to_owned()))
+}
+
+impl Store {
+    /// Which of the store's directories, besides those of single objects, others can get at. Nothing, if they are its
+    /// owner's alone, who is this user or root.
+    ///
+    /// # Errors
+    /// [`DiskError`] when one cannot be looked at.
+    pub fn exposure(&self) -> Result<Vec<Exposure>, DiskError> {
+        let mut found = Vec::new();
+        let data = self.data()?;
+        let parts = [
+            &self.root,
+            &self.blobs,
+            &self.objects,
+            &self.images,
+            &self.layers,
+            &self.manifests,
+            &self.refs,
+            &self.containers,
+            &self.tmp,
+        ];
+        for directory in parts.into_iter().chain(data) {
+            found.extend(of_directory(directory)?);
+        }
+        let stat = self.root.stat_self()?;
+        let others = Mode::RWXG | Mode::RWXO;
+        if Mode::from_raw_mode(stat.st_mode).intersects(others) {
+            let path = self.root.path().to_owned();
+            found.push(Exposure::Open { path, mode: permissions(&stat) });
+        }
+        Ok(found)
+    }
+
+    /// Why somebody else could change what a mount of this image shows, if anybody could: by its own file, its data blobs,
+    /// or the directories of the store. Objects themselves are for [`fsck`](Self::fsck): in directories that nobody else
+    /// can write to, they are what this user has put there.
+    ///
+    /// # Errors
+    /// [`StoreError`] when something cannot be looked at.
+    pub fn exposure_of(&self, image: &OpenImage) -> Result<Option<Exposure>, StoreError> {
+        if let Some(found) = self.exposure()?.into_iter().find(Exposure::is_changeable) {
+            return Ok(Some(found));
+        }
+        let failed = |errno| self.images.failed("stat", image.id.to_string(), errno);
+        let stat = rustix::fs::fstat(image.image.fd()).map_err(failed)?;
+        if let Some(found) = exposure(&stat, || self.images.path_of(image.id.to_string())) {
+            return Ok(Some(found));
+        }
+        if let Some(data) = self.data()? {
+            for device in &image.devices {
+                let name = device.id.to_string();
+                let failed = |errno| data.failed("stat", &name, errno);
+                let stat = rustix::fs::fstat(&device.file).map_err(failed)?;
+                if let Some(found) = exposure(&stat, || data.path_of(&name)) {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        if image.form == Form::Objects {
+            for shard in 0..=u8::MAX {
+                let name = format!("{shard:02x}");
+                let stat = self.objects.stat(&name)?;
+                let found = stat.and_then(|it| exposure(&it, || self.objects.path_of(&name)));
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// All that others can get at, down to single files.
+    pub(crate) fn exposure_of_all(&self, all: &Inventory) -> Result<Vec<Exposure>, DiskError> {
+        let mut found = self.exposure()?;
+        let mut look = |directory: &Directory, name: &str| -> Result<(), DiskError> {
+            let stat = directory.stat(name)?;
+            found.extend(stat.and_then(|it| exposure(&it, || directory.path_of(name))));
+            Ok(())
+        };
+        for image in &all.images {
+            look(&self.images, &image.to_string())?;
+        }
+        if let Some(data) = self.data()? {
+            all.data_blobs.iter().try_for_each(|it| look(data, &it.to_string()))?;
+        }
+        for shard in 0..=u8::MAX {
+            look(&self.objects, &format!("{shard:02x}"))?;
+        }
+        for object in &all.objects {
+            let (_, rest) = crate::store::split(object);
+            if let Some(shard) = self.shard(object)? {
+                look(shard, &rest)?;
+            }
+        }
+        Ok(found)
+    }
+}
