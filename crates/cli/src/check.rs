@@ -195,6 +195,7 @@ fn finding(damage: &Damage) -> Finding {
         Damage::Manifest(id, reason) => damaged("manifest", id.to_string(), reason),
         Damage::Blob(id, reason) => damaged("blob", id.to_string(), reason),
         Damage::Chunks(id, reason) => damaged("table of chunks", id.to_string(), reason),
+        Damage::Origins(id, reason) => damaged("record of origins", id.to_string(), reason),
         Damage::Ref(name, reason) => damaged("name", name.clone(), reason),
         Damage::Container(id, reason) => damaged("container", id.clone(), reason),
         Damage::Stray(path) => new("stray", path.clone(), "stray"),

@@ -21,7 +21,7 @@ use oci::import::{BUDGET, Durable, Event, Limits, Options, OtherPlatform, Unsupp
 use oci::manifest::Platform;
 use oci::native::Dedup;
 use serde_json::{Value, json};
-use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Store, walk};
+use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Resolved, Store, walk};
 
 use crate::Answer;
 use crate::args;
@@ -264,6 +264,9 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
     let store = context.open(OpenOptions::write())?;
     let mut looked = look(&store, &args.container, Meanwhile::of(args.no_pause))?;
     let manifest = looked.manifest()?;
+    // The new image is local, and has all that is in the one below.
+    let below = Resolved { image: looked.image.id, name: None, manifest: Some(manifest) };
+    crate::policy::check(context, &store, &below)?;
     check(&store, &manifest)?;
     let paused = looked.paused.take();
     let progress = Progress::new(context);

@@ -32,6 +32,8 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     check(context, args, &target)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::names::resolve(&store, &args.name)?;
+    // What is written would be local to whoever imports it.
+    crate::policy::check(context, &store, &found)?;
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let progress = Progress::new(context);
     let cancel = Arc::new(AtomicBool::new(false));

@@ -94,6 +94,7 @@ pub(crate) fn choose_again(
 pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
     let found = crate::names::resolve(&store, &args.name)?;
+    crate::policy::check(context, &store, &found)?;
     let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;
     let name = new.as_ref().or(found.name.as_ref());
     let wishes = Wishes {

@@ -109,6 +109,7 @@ fn words(garbage: &Garbage) -> (&'static str, String) {
         Garbage::Blob(BlobFile::Pin(id)) => ("unfinished pull", id.to_string()),
         Garbage::Blob(BlobFile::Chunks(id)) => ("table of chunks", id.to_string()),
         Garbage::Blob(BlobFile::Signatures(id)) => ("signatures", id.to_string()),
+        Garbage::Blob(BlobFile::Origins(id)) => ("record of origins", id.to_string()),
         Garbage::DataBlob(id) => ("data blob", id.to_string()),
         Garbage::DataIndex(id) => ("index of a data blob", id.to_string()),
         Garbage::Container(id) => ("container", id.clone()),

@@ -3,6 +3,7 @@
 //! All are files in `blobs/`, named by a digest: `DIGEST` is a whole layer as its manifest names it, `DIGEST.partial`
 //! the first bytes of one, and `DIGEST.pull` a pin: a pull of the manifest with this digest began and has not ended.
 //! `DIFFID.chunks` is written by `chunks.rs`.
+//! `IMAGE.origins` is written by `origins.rs`.
 //! `DIGEST.signatures` is what is known of where this manifest came from and who signed it. See
 //! `docs/format/object-store.md`, "Blobs" and "Signatures".
 
@@ -11,12 +12,14 @@ use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 
+use image::verity::ObjectId;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::disk::{DiskError, length};
+use crate::images::id_of;
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
 use crate::store::Store;
@@ -26,6 +29,7 @@ const PARTIAL: &str = ".partial";
 const PULL: &str = ".pull";
 const CHUNKS: &str = ".chunks";
 const SIGNATURES: &str = ".signatures";
+const ORIGINS: &str = ".origins";
 /// The most bytes of signatures, and of what belongs to them, that are kept with one manifest.
 pub const SIGNATURES_MAX: u64 = 16 << 20;
 
@@ -45,6 +49,8 @@ pub enum BlobFile {
     Chunks(Digest),
     /// Where this manifest came from, and who signed it.
     Signatures(Digest),
+    /// Where this image came from.
+    Origins(ObjectId),
 }
 
 impl BlobFile {
@@ -61,6 +67,9 @@ impl BlobFile {
         if let Some(name) = name.strip_suffix(SIGNATURES) {
             return Digest::from_file_name(name).map(Self::Signatures);
         }
+        if let Some(name) = name.strip_suffix(ORIGINS) {
+            return id_of(name.as_bytes()).map(Self::Origins);
+        }
         Digest::from_file_name(name).map(Self::Whole)
     }
 
@@ -71,6 +80,7 @@ impl BlobFile {
             Self::Pin(digest) => digest.file_name() + PULL,
             Self::Chunks(diff_id) => diff_id.file_name() + CHUNKS,
             Self::Signatures(digest) => digest.file_name() + SIGNATURES,
+            Self::Origins(image) => image.to_string() + ORIGINS,
         }
     }
 }

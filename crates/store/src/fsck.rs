@@ -110,6 +110,8 @@ pub enum Damage {
     Blob(Digest, String),
     /// The file that says where a layer's chunks are; what is wrong with it.
     Chunks(Digest, String),
+    /// The record of where an image came from; what is wrong with it.
+    Origins(ObjectId, String),
     /// A ref that is damaged, or needs something that is not there.
     Ref(String, String),
     /// A container's record; what is wrong with it.
@@ -216,6 +218,12 @@ impl Store {
                     other.checked += 1;
                     if let Some(why) = self.chunks_damage(diff_id) {
                         other.add(Damage::Chunks(*diff_id, why));
+                    }
+                }
+                BlobFile::Origins(image) => {
+                    other.checked += 1;
+                    if let Some(why) = self.origins_damage(image) {
+                        other.add(Damage::Origins(*image, why));
                     }
                 }
                 // Of these nothing is promised.
@@ -669,7 +677,7 @@ impl Damage {
             | Self::Missing(_)
             | Self::Size { .. } => 1,
             Self::Layer(..) => 2,
-            Self::Manifest(..) | Self::Blob(..) | Self::Chunks(..) => 3,
+            Self::Manifest(..) | Self::Blob(..) | Self::Chunks(..) | Self::Origins(..) => 3,
             Self::Ref(..) => 4,
             Self::Container(..) => 5,
             Self::Stray(_) => 6,

@@ -106,6 +106,7 @@ impl Store {
             Item::Manifest(digest) => self.manifest(digest).is_err(),
             Item::Blob(BlobFile::Whole(digest)) => self.blob_damage(digest).is_some(),
             Item::Blob(BlobFile::Chunks(diff_id)) => self.chunks_damage(diff_id).is_some(),
+            Item::Blob(BlobFile::Origins(image)) => self.origins_damage(image).is_some(),
             Item::Blob(_) => false,
             Item::DataBlob(id) | Item::DataIndex(id) => !matches!(self.index_damage(id), Ok(None)),
         }
@@ -131,6 +132,7 @@ fn item(damage: &Damage) -> Option<Item> {
         Damage::Manifest(digest, _) => Some(Item::Manifest(*digest)),
         Damage::Blob(digest, _) => Some(Item::Blob(BlobFile::Whole(*digest))),
         Damage::Chunks(diff_id, _) => Some(Item::Blob(BlobFile::Chunks(*diff_id))),
+        Damage::Origins(image, _) => Some(Item::Blob(BlobFile::Origins(*image))),
         Damage::DataBlob(id, _) => Some(Item::DataBlob(*id)),
         Damage::DataIndex(id, _) => Some(Item::DataIndex(*id)),
         Damage::Stored { .. }

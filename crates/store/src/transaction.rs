@@ -14,6 +14,7 @@ use crate::disk::{DiskError, NewFile};
 use crate::draft::{Draft, DraftError, ImageDraft};
 use crate::layers::{Layer, LayerDraft, LayerError, LayerPlace};
 use crate::manifests::ManifestError;
+use crate::origins::Origin;
 use crate::refs::{RefName, Reference};
 use crate::store::{Store, StoreError, is_object};
 use crate::work::{self, Workspace};
@@ -114,6 +115,7 @@ struct State {
     images: BTreeMap<ObjectId, Found>,
     layers: BTreeMap<Digest, Found>,
     manifests: BTreeMap<Digest, Found>,
+    origins: BTreeMap<ObjectId, Vec<Origin>>,
     refs: BTreeMap<RefName, Reference>,
     /// What refs have to name until they are replaced.
     expected: BTreeMap<RefName, ObjectId>,
@@ -461,6 +463,11 @@ impl<'s> Transaction<'s> {
     /// names must be in the store or in this import: checked at the commit.
     pub fn set_ref(&self, name: RefName, reference: Reference) {
         self.state().refs.insert(name, reference);
+    }
+
+    /// Notes that an image of this import, or of the store, came from there, besides where it came from before.
+    pub fn add_origin(&self, image: ObjectId, origin: Origin) {
+        self.state().origins.entry(image).or_default().push(origin);
     }
 
     /// Has the import fail, with [`TransactionError::RefChanged`], if at its end this ref names another image.

@@ -194,6 +194,8 @@ fn a_policy_is_asked_before_anything_is_mounted() {
         ("run --runtime /bin/true a true", 125),
         ("merge a a b", 2),
         ("filter a b", 2),
+        ("export a tar:t", 2),
+        ("convert a", 2),
     ];
     for (command, code) in commands {
         let refused = place.run(&format!("--policy none.toml {command}"));

@@ -12,7 +12,7 @@ use store::{Form, ObjectReader, RefName, Store};
 
 use super::layers::{BlobSource, Found, LayerSource, Title};
 use super::native::each_object;
-use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report};
+use super::{Event, ImportError, Job, LayerFailure, Made, Options, Origins, Report};
 use crate::Digest;
 use crate::export::layer_tar;
 use crate::manifest::{Document, Manifest, ManifestError};
@@ -43,7 +43,8 @@ pub fn convert(
     options: &Options<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, options)?;
+    let origins = store.origins(image.image).map_err(ImportError::Origin)?;
+    let job = Job::begin(store, options)?.from(Origins::Same(origins));
     if let Some(name) = image.name.filter(|name| options.name == Some(*name)) {
         job.transaction.expect_ref(name.clone(), *image.image);
     }

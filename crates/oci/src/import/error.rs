@@ -212,6 +212,9 @@ pub enum ImportError {
     /// A manifest or config cannot be stored.
     #[error("cannot store the manifest")]
     Manifest(#[source] store::ManifestError),
+    /// It cannot be told where the image that is converted came from.
+    #[error("cannot tell where the image came from")]
+    Origin(#[source] store::OriginError),
     /// The transaction cannot begin or end.
     #[error("cannot change the store")]
     Transaction(#[source] store::TransactionError),

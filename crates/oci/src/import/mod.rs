@@ -34,7 +34,7 @@ use image::erofs::read::PATH_MAX;
 use image::erofs::{OverlayXattrs, Profile, Versions};
 use image::tree::Tree;
 use image::verity::{Algorithm, ObjectId};
-use store::{Committed, Form, RefName, Reference, Seconds, Store, walk};
+use store::{Committed, Form, Origin, RefName, Reference, Seconds, Store, walk};
 
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;
@@ -265,10 +265,11 @@ pub fn import(
 pub(crate) fn import_found(
     store: &Store,
     found: &Found<'_>,
+    origins: Origins,
     options: &Options<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, options)?;
+    let job = Job::begin(store, options)?.from(origins);
     let made = job.layers(found)?;
     let report = job.finish(made, options.name.cloned(), start)?;
     layers::kept(found, options.form);
@@ -281,7 +282,12 @@ impl<'a> Job<'a> {
             return Err(ImportError::Algorithm(store.algorithm()));
         }
         let transaction = Arc::new(store.begin().map_err(ImportError::Transaction)?);
-        Ok(Self { transaction, options })
+        Ok(Self { transaction, options, origins: Origins::Local })
+    }
+
+    /// The same for an image that does not come from here.
+    pub(crate) fn from(self, origins: Origins) -> Self {
+        Self { origins, ..self }
     }
 
     /// Whether the store has an object; from here on `gc` leaves it alone.
@@ -296,7 +302,7 @@ impl<'a> Job<'a> {
         name: Option<RefName>,
         start: Instant,
     ) -> Result<Report, ImportError> {
-        let Self { transaction, options } = self;
+        let Self { transaction, options, origins } = self;
         made.times.data = start.elapsed();
         let start = Instant::now();
         (options.progress)(Event::Writing);
@@ -318,6 +324,9 @@ impl<'a> Job<'a> {
             }
         };
         drop(made.tree);
+        for origin in origins.of(made.manifest) {
+            transaction.add_origin(image, origin);
+        }
         if let Some(name) = &name {
             let reference =
                 Reference { image, manifest: made.manifest, form, created: options.now };
@@ -385,8 +394,33 @@ impl Made {
     }
 }
 
+/// Where the image of an import comes from.
+#[derive(Debug)]
+pub(crate) enum Origins {
+    /// From here.
+    Local,
+    /// It is pulled from a repository, `registry/repository`.
+    #[cfg(any(test, feature = "registry"))]
+    Pulled(String),
+    /// From wherever another image with the same files came from.
+    Same(Vec<Origin>),
+}
+
+impl Origins {
+    /// What is to be noted of an image that is made of this manifest.
+    fn of(self, manifest: Option<Digest>) -> Vec<Origin> {
+        match self {
+            Self::Local => vec![Origin { manifest, repository: None }],
+            #[cfg(any(test, feature = "registry"))]
+            Self::Pulled(repository) => vec![Origin { manifest, repository: Some(repository) }],
+            Self::Same(origins) => origins,
+        }
+    }
+}
+
 /// An import at work: a transaction, and how it is to be done.
 pub(crate) struct Job<'a> {
     transaction: Target<'a>,
     options: &'a Options<'a>,
+    origins: Origins,
 }

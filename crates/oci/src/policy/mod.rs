@@ -16,13 +16,13 @@ mod signature;
 use std::fmt;
 use std::path::PathBuf;
 
-use store::{Resolved, Store};
+use store::{OriginError, Resolved, Store};
 
 pub use collect::{COSIGN_SIGNATURE, CollectError, SIGSTORE_BUNDLE, SignatureSource};
 pub use evidence::{Evidence, EvidenceError};
 pub use file::{Accept, Default, Flaw, Identity, Policy, PolicyError, Rule};
 pub use key::{KeyError, PublicKey};
-pub use name::{Pattern, Repository};
+pub use name::{Pattern, Repository, Source};
 #[cfg(feature = "registry")]
 pub use registry::Unanswered;
 pub use signature::{Claim, Form, Signature};
@@ -38,8 +38,8 @@ pub struct Policies(Vec<Policy>);
 pub struct Subject {
     /// What messages call it.
     pub name: String,
-    /// Where it comes from; `None` for what is local.
-    pub source: Option<Repository>,
+    /// Where it comes from.
+    pub source: Source,
     /// Its manifest, if it has one.
     pub manifest: Option<Digest>,
 }
@@ -87,8 +87,15 @@ impl std::error::Error for Refusal {}
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, file) = (&self.subject.name, self.file.display());
-        let source = self.subject.source.as_ref().map_or(Pattern::LOCAL, Repository::as_str);
+        let source = self.subject.source.to_string();
         let Some((number, line, patterns)) = &self.rule else {
+            if self.subject.source == Source::Unknown {
+                return write!(
+                    f,
+                    "{name} is refused by the default of {file}: the store does not know where it comes from, so that no \
+                     rule is for it; import or pull it again"
+                );
+            }
             return write!(
                 f,
                 "{name} is refused by the default of {file}: no rule there is for {source}; a [[rule]] with \
@@ -128,7 +135,7 @@ impl fmt::Display for Refusal {
             Reason::Identity(signed, key, wanted) => {
                 let wanted = match wanted {
                     Identity::Named(name) => name.as_str(),
-                    Identity::Repository | Identity::Any => source,
+                    Identity::Repository | Identity::Any => &source,
                 };
                 let key = key.display();
                 match signed {
@@ -157,6 +164,9 @@ pub enum UseError {
     /// It is not known what is known of it.
     #[error(transparent)]
     Evidence(#[from] EvidenceError),
+    /// Nor where it comes from.
+    #[error(transparent)]
+    Origin(#[from] OriginError),
 }
 
 /// Why an image may not be pulled.
@@ -192,7 +202,7 @@ impl Policies {
 
     /// Whether any signature of an image from there would be looked at.
     #[must_use]
-    pub fn wants_signatures(&self, source: Option<&Repository>) -> bool {
+    pub fn wants_signatures(&self, source: &Source) -> bool {
         let rules = self.0.iter().filter_map(|it| it.rule_for(source));
         rules.into_iter().any(|(_, rule)| matches!(rule.accept, Accept::Signed(..)))
     }
@@ -217,7 +227,7 @@ impl Policies {
                 let (subject, file) = (subject.clone(), policy.file.clone());
                 Box::new(Refusal { subject, file, rule, reason })
             };
-            match policy.rule_for(subject.source.as_ref()) {
+            match policy.rule_for(&subject.source) {
                 Some((number, rule)) => {
                     let signed = rule.decide(subject, evidence).map_err(|reason| {
                         let patterns: Vec<_> =
@@ -238,7 +248,7 @@ impl Policies {
 
 impl Policy {
     /// The first rule for what comes from there, and its number, counted from 1.
-    fn rule_for(&self, source: Option<&Repository>) -> Option<(usize, &Rule)> {
+    fn rule_for(&self, source: &Source) -> Option<(usize, &Rule)> {
         let rules = self.rules.iter().enumerate().map(|(at, rule)| (at + 1, rule));
         let mut rules = rules.filter(|it| it.1.patterns.iter().any(|it| it.matches(source)));
         rules.next()
@@ -272,9 +282,10 @@ impl Rule {
             let fits = match identity {
                 Identity::Any => true,
                 Identity::Named(name) => claim.repository.as_ref() == Some(name),
-                Identity::Repository => {
-                    claim.repository.is_some() && claim.repository == subject.source
-                }
+                Identity::Repository => match (&claim.repository, &subject.source) {
+                    (Some(signed), Source::Repository(name)) => signed == name,
+                    _ => false,
+                },
             };
             if fits {
                 return Ok(Some(file.clone()));
@@ -300,7 +311,8 @@ pub fn admit(
     indexes: Vec<Vec<u8>>,
 ) -> Result<(Verdict, Evidence), AdmitError> {
     let mut signatures = Vec::new();
-    if policies.wants_signatures(Some(repository)) {
+    let source = Source::Repository(repository.clone());
+    if policies.wants_signatures(&source) {
         for name in evidence::names_of(manifest, &indexes) {
             signatures.extend(collect::collect(registry, &name)?);
         }
@@ -308,17 +320,15 @@ pub fn admit(
         signatures.sort_by_key(|it| !policies.know(it));
     }
     let evidence = Evidence { origins: vec![repository.clone()], indexes, signatures };
-    let subject = Subject {
-        name: format!("{repository}@{manifest}"),
-        source: Some(repository.clone()),
-        manifest: Some(*manifest),
-    };
+    let subject =
+        Subject { name: format!("{repository}@{manifest}"), source, manifest: Some(*manifest) };
     let verdict = policies.decide(&subject, &evidence)?;
     Ok((verdict, evidence))
 }
 
-/// Asks whether an image of the store may be used. It is from wherever a pull says that it is from, whatever its name
-/// is now; if from several places, one that is accepted is enough, for they all had these bytes.
+/// Asks whether an image of the store may be used. It is from wherever the store has noted, whatever its name is now; if
+/// from several places, one that is accepted is enough, for they all had these bytes. With a manifest, only what came
+/// with this one counts, since it says what is run.
 ///
 /// # Errors
 /// [`UseError`].
@@ -330,22 +340,52 @@ pub fn check_use(
     if policies.0.is_empty() {
         return Ok(Verdict::default());
     }
-    let evidence = match &found.manifest {
-        Some(manifest) => Evidence::of(store, manifest)?,
-        None => Evidence::default(),
-    };
     let name = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
-    let mut sources: Vec<_> = evidence.origins.iter().cloned().map(Some).collect();
-    if sources.is_empty() {
-        sources.push(None);
-    }
     let mut refusal = None;
-    for source in sources {
-        let subject = Subject { name: name.clone(), source, manifest: found.manifest };
+    for (source, manifest) in sources(store, found)? {
+        let evidence = match &manifest {
+            Some(manifest) => Evidence::of(store, manifest)?,
+            None => Evidence::default(),
+        };
+        let subject = Subject { name: name.clone(), source, manifest };
         match policies.decide(&subject, &evidence) {
             Ok(verdict) => return Ok(verdict),
             Err(refused) => refusal = refusal.or(Some(refused)),
         }
     }
     refusal.map_or_else(|| Ok(Verdict::default()), |it| Err(it.into()))
+}
+
+/// Where an image comes from, with which manifest; at least one.
+fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest>)>, UseError> {
+    let mut sources = Vec::new();
+    let mut add = |source: Source, manifest: Option<Digest>| {
+        if !sources.contains(&(source.clone(), manifest)) {
+            sources.push((source, manifest));
+        }
+    };
+    for origin in store.origins(&found.image)? {
+        if found.manifest.is_some() && origin.manifest != found.manifest {
+            continue;
+        }
+        match &origin.repository {
+            None => add(Source::Local, origin.manifest),
+            // One that cannot be understood is none.
+            Some(name) => {
+                if let Some(name) = Repository::from_name(name) {
+                    add(Source::Repository(name), origin.manifest);
+                }
+            }
+        }
+    }
+    // Versions that did not note origins noted those of pulls, with the manifest.
+    if let Some(manifest) = &found.manifest {
+        for name in Evidence::of(store, manifest)?.origins {
+            add(Source::Repository(name), Some(*manifest));
+        }
+    }
+    if sources.is_empty() {
+        sources.push((Source::Unknown, found.manifest));
+    }
+    Ok(sources)
 }

@@ -65,17 +65,38 @@ impl fmt::Display for Repository {
     }
 }
 
+/// Where an image comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// It was imported or made here.
+    Local,
+    /// It was pulled.
+    Repository(Repository),
+    /// The store does not know: no rule is for it.
+    Unknown,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => Pattern::LOCAL,
+            Self::Repository(name) => name.as_str(),
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
 /// Which images a rule is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pattern {
-    /// Everything that no pull brought: `local`.
+    /// Everything that was imported or made here: `local`.
     Local,
     /// Repositories: `*` stands for anything without a slash, `**` for anything.
     Repository(String),
 }
 
 impl Pattern {
-    /// The word for what was not pulled.
+    /// The word for what was imported or made here.
     pub const LOCAL: &'static str = "local";
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
@@ -113,11 +134,13 @@ impl Pattern {
         Ok(Self::Repository(text.to_owned()))
     }
 
-    pub(super) fn matches(&self, source: Option<&Repository>) -> bool {
+    pub(super) fn matches(&self, source: &Source) -> bool {
         match (self, source) {
-            (Self::Local, None) => true,
-            (Self::Repository(glob), Some(name)) => matches(glob.as_bytes(), name.0.as_bytes()),
-            (Self::Local, Some(_)) | (Self::Repository(_), None) => false,
+            (Self::Local, Source::Local) => true,
+            (Self::Repository(glob), Source::Repository(name)) => {
+                matches(glob.as_bytes(), name.0.as_bytes())
+            }
+            (Self::Local | Self::Repository(_), _) => false,
         }
     }
 }
@@ -162,7 +185,7 @@ fn matches(glob: &[u8], name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pattern, Repository};
+    use super::{Pattern, Repository, Source};
 
     #[test]
     fn globs() {
@@ -189,12 +212,15 @@ mod tests {
         for (glob, name, expect) in cases {
             let pattern = Pattern::parse(glob).unwrap();
             let name = Repository::from_name(name).unwrap();
-            assert_eq!(pattern.matches(Some(&name)), expect, "{glob} {name}");
-            assert!(!pattern.matches(None), "{glob} is not for what is local");
+            assert_eq!(pattern.matches(&Source::Repository(name.clone())), expect, "{glob} {name}");
+            assert!(!pattern.matches(&Source::Local), "{glob} is not for what is local");
+            assert!(!pattern.matches(&Source::Unknown), "{glob} is not for what is unknown");
         }
         let local = Pattern::parse("local").unwrap();
-        assert!(local.matches(None));
-        assert!(!local.matches(Repository::from_name("local/a").as_ref()));
+        assert!(local.matches(&Source::Local));
+        assert!(!local.matches(&Source::Unknown));
+        let name = Repository::from_name("local/a").unwrap();
+        assert!(!local.matches(&Source::Repository(name)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::io::{self, Read as _};
 use std::sync::Mutex;
 
 use image::erofs::OverlayXattrs;
-use store::{DiskError, RefName, Reference as StoredReference, Store};
+use store::{DiskError, Origin, RefName, Reference as StoredReference, Store};
 
 use crate::Digest;
 use crate::import::{
@@ -209,8 +209,13 @@ pub fn pull(
         tracing::info!(%reference, key = %key.display(), "signed");
     }
     let keep = || evidence.keep(store, &manifest).map_err(|it| PullError::Evidence(Box::new(it)));
+    let not_imported =
+        |source| PullError::Import { reference: Box::new(reference.clone()), source };
     if let Some(done) = here(store, options, &manifest, &remote.image.layers) {
         keep()?;
+        if let Pulled::UpToDate { image, .. } = &done {
+            note_origin(store, image, &manifest, &repository).map_err(not_imported)?;
+        }
         return Ok(done);
     }
     // Before anything of it is in the store, so that gc never sees it without.
@@ -222,8 +227,6 @@ pub fn pull(
         }
         transaction.commit().map(drop).map_err(ImportError::Transaction)
     };
-    let not_imported =
-        |source| PullError::Import { reference: Box::new(reference.clone()), source };
     note().map_err(not_imported)?;
     keep()?;
     let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
@@ -256,11 +259,29 @@ pub fn pull(
     };
     let budget = budget.saturating_sub(memory);
     let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
-    let report = import::import_found(store, &found, &import).map_err(not_imported)?;
+    let origins = import::Origins::Pulled(repository.to_string());
+    let report = import::import_found(store, &found, origins, &import).map_err(not_imported)?;
     if let Err(error) = store.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
     }
     Ok(Pulled::Image(report))
+}
+
+/// Notes where an image that is here comes from, too.
+fn note_origin(
+    store: &Store,
+    image: &image::verity::ObjectId,
+    manifest: &Digest,
+    repository: &Repository,
+) -> Result<(), ImportError> {
+    let origin = Origin { manifest: Some(*manifest), repository: Some(repository.to_string()) };
+    // A damaged record is replaced.
+    if store.origins(image).is_ok_and(|it| it.contains(&origin)) {
+        return Ok(());
+    }
+    let transaction = store.begin().map_err(ImportError::Transaction)?;
+    transaction.add_origin(*image, origin);
+    transaction.commit().map(drop).map_err(ImportError::Transaction)
 }
 
 /// Whether the store has all that was asked for.

@@ -9,8 +9,8 @@ use std::path::Path;
 use image::dump::Strictness;
 use image::erofs::{Profile, Versions, write};
 use quire_oci::Digest;
-use quire_oci::policy::{Evidence, Policies, Repository, Subject, admit, check_use};
-use store::{Form, OpenOptions, RefName, Reference, Seconds, Store};
+use quire_oci::policy::{Evidence, Policies, Repository, Source, Subject, admit, check_use};
+use store::{Form, OpenOptions, Origin, RefName, Reference, Resolved, Seconds, Store};
 
 use keys::{KINDS, Key, Kind};
 use registry::{Registry, payload};
@@ -231,6 +231,9 @@ fn image(store: &Store, manifest: Option<&[u8]>, name: &str) {
         Digest::sha256(bytes)
     });
     let reference = Reference { image, manifest, form: Form::Objects, created: Seconds(1) };
+    if manifest.is_none() {
+        import.add_origin(image, Origin { manifest, repository: None });
+    }
     import.set_ref(name.parse::<RefName>().unwrap(), reference);
     import.commit().unwrap();
 }
@@ -254,7 +257,7 @@ fn the_policy_of_the_moment_decides_at_use() {
         check_use(policies, &store, &found).map(|it| it.signed_by).map_err(|it| it.to_string())
     };
     let by_old = signed_by(folder.path(), &[&old], "");
-    assert!(check(&by_old).unwrap_err().contains("no rule there is for local"));
+    assert!(check(&by_old).unwrap_err().contains("does not know where it comes from"));
     ask(&by_old, &registry, &manifest).unwrap().keep(&store, &manifest).unwrap();
     assert_eq!(check(&by_old).unwrap(), std::slice::from_ref(&old.public));
     // The key is withdrawn; then the image is signed anew, and the old signature is kept.
@@ -308,9 +311,62 @@ fn images_that_no_pull_brought_are_local() {
     assert!(error.ends_with("it accepts 1 digests, and this image has no manifest"), "{error}");
 }
 
+/// By a name, by its id alone, and by another name that the id was given.
+#[test]
+fn an_image_is_from_where_it_came_from_whatever_it_is_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+    let [ours, theirs] = [&b"{\"schemaVersion\":2}"[..], b"{\"schemaVersion\":2,\"a\":1}"];
+    image(&store, Some(ours), "name");
+    let image_id = store.resolve("name").unwrap().image;
+    let [ours, theirs] = [ours, theirs].map(Digest::sha256);
+    let rule = |it: &str| format!("[[rule]]\nmatch = \"{it}\"\naccept = \"any\"\n");
+    let only = |it: &str| policies(folder.path(), &format!("default = \"none\"\n{}", rule(it)));
+    let add = |manifest: Option<Digest>, repository: Option<&str>| {
+        let import = store.begin().unwrap();
+        let repository = repository.map(str::to_owned);
+        import.add_origin(image_id, Origin { manifest, repository });
+        import.commit().unwrap();
+    };
+    let accepted = |manifest: Option<Digest>| {
+        let found = Resolved { image: image_id, name: None, manifest };
+        let is = |it: &str| check_use(&only(it), &store, &found).is_ok();
+        ["local", "evil.example/**", "**"].map(is)
+    };
+    // Nobody noted anything.
+    assert_eq!([accepted(None), accepted(Some(ours))], [[false; 3]; 2]);
+    let any = policies(folder.path(), "default = \"any\"");
+    assert!(check_use(&any, &store, &store.resolve("name").unwrap()).is_ok());
+    add(Some(ours), Some("evil.example/app"));
+    let from_evil = [false, true, true];
+    assert_eq!([accepted(None), accepted(Some(ours))], [from_evil; 2]);
+    // Another manifest may say that something else is run.
+    assert_eq!(accepted(Some(theirs)), [false; 3]);
+    // The name goes, and the image is found by its id, and called something else.
+    store.remove_ref(&"name".parse().unwrap()).unwrap();
+    assert_eq!(accepted(store.resolve(&image_id.to_string()).unwrap().manifest), from_evil);
+    // The same files are imported here, from a directory: they may be used without what the manifest says.
+    add(None, None);
+    assert_eq!(accepted(None), [true; 3]);
+    assert_eq!(accepted(Some(ours)), from_evil);
+    add(Some(ours), None);
+    assert_eq!(accepted(Some(ours)), [true; 3]);
+    let path = folder.path().join(format!("store/blobs/{image_id}.origins"));
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[5] ^= 1;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    let found = Resolved { image: image_id, name: None, manifest: None };
+    let error = check_use(&only("local"), &store, &found).unwrap_err().to_string();
+    assert!(error.contains("is damaged: import or pull it again"), "{error}");
+    // It goes with its image.
+    store.gc(Seconds(2)).unwrap();
+    assert!(!path.exists());
+}
+
 fn decide(policies: &Policies, from: &str, evidence: &Evidence) -> Result<(), String> {
     let manifest = Some(Digest::sha256(b"manifest"));
-    let source = Some(name(from));
+    let source = Source::Repository(name(from));
     let subject = Subject { name: from.to_owned(), source, manifest };
     policies.decide(&subject, evidence).map(drop).map_err(|it| it.to_string())
 }

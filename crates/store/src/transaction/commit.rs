@@ -9,10 +9,11 @@ use kernel::seal::{SealError, set_immutable};
 
 use super::data::Data;
 use super::{Committed, Found, NO, State, Transaction, TransactionError};
+use crate::blobs::BlobFile;
 use crate::disk::{Directory, DiskError, Renamed};
-use crate::refs;
 use crate::store::{SHARED, Sealing, split};
 use crate::trash::{self, Item};
+use crate::{origins, refs};
 
 /// Up to this many files or directories, `fsync` each: `syncfs` costs less from a handful on, but it
 /// also waits for whatever else was written to the same file system. Measured in
@@ -47,11 +48,12 @@ impl Transaction<'_> {
         self.publish_data(&state)?;
         self.sync_objects(&state)?;
         self.publish_users(&state)?;
-        if !refs.is_empty() {
-            // Between the look at a ref and its rename nobody else replaces one. A descriptor of its own, since flock
-            // belongs to the open file.
+        if !refs.is_empty() || !state.origins.is_empty() {
+            // Between the look at a ref, or at origins, and the rename nobody else replaces one. A descriptor of its own,
+            // since flock belongs to the open file.
             let alone = self.store.root.open("refs")?;
             alone.lock()?;
+            self.publish_origins(&state)?;
             self.check_expected(&state)?;
             for (name, file) in &refs {
                 self.work.directory.rename_over(file, &self.store.refs, name)?;
@@ -198,6 +200,22 @@ impl Transaction<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Adds to what is known of where images came from, durably. Whoever finds one without is told that nobody knows.
+    fn publish_origins(&self, state: &State) -> Result<(), DiskError> {
+        let work = &self.work.directory;
+        let mut is_new = false;
+        for (image, added) in &state.origins {
+            let Some(all) = self.store.with_origins(image, added)? else { continue };
+            let (number, mut file) = self.new_file()?;
+            file.write_all(&origins::encode(image, &all))?;
+            let (number, name) = (number.to_string(), BlobFile::Origins(*image).file_name());
+            work.sync_file(&number)?;
+            work.rename_over(&number, &self.store.blobs, &name)?;
+            is_new = true;
+        }
+        if is_new { self.store.blobs.sync() } else { Ok(()) }
     }
 
     pub(super) fn place(

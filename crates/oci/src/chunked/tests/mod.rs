@@ -231,7 +231,7 @@ fn run<'a>(
         },
         cancel: &AtomicBool::new(false),
     };
-    import::import_found(store, &found, &options)?;
+    import::import_found(store, &found, import::Origins::Local, &options)?;
     Ok(events.into_inner().unwrap())
 }
 

@@ -1,0 +1,103 @@
+//! Where images came from. Recorded with the image and not with a name, so that it is known as long as the image is there.
+//!
+//! `blobs/IMAGE.origins` is a record. See `docs/format/object-store.md`, "Origins".
+
+use image::verity::ObjectId;
+use serde::{Deserialize, Serialize};
+
+use crate::blobs::BlobFile;
+use crate::digest::Digest;
+use crate::disk::DiskError;
+use crate::record::{self, RECORD_MAX, RecordError};
+use crate::store::Store;
+
+/// The most origins of one image that are kept: the last ones.
+const KEPT: usize = 64;
+
+/// Where an image came from once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The manifest that it was made of, if there was one.
+    pub manifest: Option<Digest>,
+    /// The registry and the repository that it was pulled from, `registry/repository`. None: it was imported or made here.
+    pub repository: Option<String>,
+}
+
+/// Why it is not known where an image came from.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OriginError {
+    /// The record is damaged.
+    #[error("the record of where image {image} came from is damaged: import or pull it again")]
+    Damaged {
+        /// The image.
+        image: Box<ObjectId>,
+        /// How.
+        source: RecordError,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Raw {
+    /// So that a renamed file is found out.
+    image: String,
+    /// The last first.
+    origins: Vec<Origin>,
+}
+
+pub(crate) fn encode(image: &ObjectId, origins: &[Origin]) -> Vec<u8> {
+    record::encode(&Raw { image: image.to_string(), origins: origins.to_vec() })
+}
+
+impl Store {
+    /// Where an image came from, the last first. Nothing if nobody noted it, as versions did that noted no origins.
+    ///
+    /// # Errors
+    /// [`OriginError`] when the record is damaged or cannot be read.
+    pub fn origins(&self, image: &ObjectId) -> Result<Vec<Origin>, OriginError> {
+        let bytes = self.blobs.read_all(BlobFile::Origins(*image).file_name(), RECORD_MAX)?;
+        let Some(bytes) = bytes else { return Ok(Vec::new()) };
+        let damaged = |source| OriginError::Damaged { image: Box::new(*image), source };
+        let raw: Raw = record::decode(&bytes).map_err(damaged)?;
+        if raw.image != image.to_string() {
+            let other = format!("it is of image {}", raw.image.escape_debug());
+            return Err(damaged(RecordError::Json(serde::de::Error::custom(other))));
+        }
+        Ok(raw.origins)
+    }
+
+    /// The origins of an image with new ones; `None` if there is nothing new. A damaged record is replaced.
+    pub(crate) fn with_origins(
+        &self,
+        image: &ObjectId,
+        new: &[Origin],
+    ) -> Result<Option<Vec<Origin>>, DiskError> {
+        let before = match self.origins(image) {
+            Ok(before) => before,
+            Err(OriginError::Disk(error)) => return Err(error),
+            Err(error) => {
+                tracing::warn!(%image, %error, "replacing a damaged record");
+                Vec::new()
+            }
+        };
+        if new.iter().all(|it| before.contains(it)) {
+            return Ok(None);
+        }
+        let mut all: Vec<Origin> = Vec::new();
+        for origin in new.iter().chain(&before) {
+            if !all.contains(origin) {
+                all.push(origin.clone());
+            }
+        }
+        all.truncate(KEPT);
+        Ok(Some(all))
+    }
+
+    /// What is wrong with the record of an image's origins, if anything.
+    pub(crate) fn origins_damage(&self, image: &ObjectId) -> Option<String> {
+        self.origins(image).err().map(|error| crate::fsck::chain(&error))
+    }
+}
