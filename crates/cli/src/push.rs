@@ -110,7 +110,7 @@ fn changes(plan: &Plan, asked: Compression) -> Option<String> {
             layers(anew)
         )),
         _ if new > 0 => Some(format!(
-            "{} compressed by gzip (`--compression none` sends the tar): the manifest is {digest} now",
+            "{} compressed by gzip (`--compression as-it-was` sends the tar): the manifest is {digest} now",
             layers(new)
         )),
         // The registry has the layers in another form than the manifest names.

@@ -7,13 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use flate2::write::GzEncoder;
-
+use super::gzip::gzip;
 use super::{Bytes, ExportError, Options};
 use crate::{Digest, DigestHasher};
 
-/// The level of `gzip` itself, and of most that make layers.
-const GZIP_LEVEL: u32 = 6;
 /// The level of `zstd` itself.
 const ZSTD_LEVEL: i32 = 3;
 /// Bytes that are read at once.
@@ -106,13 +103,12 @@ pub(super) fn compress(
     };
     let file = tempfile::tempfile_in(scratch).map_err(failed)?;
     let file = BufWriter::with_capacity(PIECE, file);
-    let out = Hashed { file, hasher: DigestHasher::sha256(), size: 0 };
+    let mut out = Hashed { file, hasher: DigestHasher::sha256(), size: 0 };
     let Hashed { file, hasher, size } = match encoding {
         Encoding::Gzip => {
-            // No time and no name: its header is the same always.
-            let mut encoder = GzEncoder::new(out, flate2::Compression::new(GZIP_LEVEL));
-            copied(copy(&mut tar, &mut encoder, options, tell))?;
-            encoder.finish().map_err(failed)?
+            let size = tar.size();
+            copied(gzip(&mut tar, size, &mut out, options, tell))?;
+            out
         }
         Encoding::Zstd => {
             let mut encoder = zstd::Encoder::new(out, ZSTD_LEVEL).map_err(failed)?;

@@ -16,6 +16,7 @@ mod erofs;
 mod error;
 mod files;
 mod flatten;
+mod gzip;
 mod layout;
 mod plan;
 mod rebuild;
