@@ -14,6 +14,7 @@ mod pagecache;
 mod placed;
 mod proxy;
 mod pull;
+mod push;
 mod read;
 mod removal;
 mod report;
@@ -62,6 +63,8 @@ enum Name {
     Import,
     /// An image from a registry on loopback into a store
     Pull,
+    /// An image that was committed, and one as it is, to a registry on loopback that has their base
+    Push,
     /// Consecutive versions of an application from a registry on loopback
     Versions,
     /// Mount and unmount, whole processes
@@ -117,10 +120,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 12] = [
+    let benches: [(Name, Bench); 13] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
+        (Name::Push, push::bench),
         (Name::Versions, versions::bench),
         (Name::Mount, mount::bench),
         (Name::Run, run::bench),
