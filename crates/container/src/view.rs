@@ -335,7 +335,7 @@ mod tests {
             ("chain", "/escape"),
             ("loop", "loop"),
             ("device", "/dev/fd/7"),
-            ("host", "/opt/shared/../../den"),
+            ("host", "/opt/shared/../../../den"),
         ] {
             symlink(to, root.join(link)).unwrap();
         }
