@@ -12,6 +12,7 @@ mod containers;
 mod derive;
 mod memory;
 mod mount;
+mod security;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Rm, Rmi, Run, Snapshot, Stop, Wait, Wanted,
@@ -20,6 +21,7 @@ pub(crate) use containers::{
 pub(crate) use derive::{Filter, Merge};
 pub(crate) use memory::{Du, WARM, Warm};
 pub(crate) use mount::{Mount, MountWord, Umount};
+pub(crate) use security::{Security, SecurityOpt};
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
 const NEVER_JSON: [&str; 6] = ["cat", "dump", "run", "logs", "exec", "completions"];

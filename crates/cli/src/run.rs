@@ -145,6 +145,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let mut stage = Stage::new(&store.path().join("containers").join(&id), map);
     let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
     wishes.volumes = volumes(&args.wanted, &files, map, &mut stage)?;
+    wishes.security.fit(runtime.kind)?;
     wishes.map = map.cloned();
     wishes.cgroup = Some(container::teardown::cgroup(&id, &new_id()?));
     wishes.host_files = host_files(root.mount.as_fd(), wishes.access);

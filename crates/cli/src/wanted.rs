@@ -72,7 +72,8 @@ pub(crate) fn wishes(
         map: None,
         cgroup: None,
         memory: wanted.memory,
-        pids: wanted.pids_limit,
+        pids: crate::security::pids(&wanted.security)?,
+        security: crate::security::security(&wanted.security)?,
     })
 }
 

@@ -8,29 +8,13 @@ use serde_json::{Value, json};
 
 use crate::config::ImageConfig;
 use crate::mounts::Volume;
+use crate::security::{Interfaces, Security};
 use crate::user::User;
 use crate::userns::IdMap;
 use crate::view::{Executable, View, WorkingDirError};
 
 /// What a root without a `PATH` is searched by; Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// The capabilities that Docker gives, without `CAP_NET_RAW`, which no network of ours needs.
-const CAPABILITIES: [&str; 13] = [
-    "CAP_AUDIT_WRITE",
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_MKNOD",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
 
 /// Kernel interfaces that tell about the host, or control it: those that Docker hides.
 const MASKED: [&str; 12] = [
@@ -113,6 +97,8 @@ pub struct Wishes {
     pub memory: Option<NonZeroU64>,
     /// The most processes and threads.
     pub pids: Option<NonZeroU32>,
+    /// What it may do.
+    pub security: Security,
 }
 
 /// A wish that cannot be fulfilled.
@@ -250,7 +236,7 @@ fn runtime_config(
     if wishes.network == Network::None {
         namespaces.push("network");
     }
-    let mut resources = json!({"devices": [{"allow": false, "access": "rwm"}]});
+    let mut resources = json!({});
     if let Some(bytes) = wishes.memory {
         resources["memory"] = json!({"limit": bytes});
     }
@@ -268,8 +254,6 @@ fn runtime_config(
             "args": process.args,
             "env": process.env,
             "cwd": process.working_dir,
-            "capabilities": capabilities(user),
-            "noNewPrivileges": false,
         },
         "root": {"path": root, "readonly": wishes.access == Access::ReadOnly},
         "hostname": wishes.hostname,
@@ -278,10 +262,13 @@ fn runtime_config(
         "linux": {
             "namespaces": namespaces,
             "resources": resources,
-            "maskedPaths": MASKED,
-            "readonlyPaths": READ_ONLY,
         },
     });
+    if wishes.security.interfaces == Interfaces::Masked {
+        config["linux"]["maskedPaths"] = json!(MASKED);
+        config["linux"]["readonlyPaths"] = json!(READ_ONLY);
+    }
+    wishes.security.write(user, &mut config);
     if let Some(path) = &wishes.cgroup {
         config["linux"]["cgroupsPath"] = path.as_str().into();
     }
@@ -313,6 +300,10 @@ fn mounts(wishes: &Wishes) -> Vec<Value> {
         // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
         (Some(_), Network::Host) => json!({"destination": "/sys", "type": "bind", "source": "/sys",
             "options": ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"]}),
+        (None, _) if wishes.security.interfaces == Interfaces::Open => {
+            json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
+                "options": ["nosuid", "noexec", "nodev"]})
+        }
         // One of the container's own, never the host's with what is mounted in it: cgroups there can be written to.
         _ => json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
             "options": ["nosuid", "noexec", "nodev", "ro"]}),
@@ -330,12 +321,6 @@ fn mounts(wishes: &Wishes) -> Vec<Value> {
     mounts.retain(|mount| !is_asked_for(mount));
     mounts.extend(wishes.volumes.iter().map(Volume::entry));
     mounts
-}
-
-/// Only root starts with them; others can get them from files that have them.
-pub(crate) fn capabilities(user: &User) -> Value {
-    let own = if user.uid == 0 { &CAPABILITIES[..] } else { &[] };
-    json!({"bounding": CAPABILITIES, "effective": own, "permitted": own})
 }
 
 #[cfg(test)]
@@ -358,6 +343,7 @@ mod tests {
             cgroup: None,
             memory: None,
             pids: None,
+            security: Security::default(),
         }
     }
 
@@ -425,7 +411,7 @@ mod tests {
     #[test]
     fn only_root_starts_with_capabilities() {
         let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
-        for (uid, expect) in [(0, 13), (1, 0)] {
+        for (uid, expect) in [(0, 11), (1, 0)] {
             let user = User { uid, ..root_user() };
             let config = runtime_config(&process, &user, &wishes(), &image(), "rootfs");
             let effective = &config["process"]["capabilities"]["effective"];

@@ -192,7 +192,7 @@ impl More {
         if let Some(user) = self.user {
             process["user"] =
                 json!({"uid": user.uid, "gid": user.gid, "additionalGids": user.groups});
-            process["capabilities"] = crate::bundle::capabilities(&user);
+            process["capabilities"] = crate::security::of_bundle(&process, user.uid);
         }
         let mut env: Vec<Value> = process["env"].as_array().cloned().unwrap_or_default();
         for variable in self.env {

@@ -21,6 +21,7 @@ use quire_container::root::{
     Checked, Data, Layers, Root, RootError, Shape, Space, Writable, assemble,
 };
 use quire_container::runtime::Runtime;
+use quire_container::security::Security;
 use quire_container::stage::Stage;
 
 /// Whether mounts can be made here; says so when not.
@@ -124,6 +125,7 @@ impl Fixture {
             cgroup: None,
             memory: None,
             pids: None,
+            security: Security::default(),
         };
         let user = quire_container::user::find(root.mount.as_fd(), "").unwrap();
         let (process, config) =

@@ -1,7 +1,7 @@
 //! The command lines of containers.
 
 use std::ffi::OsString;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
@@ -86,9 +86,8 @@ pub(crate) struct Wanted {
     /// The most memory that it may use, such as 512m
     #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) memory: Option<NonZeroU64>,
-    /// The most processes and threads that it may have
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) pids_limit: Option<NonZeroU32>,
+    #[command(flatten)]
+    pub(crate) security: super::security::Security,
 }
 
 // Who the container's users are on the host.

@@ -76,7 +76,7 @@ fn a_runtime_has_no_descriptor_that_leads_to_the_host() {
             }
             let _guard = Rm(&place, "kept");
             let script = if mode.contains(&"--detach") { "sleep 60" } else { "exit 3" };
-            let before = ["run", "-q", "--runtime", path, "-u", "0"];
+            let before = ["run", "--quiet", "--runtime", path, "-u", "0"];
             let ran = careless(&place, &[&before, mode, &["a", "--", "sh", "-c", script]].concat());
             let code = if mode.contains(&"--detach") { 0 } else { 3 };
             assert_eq!(ran.code, Some(code), "{runtime} {mode:?}: {}", ran.err);
@@ -134,7 +134,7 @@ fn no_working_directory_is_outside() {
     let archive = place.path("linked.tar");
     let mut tar = Command::new("tar");
     assert!(tar.arg("-cf").arg(archive).arg("-C").arg(&tree).arg(".").status().unwrap().success());
-    place.out("import -q tar:linked.tar linked");
+    place.out("import --quiet tar:linked.tar linked");
     let refused = |arguments: &[&str], what: &str| {
         let ran = careless(&place, arguments);
         assert!(!ran.out.contains(SECRET), "{what}: got out");
@@ -145,7 +145,7 @@ fn no_working_directory_is_outside() {
     let others = ["/chain", "/proc/self/cwd", "/proc/self/root", "/dev/fd/3"].map(str::to_owned);
     let paths: Vec<_> = names.chain(others).collect();
     for (runtime, path) in runtimes().flat_map(|it| paths.iter().map(move |path| (it, path))) {
-        let command = ["run", "-q", "--runtime", runtime, "-w", path, "linked", "--"];
+        let command = ["run", "--quiet", "--runtime", runtime, "-w", path, "linked", "--"];
         refused(&[&command[..], &["sh", "-c", &script]].concat(), path);
     }
     for runtime in runtimes() {
@@ -159,16 +159,17 @@ fn no_working_directory_is_outside() {
     }
     // The same of images, which choose it themselves.
     let _guard = Rm(&place, "step");
-    place.out("run -q -d --name step linked -- true");
+    place.out("run --quiet -d --name step linked -- true");
     place.out("wait step");
     let names: Vec<_> = runtimes().collect();
     for (at, path) in paths.iter().enumerate() {
         let change = format!("WORKDIR {path}");
-        let ran = place.run_each(&["commit", "-q", "step", "says", "--change", &change]);
+        let ran = place.run_each(&["commit", "--quiet", "step", "says", "--change", &change]);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         let runtime = names[at % names.len()];
         let mode = ["--writable=self", "--read-only", "--writable=memory"][at % 3];
-        let command = ["run", "-q", "--runtime", runtime, mode, "says", "--", "sh", "-c", &script];
+        let command =
+            ["run", "--quiet", "--runtime", runtime, mode, "says", "--", "sh", "-c", &script];
         refused(&command, path);
     }
 }
@@ -190,7 +191,7 @@ fn a_working_directory_is_made_where_something_can_be_written() {
             (&[], "/tmp/new", Err("cannot be made in a read-only file system")),
             (&[], "/etc/short", Err("is not a directory")),
         ] {
-            let before = ["run", "-q", "--runtime", runtime, "--volume", &volumes[0]];
+            let before = ["run", "--quiet", "--runtime", runtime, "--volume", &volumes[0]];
             let after = ["--volume", &volumes[1], "-w", path, "a", "--", "sh", "-c", "pwd"];
             let ran = place.run_each(&[&before, options, &after].concat());
             match expect {
@@ -220,7 +221,7 @@ fn a_directory_is_no_stream_of_a_container() {
     let Some(place) = place() else { return };
     let _guard = Rm(&place, "other");
     start(&place, &["--name", "other"], "while :; do sleep 1; done");
-    for arguments in [&["run", "-q", "a", "--", "true"][..], &["exec", "other", "true"]] {
+    for arguments in [&["run", "--quiet", "a", "--", "true"][..], &["exec", "other", "true"]] {
         let mut command = place.command(arguments);
         command.stdin(fs::File::open("/").unwrap());
         let ran = Ran::of(&command.output().unwrap());
@@ -251,7 +252,7 @@ fn a_command_may_lie_on_a_volume() {
             // Covered by the volume.
             ("/opt/probe/x", 127, ""),
         ] {
-            let before = ["run", "-q", "--runtime", runtime, "-e", "PATH=/bin:/etc/bin"];
+            let before = ["run", "--quiet", "--runtime", runtime, "-e", "PATH=/bin:/etc/bin"];
             let volumes = ["--volume", &volumes[0], "--volume", &volumes[1]];
             let ran = place.run_each(&[&before[..], &volumes, &["a", "--", command]].concat());
             assert_eq!((ran.code, &ran.out[..]), (Some(code), out), "{command}: {}", ran.err);
@@ -265,7 +266,8 @@ fn a_container_outlives_a_quire_that_is_killed() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
         let name = format!("orphan-{runtime}");
-        let before = ["run", "-q", "--name", &name, "--runtime", runtime, "a", "--", "sh", "-c"];
+        let before =
+            ["run", "--quiet", "--name", &name, "--runtime", runtime, "a", "--", "sh", "-c"];
         let mut quire = place.command(&before);
         let mut child = quire.arg("echo up; sleep 60").stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

@@ -6,6 +6,7 @@ mod acls;
 #[cfg(feature = "registry")]
 mod attached;
 mod commit;
+mod confined;
 mod containers;
 mod deaths;
 mod disk;

@@ -1,0 +1,258 @@
+//! What a container may do: calls of the kernel, capabilities, devices, limits. Needs root.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::containers::{Rm, start};
+use crate::runs::{all_runtimes, cgroups, place, runtimes};
+use crate::{Place, add_programs, program};
+
+/// An image with a program that makes calls and says what became of them.
+fn with_calls() -> Option<Place> {
+    let place = place()?;
+    let Some(compiler) = program("gcc").or_else(|| program("cc")) else {
+        eprintln!("SKIPPED: no C compiler for the program that makes calls");
+        return None;
+    };
+    let tree = place.path("tree");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/calls.c");
+    let mut compile = Command::new(compiler);
+    compile.args(["-static", "-o"]).arg(tree.join("bin/calls")).arg(source);
+    assert!(compile.status().unwrap().success());
+    add_programs(&tree, &["/bin/ls", "/bin/mknod"]);
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    Some(place)
+}
+
+/// What a call returned, by its line.
+fn result<'a>(text: &'a str, call: &str) -> &'a str {
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{call} ")));
+    line.unwrap_or_else(|| panic!("no {call} in {text}"))
+}
+
+/// Source of the numbers: errno(3). EPERM for what is refused, ENOSYS for what is not known, so that libraries use something
+/// else, and EINVAL for auditing, as kernels without it.
+const REFUSED: [(&str, &str); 9] = [
+    ("keyctl", "1"),
+    ("add_key", "1"),
+    ("request_key", "1"),
+    ("io_uring_setup", "1"),
+    ("clone", "1"),
+    ("unshare-user", "1"),
+    ("clone3", "38"),
+    ("unknown", "38"),
+    ("audit", "22"),
+];
+const ALLOWED: [&str; 4] = ["route", "unix", "fork", "unshare-files"];
+
+#[test]
+fn calls_that_reach_the_host_are_refused() {
+    let Some(place) = with_calls() else { return };
+    for runtime in runtimes() {
+        let check = |what: &str, out: &str| {
+            for (call, expect) in REFUSED {
+                assert_eq!(result(out, call), expect, "{runtime}, {what}: {call}");
+            }
+            for call in ["alg", "alg-beyond"] {
+                assert_eq!(result(out, call), "1", "{runtime}, {what}: {call}");
+            }
+            for call in ALLOWED {
+                assert_eq!(result(out, call), "0", "{runtime}, {what}: {call}");
+            }
+        };
+        for options in [&[][..], &["--userns", "0:700000:65536"], &["-u", "5:6"], &["--read-only"]]
+        {
+            let before = ["run", "--quiet", "--runtime", runtime];
+            let ran = place.run_each(&[&before, options, &["a", "--", "calls"]].concat());
+            assert_eq!(ran.code, Some(0), "{runtime} {options:?}: {}", ran.err);
+            check(&format!("{options:?}"), &ran.out);
+        }
+        let name = format!("confined-{runtime}");
+        let _guard = Rm(&place, &name);
+        start(&place, &["--name", &name, "--runtime", runtime], "while :; do sleep 1; done");
+        let ran = place.run_each(&["exec", &name, "calls"]);
+        check("exec", &ran.out);
+        // The filter of programs in there is said by the kernel itself. Source: proc(5).
+        let ran = place.run_each(&["exec", &name, "cat", "/proc/1/status", "/proc/self/status"]);
+        assert_eq!(ran.out.matches("\nSeccomp:\t2\n").count(), 2, "{runtime}: {}", ran.out);
+    }
+}
+
+#[test]
+fn a_filter_can_be_another_one_or_none() {
+    let Some(place) = with_calls() else { return };
+    let text = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+        {"names": ["keyctl"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95, "args": [], "comment": "x"},
+        {"names": ["add_key"], "action": "SCMP_ACT_ERRNO", "includes": {"caps": ["CAP_SYS_ADMIN"]}}
+    ]}"#;
+    fs::write(place.path("own.json"), text).unwrap();
+    fs::write(place.path("broken.json"), "{").unwrap();
+    for runtime in runtimes() {
+        let run = |options: &[&str]| {
+            let before = ["run", "--quiet", "--runtime", runtime];
+            let ran = place.run_each(&[&before, options, &["a", "--", "calls"]].concat());
+            assert_eq!(ran.code, Some(0), "{runtime} {options:?}: {}", ran.err);
+            ran.out
+        };
+        for options in [&["--security-opt", "seccomp=unconfined"][..], &["--privileged"]] {
+            let out = run(options);
+            assert_eq!(result(&out, "unshare-user"), "0", "{runtime} {options:?}");
+            // With a size of 1: EINVAL.
+            assert_eq!(result(&out, "clone3"), "22", "{runtime} {options:?}");
+        }
+        let out = run(&["--security-opt", "seccomp=own.json"]);
+        assert_eq!(
+            (result(&out, "keyctl"), result(&out, "unshare-user")),
+            ("95", "0"),
+            "{runtime}"
+        );
+        let out = run(&["--cap-add", "SYS_ADMIN"]);
+        assert_eq!((result(&out, "keyctl"), result(&out, "unshare-user")), ("1", "0"), "{runtime}");
+        assert_eq!(result(&out, "clone3"), "22", "{runtime}");
+    }
+    for (option, expect) in [
+        ("seccomp=broken.json", "not JSON"),
+        ("seccomp=none.json", "cannot read the seccomp profile none.json"),
+        ("seccomp", "seccomp=FILE"),
+        ("label=disable", "no SELinux"),
+    ] {
+        let ran = place.run(&format!("run --quiet --security-opt {option} a -- true"));
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{option}: {}", ran.err);
+    }
+}
+
+#[test]
+fn capabilities_are_those_of_podman_and_what_is_asked() {
+    let Some(place) = with_calls() else { return };
+    // The first is what `podman run` gives by default; the others differ by the bits of capabilities(7).
+    let cases: [(&[&str], &str); 6] = [
+        (&[], "00000000800405fb"),
+        (&["--cap-add", "net_raw,CAP_MKNOD"], "00000000880425fb"),
+        (&["--cap-drop", "ALL"], "0000000000000000"),
+        (&["--cap-drop", "all", "--cap-add", "CHOWN"], "0000000000000001"),
+        (&["--cap-drop", "KILL", "--cap-drop", "CHOWN"], "00000000800405da"),
+        (&["-u", "5", "--cap-add", "NET_BIND_SERVICE"], "0000000000000400"),
+    ];
+    for runtime in runtimes() {
+        for (options, expect) in cases {
+            let before = ["run", "--quiet", "--runtime", runtime];
+            let command = ["a", "--", "cat", "/proc/self/status"];
+            let ran = place.run_each(&[&before, options, &command].concat());
+            let found = ran.out.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
+            assert_eq!(found, Some(expect), "{runtime} {options:?}: {}", ran.err);
+            assert!(ran.out.contains("\nNoNewPrivs:\t0\n"), "{runtime}: {}", ran.out);
+        }
+        let options = ["--security-opt", "no-new-privileges"];
+        let command = ["a", "--", "cat", "/proc/self/status"];
+        let ran = place.run_each(&[&["run", "--quiet"], &options[..], &command].concat());
+        assert!(ran.out.contains("\nNoNewPrivs:\t1\n"), "{runtime}: {} {}", ran.out, ran.err);
+        let ran = place.run_each(&[
+            "run",
+            "--quiet",
+            "--runtime",
+            runtime,
+            "a",
+            "mknod",
+            "/x",
+            "c",
+            "1",
+            "3",
+        ]);
+        assert_ne!(ran.code, Some(0), "{runtime}");
+    }
+    for (options, expect) in [
+        ("--cap-add FLYING", "no capability \"FLYING\""),
+        ("--cap-add KILL --cap-drop CAP_KILL", "both added and dropped"),
+    ] {
+        let ran = place.run(&format!("run --quiet {options} a -- true"));
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{options}: {}", ran.err);
+    }
+}
+
+#[test]
+fn devices_and_limits_are_what_is_asked() {
+    let Some(place) = with_calls() else { return };
+    for runtime in all_runtimes() {
+        let run = |options: &[&str], script: &str| {
+            let before = ["run", "--quiet", "--runtime", runtime];
+            place.run_each(&[&before, options, &["a", "--", "sh", "-c", script]].concat())
+        };
+        let ran = run(
+            &["--ulimit", "nofile=100:200", "--ulimit", "core=0"],
+            "ulimit -Sn; ulimit -Hn; ulimit -c",
+        );
+        assert_eq!(ran.out, "100\n200\n0\n", "{runtime}: {}", ran.err);
+    }
+    for runtime in runtimes() {
+        let run = |options: &[&str], script: &str| {
+            let before = ["run", "--quiet", "--runtime", runtime];
+            place.run_each(&[&before, options, &["a", "--", "sh", "-c", script]].concat())
+        };
+        let script = "echo x > /dev/nothing; cat /dev/nothing && ls -l /dev/nothing";
+        let ran = run(&["--device", "/dev/null:/dev/nothing:rw"], script);
+        assert!(
+            ran.code == Some(0) && ran.out.contains("1, 3"),
+            "{runtime}: {} {}",
+            ran.out,
+            ran.err
+        );
+        assert_eq!(run(&[], "ls /dev/kmsg").code, run(&[], "ls /none").code, "{runtime}");
+        if std::path::Path::new("/dev/kmsg").exists() {
+            let ran = run(&["--privileged"], "ls /dev/kmsg; echo > /proc/sys/kernel/hostname");
+            assert_eq!(ran.out, "/dev/kmsg\n", "{runtime}: {}", ran.err);
+        }
+        for (options, expect) in [
+            (&[][..], "2048"),
+            (&["--pids-limit", "7"], "7"),
+            (&["--pids-limit", "-1"], "max"),
+            (&["--pids-limit", "0"], "max"),
+        ] {
+            let _guard = Rm(&place, "limited");
+            start(
+                &place,
+                &[&["--name", "limited", "--runtime", runtime], options].concat(),
+                "sleep 60",
+            );
+            let limits = cgroups("limited").into_iter();
+            let limits = limits.filter_map(|it| fs::read_to_string(format!("{it}/pids.max")).ok());
+            let limits: Vec<_> = limits.map(|it| it.trim().to_owned()).collect();
+            // Runtimes set no limit where none is asked for.
+            let is_there = limits.iter().any(|it| it == expect);
+            assert!(is_there || limits.is_empty(), "{runtime} {options:?}: {limits:?}");
+            place.out("rm --container --force limited");
+        }
+    }
+    for (options, expect) in [
+        ("--device /etc/passwd", "is not a device"),
+        ("--device /dev/none", "cannot look at the device"),
+        ("--ulimit nofile=2:1", "above the hard one"),
+        ("--ulimit files=2", "no limit \"files\""),
+    ] {
+        let ran = place.run(&format!("run --quiet {options} a -- true"));
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{options}: {}", ran.err);
+    }
+}
+
+/// What a bundle says is for any runtime; what gVisor is given has no filter, since its kernel is one.
+#[test]
+fn a_bundle_has_the_filter() {
+    let Some(place) = place() else { return };
+    place.out("bundle a b");
+    let config: Value =
+        serde_json::from_slice(&fs::read(place.path("b/config.json")).unwrap()).unwrap();
+    place.out("umount b/rootfs");
+    assert_eq!(config["linux"]["seccomp"]["defaultErrnoRet"], 38);
+    if program("runsc").is_some() {
+        let _guard = Rm(&place, "sandbox");
+        start(&place, &["--name", "sandbox", "--runtime", "runsc"], "sleep 60");
+        let path = place.path("store/containers/sandbox/config.json");
+        let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        assert_eq!(config["linux"]["seccomp"], Value::Null);
+        place.out("rm --container --force sandbox");
+        let ran =
+            place.run("run --quiet --runtime runsc --security-opt seccomp=own.json a -- true");
+        assert_eq!(ran.code, Some(125), "{}", ran.err);
+    }
+}

@@ -1,0 +1,229 @@
+//! Capabilities: those that every container has, and those that are added and dropped.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+/// All that there are, by their numbers. Source: Linux 6.18, `include/uapi/linux/capability.h`.
+const ALL: [&str; 41] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_BROADCAST",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_SYS_MODULE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_PACCT",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_BOOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_RESOURCE",
+    "CAP_SYS_TIME",
+    "CAP_SYS_TTY_CONFIG",
+    "CAP_MKNOD",
+    "CAP_LEASE",
+    "CAP_AUDIT_WRITE",
+    "CAP_AUDIT_CONTROL",
+    "CAP_SETFCAP",
+    "CAP_MAC_OVERRIDE",
+    "CAP_MAC_ADMIN",
+    "CAP_SYSLOG",
+    "CAP_WAKE_ALARM",
+    "CAP_BLOCK_SUSPEND",
+    "CAP_AUDIT_READ",
+    "CAP_PERFMON",
+    "CAP_BPF",
+    "CAP_CHECKPOINT_RESTORE",
+];
+
+/// What every container's root may do: podman's list. Docker gives `CAP_MKNOD`, `CAP_AUDIT_WRITE` and `CAP_NET_RAW` too.
+const USUAL: [&str; 11] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+/// Capabilities that a container cannot have as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CapabilityError {
+    /// No capability has this name.
+    #[error(
+        "there is no capability \"{0}\": capabilities(7) has their names, such as NET_ADMIN; ALL is all of them"
+    )]
+    Unknown(String),
+    /// It is to be added and dropped.
+    #[error("{0} cannot be both added and dropped")]
+    Both(&'static str),
+    /// We do not have it ourselves.
+    #[error("{0} cannot be given to a container: this process does not have it itself")]
+    NotHeld(&'static str),
+}
+
+/// The capabilities of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// What its root has, and nobody in it can get more than.
+    bounding: BTreeSet<&'static str>,
+    /// What others than root have from their start, since somebody asked for it.
+    added: BTreeSet<&'static str>,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self { bounding: USUAL.into(), added: BTreeSet::new() }
+    }
+}
+
+impl Capabilities {
+    /// The usual ones, or all that this process has if `all`, with some more and without others. Names may lack `CAP_`, and
+    /// `ALL` stands for all that this process has.
+    ///
+    /// # Errors
+    /// [`CapabilityError`].
+    pub fn new(all: bool, add: &[String], drop: &[String]) -> Result<Self, CapabilityError> {
+        Self::of(all, add, drop, &held())
+    }
+
+    fn of(
+        all: bool,
+        add: &[String],
+        drop: &[String],
+        held: &BTreeSet<&'static str>,
+    ) -> Result<Self, CapabilityError> {
+        let is_all = |name: &String| name.eq_ignore_ascii_case("ALL");
+        let named = |names: &[String]| -> Result<BTreeSet<_>, _> {
+            names.iter().filter(|it| !is_all(it)).map(|it| find(it)).collect()
+        };
+        let (added, dropped) = (named(add)?, named(drop)?);
+        if let Some(both) = added.intersection(&dropped).next() {
+            return Err(CapabilityError::Both(both));
+        }
+        if let Some(lacking) = added.difference(held).next() {
+            return Err(CapabilityError::NotHeld(lacking));
+        }
+        let base = match () {
+            () if add.iter().any(is_all) => held.clone(),
+            () if drop.iter().any(is_all) => BTreeSet::new(),
+            () if all => held.clone(),
+            () => USUAL.into(),
+        };
+        let bounding = base.union(&added).filter(|it| !dropped.contains(*it)).copied().collect();
+        Ok(Self { bounding, added })
+    }
+
+    /// Whether the container's root has one.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.bounding.contains(name)
+    }
+
+    /// As runtimes take it: root has all, and others what was added. Without that, they can get them from files.
+    pub(crate) fn entry(&self, uid: u32) -> Value {
+        if uid == 0 || self.added.is_empty() {
+            return entry(&json!(self.bounding), uid);
+        }
+        let (bounding, added) = (&self.bounding, &self.added);
+        json!({"bounding": bounding, "effective": added, "permitted": added, "inheritable": added,
+               "ambient": added})
+    }
+}
+
+fn entry(bounding: &Value, uid: u32) -> Value {
+    let own = if uid == 0 { bounding.clone() } else { json!([]) };
+    json!({"bounding": bounding, "effective": own, "permitted": own})
+}
+
+/// Those of one more program for another user, from what the bundle says of the first.
+pub(crate) fn of_bundle(process: &Value, uid: u32) -> Value {
+    entry(&process["capabilities"]["bounding"], uid)
+}
+
+fn find(name: &str) -> Result<&'static str, CapabilityError> {
+    let upper = name.to_ascii_uppercase();
+    let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
+    let found = ALL.iter().find(|it| it.strip_prefix("CAP_") == Some(short));
+    found.copied().ok_or_else(|| CapabilityError::Unknown(name.to_owned()))
+}
+
+/// What this process could have: its bounding set.
+fn held() -> BTreeSet<&'static str> {
+    let bits = status("CapBnd:");
+    ALL.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1).map(|it| *it.1).collect()
+}
+
+/// Whether this process may raise limits.
+pub(super) fn has_sys_resource() -> bool {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    status("CapEff:") >> CAP_SYS_RESOURCE & 1 == 1
+}
+
+/// A set of capabilities of this process. Source: proc(5).
+fn status(field: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let value = text.lines().find_map(|line| line.strip_prefix(field));
+    value.and_then(|it| u64::from_str_radix(it.trim(), 16).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_are_added_and_others_dropped() {
+        let held: BTreeSet<_> =
+            USUAL.iter().copied().chain(["CAP_NET_ADMIN", "CAP_SYSLOG"]).collect();
+        let check = |all, add: &str, drop: &str, expect: Result<(usize, &str), CapabilityError>| {
+            let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            let found = Capabilities::of(all, &names(add), &names(drop), &held);
+            match (&found, &expect) {
+                (Ok(found), Ok((count, one))) => {
+                    assert_eq!(found.bounding.len(), *count, "{add} {drop}");
+                    assert!(one.is_empty() || found.has(one), "{add} {drop}");
+                }
+                _ => assert_eq!(found.map(|_| (0, "")), expect, "{add} {drop}"),
+            }
+        };
+        check(false, "", "", Ok((11, "CAP_CHOWN")));
+        check(false, "net_admin", "", Ok((12, "CAP_NET_ADMIN")));
+        check(false, "CAP_NET_ADMIN CAP_CHOWN", "KILL", Ok((11, "CAP_NET_ADMIN")));
+        check(false, "", "all", Ok((0, "")));
+        check(false, "CHOWN", "ALL", Ok((1, "CAP_CHOWN")));
+        check(false, "ALL", "", Ok((13, "CAP_SYSLOG")));
+        check(false, "ALL", "SYSLOG", Ok((12, "CAP_NET_ADMIN")));
+        check(true, "", "", Ok((13, "CAP_SYSLOG")));
+        check(true, "", "CHOWN", Ok((12, "CAP_SYSLOG")));
+        check(false, "SYSLOG", "CAP_SYSLOG", Err(CapabilityError::Both("CAP_SYSLOG")));
+        check(false, "SYS_ADMIN", "", Err(CapabilityError::NotHeld("CAP_SYS_ADMIN")));
+        check(false, "", "NO_SUCH", Err(CapabilityError::Unknown("NO_SUCH".to_owned())));
+    }
+
+    #[test]
+    fn only_root_starts_with_those_that_nobody_asked_for() {
+        let usual = Capabilities::default();
+        assert_eq!(usual.entry(0)["effective"].as_array().unwrap().len(), 11);
+        assert_eq!(usual.entry(1)["effective"], json!([]));
+        let more = Capabilities { added: ["CAP_CHOWN"].into(), ..usual };
+        assert_eq!(more.entry(1)["ambient"], json!(["CAP_CHOWN"]));
+        assert_eq!(more.entry(0)["ambient"], Value::Null);
+    }
+}

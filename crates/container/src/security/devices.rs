@@ -1,0 +1,143 @@
+//! Devices of the host that a container has.
+
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+/// What a container has by itself, or must not have of the host's: names in `/dev`.
+const OWN: [&str; 13] = [
+    "console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "tty",
+    "urandom", "zero",
+];
+
+/// A device that a container cannot have.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// It is not written as one.
+    #[error("\"{0}\" is no device: HOST[:CONTAINER[:rwm]], both absolute paths")]
+    Syntax(String),
+    /// It is something else.
+    #[error("\"{0}\" is not a device")]
+    NotDevice(String),
+    /// It is not there.
+    #[error("cannot look at the device \"{path}\"")]
+    Look {
+        /// On the host.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    path: String,
+    kind: &'static str,
+    numbers: (u32, u32),
+    mode: u32,
+    owner: (u32, u32),
+    access: String,
+}
+
+impl Device {
+    /// One of the host, as the command line says it: `HOST[:CONTAINER[:rwm]]`.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn find(text: &str) -> Result<Self, DeviceError> {
+        let is_access = |it: &str| !it.is_empty() && it.bytes().all(|it| b"rwm".contains(&it));
+        let parts: Vec<_> = text.split(':').collect();
+        let (host, path, access) = match parts[..] {
+            [host] => (host, host, "rwm"),
+            [host, access] if is_access(access) => (host, host, access),
+            [host, path] => (host, path, "rwm"),
+            [host, path, access] if is_access(access) => (host, path, access),
+            _ => return Err(DeviceError::Syntax(text.to_owned())),
+        };
+        if !host.starts_with('/') || !path.starts_with('/') {
+            return Err(DeviceError::Syntax(text.to_owned()));
+        }
+        let found = std::fs::metadata(host);
+        let found = found.map_err(|source| DeviceError::Look { path: host.to_owned(), source })?;
+        Self::of(&found, path, access).ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
+    }
+
+    /// All of the host, but those that a container has of its own.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        let mut devices = Vec::new();
+        below(Path::new("/dev"), &mut devices);
+        devices
+    }
+
+    fn of(found: &std::fs::Metadata, path: &str, access: &str) -> Option<Self> {
+        let kind = match found.file_type() {
+            it if it.is_char_device() => "c",
+            it if it.is_block_device() => "b",
+            _ => return None,
+        };
+        let number = found.rdev();
+        Some(Self {
+            path: path.to_owned(),
+            kind,
+            numbers: (rustix::fs::major(number), rustix::fs::minor(number)),
+            mode: found.mode() & 0o7777,
+            owner: (found.uid(), found.gid()),
+            access: access.to_owned(),
+        })
+    }
+
+    pub(super) fn entry(&self) -> Value {
+        let (major, minor) = self.numbers;
+        let (uid, gid) = self.owner;
+        json!({"path": self.path, "type": self.kind, "major": major, "minor": minor,
+               "fileMode": self.mode, "uid": uid, "gid": gid})
+    }
+
+    pub(super) fn rule(&self) -> Value {
+        let (major, minor) = self.numbers;
+        json!({"allow": true, "type": self.kind, "major": major, "minor": minor, "access": self.access})
+    }
+}
+
+/// What cannot be looked at is left out: `/dev` changes while it is read.
+fn below(folder: &Path, devices: &mut Vec<Device>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if OWN.iter().any(|it| name == *it) {
+            continue;
+        }
+        let Ok(found) = entry.metadata() else { continue };
+        match (found.is_dir(), path.to_str()) {
+            (true, _) => below(&path, devices),
+            (false, Some(text)) => devices.extend(Device::of(&found, text, "rwm")),
+            (false, None) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Source of the numbers: Linux `Documentation/admin-guide/devices.txt`.
+    #[test]
+    fn devices_are_looked_at() {
+        let null = Device::find("/dev/null:/dev/nothing:r").unwrap();
+        assert_eq!(
+            null.rule(),
+            json!({"allow": true, "type": "c", "major": 1, "minor": 3, "access": "r"})
+        );
+        assert_eq!(null.entry()["path"], "/dev/nothing");
+        assert_eq!(Device::find("/dev/zero:w").unwrap().access, "w");
+        assert_eq!(Device::find("/dev/zero:/x").unwrap().access, "rwm");
+        for text in ["", "dev/null", "/dev/null:x", "/dev/null:/x:q", "/dev/null:/x:r:w"] {
+            assert!(matches!(Device::find(text), Err(DeviceError::Syntax(_))), "{text}");
+        }
+        assert!(matches!(Device::find("/etc/passwd"), Err(DeviceError::NotDevice(_))));
+        assert!(matches!(Device::find("/dev/no-such"), Err(DeviceError::Look { .. })));
+        assert!(Device::all().iter().all(|it| it.path != "/dev/null"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Limits of processes, as setrlimit(2) has them.
+
+use std::str::FromStr;
+
+use rustix::process::{Resource, getrlimit};
+use serde_json::{Value, json};
+
+use super::capabilities::has_sys_resource;
+
+/// Their names to people, to runtimes and to the kernel. Source: Docker, `run --ulimit`; OCI runtime-spec.
+const NAMES: [(&str, &str, Resource); 16] = [
+    ("as", "RLIMIT_AS", Resource::As),
+    ("core", "RLIMIT_CORE", Resource::Core),
+    ("cpu", "RLIMIT_CPU", Resource::Cpu),
+    ("data", "RLIMIT_DATA", Resource::Data),
+    ("fsize", "RLIMIT_FSIZE", Resource::Fsize),
+    ("locks", "RLIMIT_LOCKS", Resource::Locks),
+    ("memlock", "RLIMIT_MEMLOCK", Resource::Memlock),
+    ("msgqueue", "RLIMIT_MSGQUEUE", Resource::Msgqueue),
+    ("nice", "RLIMIT_NICE", Resource::Nice),
+    ("nofile", "RLIMIT_NOFILE", Resource::Nofile),
+    ("nproc", "RLIMIT_NPROC", Resource::Nproc),
+    ("rss", "RLIMIT_RSS", Resource::Rss),
+    ("rtprio", "RLIMIT_RTPRIO", Resource::Rtprio),
+    ("rttime", "RLIMIT_RTTIME", Resource::Rttime),
+    ("sigpending", "RLIMIT_SIGPENDING", Resource::Sigpending),
+    ("stack", "RLIMIT_STACK", Resource::Stack),
+];
+
+/// No limit. Source: `linux/resource.h`, `RLIM_INFINITY`.
+const UNLIMITED: u64 = u64::MAX;
+
+/// A limit that a container cannot have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// It is not written as one.
+    #[error(
+        "\"{0}\" is no limit: NAME=SOFT[:HARD], such as nofile=1024:4096, each a number or -1 for none"
+    )]
+    Syntax(String),
+    /// No limit has this name.
+    #[error(
+        "there is no limit \"{0}\": it is one of as, core, cpu, data, fsize, locks, memlock, msgqueue, nice, nofile, \
+             nproc, rss, rtprio, rttime, sigpending and stack"
+    )]
+    Unknown(String),
+    /// The soft limit is above the hard one.
+    #[error("the soft limit of {0} is above the hard one")]
+    Order(&'static str),
+    /// Only a privileged process may raise it.
+    #[error(
+        "{name} cannot be more than {most}, which is this process's own limit: to raise it needs CAP_SYS_RESOURCE"
+    )]
+    Raise {
+        /// Which.
+        name: &'static str,
+        /// Our own hard limit.
+        most: u64,
+    },
+}
+
+/// A limit of every process of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    index: usize,
+    soft: u64,
+    hard: u64,
+}
+
+impl FromStr for Limit {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        let syntax = || LimitError::Syntax(text.to_owned());
+        let number = |text: &str| match text {
+            "-1" | "unlimited" => Ok(UNLIMITED),
+            text => text.parse().map_err(|_not_a_number| syntax()),
+        };
+        let (name, value) = text.split_once('=').ok_or_else(syntax)?;
+        let (soft, hard) = value.split_once(':').unwrap_or((value, value));
+        let index = NAMES.iter().position(|it| it.0 == name.to_ascii_lowercase());
+        let index = index.ok_or_else(|| LimitError::Unknown(name.to_owned()))?;
+        let limit = Self { index, soft: number(soft)?, hard: number(hard)? };
+        if limit.soft > limit.hard {
+            return Err(LimitError::Order(limit.name()));
+        }
+        Ok(limit)
+    }
+}
+
+impl Limit {
+    fn name(&self) -> &'static str {
+        NAMES.get(self.index).map_or("", |it| it.0)
+    }
+
+    /// Whether this process may set it.
+    ///
+    /// # Errors
+    /// [`LimitError::Raise`].
+    pub fn check(&self) -> Result<(), LimitError> {
+        let own = NAMES.get(self.index).and_then(|it| getrlimit(it.2).maximum);
+        match own {
+            Some(most) if self.hard > most && !has_sys_resource() => {
+                Err(LimitError::Raise { name: self.name(), most })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn entry(&self) -> Value {
+        let name = NAMES.get(self.index).map_or("", |it| it.1);
+        json!({"type": name, "soft": self.soft, "hard": self.hard})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_one_number_or_two() {
+        let check = |text: &str, expect: Result<(&str, u64, u64), &str>| {
+            let found = text.parse::<Limit>();
+            match (&found, expect) {
+                (Ok(it), Ok((kind, soft, hard))) => {
+                    assert_eq!(it.entry(), json!({"type": kind, "soft": soft, "hard": hard}));
+                }
+                (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
+                _ => panic!("{text}: {found:?}, not {expect:?}"),
+            }
+        };
+        check("nofile=7", Ok(("RLIMIT_NOFILE", 7, 7)));
+        check("NPROC=1:2", Ok(("RLIMIT_NPROC", 1, 2)));
+        check("core=0:-1", Ok(("RLIMIT_CORE", 0, u64::MAX)));
+        check("stack=unlimited", Ok(("RLIMIT_STACK", u64::MAX, u64::MAX)));
+        check("nofile=2:1", Err("above the hard one"));
+        check("files=2", Err("no limit \"files\""));
+        for text in ["", "nofile", "nofile=", "nofile=x", "nofile=1:2:3", "nofile=-2"] {
+            check(text, Err("NAME=SOFT[:HARD]"));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What a container may do beyond its namespaces: capabilities, calls of the kernel, devices, limits.
+
+mod capabilities;
+mod devices;
+mod limits;
+mod seccomp;
+
+use serde_json::{Value, json};
+
+use crate::runtime::Kind;
+use crate::user::User;
+
+pub(crate) use capabilities::of_bundle;
+pub use capabilities::{Capabilities, CapabilityError};
+pub use devices::{Device, DeviceError};
+pub use limits::{Limit, LimitError};
+pub use seccomp::{Filter, FilterError, Profile};
+
+/// Whether the kernel's own interfaces are kept from a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Interfaces {
+    /// Those that tell about the host, or control it, are hidden or read-only.
+    #[default]
+    Masked,
+    /// None is hidden, `/sys` can be written to, and devices can be opened whichever they are.
+    Open,
+}
+
+/// What a container may do.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Security {
+    /// What its root may do.
+    pub capabilities: Capabilities,
+    /// Which calls of the kernel it may make.
+    pub filter: Filter,
+    /// Whether no program in it gets more rights than the one that starts it.
+    pub no_new_privileges: bool,
+    /// What it sees of the kernel.
+    pub interfaces: Interfaces,
+    /// Devices of the host that it has.
+    pub devices: Vec<Device>,
+    /// Limits of its processes.
+    pub limits: Vec<Limit>,
+}
+
+impl Security {
+    /// Fits it to a runtime: gVisor's kernel is the filter there, and takes no other.
+    ///
+    /// # Errors
+    /// [`FilterError::Runtime`] when a filter was asked for that cannot be had.
+    pub fn fit(&mut self, kind: Kind) -> Result<(), FilterError> {
+        match (&self.filter, kind) {
+            (Filter::Profile(_), Kind::Runsc) => Err(FilterError::Runtime),
+            (Filter::Usual, Kind::Runsc) => {
+                self.filter = Filter::Unconfined;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes it into a runtime's configuration.
+    pub(crate) fn write(&self, user: &User, config: &mut Value) {
+        let process = &mut config["process"];
+        process["capabilities"] = self.capabilities.entry(user.uid);
+        process["noNewPrivileges"] = self.no_new_privileges.into();
+        if !self.limits.is_empty() {
+            process["rlimits"] = self.limits.iter().map(Limit::entry).collect();
+        }
+        let linux = &mut config["linux"];
+        if let Some(filter) = self.filter.entry(&self.capabilities) {
+            linux["seccomp"] = filter;
+        }
+        linux["resources"]["devices"] = match self.interfaces {
+            Interfaces::Open => json!([{"allow": true, "access": "rwm"}]),
+            Interfaces::Masked => {
+                let none = json!({"allow": false, "access": "rwm"});
+                std::iter::once(none).chain(self.devices.iter().map(Device::rule)).collect()
+            }
+        };
+        if !self.devices.is_empty() {
+            linux["devices"] = self.devices.iter().map(Device::entry).collect();
+        }
+    }
+}
