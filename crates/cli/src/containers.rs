@@ -285,7 +285,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
         let signal = args.signal.as_deref().or(own).unwrap_or("TERM");
         while let Err(message) = detached::signal(&it.folder, &it.id, signal) {
             // It may have ended since.
-            if !is_alive(&store, it) {
+            if !is_alive(&store, it)? {
                 break;
             }
             // Or it has not started yet.
@@ -297,7 +297,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
     }
     for it in &running {
         let rest = patience.saturating_sub(since.elapsed());
-        if !detached::wait(Some(rest), &|| is_alive(&store, it)) {
+        if !detached::wait(Some(rest), &|| is_alive(&store, it))? {
             kill(&store, it)?;
         }
     }
@@ -321,11 +321,15 @@ pub(crate) fn check_signal(signal: &str) -> anyhow::Result<()> {
 }
 
 /// Whether a container still runs. Of one that is kept somebody may be writing what it wrote to the disk after its end.
-fn is_alive(store: &Store, found: &Found) -> bool {
-    let is_over =
-        || matches!(State::load(&found.folder), Ok(Some(State { finished: Some(_), .. })));
-    let is_kept = found.record.as_ref().is_some_and(|it| it.keep);
-    store.is_container_alive(&found.id).unwrap_or(true) && !(is_kept && is_over())
+fn is_alive(store: &Store, found: &Found) -> anyhow::Result<bool> {
+    if !store.is_container_alive(&found.id)? {
+        return Ok(false);
+    }
+    if !found.record.as_ref().is_some_and(|it| it.keep) {
+        return Ok(true);
+    }
+    let state = load_state(&found.folder, &found.id)?;
+    Ok(!matches!(state, Some(State { finished: Some(_), .. })))
 }
 
 /// How long the kernel may take to end what is killed.
@@ -339,12 +343,12 @@ fn kill(store: &Store, found: &Found) -> anyhow::Result<()> {
     loop {
         // One that has not started yet cannot be told at once.
         let told = detached::signal(&found.folder, &found.id, "KILL");
-        if told.is_ok() && !detached::wait(Some(PAUSED), &|| is_alive(store, found)) {
+        if told.is_ok() && !detached::wait(Some(PAUSED), &|| is_alive(store, found))? {
             // Somebody may have paused it to look at it, and it ends when it goes on.
             container::pause::resume(&found.folder, &found.id);
         }
         let pause = if told.is_ok() { DEATH } else { GLANCE };
-        if detached::wait(Some(pause), &|| is_alive(store, found)) {
+        if detached::wait(Some(pause), &|| is_alive(store, found))? {
             return Ok(());
         }
         if since.elapsed() >= DEATH {
@@ -361,7 +365,7 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
         // It may be one that is removed as soon as it has ended.
         let kept = Code::open(&found.folder)
             .with_context(|| format!("cannot read how container {} ends", found.id))?;
-        let _ended = detached::wait(None, &|| is_alive(&store, &found));
+        detached::wait(None, &|| is_alive(&store, &found))?;
         let code = load_state(&found.folder, &found.id)?.and_then(|it| it.code);
         let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {

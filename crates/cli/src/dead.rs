@@ -1,6 +1,7 @@
 //! Containers that nobody watches any more, and what those that live can lend.
 
 use container::detached;
+use container::state::State;
 use container::superblock::Superblock;
 use image::verity::ObjectId;
 use store::{FoundContainer, Store};
@@ -30,9 +31,12 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
                 continue;
             }
         };
-        if keep && detached::is_over(&store.path().join("containers").join(&id)) {
+        let folder = store.path().join("containers").join(&id);
+        if keep && detached::is_over(&folder) {
             continue;
         }
+        // Nobody was told that it runs. What cannot be read may have been told.
+        let keep = keep && !matches!(State::load(&folder), Ok(None));
         match store.lock_container(&id) {
             // Its monitor may have been killed, and the container with it or not.
             Ok(Some(folder)) if keep => {
@@ -41,7 +45,10 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
                 }
             }
             Ok(Some(folder)) => {
-                container::teardown::clear(folder.path(), &id);
+                if !container::teardown::clear(folder.path(), &id) {
+                    tracing::warn!(id, "cannot end all that is left of a dead container");
+                    continue;
+                }
                 match folder.remove() {
                     Ok(()) => cleared += 1,
                     Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),

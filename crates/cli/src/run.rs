@@ -248,8 +248,8 @@ impl Ready {
             root.doomed.shut_down();
             stage.shut_down();
             drop((root.mount, root.image));
-            if left == Runs::Perhaps {
-                container::teardown::clear(folder.path(), &id);
+            if left == Runs::Perhaps && !container::teardown::clear(folder.path(), &id) {
+                tracing::warn!(id, "cannot end all that is left of the container");
             }
             if let Err(error) = folder.remove() {
                 tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
@@ -310,7 +310,12 @@ impl Ready {
             return;
         }
         // Before another one can have its name, and its cgroup.
-        container::teardown::clear(&self.path, &self.id);
+        if !container::teardown::clear(&self.path, &self.id) {
+            // With the folder, which says what it is.
+            tracing::warn!("what is left of the container stays: `quire gc` removes it");
+            tell(end_report, &end);
+            return;
+        }
         if let Err(error) = self.end(Runs::No, || tell(end_report, &end)) {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
         }

@@ -128,17 +128,22 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     }
 }
 
-/// Waits until a container has ended, or the time is over; answers whether it has. `is_alive` asks for its lock.
-#[must_use]
-pub fn wait(most: Option<std::time::Duration>, is_alive: &dyn Fn() -> bool) -> bool {
+/// Waits until a container has ended, or the time is over; returns whether it has. `is_alive` asks for its lock.
+///
+/// # Errors
+/// That of `is_alive`, at once: what fails for good would be waited for for ever.
+pub fn wait<E>(
+    most: Option<std::time::Duration>,
+    is_alive: &dyn Fn() -> Result<bool, E>,
+) -> Result<bool, E> {
     let since = std::time::Instant::now();
-    while is_alive() {
+    while is_alive()? {
         if most.is_some_and(|most| since.elapsed() >= most) {
-            return false;
+            return Ok(false);
         }
         std::thread::sleep(GLANCE);
     }
-    true
+    Ok(true)
 }
 
 /// The root of a container that runs; none before it has started, when its first process is in the host's root still.
@@ -261,13 +266,15 @@ pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
         return Ok(());
     }
     // First what still runs has to end.
-    crate::teardown::clear(folder, id);
+    let is_clear = crate::teardown::clear(folder, id);
     if let Some(mut state) = State::load(folder)?
         && state.finished.is_none()
     {
         state.finish(None, now, folder)?;
     }
-    note_over(folder, id);
+    if is_clear {
+        note_over(folder, id);
+    }
     Ok(())
 }
 
@@ -288,8 +295,9 @@ pub fn is_unwanted(folder: &Path) -> bool {
 
 /// As [`crate::teardown::clear`], for a container whose folder stays and whose end is known: nobody has to do it again.
 pub fn clear(folder: &Path, id: &str) {
-    crate::teardown::clear(folder, id);
-    note_over(folder, id);
+    if crate::teardown::clear(folder, id) {
+        note_over(folder, id);
+    }
 }
 
 fn note_over(folder: &Path, id: &str) {

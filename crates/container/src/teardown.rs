@@ -13,11 +13,15 @@ use crate::stage::is_place;
 /// Ends what the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's
 /// lock, so nobody runs it any more.
-pub fn clear(folder: &Path, id: &str) {
+///
+/// Returns whether nothing is left that a later call could end: as long as something is, the folder has to stay, which
+/// alone says what.
+#[must_use]
+pub fn clear(folder: &Path, id: &str) -> bool {
     if has_records(folder, id) {
         delete(folder, id);
     }
-    remove_cgroups(folder, id);
+    let is_clear = remove_cgroups(folder, id);
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
     let places = places.filter(|path| path.is_dir() && is_place(path));
     // A namespace that runsc attaches among its records and leaves there. Source: gVisor `runsc/specutils/namespace.go`.
@@ -28,6 +32,7 @@ pub fn clear(folder: &Path, id: &str) {
             tracing::debug!(id, %error, "nothing to unmount");
         }
     }
+    is_clear && !has_records(folder, id)
 }
 
 /// Whether the runtime knows of the container: by a directory of its name, or as runsc by `ID_sandbox:ID.state`. Source for
@@ -52,25 +57,42 @@ pub fn cgroup(id: &str, unique: &str) -> String {
 }
 
 /// The same, of a container that may have been started, from its bundle.
-fn cgroup_of(folder: &Path) -> Option<String> {
-    let bytes = std::fs::read(folder.join("config.json")).ok()?;
-    let config: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
-    let name = config["linux"]["cgroupsPath"].as_str()?.strip_prefix('/')?;
-    (name.starts_with(&CGROUP[1..]) && !name.contains('/')).then(|| name.to_owned())
+fn cgroup_of(folder: &Path) -> std::io::Result<Option<String>> {
+    let bytes = match std::fs::read(folder.join("config.json")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        bytes => bytes?,
+    };
+    // One that is not whole was for no runtime yet.
+    let config: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    let name = config["linux"]["cgroupsPath"].as_str().and_then(|it| it.strip_prefix('/'));
+    let name = name.filter(|it| it.starts_with(&CGROUP[1..]) && !it.contains('/'));
+    Ok(name.map(str::to_owned))
 }
 
 /// How long the processes of a container may take to die, once they are killed.
 const DEATH: Duration = Duration::from_secs(3);
 
 /// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
-/// empty ones can be removed: it is waited a while for processes that are dying.
-fn remove_cgroups(folder: &Path, id: &str) {
-    let Some(name) = cgroup_of(folder) else { return };
-    let hierarchies = std::fs::read_dir(CGROUPS).into_iter().flatten().flatten();
+/// empty ones can be removed: it is waited a while for processes that are dying. Returns whether none is left.
+fn remove_cgroups(folder: &Path, id: &str) -> bool {
+    let (name, hierarchies) = match (cgroup_of(folder), std::fs::read_dir(CGROUPS)) {
+        (Ok(None), _) => return true,
+        (Ok(Some(name)), Ok(hierarchies)) => (name, hierarchies),
+        // Without cgroups there are none of the container's.
+        (_, Err(error)) if error.kind() == ErrorKind::NotFound => return true,
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::debug!(id, %error, "cannot look for cgroups");
+            return false;
+        }
+    };
+    let hierarchies = hierarchies.flatten();
     // Links stand for several controllers of one hierarchy.
     let hierarchies = hierarchies.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
+    // A folder covers the one that a runtime does not take, and the runtime may have written there.
     let roots = hierarchies.map(|it| it.path()).chain([PathBuf::from(CGROUPS)]);
+    let roots = roots.filter(|root| is_hierarchy(root));
     let since = Instant::now();
+    let mut is_clear = true;
     for root in roots {
         let cgroup = root.join(&name);
         loop {
@@ -81,14 +103,25 @@ fn remove_cgroups(folder: &Path, id: &str) {
                     std::thread::sleep(GLANCE);
                     continue;
                 }
-                Err(error) if error.kind() != ErrorKind::NotFound => {
+                // Where nothing can be changed, what is not there is no different error.
+                Err(error) if cgroup.exists() => {
                     tracing::debug!(id, %error, cgroup = %cgroup.display(), "a cgroup stays");
+                    is_clear = false;
                 }
                 _ => {}
             }
             break;
         }
     }
+    is_clear
+}
+
+/// Whether a directory is of a cgroup file system. Source: Linux `include/uapi/linux/magic.h`.
+fn is_hierarchy(path: &Path) -> bool {
+    const CGROUP: u32 = 0x0027_e0eb;
+    const CGROUP2: u32 = 0x6367_7270;
+    rustix::fs::statfs(path)
+        .is_ok_and(|it| u32::try_from(it.f_type).is_ok_and(|it| [CGROUP, CGROUP2].contains(&it)))
 }
 
 #[cfg(test)]
@@ -98,11 +131,11 @@ mod tests {
     #[test]
     fn only_a_cgroup_of_ours_is_taken_from_a_bundle() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(cgroup_of(folder.path()), None);
+        assert_eq!(cgroup_of(folder.path()).unwrap(), None);
         let check = |path: &str, expect: Option<&str>| {
             let config = serde_json::json!({"linux": {"cgroupsPath": path}});
             std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-            assert_eq!(cgroup_of(folder.path()).as_deref(), expect, "{path}");
+            assert_eq!(cgroup_of(folder.path()).unwrap().as_deref(), expect, "{path}");
         };
         check(&cgroup("a", "1"), Some("quire-a-1"));
         check("/quire-a", Some("quire-a"));

@@ -147,7 +147,7 @@ impl Fixture {
             trimmer: None,
         };
         let result = quire_container::monitor::run(&start, &|_| {});
-        quire_container::teardown::clear(folder.path(), &id);
+        assert!(quire_container::teardown::clear(folder.path(), &id));
         result
     }
 }

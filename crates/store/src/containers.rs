@@ -249,13 +249,14 @@ impl Store {
         if self.images.stat(record.image.to_string())?.is_none() {
             return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
         }
+        // All that can fail for want of descriptors comes before there is a container.
+        let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
         let published = work.publish(&self.containers, id)?;
         drop(lock);
         let directory = published.ok_or_else(|| ContainerError::Exists(id.to_owned()))?;
         if record.keep {
             self.containers.sync()?;
         }
-        let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
         let (id, record, lock) = (id.to_owned(), Some(record.clone()), Some(lock_file));
         Ok(ContainerDir { parent, tmp, directory, lock, name: id.clone(), id, record })
     }

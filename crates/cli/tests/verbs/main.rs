@@ -12,6 +12,7 @@ mod deaths;
 mod disk;
 mod escapes;
 mod export;
+mod faults;
 mod filter;
 mod forms;
 mod gvisor;

@@ -308,6 +308,8 @@ impl Call {
             "getdents64" => return (asked > 640).then_some(320),
             // getrandom(2): requests of up to 256 bytes are never cut short.
             "getrandom" => asked > 256,
+            // pipe(7): so many bytes are written at once or not at all.
+            "write" | "writev" if target == Target::Stream && asked <= 4096 => false,
             // Who waits for edges takes a short count for the end of what there is, as epoll(7) says.
             _ if target == Target::Stream && !self.blocks() => false,
             // What the kernel is told is told at once.
