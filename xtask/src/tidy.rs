@@ -119,6 +119,17 @@ fn the_lock_file_stays_small() {
     assert!(packages <= MOST_PACKAGES, "{packages} packages in Cargo.lock");
 }
 
+/// A number that wraps in a reader of foreign bytes ends the program, in releases too.
+#[test]
+fn releases_check_for_overflow() {
+    let manifest = text("Cargo.toml").unwrap();
+    let release = manifest.split("\n[").find_map(|it| it.strip_prefix("profile.release]"));
+    let checked = release.unwrap().lines().any(|line| line == "overflow-checks = true");
+    assert!(checked, "[profile.release] has no overflow-checks");
+    let off = manifest.lines().filter(|line| line.replace(' ', "") == "overflow-checks=false");
+    assert_eq!(off.count(), 0, "a profile turns overflow-checks off");
+}
+
 #[test]
 fn every_crate_takes_the_lints_and_only_kernel_is_unsafe() {
     for entry in fs::read_dir(repository().join("crates")).unwrap() {

@@ -231,7 +231,7 @@ impl Directory {
         self.trace.allow().map_err(failed)?;
         let fd = rustix::fs::openat(&self.fd, name, NEW, PUBLISHED).map_err(failed)?;
         self.trace.record(|| Change::Create(self.path_of(name)));
-        Ok(NewFile { fd, path: self.path_of(name), trace: self.trace.clone() })
+        Ok(NewFile { fd, path: self.path_of(name), length: 0, trace: self.trace.clone() })
     }
 
     /// Opens a regular file for reading; `None` if there is nothing of that name.
@@ -466,15 +466,26 @@ impl Directory {
     }
 }
 
+/// Zeros become a hole by so many bytes at once, which begin at a multiple of that: the largest page or block of most
+/// systems. Shorter holes would cost more in the file system's tables than they save.
+const HOLE: usize = 64 << 10;
+
+/// Whether these bytes are all zeros. Bytes of files mostly are not from the first on, which costs nothing.
+fn is_zeros(bytes: &[u8]) -> bool {
+    bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
 /// A file that is being written for the first time.
 #[derive(Debug)]
 pub(crate) struct NewFile {
     fd: OwnedFd,
     path: PathBuf,
+    length: u64,
     trace: Trace,
 }
 
 impl NewFile {
+    /// Adds bytes at the end. Runs of zeros take no room on the disk.
     pub(crate) fn write_all(&mut self, bytes: &[u8]) -> Result<(), DiskError> {
         let failed = |errno: Errno| DiskError {
             action: "write",
@@ -482,15 +493,27 @@ impl NewFile {
             source: errno.into(),
         };
         self.trace.allow().map_err(failed)?;
-        let mut rest = bytes;
+        // What is not written yet, and where that gets.
+        let (mut data, mut rest, mut at) = (bytes, bytes, self.length);
+        let mut start = at;
+        let mut ends_with_hole = false;
         while !rest.is_empty() {
-            match rustix::io::write(&self.fd, rest) {
-                Ok(0) => return Err(failed(Errno::IO)),
-                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed(errno)),
+            let over = usize::try_from(at % HOLE as u64).unwrap_or(0);
+            let (piece, after) = rest.split_at(rest.len().min(HOLE - over));
+            ends_with_hole = piece.len() == HOLE && is_zeros(piece);
+            if ends_with_hole {
+                let before = data.len() - rest.len();
+                write_at(&self.fd, &data[..before], start).map_err(failed)?;
+                data = after;
+                start = at + HOLE as u64;
             }
+            (rest, at) = (after, at + piece.len() as u64);
         }
+        write_at(&self.fd, data, start).map_err(failed)?;
+        if ends_with_hole {
+            rustix::fs::ftruncate(&self.fd, at).map_err(failed)?;
+        }
+        self.length = at;
         self.trace.record(|| Change::Write(self.path.clone(), bytes.to_vec()));
         Ok(())
     }
@@ -510,6 +533,21 @@ impl NewFile {
         rustix::fs::fchmod(&self.fd, PUBLISHED).map_err(|errno| failed("chmod", errno))?;
         Ok(true)
     }
+}
+
+fn write_at(fd: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(fd, bytes, at) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => {
+                bytes = bytes.get(written..).unwrap_or_default();
+                at += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// A file's length in bytes.

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::limits::{LimitError, Limits};
+use super::limits::{LimitError, Limits, Sums};
 use super::stop::Stop;
 use crate::{Digest, DigestHasher};
 
@@ -184,6 +184,10 @@ pub(super) struct Decoder<'a, R> {
     claimed: Option<Claimed>,
     limits: &'a Limits,
     unpacked: u64,
+    /// Of all layers, if it is one.
+    sums: Option<&'a Sums>,
+    /// Bytes of the blob that were added to them.
+    added: u64,
 }
 
 impl<'a, R: Read> Decoder<'a, R> {
@@ -248,7 +252,8 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Inner::Zstd(Box::new(decoder))
             }
         };
-        Ok(Self { inner, expected, claimed: None, limits, unpacked: 0 })
+        let (claimed, sums) = (None, None);
+        Ok(Self { inner, expected, claimed, limits, unpacked: 0, sums, added: 0 })
     }
 
     /// Passes a tar on as it is, whatever it begins with: it was unpacked already, from a blob of which not all was read.
@@ -278,7 +283,14 @@ impl<'a, R: Read> Decoder<'a, R> {
             claimed: Some(claimed),
             limits,
             unpacked: 0,
+            sums: None,
+            added: 0,
         }
+    }
+
+    /// Has it count what it unpacks with that of the other layers.
+    pub(super) fn counted(self, sums: &'a Sums) -> Self {
+        Self { sums: Some(sums), ..self }
     }
 
     /// Whether the tar is wrapped at all.
@@ -334,6 +346,11 @@ impl<'a, R: Read> Decoder<'a, R> {
         let claimed = self.claimed.map(|it| it.size);
         let packed = self.expected.size.or(claimed).unwrap_or(read);
         self.limits.check_ratio(packed, unpacked)?;
+        if let Some(sums) = self.sums {
+            sums.add_packed(packed.saturating_sub(self.added));
+            self.added = self.added.max(packed);
+            sums.add_unpacked(filled as u64, self.limits)?;
+        }
         Ok(filled)
     }
 

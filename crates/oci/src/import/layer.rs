@@ -13,7 +13,7 @@ use store::{Blob, BlobKind, Committed, DataBlobDraft, LayerDraft, LayerInfo, wal
 use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
 use super::failure::LayerFailure;
 use super::feed::{self, Feed, Tar};
-use super::limits::{LimitError, Limits};
+use super::limits::{LimitError, Limits, Sums};
 use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
 use super::recipe::{Pending, Places, Replay};
 use super::stop::Stop;
@@ -35,6 +35,7 @@ pub(super) struct Totals {
     entries: AtomicU64,
     metadata_bytes: AtomicU64,
     content_bytes: AtomicU64,
+    sums: Sums,
 }
 
 impl Totals {
@@ -185,12 +186,13 @@ fn decoder<'a, R: Read>(
     progress: &'a (dyn Fn(u64) + Sync),
 ) -> Result<Decoder<'a, R>, LayerFailure> {
     let Shared { stop, limits, .. } = *shared;
-    match wanted.tar_of {
-        None => Ok(Decoder::new(source, wanted.expected, limits, stop, progress)?),
+    let decoder = match wanted.tar_of {
+        None => Decoder::new(source, wanted.expected, limits, stop, progress)?,
         // Nothing else would tell that it is the right one.
-        Some(_) if wanted.diff_id.is_none() => Err(LayerFailure::Endless),
-        Some(blob) => Ok(Decoder::unpacked(source, blob, limits, stop, progress)),
-    }
+        Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
+        Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
+    };
+    Ok(decoder.counted(&shared.totals.sums))
 }
 
 /// Unpacks in a thread of its own while `read` reads the tar.
@@ -514,9 +516,12 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
     /// Holes of sparse files are read and hashed as zeros.
     fn count_holes<R>(&mut self, entry: &Entry<'_, R>) -> Result<(), LayerFailure> {
         let in_tar = entry.segments.iter().map(|it| it.length).sum::<u64>();
-        self.holes = self.holes.saturating_add(entry.size.saturating_sub(in_tar));
+        let holes = entry.size.saturating_sub(in_tar);
+        self.holes = self.holes.saturating_add(holes);
         let packed = self.packed.unwrap_or(entry.position.saturating_add(in_tar));
-        let checked = self.shared.limits.check_holes(packed, self.holes);
+        let Shared { limits, totals, .. } = *self.shared;
+        let checked = limits.check_holes(packed, self.holes);
+        let checked = checked.and_then(|()| totals.sums.add_holes(holes, limits));
         checked.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
     }
 

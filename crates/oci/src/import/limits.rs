@@ -1,5 +1,7 @@
 //! How much one import may ask for.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// Bounds on what a source may make of itself. They are far above real images, and below what would hurt a host: a
 /// layer of a few kilobytes can claim any size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,8 +10,8 @@ pub struct Limits {
     pub layer_bytes: u64,
     /// Bytes of all files of all layers, holes of sparse files included, since they are hashed. Default 256 GiB.
     pub content_bytes: u64,
-    /// How many times larger than its blob a layer's tar may be, and the holes of its files too. Default 250: gzip
-    /// reaches 1032 with zeros alone, real layers stay below 20.
+    /// How many times larger than its blob a layer's tar may be, and the holes of its files too; likewise all layers of
+    /// one import together. Default 250: gzip reaches 1032 with zeros alone, real layers stay below 20.
     pub ratio: u64,
     /// Up to this size, in bytes, [`ratio`](Self::ratio) is not looked at. Default 1 GiB: some layers do hold empty
     /// disk images.
@@ -55,6 +57,22 @@ pub enum LimitError {
         /// Bytes of the layer.
         size: u64,
     },
+    /// [`Limits::ratio`], of all layers of an import.
+    #[error("the layers unpack to more than {ratio} times their {size} bytes, all together")]
+    AllRatio {
+        /// The bound.
+        ratio: u64,
+        /// Bytes of the blobs.
+        size: u64,
+    },
+    /// [`Limits::ratio`], of what sparse files of all layers have beyond the tars.
+    #[error("the holes of all files are more than {ratio} times the {size} bytes of the layers")]
+    AllHoles {
+        /// The bound.
+        ratio: u64,
+        /// Bytes of the blobs.
+        size: u64,
+    },
     /// [`Limits::content_bytes`].
     #[error("the image's files have more than {0} bytes")]
     ContentBytes(u64),
@@ -64,6 +82,48 @@ pub enum LimitError {
     /// [`Limits::metadata_bytes`].
     #[error("the image's names and xattrs have more than {0} bytes")]
     MetadataBytes(u64),
+}
+
+/// Bytes of all layers of one import that are read, as far as they were.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    packed: AtomicU64,
+    unpacked: AtomicU64,
+    holes: AtomicU64,
+}
+
+impl Sums {
+    /// More bytes of blobs.
+    pub(super) fn add_packed(&self, bytes: u64) {
+        add(&self.packed, bytes);
+    }
+
+    /// More bytes of tars.
+    pub(super) fn add_unpacked(&self, bytes: u64, limits: &Limits) -> Result<(), LimitError> {
+        let unpacked = add(&self.unpacked, bytes);
+        let size = self.packed.load(Ordering::Relaxed);
+        if limits.is_beyond(size, unpacked) {
+            return Err(LimitError::AllRatio { ratio: limits.ratio, size });
+        }
+        Ok(())
+    }
+
+    /// More bytes of files that are in no tar.
+    pub(super) fn add_holes(&self, bytes: u64, limits: &Limits) -> Result<(), LimitError> {
+        let holes = add(&self.holes, bytes);
+        let size = self.packed.load(Ordering::Relaxed);
+        if limits.is_beyond(size, holes) {
+            return Err(LimitError::AllHoles { ratio: limits.ratio, size });
+        }
+        Ok(())
+    }
+}
+
+/// The sum; one that no number holds is the largest.
+fn add(sum: &AtomicU64, bytes: u64) -> u64 {
+    let before =
+        sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| Some(it.saturating_add(bytes)));
+    before.unwrap_or_else(|it| it).saturating_add(bytes)
 }
 
 impl Limits {

@@ -5,6 +5,7 @@
     reason = "tests fail by panicking, and say what they skip"
 )]
 
+mod bombs;
 mod build;
 mod home;
 mod packed;

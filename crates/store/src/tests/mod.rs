@@ -7,6 +7,7 @@ mod data;
 mod data_damage;
 mod disk_full;
 mod format;
+mod holes;
 mod import;
 mod kill;
 mod model;

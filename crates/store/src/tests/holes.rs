@@ -1,0 +1,124 @@
+//! Runs of zeros: no room on the disk, the same bytes and the same names.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+use tempfile::TempDir;
+
+use image::verity::{Algorithm, digest};
+
+use super::{Random, check, check_clean, import, import_as, open, sample};
+use crate::{Form, Store};
+
+const MIB: usize = 1 << 20;
+
+/// Bytes that the store takes on the disk.
+fn room(store: &Store) -> u64 {
+    fn add(path: &std::path::Path) -> u64 {
+        let entries = fs::read_dir(path).unwrap().map(|it| it.unwrap());
+        let sizes = entries.map(|entry| {
+            let metadata = entry.metadata().unwrap();
+            metadata.blocks() * 512 + if metadata.is_dir() { add(&entry.path()) } else { 0 }
+        });
+        sizes.sum()
+    }
+    add(store.path())
+}
+
+/// Files with zeros at all kinds of places, and how many of their bytes at most are not in holes.
+fn files() -> Vec<(Vec<u8>, usize)> {
+    let zeros = |length: usize| vec![0; length];
+    let data = |length: usize| vec![7; length];
+    let mut all = vec![
+        (zeros(64 << 10), 0),
+        (zeros((64 << 10) - 1), 64 << 10),
+        (zeros(3 * MIB + 5), 4096),
+        ([data(1), zeros(3 * MIB)].concat(), (64 << 10) + 4096),
+        ([zeros(3 * MIB), data(1)].concat(), 4096),
+        ([zeros(MIB), data(100_000), zeros(MIB + 77), data(3), zeros(MIB)].concat(), 400 << 10),
+        (data(MIB), MIB),
+    ];
+    let mut random = Random::new(5);
+    for _ in 0..20 {
+        let mut bytes = Vec::new();
+        let mut most = 0;
+        for _ in 0..=random.below(6) {
+            let length = usize::try_from(random.below(400_000)).unwrap();
+            bytes.extend(vec![u8::try_from(random.below(2)).unwrap(); length]);
+        }
+        for piece in bytes.chunks(64 << 10) {
+            let is_hole = piece.len() == 64 << 10 && piece.iter().all(|it| *it == 0);
+            most += if is_hole { 0 } else { 64 << 10 };
+        }
+        all.push((bytes, most));
+    }
+    all
+}
+
+#[test]
+fn runs_of_zeros_are_holes() {
+    for pieces in [usize::MAX, 100_000, 5000] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        for (number, (bytes, most)) in files().into_iter().enumerate() {
+            let transaction = store.begin().unwrap();
+            let id = match pieces {
+                usize::MAX => transaction.object(&bytes).unwrap(),
+                _ => {
+                    let mut draft = transaction.draft().unwrap();
+                    bytes.chunks(pieces).for_each(|it| draft.write_all(it).unwrap());
+                    draft.finish().unwrap()
+                }
+            };
+            assert_eq!(id, digest(Algorithm::Sha256, &bytes), "{number}");
+            transaction.commit().unwrap();
+            let mut read = Vec::new();
+            store.object(&id).unwrap().read_to_end(&mut read).unwrap();
+            assert!(read == bytes, "{number}: other bytes");
+            let path = super::damage::object_path(directory.path(), &bytes);
+            let metadata = fs::metadata(path).unwrap();
+            assert_eq!(metadata.size(), bytes.len() as u64);
+            let taken = usize::try_from(metadata.blocks() * 512).unwrap();
+            assert!(taken <= most, "{number}: {taken} bytes, at most {most}");
+        }
+        assert!(store.fsck(crate::FsckOptions { threads: 1 }).unwrap().is_sound());
+    }
+}
+
+/// `gc` takes parts out of data blobs, too. Neither is the other's damage.
+#[test]
+fn holes_of_zeros_are_none_of_gc() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let mut kept = sample("kept", 3);
+    let mut gone = sample("gone", 3);
+    let zeros =
+        |last: u8| [vec![0; 8 * MIB], vec![last; 5000], vec![0; 8 * MIB], vec![last]].concat();
+    kept.insert("zeros-kept".to_owned(), zeros(1));
+    gone.insert("zeros-gone".to_owned(), zeros(2));
+    let both: super::Files = kept.clone().into_iter().chain(gone.clone()).collect();
+    import_as(&store, "both", &both, Form::Packed).unwrap();
+    assert!(room(&store) < 4 * MIB as u64, "{}", room(&store));
+    check_clean(&store).unwrap();
+    import_as(&store, "kept", &kept, Form::Packed).unwrap();
+    store.remove_ref(&super::name("both")).unwrap();
+    check_clean(&store).unwrap();
+    assert!(room(&store) < 4 * MIB as u64, "{}", room(&store));
+    for (_, bytes) in kept.iter().filter(|it| it.1.len() > 64) {
+        let mut read = Vec::new();
+        store.object(&digest(Algorithm::Sha256, bytes)).unwrap().read_to_end(&mut read).unwrap();
+        assert!(read == *bytes);
+    }
+    // A byte in a hole is damage, as anywhere.
+    let objects = TempDir::new().unwrap();
+    let store = open(objects.path());
+    import(&store, "kept", &kept).unwrap();
+    assert!(room(&store) < 4 * MIB as u64);
+    let path = super::damage::object_path(objects.path(), &kept["zeros-kept"]);
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    fs::set_permissions(&path, permissions).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(b"x", 5 * MIB as u64).unwrap();
+    check(&store).unwrap_err();
+}
