@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use container::bundle::{Terminal, configure, host_files};
+use container::filestore::Backing;
 use container::monitor::ROOT;
 use container::root::Shape;
 use container::stage::Stage;
-use kernel::mount::{Attributes, Detached, Freed, MountAttrFlags};
+use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde_json::Value;
 use store::OpenOptions;
@@ -37,9 +38,9 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         map.root()?;
     }
     let trust = crate::owner::trust(&store, &opened, &wanted.trust, wish(wanted))?;
-    let place = Place::make(context, &store, wish(wanted))?;
+    let place = Place::of_container(context, &store, wanted, Backing::Whole)?;
     let space = crate::mount::space(wanted.df, place.access())?;
-    let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
+    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
     let root = crate::mount::root(context, &opened, &found, &trust, &shape, std::iter::empty())?;
     if map.is_some() {
         // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users

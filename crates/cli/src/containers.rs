@@ -19,6 +19,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
 use crate::report;
+use crate::written::written;
 
 /// A container, as it was a moment ago.
 pub(crate) struct Found {
@@ -28,7 +29,7 @@ pub(crate) struct Found {
     liveness: Liveness,
     pub(crate) folder: PathBuf,
     /// None before it has started, and of those that are not detached.
-    state: Option<State>,
+    pub(crate) state: Option<State>,
 }
 
 impl Found {
@@ -50,6 +51,11 @@ impl Found {
         }
     }
 
+    /// Whether the disk has lost some of what it wrote.
+    fn has_lost(&self) -> bool {
+        self.state.as_ref().is_some_and(|it| it.lost)
+    }
+
     fn code(&self) -> Option<i32> {
         self.state.as_ref().and_then(|it| it.code)
     }
@@ -63,7 +69,7 @@ impl Found {
     }
 }
 
-fn all(store: &Store) -> anyhow::Result<Vec<Found>> {
+pub(crate) fn all(store: &Store) -> anyhow::Result<Vec<Found>> {
     let sound = store.containers()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
     let damaged = store.damaged_containers()?.into_iter().map(|(id, it, _)| (id, None, it));
     sound.chain(damaged).map(|(id, record, liveness)| found(store, id, record, liveness)).collect()
@@ -116,7 +122,7 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     }
     if context.json {
         let rows = found.iter().map(|it| {
-            json!({
+            let mut row = json!({
                 "id": it.id,
                 "name": it.id,
                 "image": it.record.as_ref().and_then(|it| it.name.clone()),
@@ -128,7 +134,12 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
                 "started": it.state.as_ref().map(|state| report::rfc3339(state.started)),
                 "finished": it.state.as_ref().and_then(|it| it.finished).map(report::rfc3339),
                 "code": it.code(),
-            })
+                "lost": it.has_lost(),
+            });
+            if args.size {
+                row["written"] = written(it).into();
+            }
+            row
         });
         report::json(&rows.collect::<Vec<_>>())?;
         return Ok(Answer::Yes);
@@ -137,6 +148,7 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
         .iter()
         .map(|it| {
             let status = match it.code() {
+                Some(code) if it.has_lost() => format!("exited ({code}), writes lost"),
                 Some(code) => format!("exited ({code})"),
                 None => it.status().to_owned(),
             };
@@ -145,11 +157,19 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
                 let name = it.name.clone().unwrap_or_else(|| crate::du::short(&it.image));
                 (name, report::time(it.created.0))
             });
-            vec![it.id.clone(), image, status, created, it.command().join(" ")]
+            let mut row = vec![it.id.clone(), image, status, created, it.command().join(" ")];
+            if args.size {
+                row.push(written(it).map_or_else(|| "?".to_owned(), report::size));
+            }
+            row
         })
         .collect();
     let mut out = report::standard_output();
-    report::table(&mut out, &["CONTAINER", "IMAGE", "STATUS", "CREATED", "COMMAND"], &rows, &[])?;
+    let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED", "COMMAND"];
+    if args.size {
+        titles.push("SIZE");
+    }
+    report::table(&mut out, &titles, &rows, &[])?;
     out.flush()?;
     Ok(Answer::Yes)
 }
@@ -366,7 +386,9 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
         let kept = Code::open(&found.folder)
             .with_context(|| format!("cannot read how container {} ends", found.id))?;
         detached::wait(None, &|| is_alive(&store, &found))?;
-        let code = load_state(&found.folder, &found.id)?.and_then(|it| it.code);
+        let state = load_state(&found.folder, &found.id)?;
+        let lost = state.as_ref().is_some_and(|it| it.lost);
+        let code = state.and_then(|it| it.code);
         let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
             format!(
@@ -375,9 +397,12 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
             )
         })?;
         if context.json {
-            report::json_line(&json!({"id": found.id, "code": code}))?;
+            report::json_line(&json!({"id": found.id, "code": code, "lost": lost}))?;
         } else {
             report::line(&code.to_string())?;
+        }
+        if lost {
+            report::error_line(&format!("quire: {}: {}", found.id, crate::run::LOST));
         }
     }
     Ok(Answer::Yes)

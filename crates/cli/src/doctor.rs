@@ -63,7 +63,8 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     };
     let (form, why) = crate::forms::auto(opened.as_fd());
     let form = format!("{}: {why}", crate::forms::word(form));
-    let chosen = [&chosen[..], &[("form", &form), ("writable", writable)]].concat();
+    let chosen =
+        [&chosen[..], &[("form", &form), ("writable", writable), ("O_DIRECT", DIRECT)]].concat();
     let policy = crate::policy::describe(context);
     let root = rustix::process::geteuid().is_root();
     let opened = Store::open(&store, OpenOptions::read()).ok();
@@ -111,6 +112,10 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     out.flush()?;
     Ok(Answer::Yes)
 }
+
+/// EROFS that reads from files has no direct I/O.
+const DIRECT: &str =
+    "fails (EINVAL) on files of the forms packed and tar, not on those of the form objects";
 
 const fn word(can: Can) -> &'static str {
     match can {

@@ -23,13 +23,15 @@ pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
         report::error_line(&format!("quire: {why}"));
     }
     let answer = if all.unreadable.is_empty() { Answer::Yes } else { Answer::No };
-    report::answer(answer, print(context, args, &all, &wanted))
+    let written = crate::written::all_written(&store)?;
+    report::answer(answer, print(context, args, &all, written, &wanted))
 }
 
 fn print(
     context: &Context,
     args: &args::Du,
     all: &DiskUse,
+    written: u64,
     wanted: &[ObjectId],
 ) -> anyhow::Result<()> {
     let chosen = |it: &&ImageUse| wanted.is_empty() || wanted.contains(&it.image);
@@ -57,6 +59,7 @@ fn print(
             "images": images.collect::<Vec<Value>>(),
             "objects": all.objects, "data": all.data, "imageFiles": all.image_files, "layers": all.layers,
             "manifests": all.manifests, "blobs": all.blobs, "containers": all.containers, "tmp": all.tmp,
+            "written": written,
             "unusedObjects": all.unused_objects, "unusedData": all.unused_data, "total": total,
             "unreadable": all.unreadable,
         }))?;
@@ -101,7 +104,11 @@ fn print(
         }
         if all.containers + all.tmp > 0 {
             let (containers, tmp) = (size(all.containers), size(all.tmp));
-            writeln!(out, "of which {containers} containers, {tmp} imports under way or dead")?;
+            let written = size(written);
+            writeln!(
+                out,
+                "of which {containers} containers, {tmp} imports under way or dead; containers have written {written}"
+            )?;
         }
     }
     out.flush()?;

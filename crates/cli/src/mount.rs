@@ -7,12 +7,13 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
+use container::filestore::Backing as FileBacking;
 use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
 use container::superblock::Superblock;
 use image::erofs::read::Image;
 use kernel::cache;
 use kernel::features::KernelVersion;
-use kernel::mount::{Acl, Attributes, Backing, Freed, MountAttrFlags, Unmount};
+use kernel::mount::{Acl, Attributes, Backing, MountAttrFlags, Unmount};
 use store::{Form, OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
@@ -36,10 +37,10 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
         None => None,
     };
     let trust = crate::owner::trust(&store, &opened, &args.trust, Some(&args.writable))?;
-    let place = Place::make(context, &store, Some(&args.writable))?;
+    let place = Place::make(&store, &args.writable, FileBacking::Whole)?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
-    let shape = Shape { writable: place.writable(Freed::AtOnce), map: map.as_ref(), space };
+    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
     let root = root(context, &opened, &found, &trust, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(context, &opened, &root, args.warm);

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use container::bundle::{Process, Terminal, configure, host_files};
+use container::detached::Last;
+use container::headroom::Headroom;
 use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
 use container::runtime::{Kind, Runtime};
 use container::stage::Stage;
 use container::{detached, filestore, kept};
-use kernel::mount::Freed;
-use kernel::process::{Signal, Signals, finish_behind, start_behind};
+use kernel::process::{Exit, Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
 use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
 
@@ -74,13 +75,14 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     ready.offer();
     let remark = |text: &str| context.remark(text);
     let result = container::monitor::run(&ready.start(None), &remark);
-    if ready.has_lost() {
-        context.remark(LOST);
-    }
+    let has_lost = ready.has_lost();
     let ended = ready.end(Runs::Perhaps, || {});
     // What went wrong with the program comes before what goes wrong after it.
     let code = result?.shell_code();
     ended?;
+    if has_lost {
+        bail!(LOST);
+    }
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
@@ -91,6 +93,7 @@ struct Ready {
     path: PathBuf,
     root: Root,
     stage: Stage,
+    headrooms: Vec<Headroom>,
     process: Process,
     owner: Option<(u32, u32)>,
     config: Value,
@@ -123,7 +126,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let opened = store.open_image(&found.image)?;
     crate::owner::check_image(&store, &opened)?;
     let image = image_config(&store, &found)?;
-    let place = Place::make(context, &store, wish(&args.wanted))?;
+    let place = Place::of_container(context, &store, &args.wanted, filestore::Backing::Ahead)?;
     let access = place.access();
     let files = Files::make(&store, &args.wanted)?;
     let space = crate::mount::space(args.wanted.df, access)?;
@@ -132,7 +135,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let claim = args.wanted.ids.claim(&store, &|| is_asked_to_end(&signals))?;
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(&store, &living, found.image);
-    let shape = Shape { writable: place.writable(Freed::Later), map, space };
+    let shape = Shape { writable: place.writable(), map, space };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     crate::mount::warm(context, &opened, &root, args.wanted.warm);
     if runtime.kind == Kind::Runsc && crate::mount::may_have_acl(&opened)? {
@@ -175,6 +178,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     kept_place(&place, &args.wanted, &root)
         .and_then(|place| place.save(&path))
         .with_context(|| format!("cannot write in {}", path.display()))?;
+    let headrooms = headrooms(&root, &stage, &path)?;
     let (keep, stop_signal) = (record.keep, image.stop_signal);
     let _image = opened;
     Ok(Ready {
@@ -183,6 +187,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         path,
         root,
         stage,
+        headrooms,
         process,
         owner,
         config,
@@ -194,6 +199,12 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         _image,
         _directory: place.into_locked(),
     })
+}
+
+/// Who takes room for what the container writes.
+fn headrooms(root: &Root, stage: &Stage, folder: &Path) -> anyhow::Result<Vec<Headroom>> {
+    let own = root.doomed.headroom(&folder.join(filestore::NAME))?;
+    Ok(own.into_iter().chain(Files::headrooms(folder, stage)?).collect())
 }
 
 /// Where the container writes, for whoever looks at that later.
@@ -211,8 +222,8 @@ fn kept_place(place: &Place, wanted: &args::Wanted, root: &Root) -> std::io::Res
 const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: the modes of such files count alone, whose bits of the \
                        group are the most that the ACL allows";
 
-const LOST: &str = "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and it \
-                    may have read zeros in its place";
+pub(crate) const LOST: &str = "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and \
+                               it may have read zeros in its place";
 
 impl Ready {
     fn start<'a>(&'a self, console: Option<&'a str>) -> Start<'a> {
@@ -229,7 +240,7 @@ impl Ready {
             console,
             runtime: &self.runtime,
             signals: &self.signals,
-            trimmer: self.root.doomed.trimmer(self.path.join(filestore::NAME)),
+            headrooms: &self.headrooms,
         }
     }
 
@@ -241,13 +252,13 @@ impl Ready {
     fn end(self, left: Runs, hidden: impl FnOnce()) -> anyhow::Result<()> {
         let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
         // For everybody else it is gone now.
-        let (id, root, stage) = (self.id, self.root, self.stage);
+        let (id, root, stage, headrooms) = (self.id, self.root, self.stage, self.headrooms);
         let folder = self.folder.hide()?;
         hidden();
         let clear = move || {
             root.doomed.shut_down();
             stage.shut_down();
-            drop((root.mount, root.image));
+            drop((headrooms, root.mount, root.image));
             if left == Runs::Perhaps && !container::teardown::clear(folder.path(), &id) {
                 tracing::warn!(id, "cannot end all that is left of the container");
             }
@@ -279,6 +290,8 @@ impl Ready {
         let mut ended = || {
             lost = self.has_lost();
             is_told = lost && log(&self.path, LOST);
+            let exit = lost.then_some(Exit::Code(FAILED.into()));
+            Last { exit, written: self.root.doomed.written() }
         };
         let (start, signal) = (self.start(console.as_deref()), &self.stop_signal);
         let result = detached::watch(&start, signal, &clock, &mut started, &mut ended);
@@ -329,9 +342,12 @@ impl Ready {
                 false
             }
             // It has ended for everybody else; `rm` shuts the file system down under this.
-            false => self.root.doomed.keep().is_ok(),
+            false => {
+                self.settle();
+                self.root.doomed.keep().is_ok()
+            }
         };
-        drop((self.root.mount, self.root.image));
+        drop((self.headrooms, self.root.mount, self.root.image));
         // Those of further mounts go with their container.
         Files::remove(&self.path, &self.stage);
         self.stage.shut_down();
@@ -345,6 +361,15 @@ impl Ready {
                 tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
             }
             let _told = is_told || log(&self.path, LOST);
+        }
+    }
+
+    /// Gives back what nobody will write to any more.
+    fn settle(&self) {
+        for headroom in &self.headrooms {
+            if let Err(error) = headroom.settle() {
+                tracing::debug!(id = self.id, %error, "a filestore keeps room that it does not need");
+            }
         }
     }
 

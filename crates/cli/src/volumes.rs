@@ -8,6 +8,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::filestore;
+use container::headroom::{Headroom, HeadroomError};
 use container::mounts::{Source, Volume, arrange, destination};
 use container::stage::{Filestore, Stage};
 use container::userns::IdMap;
@@ -138,7 +139,8 @@ impl Files {
         });
         let files = files.map(|(it, bytes, durability)| {
             let size = bytes.unwrap_or(filestore::SIZE);
-            filestore::make(store.containers_fd(), size, durability, &search)
+            let backing = filestore::Backing::Ahead;
+            filestore::make(store.containers_fd(), size, durability, backing, &search)
                 .with_context(|| format!("--mount type=self,dst={}", it.destination))
         });
         Ok(Self(files.collect::<anyhow::Result<_>>()?))
@@ -152,6 +154,11 @@ impl Files {
             })?;
         }
         Ok(())
+    }
+
+    /// Who takes room for them.
+    pub(crate) fn headrooms(folder: &Path, stage: &Stage) -> Result<Vec<Headroom>, HeadroomError> {
+        stage.headrooms(|number| folder.join(name(number)))
     }
 
     /// Removes those names again.

@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::detached::GLANCE;
-use container::filestore;
+use container::filestore::{self, Backing};
 use container::root::Writable;
-use kernel::mount::{Durability, Freed};
+use kernel::mount::Durability;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use store::Store;
 
+use crate::args;
 use crate::context::Context;
+use crate::wanted::wish;
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,24 +105,30 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Makes it, or opens what is there. Without a wish it is a filestore for root, and memory for others and where no
-    /// file system can be made.
-    pub(crate) fn make(
+    /// The one that a container is to have. Without a wish it is a filestore for root, and memory for others and where no
+    /// file system can be made. In memory it may take half of what the container may use.
+    pub(crate) fn of_container(
         context: &Context,
         store: &Store,
-        wish: Option<&Wish>,
+        wanted: &args::Wanted,
+        backing: Backing,
     ) -> anyhow::Result<Self> {
-        let search = std::env::var_os("PATH").unwrap_or_default();
-        let wish = match wish {
-            Some(wish) => wish,
-            None => &default(context, &search),
-        };
+        let wish = wish(wanted).cloned().unwrap_or_else(|| default(context, &search()));
+        let half = wanted.memory.and_then(|it| NonZeroU64::new(it.get() / 2));
+        let wish = if wish == Wish::Memory(None) { Wish::Memory(half) } else { wish };
+        Self::make(store, &wish, backing)
+    }
+
+    /// Makes it, or opens what is there.
+    pub(crate) fn make(store: &Store, wish: &Wish, backing: Backing) -> anyhow::Result<Self> {
+        let search = search();
         Ok(match wish {
             Wish::None => Self::None,
             Wish::Memory(size) => Self::Memory(*size),
             Wish::Filestore(size, durability) => {
-                let size = size.unwrap_or(filestore::SIZE);
-                let file = filestore::make(store.containers_fd(), size, *durability, &search);
+                let folder = store.containers_fd();
+                let size = size.map_or_else(|| filestore::default_size(folder, backing), Ok)?;
+                let file = filestore::make(folder, size, *durability, backing, &search);
                 let file = file.context(
                     "--writable self: `--writable memory` needs no file system of its own",
                 )?;
@@ -162,18 +170,23 @@ impl Place {
     }
 
     /// As roots take it.
-    pub(crate) fn writable(&self, freed: Freed) -> Writable<'_> {
+    pub(crate) fn writable(&self) -> Writable<'_> {
         match self {
             Self::None => Writable::None,
             Self::Memory(bytes) => Writable::Memory { bytes: *bytes },
             Self::Filestore(file, durability) => {
-                Writable::Filestore { file: file.as_fd(), durability: *durability, freed }
+                Writable::Filestore { file: file.as_fd(), durability: *durability }
             }
             Self::Directory(directory, durability) => {
                 Writable::Directory { directory: directory.as_fd(), durability: *durability }
             }
         }
     }
+}
+
+/// Where programs are searched.
+fn search() -> OsString {
+    std::env::var_os("PATH").unwrap_or_default()
 }
 
 /// How long the monitor of a container that has ended may take to let go of its directory.

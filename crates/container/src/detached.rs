@@ -32,7 +32,17 @@ const UNWANTED: &str = "unwanted";
 /// How often what another process does is looked at.
 pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// Starts a container, calls `started` when it runs, and waits for its end. This *process* keeps the mount namespace that
+/// The writable layer of a container that has ended.
+#[derive(Debug, Default)]
+pub struct Last {
+    /// Another end than the program's own: the disk has lost some of what it wrote.
+    pub exit: Option<Exit>,
+    /// What it has written, in bytes; none if that is not known.
+    pub written: Option<u64>,
+}
+
+/// Starts a container, calls `started` when it runs, and waits for its end. `ended` is asked
+/// for what is known of the container's writable layer then. This *process* keeps the mount namespace that
 /// it makes, and is what the kernel gives the container's orphans to.
 ///
 /// The runtime is gone as soon as the container runs, so that this process is all that each container costs. An `INT` or
@@ -45,7 +55,7 @@ pub fn watch(
     stop_signal: &str,
     now: &dyn Fn() -> i64,
     started: &mut dyn FnMut(),
-    ended: &mut dyn FnMut(),
+    ended: &mut dyn FnMut() -> Last,
 ) -> Result<Exit, RunError> {
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
@@ -105,12 +115,17 @@ pub fn watch(
         stop_signal: stop_signal.to_owned(),
         finished: None,
         code: None,
+        lost: false,
+        written: None,
     };
     state.begin(start.folder).map_err(write_failed)?;
     started();
     let exit = container.supervise(start.signals, &mut |_| {}, &mut || start.look());
     let exit = exit.map_err(runtime_failed)?;
-    ended();
+    let last = ended();
+    state.lost = last.exit.is_some();
+    state.written = last.written;
+    let exit = last.exit.unwrap_or(exit);
     state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;
     Ok(exit)
 }

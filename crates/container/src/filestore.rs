@@ -1,23 +1,51 @@
-//! Filestores: one sparse file of the host with an ext4 inside, for the changes to one root.
+//! Filestores: one file of the host with an ext4 inside, for the changes to one root.
 //!
-//! To make an ext4 takes ten milliseconds and a program, to copy one less than one: so each size is made once and kept as
-//! a template beside the containers. Its metadata is all that it has, some hundred KiB; what is zero stays a hole.
+//! Every block that the ext4 may hand out has its block on the host's disk already: a full disk is an error to whoever
+//! writes, never zeros to whoever reads. What the host has not allocated yet belongs to one file inside, the *balloon*;
+//! [`crate::headroom`] makes it smaller and larger.
+//!
+//! Making an ext4 takes ten milliseconds and a program, and copying one less than one: so each size is made once and kept
+//! as a template beside the containers. Its metadata is all that it has, some hundred KiB; what is zero stays a hole.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kernel::allocation::{allocate, extents, overwrite_in_place, release};
 use kernel::files::{Named, copy_sparse, link, unnamed};
-use kernel::mount::Durability;
+use kernel::loopdev::Access;
+use kernel::mount::{Durability, Ext4Options, MountError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 /// What it is called in a container's folder; those of further mounts have a hyphen and a number behind it.
 pub const NAME: &str = "filestore";
 
-/// The size where none is asked for. Only what is written takes space.
+/// Who takes room from the host's disk for what is written later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// A process with a [`crate::headroom::Headroom`], ahead of what is written.
+    Ahead,
+    /// Nobody: all of it is taken at once.
+    Whole,
+}
+
+/// The file inside that has the blocks which the host has not allocated.
+pub(crate) const BALLOON: &str = "balloon";
+
+/// Bytes outside of the balloon in a new filestore.
+const FREE: u64 = 16 << 20;
+
+/// Blocks for ext4's own bookkeeping: a megabyte.
+pub(crate) const RESERVED: u64 = 256;
+
+/// Groups whose tables of inodes a new filestore has on the host's disk.
+pub(crate) const TABLES: u64 = 2;
+
+/// The size where none is asked for. Only what is written takes space, and some room ahead of it.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(10 << 30).expect("not zero");
 
 /// The least, with which ext4 has room for something: 16 MiB.
@@ -25,6 +53,24 @@ pub const SIZE_MIN: u64 = 16 << 20;
 
 /// The most: ext4 with blocks of 4 KiB and numbers of 32 bits.
 pub const SIZE_MAX: u64 = 16 << 40;
+
+/// The size where none is asked for, in the file system of `folder`.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn default_size(folder: BorrowedFd<'_>, backing: Backing) -> Result<NonZeroU64, Errno> {
+    if backing == Backing::Ahead {
+        return Ok(SIZE);
+    }
+    let numbers = rustix::fs::fstatvfs(folder)?;
+    let part = numbers.f_bavail.saturating_mul(numbers.f_frsize) / WHOLE_PART;
+    // A power of two, so that there are few templates.
+    let part = part.checked_ilog2().map_or(SIZE_MIN, |it| 1 << it);
+    Ok(NonZeroU64::new(part.clamp(SIZE_MIN, SIZE.get())).unwrap_or(SIZE))
+}
+
+/// What is taken at once is this part of the disk's free space, if nobody says how much.
+const WHOLE_PART: u64 = 8;
 
 /// Why there is no filestore.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +97,9 @@ pub enum FilestoreError {
         /// What it said.
         message: String,
     },
+    /// It cannot be prepared.
+    #[error("cannot mount the new file system")]
+    Mount(#[from] MountError),
     /// The disk.
     #[error("cannot make a filestore of {size} bytes")]
     Disk {
@@ -78,6 +127,7 @@ pub fn make(
     folder: BorrowedFd<'_>,
     size: NonZeroU64,
     durability: Durability,
+    backing: Backing,
     search: &OsStr,
 ) -> Result<OwnedFd, FilestoreError> {
     if !(SIZE_MIN..=SIZE_MAX).contains(&size.get()) {
@@ -86,33 +136,191 @@ pub fn make(
     // ext4 counts blocks of 4 KiB.
     let size = size.get() & !4095;
     let failed = |source| FilestoreError::Disk { size, source };
-    let journal = match durability {
-        Durability::Volatile => "",
-        Durability::Durable => "-journal",
-    };
-    // The number changes with what `format` does.
-    let name = format!(".ext4-1-{size}{journal}");
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let template = match rustix::fs::openat(folder, &*name, flags, Mode::empty()) {
-        Ok(template) => template,
-        Err(Errno::NOENT) => {
-            let template = unnamed(folder, 0o400).map_err(failed)?;
-            rustix::fs::ftruncate(&template, size).map_err(failed)?;
-            format(template.as_fd(), durability, search)?;
-            // Whatever has the name is whole, also after a crash.
-            rustix::fs::fsync(&template).map_err(failed)?;
-            match link(template.as_fd(), folder, &*name) {
-                Ok(Named::Now | Named::Taken) => template,
-                Err(errno) => return Err(failed(errno)),
-            }
-        }
-        Err(errno) => return Err(failed(errno)),
-    };
+    let template = template(folder, size, durability, backing, search)?;
     let file = unnamed(folder, 0o600).map_err(failed)?;
+    overwrite_in_place(file.as_fd()).map_err(failed)?;
+    rustix::fs::ftruncate(&file, size).map_err(failed)?;
+    match backing {
+        Backing::Whole => take(file.as_fd(), &(0..size)).map_err(failed)?,
+        Backing::Ahead => take_first(template.as_fd(), file.as_fd()).map_err(failed)?,
+    }
     copy_sparse(template.as_fd(), file.as_fd()).map_err(failed)?;
     Ok(file)
 }
 
+/// [`allocate`], if the host's file system can: where it cannot, nothing can be promised.
+pub(crate) fn take(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
+    match allocate(file, range) {
+        Err(Errno::OPNOTSUPP) => Ok(()),
+        result => result,
+    }
+}
+
+/// Where a template says which of its bytes are free inside: in ext4's first block, which is not ext4's before byte 1024.
+/// Pairs of numbers, start and end, then a newline.
+const NOTE_MAX: usize = 1024;
+
+/// Takes what a new filestore needs on the host's disk: what the file system writes in place, up to the end of the first
+/// tables of inodes, and what is free. All else that it has is copied with data, or belongs to the balloon.
+fn take_first(template: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut note = [0; NOTE_MAX];
+    let length = rustix::io::pread(template, &mut note, 0)?;
+    let text = note.get(..length).unwrap_or_default().split(|&it| it == b'\n').next();
+    let text = String::from_utf8_lossy(text.unwrap_or_default());
+    let numbers: Result<Vec<u64>, _> = text.split_whitespace().map(str::parse).collect();
+    let numbers = numbers.map_err(|_not_ours| Errno::INVAL)?;
+    for pair in numbers.chunks_exact(2) {
+        take(file, &(pair[0]..pair[1]))?;
+    }
+    let tables = Geometry::read(template)?;
+    let mut end = 0;
+    for group in 0..TABLES.min(tables.groups) {
+        end = tables.table(template, group)?.end.max(end);
+    }
+    take(file, &(0..end))
+}
+
+/// What the superblock of an ext4 says of its tables of inodes. Source: Linux
+/// Documentation/filesystems/ext4/{super,group_descr}.rst.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Geometry {
+    pub(crate) groups: u64,
+    pub(crate) inodes_per_group: u64,
+    table: u64,
+    descriptor: u64,
+}
+
+impl Geometry {
+    pub(crate) fn read(file: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let mut bytes = [0; 1024];
+        if rustix::io::pread(file, &mut bytes, 1024)? != bytes.len() {
+            return Err(Errno::IO);
+        }
+        let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|it| bytes[at + it])));
+        let half = |at: usize| u64::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+        let (blocks, per_group) = (word(0x4) | word(0x150) << 32, word(0x20));
+        let (inodes_per_group, inode) = (word(0x28), half(0x58));
+        // Without the feature `64bit` a descriptor has its old size, whatever the field says.
+        let descriptor = if word(0x60) & 0x80 == 0 { 32 } else { half(0xfe) };
+        if per_group == 0 || inodes_per_group == 0 || half(0x38) != 0xef53 {
+            return Err(Errno::INVAL);
+        }
+        let groups = blocks.div_ceil(per_group);
+        Ok(Self { groups, inodes_per_group, table: inodes_per_group * inode, descriptor })
+    }
+
+    /// Where the table of inodes of a group is. The descriptors begin in the second block.
+    pub(crate) fn table(&self, file: BorrowedFd<'_>, group: u64) -> Result<Range<u64>, Errno> {
+        let mut bytes = [0; 64];
+        let length = usize::try_from(self.descriptor).map_or(64, |it| it.min(64));
+        rustix::io::pread(file, &mut bytes[..length], BLOCK + group * self.descriptor)?;
+        let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|it| bytes[at + it])));
+        let start = (word(0x8) | word(0x28) << 32) * BLOCK;
+        Ok(start..start + self.table)
+    }
+}
+
+const BLOCK: u64 = 4096;
+
+/// Gives all blocks of a new file system to the balloon, but some, and notes where those are.
+fn inflate(
+    template: BorrowedFd<'_>,
+    durability: Durability,
+) -> Result<Result<(), Errno>, FilestoreError> {
+    let options = Ext4Options { durability, direct_io: true, access: Access::ReadWrite };
+    let mount = kernel::mount::ext4(template, &options)?;
+    let fill = || {
+        reserve(mount.as_fd(), 0)?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let balloon = rustix::fs::openat(&mount, BALLOON, flags, Mode::from_raw_mode(0o600))?;
+        let (mut end, mut step) = (0, u64::MAX);
+        loop {
+            let free = rustix::fs::fstatvfs(&balloon)?.f_bfree * BLOCK;
+            step = step.min(free);
+            if step < BLOCK {
+                break;
+            }
+            match allocate(balloon.as_fd(), &(end..end + step)) {
+                // Some of it may have been done.
+                Err(Errno::NOSPC) => step = (step / 2) & !(BLOCK - 1),
+                result => result?,
+            }
+            end = rustix::fs::fstat(&balloon)?.st_size.unsigned_abs();
+        }
+        if rustix::fs::fstatvfs(&balloon)?.f_bfree != 0 {
+            return Err(Errno::NOSPC);
+        }
+        let free = extents(balloon.as_fd(), &(0..FREE.min(end)))?;
+        if free.iter().map(|it| it.length).sum::<u64>() != FREE.min(end) {
+            return Err(Errno::IO);
+        }
+        release(balloon.as_fd(), &(0..FREE.min(end)))?;
+        rustix::fs::syncfs(&balloon)?;
+        Ok(free.iter().map(|it| it.physical..it.physical + it.length).collect::<Vec<_>>())
+    };
+    let free = fill();
+    // Unmounted here, not later.
+    drop(mount);
+    Ok(free.and_then(|free| {
+        let text: Vec<_> = free.iter().map(|it| format!("{} {}", it.start, it.end)).collect();
+        let text = text.join(" ") + "\n";
+        if text.len() > NOTE_MAX {
+            return Err(Errno::NOSPC);
+        }
+        rustix::io::pwrite(template, text.as_bytes(), 0)?;
+        Ok(())
+    }))
+}
+
+/// Sets how many blocks ext4 keeps for its own bookkeeping, which nobody else may have: 16 MiB by itself.
+pub(crate) fn reserve(inside: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
+    let device = rustix::fs::fstat(inside)?.st_dev;
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let link = Path::new("/sys/dev/block").join(number);
+    let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let device = std::fs::read_link(link).map_err(failed)?;
+    let name = device.file_name().ok_or(Errno::NOENT)?;
+    let file = Path::new("/sys/fs/ext4").join(name).join("reserved_clusters");
+    std::fs::write(file, blocks.to_string()).map_err(failed)
+}
+
+fn template(
+    folder: BorrowedFd<'_>,
+    size: u64,
+    durability: Durability,
+    backing: Backing,
+    search: &OsStr,
+) -> Result<OwnedFd, FilestoreError> {
+    let failed = |source| FilestoreError::Disk { size, source };
+    let journal = match durability {
+        Durability::Volatile => "",
+        Durability::Durable => "-journal",
+    };
+    let whole = match backing {
+        Backing::Ahead => "",
+        Backing::Whole => "-whole",
+    };
+    // The number changes with what is done here.
+    let name = format!(".ext4-2-{size}{journal}{whole}");
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(folder, &*name, flags, Mode::empty()) {
+        Err(Errno::NOENT) => {}
+        result => return result.map_err(failed),
+    }
+    let template = unnamed(folder, 0o600).map_err(failed)?;
+    rustix::fs::ftruncate(&template, size).map_err(failed)?;
+    format(template.as_fd(), size, durability, search)?;
+    if backing == Backing::Ahead {
+        inflate(template.as_fd(), durability)?.map_err(failed)?;
+    }
+    rustix::fs::fchmod(&template, Mode::from_raw_mode(0o400)).map_err(failed)?;
+    // Whatever has the name is whole, also after a crash.
+    rustix::fs::fsync(&template).map_err(failed)?;
+    match link(template.as_fd(), folder, &*name) {
+        Ok(Named::Now | Named::Taken) => Ok(template),
+        Err(errno) => Err(failed(errno)),
+    }
+}
 /// Gives it a name, by which its space is counted and found again.
 ///
 /// # Errors
@@ -126,6 +334,7 @@ pub fn name(file: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &str) -> Result<
 
 fn format(
     file: BorrowedFd<'_>,
+    size: u64,
     durability: Durability,
     search: &OsStr,
 ) -> Result<(), FilestoreError> {
@@ -134,14 +343,23 @@ fn format(
     let target = Path::new("/proc").join(std::process::id().to_string());
     let target = target.join("fd").join(file.as_raw_fd().to_string());
     let mut command = Command::new(&path);
-    // No blocks for root alone: nobody else writes. Room in the table of inodes for files of 8 KiB. Nothing is kept for
+    // No blocks for root alone: nobody else writes. Room in the table of inodes for files of 16 KiB. Nothing is kept for
     // growing. Zeros need not be written into holes.
-    command.args(["-q", "-F", "-b", "4096", "-m", "0", "-i", "8192"]);
-    command.args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]);
+    command.args(["-q", "-F", "-b", "4096", "-m", "0", "-i", "16384"]);
+    // One flexible group for all: what is written in place comes first, and the kernel takes inodes in order.
+    let groups = size.div_ceil(BLOCK * 8 * BLOCK).max(16).next_power_of_two();
+    command.args(["-G", &groups.to_string()]);
     match durability {
-        Durability::Volatile => command.args(["-O", "^resize_inode,^has_journal"]),
-        Durability::Durable => command.args(["-O", "^resize_inode", "-J", "size=4"]),
-    };
+        Durability::Volatile => {
+            command.args(["-E", "nodiscard,lazy_itable_init=1"]);
+            command.args(["-O", "^resize_inode,^has_journal"]);
+        }
+        Durability::Durable => {
+            // The journal is written with zeros, so that copies have it on their disk.
+            command.args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=0"]);
+            command.args(["-O", "^resize_inode", "-J", "size=4"]).env("UNIX_IO_NOZEROOUT", "1");
+        }
+    }
     command.arg(target).stdin(Stdio::null());
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kernel::loopdev::Access;
-use kernel::mount::{Detached, Durability, Ext4Options, Freed, MountError};
+use kernel::mount::{Detached, Durability, Ext4Options, MountError};
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -218,8 +218,8 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     if !is_clean(&file).map_err(failed)? {
         return Err(KeptError::Unclean(path.to_owned()));
     }
-    let (durability, freed) = (Durability::Durable, Freed::AtOnce);
-    let options = Ext4Options { durability, freed, direct_io: true, access: Access::ReadOnly };
+    let durability = Durability::Durable;
+    let options = Ext4Options { durability, direct_io: true, access: Access::ReadOnly };
     let mount = kernel::mount::ext4(file.as_fd(), &options)?;
     let upper = open_upper(mount.as_fd())?;
     Ok(Changes { upper, _mount: Some(mount), _lock: None })

@@ -17,11 +17,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::bundle::{Process, Terminal};
+use crate::headroom::Headroom;
 use crate::program::{Unrunnable, here, unrunnable};
 use crate::runtime::{Kind, Runtime};
 use crate::stage::Stage;
 use crate::streams::Streams;
-use crate::trim::Trimmer;
 use crate::view::{Executable, View, WorkingDirError};
 
 /// Everything that one container needs.
@@ -51,14 +51,14 @@ pub struct Start<'a> {
     pub runtime: &'a Runtime,
     /// What is sent on to the container.
     pub signals: &'a Signals,
-    /// Who looks after its filestore meanwhile.
-    pub trimmer: Option<Trimmer<'a>>,
+    /// Who looks after its filestores meanwhile.
+    pub headrooms: &'a [Headroom],
 }
 
 impl Start<'_> {
     /// What is done while the container runs; answers when it is to be done again.
     pub(crate) fn look(&self) -> Option<Duration> {
-        self.trimmer.as_ref().map(Trimmer::look)
+        self.headrooms.iter().map(Headroom::look).min()
     }
 }
 

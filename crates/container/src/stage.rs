@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use kernel::mount::{Detached, Durability, TmpfsOptions};
 
+use crate::headroom::{Headroom, HeadroomError};
 use crate::monitor::{ROOT, RunError};
 use crate::upper::{Doomed, UpperError};
 use crate::userns::IdMap;
@@ -87,6 +88,22 @@ impl Stage {
     #[must_use]
     pub fn filestores(&self) -> usize {
         self.filestores.len()
+    }
+
+    /// Who takes room for them ahead of what is written, in order. `file` is the path of the host's file, by its number.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn headrooms(
+        &self,
+        file: impl Fn(usize) -> PathBuf,
+    ) -> Result<Vec<Headroom>, HeadroomError> {
+        let headrooms = self
+            .filestores
+            .iter()
+            .enumerate()
+            .map(|(number, it)| it.doomed.headroom(&file(number)));
+        headrooms.filter_map(Result::transpose).collect()
     }
 
     fn base(&self) -> &Path {

@@ -31,6 +31,12 @@ pub struct State {
     pub finished: Option<i64>,
     /// Its exit code, as shells have it; none as long as it runs, and when its monitor was killed.
     pub code: Option<i32>,
+    /// Whether the disk has lost some of what it wrote.
+    #[serde(default)]
+    pub lost: bool,
+    /// What its writable layer had at the end, in bytes; none as long as it runs, and for a directory of the host.
+    #[serde(default)]
+    pub written: Option<u64>,
 }
 
 impl State {
@@ -130,6 +136,8 @@ mod tests {
             stop_signal: "SIGINT".to_owned(),
             finished: None,
             code: None,
+            lost: false,
+            written: None,
         };
         assert!(Code::open(folder.path()).unwrap().is_none());
         state.begin(folder.path()).unwrap();

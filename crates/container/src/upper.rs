@@ -2,16 +2,17 @@
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::Path;
 
 use kernel::loopdev::Access;
-use kernel::mount::{Detached, Durability, Ext4Options, Freed, MountError, TmpfsOptions, Upper};
+use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
-use crate::trim::Trimmer;
+use crate::filestore;
+use crate::headroom::{self, Headroom, HeadroomError};
 use crate::userns::IdMap;
 
 /// Where changes go. The kinds have gVisor's names (`--overlay2`).
@@ -30,8 +31,6 @@ pub enum Writable<'a> {
         file: BorrowedFd<'a>,
         /// What a crash of the host may cost.
         durability: Durability,
-        /// When it loses what is freed inside: later, if somebody has a [`Trimmer`].
-        freed: Freed,
     },
     /// Into a directory of the host, whose contents outlive the root.
     Directory {
@@ -169,11 +168,24 @@ impl Doomed {
         rustix::fs::syncfs(root).is_err()
     }
 
-    /// Who takes from a filestore what was freed inside; none for other layers.
-    #[must_use]
-    pub fn trimmer(&self, filestore: PathBuf) -> Option<Trimmer<'_>> {
+    /// Who takes room from the host's disk for a filestore, ahead of what is written; none for other layers.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn headroom(&self, filestore: &Path) -> Result<Option<Headroom>, HeadroomError> {
         match (self.fate, &self.upper) {
-            (Fate::ShutDown(_), Some(upper)) => Some(Trimmer::new(upper.as_fd(), filestore)),
+            (Fate::ShutDown(durability), Some(upper)) => {
+                Headroom::open(upper.as_fd(), filestore, durability).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What is in a layer that goes with its root, in bytes; none if that is not known.
+    #[must_use]
+    pub fn written(&self) -> Option<u64> {
+        match (self.fate, &self.upper) {
+            (Fate::ShutDown(_) | Fate::Free, Some(upper)) => headroom::written(upper.as_fd()).ok(),
             _ => None,
         }
     }
@@ -224,9 +236,7 @@ pub(crate) fn prepare(
             // What lies in memory has nothing to sync.
             (kernel::mount::tmpfs(&options)?, Durability::Volatile)
         }
-        Writable::Filestore { file, durability, freed } => {
-            (mount_ext4(file, durability, freed)?, durability)
-        }
+        Writable::Filestore { file, durability } => (mount_ext4(file, durability)?, durability),
         Writable::Directory { directory, durability } => {
             return Ok(Some(prepare_directory(directory, image, durability, map)?));
         }
@@ -235,13 +245,14 @@ pub(crate) fn prepare(
     Ok(Some(Layer { mount: Some(mount), upper, work, durability }))
 }
 
-fn mount_ext4(
-    file: BorrowedFd<'_>,
-    durability: Durability,
-    freed: Freed,
-) -> Result<Detached, MountError> {
-    let options = Ext4Options { durability, freed, direct_io: true, access: Access::ReadWrite };
-    kernel::mount::ext4(file, &options)
+fn mount_ext4(file: BorrowedFd<'_>, durability: Durability) -> Result<Detached, MountError> {
+    let options = Ext4Options { durability, direct_io: true, access: Access::ReadWrite };
+    let mount = kernel::mount::ext4(file, &options)?;
+    // Without it there is as much less for others.
+    if let Err(error) = filestore::reserve(mount.as_fd(), filestore::RESERVED) {
+        tracing::debug!(%error, "ext4 keeps 16 MiB for itself");
+    }
+    Ok(mount)
 }
 
 /// A filestore with one directory in it, for something else than a root.
@@ -252,8 +263,7 @@ pub(crate) fn volume(
     mode: u32,
     (user, group): (u32, u32),
 ) -> Result<(Detached, OwnedFd), UpperError> {
-    // Nobody looks after it while the container runs.
-    let mount = mount_ext4(file, durability, Freed::AtOnce)?;
+    let mount = mount_ext4(file, durability)?;
     rustix::fs::mkdirat(&mount, name, Mode::RWXU)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(&mount, name, flags, Mode::empty())?;

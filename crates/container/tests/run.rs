@@ -144,7 +144,7 @@ impl Fixture {
             console: None,
             runtime,
             signals: &Signals::block(&[]).unwrap(),
-            trimmer: None,
+            headrooms: &[],
         };
         let result = quire_container::monitor::run(&start, &|_| {});
         assert!(quire_container::teardown::clear(folder.path(), &id));

@@ -2,12 +2,11 @@
 //! For everything else about files, rustix is safe to use directly.
 #![expect(unsafe_code, reason = "rustix has no ioctl that shuts a file system down")]
 
-use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::Errno;
-use rustix::ioctl::{Opcode, Setter, Updater};
+use rustix::ioctl::{Opcode, Setter};
 use rustix::path::Arg;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -146,14 +145,12 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     }
 }
 
-/// Copies a file with holes into an empty one: only its data, and the holes stay holes.
+/// Copies a file with holes into one that reads as zeros: only its data. What has no blocks gets none. The files share
+/// none either, so that writing to the copy later takes no room.
 ///
 /// # Errors
 /// The kernel's answer: `ENOSPC`, `EIO` and the like.
 pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
-    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
-        return Ok(());
-    }
     let size = rustix::fs::fstat(from)?.st_size.unsigned_abs();
     let mut buffer = vec![0; 1 << 16];
     let mut end = 0;
@@ -199,32 +196,6 @@ pub fn shut_down_file_system(file: BorrowedFd<'_>) -> Result<(), Errno> {
 // Source: Linux fs/ext4/ext4.h, `EXT4_IOC_SHUTDOWN` and `EXT4_GOING_FLAGS_NOLOGFLUSH`; the same numbers in fs/xfs.
 const SHUTDOWN: Opcode = rustix::ioctl::opcode::read::<u32>(b'X', 125);
 const WITHOUT_LOG: u32 = 2;
-
-/// Has a file system tell its disk what it does not use, in a range of bytes of that disk; of a loop device that punches
-/// holes into the file. `file` is anything in it. It keeps in mind where nothing was freed since the last time.
-///
-/// # Errors
-/// The kernel's answer; `EPERM` without `CAP_SYS_ADMIN`.
-pub fn trim(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
-    let length = range.end.saturating_sub(range.start);
-    let mut range = TrimRange { start: range.start, length, least: 0 };
-    // SAFETY: FITRIM takes exactly this struct (size asserted below), and writes the length that it has trimmed into it.
-    let trim = unsafe { Updater::<FITRIM, TrimRange>::new(&mut range) };
-    // SAFETY: as above; the argument lives through the call.
-    unsafe { rustix::ioctl::ioctl(file, trim) }
-}
-
-// Source: Linux include/uapi/linux/fs.h, `FITRIM`.
-const FITRIM: Opcode = rustix::ioctl::opcode::read_write::<TrimRange>(b'X', 121);
-
-/// `struct fstrim_range`.
-#[repr(C)]
-struct TrimRange {
-    start: u64,
-    length: u64,
-    least: u64,
-}
-const _: () = assert!(size_of::<TrimRange>() == 24);
 
 fn copy_bytes(
     from: BorrowedFd<'_>,

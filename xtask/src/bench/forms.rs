@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use image::erofs::read::Image;
 use kernel::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 use kernel::mount::{
-    Acl, Credentials, Detached, Durability, ErofsOptions, Ext4Options, Freed, Io, OverlayOptions,
-    Reach, TmpfsOptions, Upper, Verity, XattrNamespace, bind, erofs, ext4, overlay, tmpfs,
+    Acl, Credentials, Detached, Durability, ErofsOptions, Ext4Options, Io, OverlayOptions, Reach,
+    TmpfsOptions, Upper, Verity, XattrNamespace, bind, erofs, ext4, overlay, tmpfs,
 };
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::mount::{UnmountFlags, unmount};
@@ -176,7 +176,7 @@ pub(super) fn mount_ext4(file: &Path, access: Access) -> Result<Detached> {
     let is_writable = access == Access::ReadWrite;
     let file = File::options().read(true).write(is_writable).open(file)?;
     let durability = Durability::Durable;
-    let options = Ext4Options { durability, freed: Freed::Later, direct_io: true, access };
+    let options = Ext4Options { durability, direct_io: true, access };
     Ok(ext4(file.as_fd(), &options)?)
 }
 

@@ -57,8 +57,9 @@ pub(crate) struct Wanted {
         value_name = "KIND",
         help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the \
                 container), dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none. All but \
-                those that are durable sync nothing. By default self of 10 GiB, of which only what is written takes \
-                space, for root; memory for others"
+                those that are durable sync nothing. A disk that is full is an error for the container. By default self of \
+                10 GiB, for root, which takes what is written and some room ahead of that (`bundle`: all of its size, an \
+                eighth of what is free); memory for others, half of --memory"
     )]
     pub(crate) writable: Option<Wish>,
     /// Nothing can be written: `--writable none`
@@ -181,6 +182,9 @@ pub(crate) struct Ps {
     /// Print ids alone
     #[arg(short = 'q')]
     pub(crate) ids: bool,
+    /// Show how much each container has written
+    #[arg(short, long)]
+    pub(crate) size: bool,
 }
 
 #[derive(Debug, Args)]

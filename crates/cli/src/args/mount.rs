@@ -54,7 +54,7 @@ pub(crate) struct Mount {
         value_name = "KIND",
         default_value = "none",
         help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file without a \
-                name, gone at unmount) or dir=PATH[,durable]"
+                name, gone at unmount; its whole size is allocated at once, by default an eighth of what is free) or dir=PATH[,durable]"
     )]
     pub(crate) writable: Wish,
     /// Let `df` show an empty file system with some space in it, not a full one. The price is a root directory that is

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use crate::full::break_promise;
 use crate::mounts::Unmount;
 use crate::runs::{mounts, runtimes, wait_for};
 use crate::writable::{has, is_clean, loop_devices, plain_ext4, run};
@@ -560,17 +561,26 @@ fn what_was_lost_is_not_committed() {
     fs::create_dir(small.join("store")).unwrap();
     symlink(small.join("store"), store.path("store")).unwrap();
     store.out(&format!("import --quiet tar:{} a", place.path("base.tar").display()));
-    // More than the disk has, so that what is written cannot all be kept.
-    let script = "cat /dev/zero > /big; exit 0";
-    let command = ["--writable", "self,size=200m", "-u", "0", "a", "--", "sh", "-c", script];
+    // The disk fails below what is written. The flags are on another one.
+    let flags = place.path("flags");
+    fs::create_dir(&flags).unwrap();
+    let script = "while ! [ -e /flags/go ]; do :; done; cat /dev/zero > /big; echo > /flags/gone; \
+                  while ! [ -e /flags/on ]; do :; done; exit 0";
+    let volume = format!("--volume={}:/flags", flags.display());
+    let command = ["--writable", "self", &volume, "-u", "0", "a", "--", "sh", "-c", script];
     let ran = store.run_each(&[&["run", "--quiet", "-d", "--name", "full"], &command[..]].concat());
     assert_eq!(ran.code, Some(0), "{}", ran.err);
+    break_promise(&small);
+    fs::write(flags.join("go"), "").unwrap();
+    wait_for("nothing is written", || flags.join("gone").exists());
     // As the kernel does by itself some seconds later.
     rustix::fs::sync();
+    fs::write(flags.join("on"), "").unwrap();
     store.out("wait full");
     let ran = store.run("commit full b");
     assert!(ran.code == Some(2) && ran.err.contains("could be kept"), "{}", ran.err);
     // Its place on the disk is free.
+    fs::remove_file(small.join("filler")).unwrap();
     fs::write(small.join("file"), vec![1; 20 << 20]).unwrap();
     fs::remove_file(small.join("file")).unwrap();
     assert!(store.out("logs full").contains("was lost while it ran"));

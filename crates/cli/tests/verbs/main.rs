@@ -15,6 +15,7 @@ mod export;
 mod faults;
 mod filter;
 mod forms;
+mod full;
 mod gvisor;
 mod habits;
 mod help;

@@ -14,23 +14,11 @@ use crate::object::name_of;
 pub struct Ext4Options {
     /// What a crash of the host may cost.
     pub durability: Durability,
-    /// When the file loses what is freed inside.
-    pub freed: Freed,
     /// Whether the loop device reads and writes past the page cache of the file, so that data is in memory once. The
     /// kernel quietly does without where the file system cannot.
     pub direct_io: bool,
     /// Whether it can be written. The file must be open for that.
     pub access: Access,
-}
-
-/// When blocks that are freed inside are punched out of the file. That is a call of the host's file system for each, for
-/// which an ext4 without a journal makes every `unlink` and `truncate` wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Freed {
-    /// With each call.
-    AtOnce,
-    /// When somebody calls [`crate::files::trim`].
-    Later,
 }
 
 /// Mounts the ext4 that a file holds, attached nowhere.
@@ -56,9 +44,6 @@ pub fn ext4(file: BorrowedFd<'_>, options: &Ext4Options) -> Result<Detached, Mou
             MountAttrFlags::MOUNT_ATTR_RDONLY
         }
         Access::ReadWrite => {
-            if options.freed == Freed::AtOnce {
-                context.flag("discard")?;
-            }
             // A new file is zeros: writing more of them into it is what this would do in the background.
             context.flag("noinit_itable")?;
             MountAttrFlags::empty()

@@ -21,7 +21,7 @@ pub use backing::{NATIVE_READ_AHEAD_MAX, native_read_ahead};
 pub(crate) use erofs::try_sharing;
 pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, Sharing, erofs};
 pub use error::{KernelMessages, MountError, Step};
-pub use ext4::{Ext4Options, Freed, ext4};
+pub use ext4::{Ext4Options, ext4};
 pub use overlay::{
     Credentials, Durability, OVERLAY_VERITY, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
 };

@@ -1,0 +1,354 @@
+//! Room on the host's disk for what a container writes next.
+//!
+//! What is free inside of a filestore has its blocks on the host's disk. Whoever watches the container takes more of them
+//! before those are used up, and gives back what has been freed inside. The rest belongs to the balloon, a file inside:
+//! the host's range is allocated first, and the balloon loses it then; the other way round to give back. Whenever this
+//! process is killed, no free block inside is without its own. Nobody takes more then, and the container gets `ENOSPC`
+//! when it has used up what there is. `docs/decisions/0014-headroom.md` has the reasons.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use kernel::allocation::{Extent, allocate, extents, release};
+use kernel::mount::Durability;
+use rustix::fs::{Mode, OFlags, StatVfs};
+use rustix::io::Errno;
+
+use crate::filestore::{BALLOON, Geometry, TABLES, take};
+
+const MIB: u64 = 1 << 20;
+
+/// The part of the disk's free space that all containers of a store hold ahead of their writes: one of so many.
+const PART: u64 = 8;
+
+/// The least and the most that one that does not write holds, in bytes.
+const SHARE: Range<u64> = 8 * MIB..1024 * MIB;
+
+/// The most that one holds at first, in bytes, and how long that is: many end soon, and have written nothing.
+const AT_FIRST: (u64, Duration) = (256 * MIB, Duration::from_secs(1));
+
+/// The most that one holds that writes: it holds as much as it has written.
+const WRITING_MAX: u64 = 4096 * MIB;
+
+/// It writes if what is in use has changed by more bytes than that in this time.
+const WRITES: (u64, Duration) = (4 * MIB, Duration::from_secs(5));
+
+/// How many bytes memory takes in a microsecond, and how many microseconds it takes to make a file: no program is faster,
+/// so the next look comes before the room is used up.
+const FASTEST: u64 = 4096;
+const FASTEST_FILE: u64 = 5;
+
+/// How long it takes until the next look.
+const WAIT: Range<Duration> = Duration::from_millis(4)..Duration::from_millis(250);
+
+/// For each container there is, so that all of them together look two thousand times a second at most.
+const WAIT_EACH: Duration = Duration::from_micros(500);
+
+/// How long it takes until the next look at a disk that is full.
+const WAIT_FULL: Duration = Duration::from_millis(100);
+
+/// How long the number of containers is believed.
+const COUNTED: Duration = Duration::from_secs(30);
+
+/// The least that is worth taking, and the most that is taken at a time, in bytes.
+const PIECE: Range<u64> = 64 << 10..512 * MIB;
+
+/// The most that is given back at a time, in bytes, and how long it takes until the next: a disk that is told of every block
+/// (`discard`) takes a while, and whoever watches the container has other things to do.
+const BACK: (u64, Duration) = (64 * MIB, Duration::from_millis(20));
+
+/// Why there is no headroom.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot take room for {}", path.display())]
+pub struct HeadroomError {
+    path: PathBuf,
+    source: Errno,
+}
+
+/// Looks after one filestore.
+#[derive(Debug)]
+pub struct Headroom {
+    balloon: OwnedFd,
+    file: File,
+    path: PathBuf,
+    durability: Durability,
+    geometry: Geometry,
+    begin: Instant,
+    /// Groups whose tables of inodes are on the host's disk, the first ones.
+    tables: Cell<u64>,
+    /// When what is in use changed, and how much it was.
+    change: Cell<(Instant, u64)>,
+    count: Cell<Option<(Instant, u64)>>,
+    next: Cell<Option<Instant>>,
+}
+
+/// Whether the host's disk had the room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disk {
+    Fine,
+    Full,
+}
+
+impl Headroom {
+    /// Of a filestore whose file this is and that is mounted; `inside` is a directory right below its root. Takes what one
+    /// that starts should have.
+    pub(crate) fn open(
+        inside: BorrowedFd<'_>,
+        path: &Path,
+        durability: Durability,
+    ) -> Result<Self, HeadroomError> {
+        let failed = |source| HeadroomError { path: path.to_owned(), source };
+        let open = || {
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let balloon = Path::new("..").join(BALLOON);
+            let balloon = rustix::fs::openat(inside, balloon, flags, Mode::empty())?;
+            let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+            let geometry = Geometry::read(file.as_fd())?;
+            let now = Instant::now();
+            let this = Self {
+                balloon,
+                file,
+                path: path.to_owned(),
+                durability,
+                geometry,
+                begin: now,
+                tables: Cell::new(TABLES.min(geometry.groups)),
+                change: Cell::new((now, 0)),
+                count: Cell::new(None),
+                next: Cell::new(None),
+            };
+            let wait = this.tend()?;
+            this.next.set(Some(now + wait));
+            Ok(this)
+        };
+        open().map_err(failed)
+    }
+
+    /// Takes or gives back, if it is time for that, and answers when it will be again.
+    pub fn look(&self) -> Duration {
+        let wait = self.next.get().map(|it| it.saturating_duration_since(Instant::now()));
+        if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
+            return wait;
+        }
+        let wait = self.tend().unwrap_or_else(|error| {
+            tracing::debug!(%error, filestore = %self.path.display(), "no room is taken");
+            WAIT.end
+        });
+        self.next.set(Some(Instant::now() + wait));
+        wait
+    }
+
+    /// Gives back all that is free inside, after the last write.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn settle(&self) -> Result<(), HeadroomError> {
+        let failed = |source| HeadroomError { path: self.path.clone(), source };
+        let free = rustix::fs::fstatvfs(&self.balloon).map(|it| it.f_bavail * it.f_frsize);
+        free.and_then(|free| self.shrink(free)).map_err(failed)
+    }
+
+    fn tend(&self) -> Result<Duration, Errno> {
+        let inside = rustix::fs::fstatvfs(&self.balloon)?;
+        let host = rustix::fs::fstatvfs(&self.file)?;
+        let held = held(self.balloon.as_fd())?;
+        let used = used(&inside, held);
+        let free = inside.f_bavail.saturating_mul(inside.f_frsize);
+        let containers = self.containers();
+        let inodes = inside.f_files.saturating_sub(inside.f_ffree);
+        if self.take_tables(inodes)? == Disk::Full {
+            // A file without blocks needs none but its inode's.
+            // It gets none of those, then, so that hardly any directory has room for its name.
+            self.shrink(free)?;
+            return Ok(WAIT_FULL);
+        }
+        let now = Instant::now();
+        let (since, before) = self.change.get();
+        if used.abs_diff(before) > WRITES.0 {
+            self.change.set((now, used));
+        }
+        let writes = used.abs_diff(before) > WRITES.0 || now.duration_since(since) < WRITES.1;
+        let room = host.f_bavail.saturating_mul(host.f_frsize);
+        let mut target = (room / PART / containers).clamp(SHARE.start, self.share_max()?);
+        if self.begin.elapsed() < AT_FIRST.1 {
+            target = target.min(AT_FIRST.0);
+        }
+        if writes {
+            target = target.max(used.min(WRITING_MAX));
+        }
+        let mut disk = Disk::Fine;
+        if free < target / 4 * 3 && held > 0 {
+            // Others write, too, and the last of it is given out in ever smaller pieces.
+            let bytes = (target - free).min((room / 2).max(MIB)).min(room);
+            disk = if bytes < PIECE.start { Disk::Full } else { self.grow(bytes)? };
+        } else if !writes && free > target / 4 * 5 + SHARE.start / 2 {
+            self.shrink((free - target).min(BACK.0))?;
+            return Ok(BACK.1);
+        }
+        if disk == Disk::Full {
+            return Ok(WAIT_FULL);
+        }
+        let free = rustix::fs::fstatvfs(&self.balloon)?.f_bavail.saturating_mul(inside.f_frsize);
+        let tables = self.tables.get();
+        let mut wait = WAIT.end;
+        // Less may be what its map takes.
+        if held > MIB {
+            wait = wait.min(Duration::from_micros(free / FASTEST));
+        }
+        if tables < self.geometry.groups {
+            let rest = (tables * self.geometry.inodes_per_group).saturating_sub(inodes);
+            wait = wait.min(Duration::from_micros(rest * FASTEST_FILE));
+        }
+        let each = WAIT_EACH * u32::try_from(containers).unwrap_or(u32::MAX);
+        Ok(wait.max(WAIT.start).max(each).min(WAIT.end))
+    }
+
+    /// How many containers the store has, and at least this one.
+    fn containers(&self) -> u64 {
+        if let Some((since, count)) = self.count.get()
+            && since.elapsed() < COUNTED
+        {
+            return count;
+        }
+        let folder = self.path.parent().and_then(Path::parent);
+        let entries = folder.and_then(|it| std::fs::read_dir(it).ok());
+        // The others are templates.
+        let is_one =
+            |entry: &std::fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
+        let count = entries.into_iter().flatten().flatten().filter(is_one).count();
+        let count = u64::try_from(count).unwrap_or(u64::MAX).max(1);
+        self.count.set(Some((Instant::now(), count)));
+        count
+    }
+
+    /// The most that one that does not write holds: in memory it would be too much.
+    fn share_max(&self) -> Result<u64, Errno> {
+        // Source: Linux include/uapi/linux/magic.h, TMPFS_MAGIC.
+        let is_memory = rustix::fs::fstatfs(&self.file)?.f_type == 0x0102_1994;
+        Ok(if is_memory { SHARE.start } else { SHARE.end })
+    }
+
+    /// Has tables for twice the inodes that are in use, and for one group more. The kernel takes inodes in the order of
+    /// their numbers, since all groups are one flexible group.
+    fn take_tables(&self, inodes: u64) -> Result<Disk, Errno> {
+        let geometry = &self.geometry;
+        let wanted = (inodes * 2).div_ceil(geometry.inodes_per_group).max(TABLES);
+        let needed = (inodes + geometry.inodes_per_group / 2) / geometry.inodes_per_group + 1;
+        while self.tables.get() < wanted.min(geometry.groups) {
+            let group = self.tables.get();
+            match take(self.file.as_fd(), &geometry.table(self.file.as_fd(), group)?) {
+                Ok(()) => self.tables.set(group + 1),
+                Err(Errno::NOSPC) if group >= needed => break,
+                Err(Errno::NOSPC) => return Ok(Disk::Full),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(Disk::Fine)
+    }
+
+    /// Takes so much from the host's disk, and from the balloon; less if the disk has less, or the balloon.
+    fn grow(&self, mut bytes: u64) -> Result<Disk, Errno> {
+        let mut disk = Disk::Fine;
+        'held: while bytes >= PIECE.start && disk == Disk::Fine {
+            let Some(first) = self.first()? else { break };
+            let mut length = bytes.min(first.length).min(PIECE.end);
+            loop {
+                let range = first.physical..first.physical + length;
+                match take(self.file.as_fd(), &range) {
+                    Ok(()) => break,
+                    Err(Errno::NOSPC) => {
+                        // Part of it may have been had.
+                        release(self.file.as_fd(), &range)?;
+                        disk = Disk::Full;
+                        length = (length / 2) & !(PIECE.start - 1);
+                        if length == 0 {
+                            break 'held;
+                        }
+                    }
+                    Err(errno) => return Err(errno),
+                }
+            }
+            release(self.balloon.as_fd(), &(first.logical..first.logical + length))?;
+            bytes -= length;
+        }
+        if self.durability == Durability::Durable {
+            // What a file has lost is free when the journal says so.
+            rustix::fs::fsync(&self.balloon)?;
+        }
+        Ok(disk)
+    }
+
+    /// Gives so much to the balloon, and back to the host's disk; less if less is free.
+    fn shrink(&self, bytes: u64) -> Result<(), Errno> {
+        let end = rustix::fs::fstat(&self.balloon)?.st_size.unsigned_abs();
+        let mut start = self.first()?.map_or(end, |first| first.logical);
+        let mut rest = bytes.min(start);
+        while rest >= PIECE.start {
+            let length = rest.min(PIECE.end) & !(PIECE.start - 1);
+            let range = start - length..start;
+            let allocated = allocate(self.balloon.as_fd(), &range);
+            // What has been had of it, if not all.
+            self.release_below(&range)?;
+            match allocated {
+                Err(Errno::NOSPC) => break,
+                result => result?,
+            }
+            start -= length;
+            rest -= length;
+        }
+        Ok(())
+    }
+
+    /// Gives the blocks of the host's file back that are below this range of the balloon.
+    fn release_below(&self, range: &Range<u64>) -> Result<(), Errno> {
+        let mut from = range.start;
+        loop {
+            let found = extents(self.balloon.as_fd(), &(from..range.end))?;
+            let Some(last) = found.last() else { return Ok(()) };
+            from = last.logical + last.length;
+            for Extent { physical, length, .. } in found {
+                match release(self.file.as_fd(), &(physical..physical + length)) {
+                    Err(Errno::OPNOTSUPP) => {}
+                    result => result?,
+                }
+            }
+        }
+    }
+
+    /// The balloon's first blocks.
+    fn first(&self) -> Result<Option<Extent>, Errno> {
+        let end = rustix::fs::fstat(&self.balloon)?.st_size.unsigned_abs();
+        Ok(extents(self.balloon.as_fd(), &(0..end))?.into_iter().next())
+    }
+}
+
+/// What the balloon has, in bytes. Source: stat(2): blocks of 512 bytes, whatever the file system's are.
+fn held(balloon: BorrowedFd<'_>) -> Result<u64, Errno> {
+    Ok(rustix::fs::fstat(balloon)?.st_blocks.unsigned_abs().saturating_mul(512))
+}
+
+fn used(inside: &StatVfs, held: u64) -> u64 {
+    let used = inside.f_blocks.saturating_sub(inside.f_bfree).saturating_mul(inside.f_frsize);
+    used.saturating_sub(held)
+}
+
+/// What is written in the filestore that has this directory right below its root, in bytes, also what is not on its way to
+/// the disk yet.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn written(inside: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let numbers = rustix::fs::fstatvfs(inside)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let held = match rustix::fs::openat(inside, Path::new("..").join(BALLOON), flags, Mode::empty())
+    {
+        Ok(balloon) => held(balloon.as_fd())?,
+        Err(Errno::NOENT) => 0,
+        Err(errno) => return Err(errno),
+    };
+    Ok(used(&numbers, held))
+}

@@ -1,0 +1,177 @@
+//! Blocks of a file, apart from what is in them: taking them from the disk, giving them back, and finding where they are.
+#![expect(unsafe_code, reason = "rustix has no FS_IOC_FIEMAP")]
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{FallocateFlags, IFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater};
+
+/// Takes blocks from the disk for a range of a file, so that a later write there cannot fail for want of room. What is
+/// there already stays as it is. A range beyond the end makes the file longer.
+///
+/// # Errors
+/// `ENOSPC`; `EOPNOTSUPP` on file systems that cannot.
+pub fn allocate(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
+    fallocate(file, FallocateFlags::empty(), range)
+}
+
+/// Gives the blocks of a range of a file back to the disk. The range reads as zeros then, and the file keeps its length.
+///
+/// # Errors
+/// `EOPNOTSUPP` on file systems that cannot.
+pub fn release(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, range)
+}
+
+fn fallocate(file: BorrowedFd<'_>, flags: FallocateFlags, range: &Range<u64>) -> Result<(), Errno> {
+    let length = range.end.saturating_sub(range.start);
+    if length == 0 {
+        return Ok(());
+    }
+    loop {
+        match rustix::fs::fallocate(file, flags, range.start, length) {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// Has the blocks of an empty file be overwritten in place, on file systems that write elsewhere by default (btrfs): there,
+/// blocks that [`allocate`] has taken would serve only the first write.
+///
+/// # Errors
+/// The kernel's answer; those of file systems that know nothing of it are none.
+pub fn overwrite_in_place(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    // Source: Linux include/uapi/linux/magic.h, BTRFS_SUPER_MAGIC.
+    if rustix::fs::fstatfs(file)?.f_type != 0x9123_683e {
+        return Ok(());
+    }
+    let flags = rustix::fs::ioctl_getflags(file)?;
+    rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW)
+}
+
+/// A run of a file's blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it is in the file, in bytes.
+    pub logical: u64,
+    /// Where it is on the disk of the file's file system, in bytes.
+    pub physical: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+/// The runs of allocated blocks, written or not, that lie in a range of a file: as many of them as one call tells, in
+/// order, cut off at the range's ends. None means that there are none.
+///
+/// # Errors
+/// The kernel's answer; `EOPNOTSUPP` on file systems that cannot.
+pub fn extents(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Vec<Extent>, Errno> {
+    let mut map = Fiemap {
+        start: range.start,
+        length: range.end.saturating_sub(range.start),
+        flags: 0,
+        mapped: 0,
+        count: EXTENTS,
+        reserved: 0,
+        extents: [RawExtent::ZERO; EXTENTS as usize],
+    };
+    // SAFETY: FS_IOC_FIEMAP takes the head of this struct and writes `count` extents behind it, which are there.
+    let fiemap = unsafe { Updater::<FIEMAP, Fiemap>::new(&mut map) };
+    // SAFETY: as above; the argument lives through the call.
+    unsafe { rustix::ioctl::ioctl(file, fiemap) }?;
+    let found = map.extents.iter().take(map.mapped as usize).filter_map(|it| {
+        let from = it.logical.max(range.start);
+        let to = it.logical.saturating_add(it.length).min(range.end);
+        (from < to).then(|| Extent {
+            logical: from,
+            physical: it.physical.saturating_add(from - it.logical),
+            length: to - from,
+        })
+    });
+    Ok(found.collect())
+}
+
+/// How many runs are asked for at a time.
+const EXTENTS: u32 = 64;
+
+// Source: Linux include/uapi/linux/fiemap.h and fs.h: `_IOWR('f', 11, struct fiemap)`, whose size is that of the head.
+const FIEMAP: Opcode = rustix::ioctl::opcode::read_write::<[u64; 4]>(b'f', 11);
+
+/// `struct fiemap` with its extents.
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+    extents: [RawExtent; EXTENTS as usize],
+}
+const _: () = assert!(size_of::<Fiemap>() == 32 + EXTENTS as usize * 56);
+
+/// `struct fiemap_extent`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved: [u64; 2],
+    flags: u32,
+    reserved_more: [u32; 3],
+}
+const _: () = assert!(size_of::<RawExtent>() == 56);
+
+impl RawExtent {
+    const ZERO: Self = Self {
+        logical: 0,
+        physical: 0,
+        length: 0,
+        reserved: [0; 2],
+        flags: 0,
+        reserved_more: [0; 3],
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write as _;
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn blocks_come_and_go() {
+        let file = tempfile::tempfile().unwrap();
+        let blocks = || file.metadata().unwrap().blocks() * 512;
+        allocate(file.as_fd(), &(MIB..3 * MIB)).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 3 * MIB);
+        assert!((2 * MIB..3 * MIB).contains(&blocks()), "{}", blocks());
+        let found = match extents(file.as_fd(), &(0..3 * MIB)) {
+            Err(Errno::OPNOTSUPP | Errno::NOTTY) => {
+                writeln!(std::io::stderr(), "SKIPPED: no FIEMAP on this file system").unwrap();
+                return;
+            }
+            found => found.unwrap(),
+        };
+        let total: u64 = found.iter().map(|it| it.length).sum();
+        assert_eq!((found[0].logical, total), (MIB, 2 * MIB));
+        let cut = extents(file.as_fd(), &(MIB + 4096..MIB + 8192)).unwrap();
+        let expect =
+            Extent { logical: MIB + 4096, physical: found[0].physical + 4096, length: 4096 };
+        assert_eq!(cut, [expect]);
+        release(file.as_fd(), &(MIB..2 * MIB)).unwrap();
+        assert_eq!(extents(file.as_fd(), &(0..2 * MIB)).unwrap(), []);
+        assert!(blocks() < 2 * MIB, "{}", blocks());
+        allocate(file.as_fd(), &(5..5)).unwrap();
+        overwrite_in_place(File::open("/").unwrap().as_fd()).unwrap();
+    }
+}
