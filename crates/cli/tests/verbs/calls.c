@@ -13,7 +13,8 @@ static void told(const char *name, long result) {
 }
 
 int main(void) {
-    unsigned char nothing[88] = {0};
+    /* Larger than what any of these calls writes back. */
+    unsigned char nothing[256] = {0};
     /* The session's own keys (0: KEYCTL_GET_KEYRING_ID, -3: KEY_SPEC_SESSION_KEYRING). */
     told("keyctl", syscall(SYS_keyctl, 0, -3, 1));
     told("add_key", syscall(SYS_add_key, "user", "quire-test", "x", 1, -3));

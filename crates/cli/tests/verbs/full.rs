@@ -30,7 +30,7 @@ impl Small {
             return None;
         }
         if program("crun").is_none() && program("runc").is_none() {
-            eprintln!("SKIPPED: crun is not installed");
+            testing::skipped("crun is not installed");
             return None;
         }
         let place = Place::new();
@@ -302,7 +302,7 @@ fn memory_to_write_to_is_half_of_what_may_be_used() {
         ["run", "-m", "64m", "--writable", "memory", "-u", "0", "a", "--", "df", "-k", "/"];
     let ran = small.place.run_each(&arguments);
     if ran.code == Some(125) && ran.err.contains("memory") {
-        eprintln!("SKIPPED: no memory cgroup: {}", ran.err);
+        testing::skipped(&format!("no memory cgroup: {}", ran.err));
         return;
     }
     assert!(ran.out.contains(" 32768 "), "{ran:?}");

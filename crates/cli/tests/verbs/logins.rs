@@ -58,7 +58,7 @@ fn who_logs_in_may_push_and_pull_until_logging_out() {
     assert!(refused.err.contains(&format!("quire login {host}")), "{}", refused.err);
 
     // What the registry does not know is not saved.
-    let login = format!("-vv login {host} -u me --password-stdin");
+    let login = format!("--verbose --verbose login {host} -u me --password-stdin");
     for wrong in ["open-sesame2\n", "\n", ""] {
         let ran = run_with(&place, &login, wrong);
         assert_eq!(ran.code, Some(2), "{}", ran.err);

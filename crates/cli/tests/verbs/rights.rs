@@ -300,7 +300,7 @@ fn a_store_is_its_owners_alone() {
     assert!(place.out("fsck").contains(told));
     assert_eq!(place.run("--quiet images").err, "");
     if program("setpriv").is_none() || program("flock").is_none() {
-        eprintln!("SKIPPED: setpriv and flock of util-linux are not here");
+        testing::skipped("setpriv and flock of util-linux are not here");
         return;
     }
     let flock = program("flock").unwrap();

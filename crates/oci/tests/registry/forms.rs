@@ -58,7 +58,7 @@ fn a_pull_into_data_blobs_goes_on_where_it_stopped() {
             assert_eq!(whole.count(), 0, "layer {layer} as {form:?}: {again:?}");
         }
         assert!(home.is_sound());
-        assert_eq!(home.blobs(), [".signatures"], "no pin and no parts are left");
+        assert_eq!(home.blobs(), [".origins", ".signatures"], "no pin and no parts are left");
         assert!(matches!(
             pull_into(&home, &server.host(), form),
             Ok(Pulled::UpToDate { image, .. }) if image == pulled
