@@ -337,7 +337,8 @@ fn shorten(text: &str) -> String {
 /// printed may say it, too, where that is a list of findings.
 fn names_a_thing(out: &str, err: &str) -> bool {
     let message = if err.is_empty() { out } else { err };
-    let mut lines = message.lines();
+    // What is logged on the way is not the message.
+    let mut lines = message.lines().filter(|line| !line.trim_start().starts_with("WARN "));
     let said = lines.clone().find(|line| line.contains("os error")).or_else(|| lines.next_back());
     let Some(said) = said else { return false };
     let without = said.split(" (os error").next().unwrap_or(said);
@@ -356,6 +357,10 @@ mod tests {
             ("quire: cannot write /x/y: No space left on device (os error 28)\n", true),
             ("quire: No space left on device (os error 28)\n", false),
             ("quire: the file system at / is full\n", true),
+            (
+                " WARN not used error=I/O error (os error 5)\nquire: No space left (os error 28)\n",
+                false,
+            ),
             ("", false),
         ] {
             assert_eq!(names_a_thing("", message), expected, "{message}");
