@@ -3,6 +3,7 @@
 mod terminal;
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::Stdio;
@@ -76,7 +77,12 @@ pub fn watch(
         run.args(["--console-socket", socket]);
     }
     run.arg("--pid-file").arg(&pid_file).arg(start.id);
-    run.stdin(Stdio::null()).stdout(output.try_clone().map_err(write_failed)?).stderr(output);
+    match start.owner {
+        // crun would give the host's /dev/null to the container's user: the end of a pipe that nobody writes is as empty.
+        Some(_) => run.stdin(io::pipe().map_err(write_failed)?.0),
+        None => run.stdin(Stdio::null()),
+    };
+    run.stdout(output.try_clone().map_err(write_failed)?).stderr(output);
     let setup =
         Setup { signals: Some(start.signals), keep: start.lock.as_slice(), ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
@@ -246,6 +252,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         check_inside(root.as_fd(), more.working_dir.as_deref().unwrap_or(own))?;
     }
     let file = folder.join(format!("exec-{}.json", std::process::id()));
+    let is_mapped = config["linux"]["uidMappings"].is_array();
     let has_terminal = more.has_terminal_of_ours(&runtime);
     std::fs::write(&file, more.process(&mut config).to_string()).map_err(failed(&file))?;
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
@@ -258,7 +265,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         return exit;
     }
     exec.arg(id);
-    let streams = Streams::of(&mut exec, runtime.kind).map_err(streams_failed)?;
+    let streams = Streams::of(&mut exec, runtime.kind, is_mapped).map_err(streams_failed)?;
     let run = || {
         enter(&runtime, folder)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };

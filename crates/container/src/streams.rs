@@ -1,8 +1,11 @@
-//! Files that are a container's standard streams, with a runtime that keeps positions of its own in them.
+//! Files that are a container's standard streams, with a runtime that must not have the files themselves.
 //!
 //! gVisor reads and writes a file that it is given from its beginning, and does not tell where it has come to: what is
 //! in the file already would be overwritten, and then by whoever writes behind the container what that wrote. Source:
 //! gVisor `pkg/sentry/fsimpl/host/host.go`, "fileDescription.offset is set to 0". A pipe has no position.
+//!
+//! crun gives the streams of a container with a map of ids to the container's user, the host's `/dev/null` among them
+//! (seen with 1.8.1). A pipe is nobody else's.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
@@ -38,24 +41,38 @@ pub(crate) struct Streams {
     running: Option<PipeWriter>,
 }
 
+/// What a runtime does with standard streams that it must not do with the host's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Harm {
+    /// It has positions of its own in files.
+    Positions,
+    /// It changes who owns them.
+    Owners,
+}
+
 impl Streams {
-    /// Puts pipes in front of those of our standard streams that are files, if this runtime needs it.
-    pub(crate) fn of(command: &mut Command, kind: Kind) -> io::Result<Self> {
-        if kind != Kind::Runsc {
-            return Ok(Self::default());
-        }
-        Self::between(command, io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd())
+    /// Puts pipes in front of those of our standard streams that this runtime must not have; `is_mapped` says whether the
+    /// container's users are others on the host.
+    pub(crate) fn of(command: &mut Command, kind: Kind, is_mapped: bool) -> io::Result<Self> {
+        let harm = match kind {
+            Kind::Runsc => Harm::Positions,
+            Kind::Crun if is_mapped => Harm::Owners,
+            _ => return Ok(Self::default()),
+        };
+        let (input, output, error) = (io::stdin(), io::stdout(), io::stderr());
+        Self::between(command, harm, input.as_fd(), output.as_fd(), error.as_fd())
     }
 
     fn between(
         command: &mut Command,
+        harm: Harm,
         input: BorrowedFd<'_>,
         output: BorrowedFd<'_>,
         error: BorrowedFd<'_>,
     ) -> io::Result<Self> {
         let mut outputs = Vec::new();
         let (ended, running) = io::pipe()?;
-        if let Some(mut file) = placed(input)? {
+        if let Some(mut file) = harmed(input, harm)? {
             let (reader, mut writer) = io::pipe()?;
             command.stdin(reader);
             // It ends with the file or with the container; what that does not read is nobody's loss.
@@ -70,10 +87,10 @@ impl Streams {
         };
         // One pipe for one file, so that lines stay in order.
         let same = same_file(output, error)?;
-        let writer = through_pipe(placed(output)?)?;
+        let writer = through_pipe(harmed(output, harm)?)?;
         let other = match &writer {
             Some(writer) if same => Some(writer.try_clone()?),
-            _ => through_pipe(placed(error)?)?,
+            _ => through_pipe(harmed(error, harm)?)?,
         };
         if let Some(writer) = writer {
             command.stdout(writer);
@@ -118,12 +135,17 @@ fn pass_on(mut reader: PipeReader, file: &mut File, ended: &PipeReader) -> io::R
     }
 }
 
-/// A copy of the descriptor, if it is of a file in which a position counts.
-fn placed(stream: BorrowedFd<'_>) -> io::Result<Option<File>> {
-    let is_file = FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode).is_file();
-    // What is appended is where it should be, from whatever position.
-    let appends = rustix::fs::fcntl_getfl(stream)?.contains(OFlags::APPEND);
-    (is_file && !appends).then(|| stream.try_clone_to_owned().map(File::from)).transpose()
+/// A copy of the descriptor, if it is of something that this would harm.
+fn harmed(stream: BorrowedFd<'_>, harm: Harm) -> io::Result<Option<File>> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode);
+    let is_harmed = match harm {
+        // What is appended is where it should be, from whatever position.
+        Harm::Positions => {
+            kind.is_file() && !rustix::fs::fcntl_getfl(stream)?.contains(OFlags::APPEND)
+        }
+        Harm::Owners => !kind.is_fifo() && !kind.is_socket(),
+    };
+    is_harmed.then(|| stream.try_clone_to_owned().map(File::from)).transpose()
 }
 
 fn same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
@@ -155,8 +177,13 @@ mod tests {
         let run = |input: &File, output: &File, error: &File| {
             let mut command = Command::new("sh");
             command.args(["-c", "head -c 3; echo err >&2; echo out"]);
-            let streams =
-                Streams::between(&mut command, input.as_fd(), output.as_fd(), error.as_fd());
+            let streams = Streams::between(
+                &mut command,
+                Harm::Positions,
+                input.as_fd(),
+                output.as_fd(),
+                error.as_fd(),
+            );
             // As a runtime that has no positions: it sees pipes only.
             command.env_clear().env("PATH", std::env::join_paths(["/usr/bin", "/bin"]).unwrap());
             assert!(command.status().unwrap().success());
@@ -181,7 +208,13 @@ mod tests {
         let null = File::open("/dev/null").unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo out; sleep 30 2>&- & echo $! >&2"]);
-        let streams = Streams::between(&mut command, null.as_fd(), file.as_fd(), null.as_fd());
+        let streams = Streams::between(
+            &mut command,
+            Harm::Positions,
+            null.as_fd(),
+            file.as_fd(),
+            null.as_fd(),
+        );
         let output = command.stderr(std::process::Stdio::piped()).output().unwrap();
         let pid: i32 = String::from_utf8(output.stderr).unwrap().trim().parse().unwrap();
         drop(command);
@@ -197,14 +230,23 @@ mod tests {
     #[test]
     fn a_full_disk_is_told() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        assert!(placed(full.as_fd()).unwrap().is_none(), "a device has no position");
+        assert!(
+            harmed(full.as_fd(), Harm::Positions).unwrap().is_none(),
+            "a device has no position"
+        );
         // A file that cannot be written to takes its place.
         let file = tempfile::NamedTempFile::new().unwrap();
         let output = File::open(file.path()).unwrap();
         let (input, error) = (File::open("/dev/null").unwrap(), File::open("/dev/null").unwrap());
         let mut command = Command::new("echo");
-        let streams =
-            Streams::between(&mut command, input.as_fd(), output.as_fd(), error.as_fd()).unwrap();
+        let streams = Streams::between(
+            &mut command,
+            Harm::Positions,
+            input.as_fd(),
+            output.as_fd(),
+            error.as_fd(),
+        )
+        .unwrap();
         command.arg("lost").spawn().unwrap().wait().unwrap();
         drop(command);
         let kind = streams.finish().unwrap_err().raw_os_error();

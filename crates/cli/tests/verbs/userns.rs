@@ -61,6 +61,36 @@ fn run_in(place: &Place, runtime: &str, options: &[&str], script: &str) -> Strin
     ran.out
 }
 
+/// crun gives the standard streams of such a container to its user: those of the host stay the host's.
+#[test]
+fn files_of_the_host_keep_their_owner_as_standard_streams() {
+    let Some(place) = place() else { return };
+    fs::write(place.path("input"), "said\n").unwrap();
+    let owner = |path: &Path| fs::metadata(path).unwrap().uid();
+    let null = Path::new("/dev/null");
+    let before = owner(null);
+    for runtime in runtimes() {
+        let name = format!("streams-{runtime}-{}", std::process::id());
+        let _guard = Rm(&place, &name);
+        let map = ["--runtime", runtime, "--userns", "0:700000:65536"];
+        let output = place.path("output");
+        let file = fs::File::create(&output).unwrap();
+        let status = place
+            .command(&[&["run", "--quiet"], &map[..], &["a", "--", "cat"]].concat())
+            .stdin(fs::File::open(place.path("input")).unwrap())
+            .stdout(file.try_clone().unwrap())
+            .stderr(std::process::Stdio::null())
+            .status();
+        assert_eq!(status.unwrap().code(), Some(0), "{runtime}");
+        assert_eq!(fs::read_to_string(&output).unwrap(), "said\n", "{runtime}");
+        assert_eq!((owner(&output), owner(&place.path("input"))), (0, 0), "{runtime}");
+        start(&place, &[&["--name", &name], &map[..]].concat(), "sleep 60");
+        place.out(&format!("exec {name} true"));
+        place.out(&format!("rm --force {name}"));
+        assert_eq!(owner(null), before, "{runtime}");
+    }
+}
+
 #[test]
 fn owners_are_mapped_and_what_is_written_lands_with_ids_of_the_host() {
     let Some(place) = with_owners() else { return };
