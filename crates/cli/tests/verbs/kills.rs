@@ -1,5 +1,7 @@
 //! Pulls and pushes that are killed.
 
+#![expect(clippy::print_stderr, reason = "how many were killed is for people")]
+
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

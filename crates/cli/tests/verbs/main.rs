@@ -1,6 +1,6 @@
 //! The verbs, run as a user runs them. A few tests for each, of what only the whole program shows.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod acls;
 #[cfg(feature = "registry")]

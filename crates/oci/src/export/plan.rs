@@ -32,6 +32,7 @@ pub enum Compression {
 
 impl Compression {
     /// Whether a blob of this type is packed so. `is_plain`: it is the tar itself.
+    #[cfg(feature = "registry")]
     pub(crate) fn admits(self, media_type: &str, is_plain: bool) -> bool {
         let is = if is_plain { None } else { encoding_by_name(media_type) };
         self.wanted().is_none_or(|wanted| wanted == is)

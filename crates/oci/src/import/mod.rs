@@ -400,7 +400,7 @@ pub(crate) enum Origins {
     /// From here.
     Local,
     /// It is pulled from a repository, `registry/repository`.
-    #[cfg(any(test, feature = "registry"))]
+    #[cfg(feature = "registry")]
     Pulled(String),
     /// From wherever another image with the same files came from.
     Same(Vec<Origin>),
@@ -411,7 +411,7 @@ impl Origins {
     fn of(self, manifest: Option<Digest>) -> Vec<Origin> {
         match self {
             Self::Local => vec![Origin { manifest, repository: None }],
-            #[cfg(any(test, feature = "registry"))]
+            #[cfg(feature = "registry")]
             Self::Pulled(repository) => vec![Origin { manifest, repository: Some(repository) }],
             Self::Same(origins) => origins,
         }
