@@ -103,7 +103,7 @@ pub(super) const VERBS: &[Verb] = &[
     makes("pull", Fresh, "pull {host}/app:1 new:1"),
     Verb {
         probes: &[
-            "!$QUIRE --store in/other pull -q {host}/push-{n}:1 && $QUIRE --store in/other dump {host}/push-{n}:1",
+            "!$QUIRE --store in/other pull --quiet {host}/push-{n}:1 && $QUIRE --store in/other dump {host}/push-{n}:1",
         ],
         ..plain("push", App, "push app:1 {host}/push-{n}:1")
     },
