@@ -2,6 +2,7 @@
 
 mod attached;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -16,7 +17,7 @@ use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
 use container::runtime::{Kind, Runtime};
 use container::stage::Stage;
-use container::{detached, filestore, kept};
+use container::{Refusal, detached, filestore, kept};
 use kernel::process::{Exit, Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
 use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
@@ -53,8 +54,10 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
         return *code;
     }
     match error.downcast_ref::<RunError>() {
-        Some(RunError::NotFound { .. } | RunError::NoInterpreter { .. }) => 127,
-        Some(RunError::NotExecutable(_) | RunError::Format(_) | RunError::Machine { .. }) => 126,
+        Some(RunError::Program(error)) if error.is_absent() => 127,
+        Some(RunError::Program(_)) => 126,
+        Some(RunError::NotExecuted { why: Refusal::Absent, .. }) => 127,
+        Some(RunError::NotExecuted { why: Refusal::Unusable, .. }) => 126,
         _ => FAILED,
     }
 }
@@ -299,6 +302,7 @@ impl Ready {
         let has_started = report.is_none();
         let is_unwanted = detached::is_unwanted(&self.path);
         let keep = self.keep && has_started && !is_unwanted;
+        let mut refusal = Vec::new();
         let end = match result {
             Ok(exit) => {
                 let code = u8::try_from(exit.shell_code()).unwrap_or(u8::MAX);
@@ -310,7 +314,7 @@ impl Ready {
                 let said = [&[exit_code(&error)], text.as_bytes()].concat();
                 match has_started {
                     true => drop(log(&self.path, &text)),
-                    false => tell(report, &said),
+                    false => refusal.clone_from(&said),
                 }
                 if has_started { said } else { Vec::new() }
             }
@@ -322,15 +326,23 @@ impl Ready {
             self.rest(lost, is_told);
             return;
         }
+        let untold = Cell::new(Some((report, end_report)));
+        let tell_end = || {
+            if let Some((report, end_report)) = untold.take() {
+                tell(report, &refusal);
+                tell(end_report, &end);
+            }
+        };
         // Before another one can have its name, and its cgroup.
         if !container::teardown::clear(&self.path, &self.id) {
             // With the folder, which says what it is.
             tracing::warn!("what is left of the container stays: `quire gc` removes it");
-            tell(end_report, &end);
+            tell_end();
             return;
         }
-        if let Err(error) = self.end(Runs::No, || tell(end_report, &end)) {
+        if let Err(error) = self.end(Runs::No, tell_end) {
             tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
+            tell_end();
         }
     }
 

@@ -5,21 +5,22 @@ mod terminal;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use kernel::process::{Exit, Pid, Process, Setup, Signal, Signals};
+use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
 use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
 use crate::monitor::{
     LOG, PID, RunError, Start, ask, command, complaint, complaints, enter, prepare, runtime_of,
 };
+use crate::program::{Named, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 use crate::state::State;
 use crate::streams::Streams;
 use crate::user::User;
-use crate::view::check_inside;
+use crate::view::{View, check_inside};
 
 /// What the container writes, to standard output and error, in its folder.
 pub const OUTPUT: &str = "log";
@@ -31,6 +32,10 @@ const OVER: &str = "over";
 const UNWANTED: &str = "unwanted";
 
 /// How often what another process does is looked at.
+/// How long a program may take to be executed that probably cannot be. The exec is the runtime's last step, after it has said
+/// that the container runs; of the few that take longer, such as what a runtime interprets by itself, the end is told later.
+const EXEC: std::time::Duration = std::time::Duration::from_secs(2);
+
 pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// The writable layer of a container that has ended.
@@ -109,12 +114,18 @@ pub fn watch(
             .find_map(|it| complaint(&complaints(it), start.runtime.kind));
         let message = message.unwrap_or_else(|| "it does not say why".to_owned());
         let runtime = start.runtime.path.display().to_string();
-        return Err(doubt.unwrap_or(RunError::Refused { runtime, message }));
+        return Err(doubt.map_or(RunError::Refused { runtime, message }, RunError::from));
     };
     let container = Process::open(pid).map_err(runtime_failed)?;
     // crun starts it from a child, which may outlive crun for a moment and is left to us, too.
     container.adopt().map_err(runtime_failed)?;
     let mut state = State {
+    if let Some(doubt) = doubt
+        && container.wait_for_exec(EXEC).map_err(runtime_failed)? == Executed::Never
+    {
+        container.wait().map_err(runtime_failed)?;
+        return Err(doubt.into());
+    }
         monitor: std::process::id(),
         pid: pid.as_raw_nonzero().get().unsigned_abs(),
         started: now(),
@@ -234,7 +245,7 @@ impl More {
 /// Runs one more program in a container, to its end. This *process* gets a mount namespace of its own.
 ///
 /// # Errors
-/// [`RunError`] when the runtime cannot be called.
+/// [`RunError`] when the program cannot be executed, or the runtime not be called.
 pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
     crate::streams::check().map_err(RunError::Directory)?;
     let failed = |path: &Path| {
@@ -242,41 +253,98 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         move |source: std::io::Error| RunError::Write { path, source }
     };
     let bundle = folder.join("config.json");
+/// What a call of the runtime's `exec` has in the container's folder, under this process's number; gone with this.
+struct Notes {
+    process: PathBuf,
+    pid: PathBuf,
+    log: PathBuf,
+}
+
+impl Notes {
+    fn new(folder: &Path) -> Self {
+        let name = |end: &str| folder.join(format!("exec-{}.{end}", std::process::id()));
+        let notes = Self { process: name("json"), pid: name("pid"), log: name("log") };
+        // What a process of this number left when it was killed would tell of another program.
+        notes.remove();
+        notes
+    }
+
+    fn remove(&self) {
+        for path in [&self.process, &self.pid, &self.log] {
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
     let bytes = std::fs::read(&bundle).map_err(failed(&bundle))?;
     let mut config: Value =
         serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;
     let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
-    // gVisor's root is its own, and so are the descriptors that programs in there can name.
-    if let (Kind::Crun | Kind::Runc, Some(root)) = (runtime.kind, root(folder)) {
-        let own = config["process"]["cwd"].as_str().unwrap_or("/");
-        check_inside(root.as_fd(), more.working_dir.as_deref().unwrap_or(own))?;
-    }
-    let file = folder.join(format!("exec-{}.json", std::process::id()));
     let is_mapped = config["linux"]["uidMappings"].is_array();
     let has_terminal = more.has_terminal_of_ours(&runtime);
-    std::fs::write(&file, more.process(&mut config).to_string()).map_err(failed(&file))?;
+    let process = more.process(&mut config);
+    let working_dir = process["cwd"].as_str().unwrap_or("/");
+    // gVisor's root is its own, and so are the descriptors that programs in there can name.
+    let root = if runtime.kind == Kind::Runsc { None } else { root(folder) };
+    let view = root.as_ref().map(|root| View::of_running(root.as_fd()));
+    let env = process["env"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let named = Named {
+        program: process["args"][0].as_str().unwrap_or_default(),
+        working_dir,
+        search: env.filter_map(|it| it.strip_prefix("PATH=")).next_back().unwrap_or_default(),
+        within: Within::Container,
+    };
+    let found = match (&root, &view) {
+        (Some(root), Some(view)) => {
+            check_inside(root.as_fd(), working_dir)?;
+            Some((view, named.find(view)?))
+        }
+        _ => None,
+    };
+    let notes = Notes::new(folder);
+    std::fs::write(&notes.process, process.to_string()).map_err(failed(&notes.process))?;
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let mut exec = command(&runtime, folder);
-    exec.arg("exec").arg("--process").arg(&file);
-    if has_terminal {
-        let exit = terminal::exec(exec, folder, id, &runtime, signals);
-        drop(std::fs::remove_file(&file));
-        return exit;
-    }
-    exec.arg(id);
-    let streams = Streams::of(&mut exec, runtime.kind, is_mapped).map_err(streams_failed)?;
-    let run = || {
-        enter(&runtime, folder)?;
+    // What crun says to the new terminal has the log's format too.
+    let format = if has_terminal && runtime.kind == Kind::Crun { "text" } else { "json" };
+    exec.arg("--log").arg(&notes.log).args(["--log-format", format]);
+    exec.arg("exec").arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
+    let exit = if has_terminal {
+        terminal::exec(exec, folder, id, (&runtime, &notes.pid), signals)?
+    } else {
+        exec.arg(id);
+        let streams = Streams::of(&mut exec, runtime.kind, is_mapped).map_err(streams_failed)?;
+        enter(&runtime, folder).map_err(runtime_failed)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };
-        kernel::process::spawn(exec, &setup)?.process.supervise(signals, &mut |_| {}, &mut || None)
+        let child = kernel::process::spawn(exec, &setup).map_err(runtime_failed)?.process;
+        let exit = child.supervise(signals, &mut |_| {}, &mut || None).map_err(runtime_failed)?;
+        streams.finish().map_err(streams_failed)?;
+        exit
     };
-    let exit = run();
-    // The next command would not mind it.
-    drop(std::fs::remove_file(&file));
-    let exit = exit.map_err(runtime_failed)?;
-    streams.finish().map_err(streams_failed)?;
-    Ok(exit)
+    // As with `run`: the runtime writes the number when all is set up, and the exec itself is its very last step.
+    let has_started = notes.pid.exists();
+    match exit {
+        Exit::Code(1 | 255) if has_started => {}
+        Exit::Code(1..) if !has_started => {}
+        _ => return Ok(exit),
+    }
+    if let Some(error) = found.and_then(|(view, path)| named.doubt(view, &path)) {
+        return Err(error.into());
+    }
+    let said = complaint(&complaints(&notes.log), runtime.kind);
+    let why = said.map_or(Refusal::Other, |said| Refusal::of(&said));
+    if has_started && why == Refusal::Other {
+        return Ok(exit);
+    }
+    let (runtime, program) = (runtime.path.display().to_string(), named.program.to_owned());
+    Err(RunError::NotExecuted { runtime, program, why })
 }
 
 /// Notes that a container whose monitor is gone is over; the caller holds its lock.

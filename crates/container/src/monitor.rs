@@ -18,11 +18,11 @@ use serde_json::Value;
 
 use crate::bundle::{Process, Terminal};
 use crate::headroom::Headroom;
-use crate::program::{Unrunnable, here, unrunnable};
+use crate::program::{Named, ProgramError, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 use crate::stage::Stage;
 use crate::streams::Streams;
-use crate::view::{Executable, View, WorkingDirError};
+use crate::view::{View, WorkingDirError};
 
 /// Everything that one container needs.
 #[derive(Debug)]
@@ -75,42 +75,9 @@ const RUNTIME: &str = "runtime.path";
 /// A container that did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The program is nowhere in the image.
-    #[error("the image has no \"{program}\"{searched}")]
-    NotFound {
-        /// As the command names it.
-        program: String,
-        /// Where it was searched, or nothing.
-        searched: String,
-    },
-    /// The program is there and cannot be executed.
-    #[error("\"{0}\" in the image is not an executable file")]
-    NotExecutable(String),
-    /// The kernel knows no way to execute the program.
-    #[error(
-        "\"{0}\" in the image is neither a script nor a program for this machine (exec format error)"
-    )]
-    Format(String),
-    /// The program is for another machine.
-    #[error(
-        "\"{program}\" in the image is a program for {machine}, and this machine cannot execute it (exec format error): \
-         take the image for linux/{}, with --platform where there are several",
-        here()
-    )]
-    Machine {
-        /// As the command names it.
-        program: String,
-        /// As Go names it.
-        machine: String,
-    },
-    /// The program needs another one to run, which is nowhere in the image.
-    #[error("\"{program}\" needs \"{interpreter}\" to run, and the image has none")]
-    NoInterpreter {
-        /// As the command names it.
-        program: String,
-        /// The script's interpreter, or the loader.
-        interpreter: String,
-    },
+    /// The program cannot be executed.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// A private mount namespace cannot be had.
     #[error("cannot make a mount namespace (this needs root)")]
     Namespace(#[source] ProcessError),
@@ -169,7 +136,17 @@ pub enum RunError {
         /// What it wrote into its log.
         message: String,
     },
-    /// The same, and the runtime has said why on our own standard error.
+    /// The runtime could not start a further program, and has said why on our own standard error.
+    #[error("{runtime} could not start \"{program}\" in the container, and says why above")]
+    NotExecuted {
+        /// The runtime's program.
+        runtime: String,
+        /// As the command names it.
+        program: String,
+        /// What is wrong, as far as its words tell.
+        why: Refusal,
+    },
+    /// The runtime could not start the container, and has said why on our own standard error.
     #[error("{runtime} could not start the container, and says why above")]
     RefusedAloud {
         /// The program.
@@ -235,7 +212,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
         let runtime = start.runtime.path.display().to_string();
         // What others find out at the exec, runsc does before.
         if let (Kind::Runsc, Some(error)) = (kind, doubt) {
-            return Err(error);
+            return Err(error.into());
         }
         let complaints = complaints(&log);
         return Err(match complaint(&complaints, kind) {
@@ -247,18 +224,27 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     // The exec is the runtime's very last step: when that fails, the runtime ends with a code that the program could
     // have ended with.
     match doubt {
-        Some(error) if matches!(exit, Exit::Code(1 | 255)) => Err(error),
+        Some(error) if matches!(exit, Exit::Code(1 | 255)) => Err(error.into()),
         _ => Ok(exit),
     }
 }
 
 /// Attaches the root in a mount namespace of this process's own and writes the bundle. Answers why the program will
 /// probably not run.
-pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<RunError>, RunError> {
+pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<ProgramError>, RunError> {
     // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
     // that are not known here.
     let view = View::of_bundle(start.root.as_fd(), start.config);
-    let doubt = find_program(start, &view)?.and_then(|path| doubt(start, &view, &path));
+    let named = start.process.args.first().map(|program| Named {
+        program,
+        working_dir: &start.process.working_dir,
+        search: start.process.variable("PATH").unwrap_or_default(),
+        within: Within::Image,
+    });
+    let doubt = match named {
+        Some(named) => named.doubt(&view, &named.find(&view)?),
+        None => None,
+    };
     kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
     hide_obstacle(start.runtime, start.folder)
         .map_err(|source| RunError::Attach { id: start.id.to_owned(), source })?;
@@ -370,47 +356,6 @@ fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
         }
     };
     kernel::mount::bind(folder.as_fd(), Reach::One)?.attach_at(path)
-}
-
-/// Why the program will probably not run.
-fn doubt(start: &Start<'_>, view: &View<'_>, path: &Path) -> Option<RunError> {
-    let program = start.process.args.first()?.clone();
-    let from = Path::new(&start.process.working_dir);
-    Some(match unrunnable(view, from, path)? {
-        Unrunnable::Format => RunError::Format(program),
-        Unrunnable::Machine(machine) => RunError::Machine { program, machine },
-        Unrunnable::Interpreter(interpreter) => RunError::NoInterpreter { program, interpreter },
-    })
-}
-
-/// Where the program is. Answers early, and with the right exit code, when there is none.
-fn find_program(start: &Start<'_>, view: &View<'_>) -> Result<Option<PathBuf>, RunError> {
-    let Some(program) = start.process.args.first() else { return Ok(None) };
-    let mut refused = false;
-    let mut try_path = |path: &Path| match view.executable(path.as_os_str().as_bytes()) {
-        Executable::Yes => true,
-        Executable::No => {
-            refused = true;
-            false
-        }
-        Executable::Absent => false,
-    };
-    let search = start.process.variable("PATH").unwrap_or_default();
-    let found = if program.contains('/') {
-        Some(Path::new(&start.process.working_dir).join(program)).filter(|path| try_path(path))
-    } else {
-        let folders = std::env::split_paths(OsStr::new(search));
-        folders.map(|it| it.join(program)).find(|path| try_path(path))
-    };
-    match (found, refused) {
-        (Some(path), _) => Ok(Some(path)),
-        (None, true) => Err(RunError::NotExecutable(program.clone())),
-        (None, false) => {
-            let searched =
-                if program.contains('/') { String::new() } else { format!(" in {search}") };
-            Err(RunError::NotFound { program: program.clone(), searched })
-        }
-    }
 }
 
 /// runsc notes the process before it has set up everything, and ends with this code when it fails then: so may the program,

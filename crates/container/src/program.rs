@@ -2,8 +2,10 @@
 //!
 //! Runtimes find out only in their very last step, and then end with a code that the program could have ended with.
 
+use std::ffi::OsStr;
+use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::view::{Executable, View};
 
@@ -14,9 +16,184 @@ const START: usize = 256;
 /// Enough for the program headers that linkers write, which follow the ELF header.
 const HEADERS: u64 = 4096;
 
+/// Where a program is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Within {
+    /// An image, of which a container is being made.
+    Image,
+    /// A container that runs.
+    Container,
+}
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Image => "image",
+            Self::Container => "container",
+        })
+    }
+}
+
+/// A program that cannot be executed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramError {
+    /// It is not there.
+    #[error("the {within} has no \"{program}\"{searched}")]
+    NotFound {
+        /// Where it was looked for.
+        within: Within,
+        /// As the command names it.
+        program: String,
+        /// In which directories, or nothing.
+        searched: String,
+    },
+    /// It is no executable file.
+    #[error("\"{program}\" in the {within} is not an executable file")]
+    NotExecutable {
+        /// Where it is.
+        within: Within,
+        /// As the command names it.
+        program: String,
+    },
+    /// The kernel knows no way to execute it.
+    #[error(
+        "\"{program}\" in the {within} is neither a script nor a program for this machine (exec format error)"
+    )]
+    Format {
+        /// Where it is.
+        within: Within,
+        /// As the command names it.
+        program: String,
+    },
+    /// It is for another machine.
+    #[error(
+        "\"{program}\" in the {within} is a program for {machine}, and this machine cannot execute it (exec format \
+         error): take the image for linux/{}, with --platform where there are several",
+        here()
+    )]
+    Machine {
+        /// Where it is.
+        within: Within,
+        /// As the command names it.
+        program: String,
+        /// As Go names it.
+        machine: String,
+    },
+    /// It needs another program to run, which is not there.
+    #[error("\"{program}\" needs \"{interpreter}\" to run, and the {within} has none")]
+    NoInterpreter {
+        /// Where both should be.
+        within: Within,
+        /// As the command names it.
+        program: String,
+        /// The script's interpreter, or the loader.
+        interpreter: String,
+    },
+}
+
+impl ProgramError {
+    /// Whether something is missing, and not merely wrong.
+    #[must_use]
+    pub const fn is_absent(&self) -> bool {
+        match self {
+            Self::NotFound { .. } | Self::NoInterpreter { .. } => true,
+            Self::NotExecutable { .. } | Self::Format { .. } | Self::Machine { .. } => false,
+        }
+    }
+}
+
+/// Why a runtime did not start a further program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The program, or what it needs to run, is not there.
+    Absent,
+    /// The kernel does not execute it for this user.
+    Unusable,
+    /// Something else, which is not about the program.
+    Other,
+}
+
+impl Refusal {
+    /// What crun 1.8, runc 1.1 and runsc say of programs begins or goes on with these. Asked only when nothing was found to be wrong beforehand:
+    /// the container may have changed since, or the file is not for this user.
+    pub(crate) fn of(message: &str) -> Self {
+        const PROGRAM: [&str; 6] =
+            ["exec: ", "executable", "eaccess ", "failed to load ", "error finding ", "execve"];
+        const DIRECTORY: [&str; 3] = ["chdir", "cwd", "working directory"];
+        const ABSENT: [&str; 2] = ["no such file", "not found"];
+        const UNUSABLE: [&str; 4] =
+            ["permission denied", "not permitted", "format error", "is a directory"];
+        let message = message.to_lowercase();
+        let has = |words: &[&str]| words.iter().any(|it| message.contains(it));
+        if !has(&PROGRAM) || has(&DIRECTORY) {
+            Self::Other
+        } else if has(&ABSENT) {
+            Self::Absent
+        } else if has(&UNUSABLE) {
+            Self::Unusable
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// A program as a command names it, and what it takes to find it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Named<'a> {
+    pub(crate) program: &'a str,
+    /// Where names with a slash begin.
+    pub(crate) working_dir: &'a str,
+    /// Where others are searched, as `PATH` is written.
+    pub(crate) search: &'a str,
+    pub(crate) within: Within,
+}
+
+impl Named<'_> {
+    /// Where the program is; an error when there is none that somebody may execute.
+    pub(crate) fn find(&self, view: &View<'_>) -> Result<PathBuf, ProgramError> {
+        let mut refused = false;
+        let mut try_path = |path: &Path| match view.executable(path.as_os_str().as_bytes()) {
+            Executable::Yes => true,
+            Executable::No => {
+                refused = true;
+                false
+            }
+            Executable::Absent => false,
+        };
+        let (within, program) = (self.within, self.program.to_owned());
+        let is_path = program.contains('/');
+        let found = if is_path {
+            Some(Path::new(self.working_dir).join(&program)).filter(|path| try_path(path))
+        } else {
+            let folders = std::env::split_paths(OsStr::new(self.search));
+            folders.map(|it| it.join(&program)).find(|path| try_path(path))
+        };
+        match (found, refused) {
+            (Some(path), _) => Ok(path),
+            (None, true) => Err(ProgramError::NotExecutable { within, program }),
+            (None, false) => {
+                let searched = if is_path { String::new() } else { format!(" in {}", self.search) };
+                Err(ProgramError::NotFound { within, program, searched })
+            }
+        }
+    }
+
+    /// Why the program, which is at `path`, will probably not run.
+    pub(crate) fn doubt(&self, view: &View<'_>, path: &Path) -> Option<ProgramError> {
+        let (within, program) = (self.within, self.program.to_owned());
+        Some(match unrunnable(view, Path::new(self.working_dir), path)? {
+            Unrunnable::Format => ProgramError::Format { within, program },
+            Unrunnable::Machine(machine) => ProgramError::Machine { within, program, machine },
+            Unrunnable::Interpreter(interpreter) => {
+                ProgramError::NoInterpreter { within, program, interpreter }
+            }
+        })
+    }
+}
+
 /// Why the kernel cannot execute a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Unrunnable {
+enum Unrunnable {
     /// Neither a script nor a program for this machine.
     Format,
     /// A program for another machine, as its users call that.
@@ -29,7 +206,7 @@ pub(crate) enum Unrunnable {
 /// be told. A relative interpreter is searched in the directory `from`, as the kernel does.
 ///
 /// Formats that `binfmt_misc` adds are not known here: ask only when a program did not run.
-pub(crate) fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
+fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
     let mut path = path.to_owned();
     for _ in 0..DEPTH {
         let start = view.read_start(path.as_os_str().as_bytes(), HEADERS)?;
@@ -135,7 +312,7 @@ fn machine_name(machine: u64, class: u8, order: u8) -> String {
 }
 
 /// This machine, as Go names it.
-pub(crate) fn here() -> &'static str {
+fn here() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "x86" => "386",

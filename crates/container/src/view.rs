@@ -136,6 +136,17 @@ impl<'a> View<'a> {
         Self { root, access, mounts: Vec::new() }
     }
 
+    /// The root of a container that runs, with what is mounted in there: all but `/proc`, whose links are about whoever
+    /// looks. The container may change it meanwhile.
+    pub(crate) fn of_running(root: BorrowedFd<'a>) -> Self {
+        let proc = Mount {
+            at: vec![b"proc".to_vec()],
+            content: Content::Kernel,
+            access: Access::Writable,
+        };
+        Self { root, access: Access::Writable, mounts: vec![proc] }
+    }
+
     /// What a bundle's configuration says of mounts, over its root.
     pub(crate) fn of_bundle(root: BorrowedFd<'a>, config: &Value) -> Self {
         let access = |is_read_only| if is_read_only { Access::ReadOnly } else { Access::Writable };

@@ -14,6 +14,7 @@ use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, Xat
 use image::verity::{Algorithm, digest};
 use kernel::mount::Acl;
 use kernel::process::{Exit, Signals};
+use quire_container::ProgramError;
 use quire_container::bundle::{Access, Network, Terminal, Wishes, configure};
 use quire_container::config::ImageConfig;
 use quire_container::monitor::{ROOT, RunError, Start};
@@ -230,13 +231,19 @@ fn what_can_not_start_says_why() {
     let fixture = Fixture::new();
     for runtime in runtimes() {
         let error = |command| fixture.run(&runtime, &[command], Access::Writable).unwrap_err();
-        assert!(matches!(error("nowhere"), RunError::NotFound { .. }));
-        assert!(matches!(error("/bin/nowhere"), RunError::NotFound { .. }));
-        assert!(matches!(error("/etc/plain"), RunError::NotExecutable(_)));
-        assert!(matches!(error("/etc"), RunError::NotExecutable(_)));
+        assert!(matches!(error("nowhere"), RunError::Program(ProgramError::NotFound { .. })));
+        assert!(matches!(error("/bin/nowhere"), RunError::Program(ProgramError::NotFound { .. })));
+        assert!(matches!(
+            error("/etc/plain"),
+            RunError::Program(ProgramError::NotExecutable { .. })
+        ));
+        assert!(matches!(error("/etc"), RunError::Program(ProgramError::NotExecutable { .. })));
         // Runtimes find out in the very last step, and answer as the program that they never became.
-        assert!(matches!(error("/bin/script"), RunError::NoInterpreter { .. }));
-        assert!(matches!(error("/bin/garbage"), RunError::Format(_)));
+        assert!(matches!(
+            error("/bin/script"),
+            RunError::Program(ProgramError::NoInterpreter { .. })
+        ));
+        assert!(matches!(error("/bin/garbage"), RunError::Program(ProgramError::Format { .. })));
     }
 }
 

@@ -128,6 +128,13 @@ fn what_ignores_a_stop_is_killed() {
     assert_eq!(place.out("wait deaf"), "137\n");
     let ran = place.run("wait none");
     assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
+    // What `ps` prints are containers, whatever images are called.
+    place.out("tag a alive");
+    start(&place, &["--name", "alive"], "sleep 60");
+    let _alive = Rm(&place, "alive");
+    place.out("rm -f alive");
+    assert_eq!(ps(&place, "alive"), None);
+    assert!(place.out("images").contains("alive:latest"));
     // The container is meant, as with podman, and then the image.
     place.out("tag a deaf");
     place.out("rm deaf");

@@ -5,6 +5,7 @@
 mod acls;
 #[cfg(feature = "registry")]
 mod attached;
+mod codes;
 mod commit;
 mod confined;
 mod containers;

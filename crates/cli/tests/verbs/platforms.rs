@@ -104,5 +104,14 @@ fn a_program_of_another_machine_is_named() {
         assert_eq!(ran.code, Some(126), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("a program for s390x"), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("exec format error"), "{runtime}: {}", ran.err);
+        // Also when nobody waits for its end; and nothing of it is left.
+        let ran = place.run(&format!("run -d --name gone --runtime {runtime} b /foreign"));
+        assert_eq!((ran.code, ran.out.as_str()), (Some(126), ""), "{runtime}: {}", ran.err);
+        assert!(ran.err.contains("a program for s390x"), "{runtime}: {}", ran.err);
+        for (program, code) in [("/etc/garbage", 126), ("/etc/lost", 127)] {
+            let ran = place.run(&format!("run -d --name gone --runtime {runtime} b {program}"));
+            assert_eq!((ran.code, ran.out.as_str()), (Some(code), ""), "{runtime}: {}", ran.err);
+        }
+        assert_eq!(place.out("ps -aq"), "");
     }
 }

@@ -28,12 +28,13 @@ impl Events for Pass<'_> {
     }
 }
 
-/// Runs `exec`, a runtime's command line without the container's name, on the caller's terminal.
+/// Runs `exec`, a command line of a runtime that writes this pid file, without the container's name, on the caller's
+/// terminal.
 pub(super) fn exec(
     mut exec: Command,
     folder: &Path,
     id: &str,
-    runtime: &Runtime,
+    (runtime, pid_file): (&Runtime, &Path),
     signals: &Signals,
 ) -> Result<Exit, RunError> {
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
@@ -41,8 +42,7 @@ pub(super) fn exec(
     let (input, output) = (io::stdin(), io::stdout());
     let modes = Modes::of(input.as_fd()).map_err(|errno| streams_failed(errno.into()))?;
     let receiver = Receiver::new(folder).map_err(streams_failed)?;
-    let pid_file = folder.join(format!("exec-{}.pid", std::process::id()));
-    exec.args(["--detach", "--console-socket", &receiver.path(), "--pid-file"]).arg(&pid_file);
+    exec.args(["--detach", "--console-socket", &receiver.path()]);
     exec.arg(id).stdin(Stdio::null()).stdout(Stdio::null());
     kernel::process::set_subreaper().map_err(runtime_failed)?;
     enter(runtime, folder).map_err(runtime_failed)?;
@@ -58,8 +58,7 @@ pub(super) fn exec(
     let master = attached(child.as_fd()).wait(&receiver, &mut Pass(&child));
     // It goes on by itself to where the program runs, or ends with an error.
     let exit = child.wait();
-    let pid = std::fs::read_to_string(&pid_file).ok();
-    drop(std::fs::remove_file(&pid_file));
+    let pid = std::fs::read_to_string(pid_file).ok();
     let (master, exit) = (master.map_err(runtime_failed)?, exit.map_err(runtime_failed)?);
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let Some(master) = master else { return Ok(exit) };

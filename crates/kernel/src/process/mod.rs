@@ -8,7 +8,7 @@ mod signals;
 mod spawn;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -68,6 +68,17 @@ impl ProcessError {
 pub struct Process {
     fd: OwnedFd,
     pid: Pid,
+}
+
+/// Whether a process has executed a program since its fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Executed {
+    /// It has.
+    Yes,
+    /// It has ended without.
+    Never,
+    /// It has not yet, or nobody can tell.
+    Unknown,
 }
 
 /// How a process ended.
@@ -179,6 +190,33 @@ impl Process {
         }
     }
 
+    /// Waits until it has executed a program since its fork, and answers whether it has: not if it ends before, nor if it takes
+    /// longer than `most`. It must be a child of this process, so that its number stays its own.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wait_for_exec(&self, most: Duration) -> Result<Executed, ProcessError> {
+        const GLANCE: Duration = Duration::from_millis(2);
+        let since = Instant::now();
+        let patience = Timespec::try_from(GLANCE).ok();
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN)];
+            match rustix::event::poll(&mut fds, patience.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
+            }
+            // Asked before: it may execute one and end between the two.
+            let is_over = !fds[0].revents().is_empty();
+            match has_executed(self.pid) {
+                Some(true) => return Ok(Executed::Yes),
+                Some(false) if is_over => return Ok(Executed::Never),
+                None if is_over => return Ok(Executed::Unknown),
+                _ if since.elapsed() >= most => return Ok(Executed::Unknown),
+                _ => {}
+            }
+        }
+    }
+
     /// Waits until it ends, and sends on to it every signal that arrives in the meantime.
     ///
     /// A signal from the terminal reaches the whole foreground process group, so it is only sent
@@ -254,6 +292,18 @@ impl AsFd for Process {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Whether a process has executed a program since its fork; none if there is none of this number. Source: proc_pid_stat(5),
+/// field 9, and `PF_FORKNOEXEC` in Linux `include/linux/sched.h`.
+#[must_use]
+pub fn has_executed(pid: Pid) -> Option<bool> {
+    const FORK_NO_EXEC: u64 = 0x40;
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // The second field is the program's name, in parentheses, and may have any of them in it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let flags: u64 = rest.split_whitespace().nth(6)?.parse().ok()?;
+    Some(flags & FORK_NO_EXEC == 0)
 }
 
 /// Makes this process the new parent of descendants whose own parent dies, so that it can wait
