@@ -33,7 +33,8 @@ Exit codes: the program's own, 128+N when signal N ended it; 125 Quire or the ru
 126 the program cannot be executed, 127 it, or what it needs to start, is not there
 
 Signals go to the program, which is process 1 of its container: the kernel spares that one INT and TERM unless it \
-handles them. The third that quire gets kills the container.
+handles them. TERM kills a program of `run` that neither handles, ignores nor blocks it (143). Otherwise \
+the third that quire gets kills the container.
 
 On a terminal, Ctrl-C goes to the program; two within two seconds kill a program that is process 1 and neither handles nor \
 ignores it. Ctrl-P Ctrl-Q leaves a container of `run`: it goes on, and what it writes then goes to its log.";

@@ -17,6 +17,7 @@ use crate::monitor::{
 };
 use crate::program::{Named, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
+use crate::spared::Terms;
 use crate::state::State;
 use crate::streams::Streams;
 use crate::user::User;
@@ -31,11 +32,11 @@ const OVER: &str = "over";
 /// In the folder of a container that is kept: its monitor is to remove it when it ends.
 const UNWANTED: &str = "unwanted";
 
-/// How often what another process does is looked at.
 /// How long a program may take to be executed that probably cannot be. The exec is the runtime's last step, after it has said
 /// that the container runs; of the few that take longer, such as what a runtime interprets by itself, the end is told later.
 const EXEC: std::time::Duration = std::time::Duration::from_secs(2);
 
+/// How often what another process does is looked at.
 pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// The writable layer of a container that has ended.
@@ -119,13 +120,13 @@ pub fn watch(
     let container = Process::open(pid).map_err(runtime_failed)?;
     // crun starts it from a child, which may outlive crun for a moment and is left to us, too.
     container.adopt().map_err(runtime_failed)?;
-    let mut state = State {
     if let Some(doubt) = doubt
         && container.wait_for_exec(EXEC).map_err(runtime_failed)? == Executed::Never
     {
         container.wait().map_err(runtime_failed)?;
         return Err(doubt.into());
     }
+    let mut state = State {
         monitor: std::process::id(),
         pid: pid.as_raw_nonzero().get().unsigned_abs(),
         started: now(),
@@ -137,8 +138,18 @@ pub fn watch(
     };
     state.begin(start.folder).map_err(write_failed)?;
     started();
-    let exit = container.supervise(start.signals, &mut |_| {}, &mut || start.look());
-    let exit = exit.map_err(runtime_failed)?;
+    let terms = Terms::new(start.folder, start.runtime.kind);
+    let mut deliver = |signal| {
+        terms.note(signal);
+        container.signal(signal)
+    };
+    let mut meanwhile = || {
+        // It may have ended just now.
+        let again = terms.look(|| drop(container.signal(Signal::KILL)));
+        again.into_iter().chain(start.look()).min()
+    };
+    let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
+    let exit = terms.exit(exit.map_err(runtime_failed)?);
     let last = ended();
     state.lost = last.exit.is_some();
     state.written = last.written;
@@ -242,17 +253,6 @@ impl More {
     }
 }
 
-/// Runs one more program in a container, to its end. This *process* gets a mount namespace of its own.
-///
-/// # Errors
-/// [`RunError`] when the program cannot be executed, or the runtime not be called.
-pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
-    crate::streams::check().map_err(RunError::Directory)?;
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source: std::io::Error| RunError::Write { path, source }
-    };
-    let bundle = folder.join("config.json");
 /// What a call of the runtime's `exec` has in the container's folder, under this process's number; gone with this.
 struct Notes {
     process: PathBuf,
@@ -282,6 +282,17 @@ impl Drop for Notes {
     }
 }
 
+/// Runs one more program in a container, to its end. This *process* gets a mount namespace of its own.
+///
+/// # Errors
+/// [`RunError`] when the program cannot be executed, or the runtime not be called.
+pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
+    crate::streams::check().map_err(RunError::Directory)?;
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source: std::io::Error| RunError::Write { path, source }
+    };
+    let bundle = folder.join("config.json");
     let bytes = std::fs::read(&bundle).map_err(failed(&bundle))?;
     let mut config: Value =
         serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;

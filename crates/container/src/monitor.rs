@@ -20,6 +20,7 @@ use crate::bundle::{Process, Terminal};
 use crate::headroom::Headroom;
 use crate::program::{Named, ProgramError, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
+use crate::spared::Terms;
 use crate::stage::Stage;
 use crate::streams::Streams;
 use crate::view::{View, WorkingDirError};
@@ -156,8 +157,9 @@ pub enum RunError {
 
 /// Runs a container to its end, and answers how it ended. This *process* keeps the mount namespace that it makes.
 ///
-/// A container that does not end when it is asked to, by `SIGINT` or `SIGTERM`, is killed at the third request; at the
-/// second, `remark` is given a sentence that says so.
+/// `SIGTERM` ends a container whose first process has no use for it, as it ends other programs ([`Terms`]). One that does not
+/// end when it is asked to, by `SIGINT` or `SIGTERM`, is killed at the third request; at the second, `remark` is given a
+/// sentence that says so.
 ///
 /// # Errors
 /// [`RunError`] when it did not start.
@@ -191,9 +193,13 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
-    let mut deliver = |signal: Signal| match deaf && send(start, signal) {
-        true => Ok(()),
-        false => child.process.signal(signal),
+    let terms = Terms::new(start.folder, kind);
+    let mut deliver = |signal: Signal| {
+        terms.note(signal);
+        match deaf && send(start, signal) {
+            true => Ok(()),
+            false => child.process.signal(signal),
+        }
     };
     let mut asked = |requests| match requests {
         0 | 1 => {}
@@ -202,9 +208,13 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     };
     let exit = child
         .process
-        .supervise_by(start.signals, &mut deliver, &mut asked, &mut || start.look())
+        .supervise_by(start.signals, &mut deliver, &mut asked, &mut || {
+            let again = terms.look(|| kill(start, &child.process));
+            again.into_iter().chain(start.look()).min()
+        })
         .map_err(runtime_failed)?;
     streams.finish().map_err(streams_failed)?;
+    let exit = terms.exit(exit);
     // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
     // program's exit code another one.
     let started = pid_file.exists() && !(kind == Kind::Runsc && runsc_failed(exit, &log));

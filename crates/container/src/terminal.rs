@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::detached::OUTPUT;
-use crate::monitor::PID;
+use crate::spared::{first_process, is_spared};
 
 /// Ctrl-C, and the two keys by which a caller leaves a container to itself, as with Docker.
 const CTRL_C: u8 = 3;
@@ -357,25 +357,8 @@ impl Keys {
 /// that group, and neither handles, ignores nor waits for the signal.
 #[must_use]
 pub fn is_spared_interrupts(folder: &Path, group: Pid) -> bool {
-    let pid = std::fs::read_to_string(folder.join(PID)).ok();
-    let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
-    let Some(pid) = pid.filter(|pid| rustix::process::getpgid(Some(*pid)) == Ok(group)) else {
-        return false;
-    };
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
-    status.is_ok_and(|status| has_no_use_for_interrupts(&status))
-}
-
-/// Source: proc(5), `SigBlk`, `SigIgn`, `SigCgt`: hexadecimal masks, in which signal 1 is the lowest bit.
-fn has_no_use_for_interrupts(status: &str) -> bool {
-    const INT: u64 = 1 << 1;
-    let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|it| u64::from_str_radix(it.trim(), 16).ok())
-    };
-    ["SigBlk:", "SigIgn:", "SigCgt:"]
-        .into_iter()
-        .all(|name| mask(name).is_some_and(|mask| mask & INT == 0))
+    let is_of_group = |pid| rustix::process::getpgid(Some(pid)) == Ok(group);
+    first_process(folder).is_some_and(|pid| is_of_group(pid) && is_spared(pid, Signal::INT))
 }
 
 /// What the caller's process sends its container's monitor: that it leaves, with the terminal; or that it is done.
@@ -475,24 +458,5 @@ mod tests {
         check(true, &[b"\x10\x10\x11"], (b"\x10", 0, true));
         check(true, &[b"\x10", b"\x03\x03"], (b"\x10\x03\x03", 2, false));
         check(false, &[b"\x10\x11"], (b"\x10\x11", 0, false));
-    }
-
-    /// Lines as Linux 6.18 prints them: of `sleep`, bash, a program under `nohup`-like ignoring, and one with signalfd.
-    #[test]
-    fn who_has_a_use_for_interrupts_is_read_from_the_masks() {
-        let status = |blocked: &str, ignored: &str, caught: &str| {
-            format!("Name:\tx\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\nSigCgt:\t{caught}\n")
-        };
-        let none = "0000000000000000";
-        assert!(has_no_use_for_interrupts(&status(none, none, none)));
-        assert!(has_no_use_for_interrupts(&status(none, "0000000000001000", none)));
-        for (blocked, ignored, caught) in [
-            (none, "0000000000380004", "000000004b817efb"),
-            (none, "0000000000000002", none),
-            ("0000000000004002", none, none),
-        ] {
-            assert!(!has_no_use_for_interrupts(&status(blocked, ignored, caught)));
-        }
-        assert!(!has_no_use_for_interrupts(""));
     }
 }

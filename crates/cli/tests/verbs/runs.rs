@@ -169,6 +169,27 @@ fn signals_reach_the_program() {
     }
 }
 
+/// As `timeout` ends it, which sends one signal and waits.
+#[test]
+fn one_term_ends_what_would_never_get_it() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let script = "echo ready; exec sleep 600";
+        let (mut child, pid) = ready(&place, runtime, script, Stdio::null());
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        wait_for("the end", || child.try_wait().unwrap().is_some());
+        assert_eq!(child.wait().unwrap().code(), Some(143), "{runtime}");
+        // What waits for it, or ignores it, gets it or not by itself.
+        let script = "trap 'exit 7' USR1; trap '' TERM; echo ready; while :; do sleep 0.05; done";
+        let (mut child, pid) = ready(&place, runtime, script, Stdio::null());
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, Signal::USR1).unwrap();
+        wait_for("the end", || child.try_wait().unwrap().is_some());
+        assert_eq!(child.wait().unwrap().code(), Some(7), "{runtime}");
+        assert_eq!(containers(&place), 0, "{runtime}");
+    }
+}
+
 #[test]
 fn who_waits_for_the_store_can_be_told_to_end() {
     let Some(place) = place() else { return };

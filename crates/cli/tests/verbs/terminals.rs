@@ -261,10 +261,14 @@ fn a_container_that_is_left_goes_on() {
 fn whatever_ends_quire_the_terminal_is_as_it_was() {
     let Some(place) = image() else { return };
     for runtime in runtimes() {
-        for (signal, code) in
-            [(Signal::TERM, Some(9)), (Signal::HUP, Some(9)), (Signal::KILL, None)]
-        {
-            let script = "trap 'exit 9' TERM HUP; echo up; while :; do sleep 0.05; done";
+        let deaf = "echo up; while :; do sleep 0.05; done";
+        let trap = "trap 'exit 9' TERM HUP; echo up; while :; do sleep 0.05; done";
+        for (signal, script, code) in [
+            (Signal::TERM, trap, Some(9)),
+            (Signal::TERM, deaf, Some(143)),
+            (Signal::HUP, trap, Some(9)),
+            (Signal::KILL, trap, None),
+        ] {
             let options = ["--name", "ended"];
             let Some(mut seat) = Seat::run(&place, runtime, &options, script) else { return };
             let _guard = Rm(&place, "ended");

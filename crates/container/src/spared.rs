@@ -1,0 +1,135 @@
+//! Signals that a container's first process never gets: the kernel delivers to process 1 of a namespace only what it handles,
+//! unless the sender is outside and sends `SIGKILL` or `SIGSTOP` (pid_namespaces(7)). To others they would be the end.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Duration;
+
+use kernel::process::{Exit, Pid, Signal, has_executed};
+
+use crate::detached::GLANCE;
+use crate::monitor::PID;
+use crate::runtime::Kind;
+
+/// The number of a container's first process, as soon as that is on its way.
+pub(crate) fn first_process(folder: &Path) -> Option<Pid> {
+    let pid = std::fs::read_to_string(folder.join(PID)).ok()?;
+    pid.trim().parse().ok().and_then(Pid::from_raw)
+}
+
+/// What becomes of a signal that is sent to process 1 of a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// The kernel drops it.
+    Spared,
+    /// The process handles or ignores it.
+    Taken,
+    /// The process blocks it: for good, to wait for it, or for the moment in which it makes a child.
+    Blocked,
+}
+
+/// Whether this process, if it is process 1 in there, is spared a signal: it neither handles, ignores nor blocks it.
+pub(crate) fn is_spared(pid: Pid, signal: Signal) -> bool {
+    fate(pid, signal) == Some(Fate::Spared)
+}
+
+fn fate(pid: Pid, signal: Signal) -> Option<Fate> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+    fate_by(&status.ok()?, signal)
+}
+
+/// How often a signal is looked after that is blocked. Shells block all for a moment whenever they make a child.
+const LOOKS: u32 = 100;
+
+/// `SIGTERM` for a container: it ends a first process that has no use for it, as it would anywhere but in a container.
+#[derive(Debug)]
+pub(crate) struct Terms<'a> {
+    folder: &'a Path,
+    kind: Kind,
+    /// How often it is to be seen yet whether one that has arrived is lost.
+    looks: Cell<u32>,
+    is_killed: Cell<bool>,
+}
+
+impl<'a> Terms<'a> {
+    pub(crate) const fn new(folder: &'a Path, kind: Kind) -> Self {
+        Self { folder, kind, looks: Cell::new(0), is_killed: Cell::new(false) }
+    }
+
+    /// A signal has been passed on.
+    pub(crate) fn note(&self, signal: Signal) {
+        // gVisor's kernel is another, and its processes have no masks here.
+        if signal == Signal::TERM && self.kind != Kind::Runsc {
+            self.looks.set(LOOKS);
+        }
+    }
+
+    /// Calls `kill` if the first process has been spared one; answers when it is to be looked at again, if it has not executed
+    /// its program yet: until then its masks are the runtime's.
+    pub(crate) fn look(&self, kill: impl FnOnce()) -> Option<Duration> {
+        let left = self.looks.get().checked_sub(1)?;
+        let executed = first_process(self.folder).filter(|pid| has_executed(*pid) == Some(true));
+        let Some(pid) = executed else { return Some(GLANCE) };
+        match fate(pid, Signal::TERM) {
+            Some(Fate::Blocked) if left > 0 => {
+                self.looks.set(left);
+                return Some(GLANCE);
+            }
+            Some(Fate::Spared) => {
+                self.is_killed.set(true);
+                kill();
+            }
+            _ => {}
+        }
+        self.looks.set(0);
+        None
+    }
+
+    /// How the container ended, as if the signal had come through.
+    pub(crate) fn exit(&self, exit: Exit) -> Exit {
+        let killed = Exit::Signal(Signal::KILL.as_raw());
+        match self.is_killed.get() && exit.shell_code() == killed.shell_code() {
+            true => Exit::Signal(Signal::TERM.as_raw()),
+            false => exit,
+        }
+    }
+}
+
+/// Source: proc(5), `SigBlk`, `SigIgn`, `SigCgt`: hexadecimal masks, in which signal 1 is the lowest bit.
+fn fate_by(status: &str, signal: Signal) -> Option<Fate> {
+    let bit = 1_u64 << (signal.as_raw() - 1);
+    let has = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(u64::from_str_radix(line.trim(), 16).ok()? & bit != 0)
+    };
+    Some(match (has("SigIgn:")? || has("SigCgt:")?, has("SigBlk:")?) {
+        (true, _) => Fate::Taken,
+        (false, true) => Fate::Blocked,
+        (false, false) => Fate::Spared,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines as Linux 6.18 prints them: of `sleep`, bash, a program under `nohup`-like ignoring, and one with signalfd.
+    #[test]
+    fn who_has_a_use_for_a_signal_is_read_from_the_masks() {
+        let status = |blocked: &str, ignored: &str, caught: &str| {
+            format!("Name:\tx\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\nSigCgt:\t{caught}\n")
+        };
+        let none = "0000000000000000";
+        let check = |status: &str, interrupt: Fate, term: Fate| {
+            let fates = [Signal::INT, Signal::TERM].map(|it| fate_by(status, it));
+            assert_eq!(fates, [Some(interrupt), Some(term)], "{status}");
+        };
+        check(&status(none, none, none), Fate::Spared, Fate::Spared);
+        check(&status(none, "0000000000001000", none), Fate::Spared, Fate::Spared);
+        // An interactive bash ignores TERM and handles INT.
+        check(&status(none, "0000000000380004", "000000004b817efb"), Fate::Taken, Fate::Taken);
+        check(&status(none, "0000000000000002", none), Fate::Taken, Fate::Spared);
+        check(&status("0000000000004002", none, none), Fate::Blocked, Fate::Blocked);
+        assert_eq!(fate_by("", Signal::INT), None);
+    }
+}
