@@ -523,7 +523,16 @@ pub(crate) enum VerityPolicy {
     Off,
 }
 
-// Which image may be mounted, and who checks it.
+/// What the kernel reads an image from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IoWish {
+    /// The store's files, where the kernel can: pages can be shared
+    File,
+    /// Loop devices over them, with direct I/O: O_DIRECT works, and no pages are shared
+    Loop,
+}
+
+// Which image may be mounted, who checks it, and how it is read.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Trust {
     /// Who checks what is read
@@ -537,6 +546,10 @@ pub(crate) struct Trust {
     /// domain can change what all in it read, so give tenants domains of their own, with names that nobody guesses
     #[arg(long, value_name = "NAME", env = "QUIRE_DOMAIN")]
     pub(crate) domain: Option<String>,
+    /// How images of the forms `packed` and `tar` are read. Programs that open the image's files with O_DIRECT, such as some
+    /// databases, need loop: otherwise that fails (EINVAL). Files of the form `objects` have it anyway
+    #[arg(long, value_enum, default_value_t = IoWish::File, value_name = "HOW")]
+    pub(crate) io: IoWish,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

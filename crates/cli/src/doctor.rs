@@ -114,8 +114,8 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
 }
 
 /// EROFS that reads from files has no direct I/O.
-const DIRECT: &str =
-    "fails (EINVAL) on files of the forms packed and tar, not on those of the form objects";
+const DIRECT: &str = "fails (EINVAL) on files of the forms packed and tar unless `--io loop` is given; works on those of the form \
+                      objects";
 
 const fn word(can: Can) -> &'static str {
     match can {

@@ -17,7 +17,7 @@ use kernel::mount::{Acl, Attributes, Backing, MountAttrFlags, Unmount};
 use store::{Form, OpenImage, OpenOptions, Resolved};
 
 use crate::Answer;
-use crate::args::{self, MountWord, Trust, VerityPolicy};
+use crate::args::{self, IoWish, MountWord, Trust, VerityPolicy};
 use crate::context::Context;
 use crate::target;
 use crate::writable::Place;
@@ -110,6 +110,10 @@ pub(crate) fn root(
         },
         acl: if has_acl { Acl::Keep } else { Acl::Ignore },
         domain: domain.as_deref(),
+        backing: match trust.io {
+            IoWish::File => Backing::File,
+            IoWish::Loop => Backing::Loop,
+        },
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = match trust.digest {
@@ -168,7 +172,7 @@ pub(crate) fn warm(context: &Context, image: &OpenImage, root: &Root, wish: args
     if image.form != Form::Objects && root.image.backing == Backing::Loop {
         if wish == args::Warm::Metadata {
             context.remark(
-                "nothing is read ahead: this kernel needs a loop device for the image, which has pages of its own",
+                "nothing is read ahead: the image is read through a loop device, which has pages of its own",
             );
         }
         return;

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{
-    Acl, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions, Propagation,
-    Verity, XattrNamespace, native_read_ahead,
+    Acl, Backing, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions,
+    Propagation, Verity, XattrNamespace, native_read_ahead,
 };
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
@@ -34,6 +34,9 @@ pub struct Layers<'a> {
     /// With which other images over data blobs the pages of equal files are in memory once, where the kernel can: all of one
     /// domain have to be trusted alike. Nobody, if there is none.
     pub domain: Option<&'a str>,
+    /// What the kernel reads an image over data blobs from. Its files can be read with `O_DIRECT` from [`Backing::Loop`] only,
+    /// and shares no pages then. Of others, overlayfs has the files of the disk.
+    pub backing: Backing,
 }
 
 impl Layers<'_> {
@@ -41,11 +44,11 @@ impl Layers<'_> {
     /// out. Inodes are good names as long as something has the files open or mounted.
     #[must_use]
     pub fn identity(&self) -> Option<String> {
-        let (devices, domain): (&[_], _) = match self.data {
-            Data::Objects(_) => (&[], None),
-            Data::Devices(devices) => (devices, self.domain),
+        let (devices, domain, backing): (&[_], _, _) = match self.data {
+            Data::Objects(_) => (&[], None, Backing::File),
+            Data::Devices(devices) => (devices, self.domain, self.backing),
         };
-        let mut text = format!("{:?} {domain:?}", self.acl);
+        let mut text = format!("{:?} {domain:?} {backing:?}", self.acl);
         for file in std::iter::once(&self.image).chain(devices) {
             let stat = rustix::fs::fstat(file).ok()?;
             text += &format!(" {}:{}", stat.st_dev, stat.st_ino);
@@ -257,17 +260,22 @@ fn assemble_in(
 }
 
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
-    let (devices, io, share, read_ahead): (&[_], _, _, _) = match layers.data {
+    let acl = layers.acl;
+    let options = match layers.data {
         // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
         // I/O would read the disk anew for every container.)
-        Data::Objects(_) => (&[], Io::Buffered, None, None),
+        Data::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
         // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
-        Data::Devices(devices) => {
-            let read_ahead = native_read_ahead(*devices.first().unwrap_or(&layers.image));
-            (devices, Io::Direct, layers.domain.map(Domain), read_ahead)
-        }
+        Data::Devices(devices) => ErofsOptions {
+            devices,
+            backing: layers.backing,
+            io: Io::Direct,
+            acl,
+            // Pages that are shared are no device's, and could not be read past.
+            share: layers.domain.filter(|_| layers.backing == Backing::File).map(Domain),
+            read_ahead: native_read_ahead(*devices.first().unwrap_or(&layers.image)),
+        },
     };
-    let options = ErofsOptions { devices, io, acl: layers.acl, share, read_ahead };
     let image = kernel::mount::erofs(layers.image, &options)
         .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
     Ok(Superblock { mount: image.mount, backing: image.backing, identity: layers.identity() })
@@ -457,6 +465,7 @@ mod tests {
             data: Data::Objects(&[objects.as_fd()]),
             acl: Acl::Ignore,
             domain: None,
+            backing: Backing::File,
         };
         let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let before = mounts();
@@ -536,6 +545,7 @@ mod tests {
                 data: Data::Devices(&[blob.as_fd()]),
                 acl: Acl::Keep,
                 domain: Some("test"),
+                backing: Backing::File,
             };
             assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()
         }

@@ -12,7 +12,7 @@ use std::process::Command;
 use image::erofs::{Profile, Versions};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
 use image::verity::{Algorithm, digest};
-use kernel::mount::Acl;
+use kernel::mount::{Acl, Backing};
 use kernel::process::{Exit, Signals};
 use quire_container::ProgramError;
 use quire_container::bundle::{Access, Network, Terminal, Wishes, configure};
@@ -87,6 +87,7 @@ impl Fixture {
             data: Data::Objects(&[self.objects.as_fd()]),
             acl: Acl::Ignore,
             domain: None,
+            backing: Backing::File,
         };
         assemble(&layers, None, checked, &Shape { writable, map: None, space: Space::AsIs })
     }

@@ -105,7 +105,10 @@ impl Files {
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(File::as_fd).collect();
         let io = if self.through == Through::Loop { Io::Buffered } else { self.io };
         let (devices, acl, read_ahead) = (&fds[1..], self.acl, self.read_ahead);
-        let mounted = erofs(fds[0], &ErofsOptions { devices, io, acl, share: None, read_ahead })?;
+        let mounted = erofs(
+            fds[0],
+            &ErofsOptions { devices, io, acl, share: None, read_ahead, ..Default::default() },
+        )?;
         if mounted.read_ahead != read_ahead {
             bail!("cannot say how far to read ahead: was another EROFS mounted at the same time?");
         }

@@ -11,6 +11,7 @@ mod confined;
 mod containers;
 mod deaths;
 mod disk;
+mod direct;
 mod escapes;
 mod export;
 mod faults;

@@ -20,6 +20,8 @@ pub struct ErofsOptions<'a> {
     /// and sizes are the caller's to check: the kernel reads a truncated one as zeros, and with
     /// none at all takes them for parts of the image.
     pub devices: &'a [BorrowedFd<'a>],
+    /// What the kernel is to read from: a file, where it can, or always loop devices.
+    pub backing: Backing,
     /// How file data is read.
     pub io: Io,
     /// Whether POSIX ACLs in the image are obeyed.
@@ -72,11 +74,12 @@ pub enum Acl {
 }
 
 /// What an EROFS superblock reads from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// The image file itself.
+    /// The image file itself. Its files cannot be read with `O_DIRECT`.
+    #[default]
     File,
-    /// A loop device over it, that goes when the mount goes.
+    /// A loop device over it, that goes when the mount goes, and one over each of its devices. Their files can be.
     Loop,
 }
 
@@ -99,13 +102,16 @@ pub struct Erofs {
 ///
 /// The kernel keeps the image and its devices open for as long as the mount lives, and reads them
 /// with the credentials of the caller. A loop device is the answer to `ENOTBLK`: kernels before
-/// 6.12, and files on tmpfs or overlayfs. `mountinfo` shows `/proc/self/fd/N` or `/dev/loopN` as
+/// 6.12, and files on tmpfs or overlayfs; or they are asked for. `mountinfo` shows `/proc/self/fd/N` or `/dev/loopN` as
 /// the source, since the kernel opens what it shows.
 ///
 /// # Errors
 /// The kernel's answer to the step that failed, with what EROFS said about it.
 pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, MountError> {
     let object = Image(image);
+    if options.backing == Backing::Loop {
+        return over_loop(&object, options);
+    }
     let devices: Vec<String> = options.devices.iter().map(|&fd| proc_path(fd)).collect();
     match superblock(&object, &proc_path(image), &devices, options) {
         Err(error) if error.errno() == Some(Errno::NOTBLK) => over_loop(&object, options),
