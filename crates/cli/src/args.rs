@@ -561,6 +561,12 @@ pub(crate) enum When {
 
 #[derive(Debug, Args)]
 pub(crate) struct Images {
+    /// All of them, as always
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Show the digests of manifests, too
+    #[arg(long)]
+    pub(crate) digests: bool,
     /// Print ids alone, each once
     #[arg(short = 'q')]
     pub(crate) ids: bool,
@@ -657,6 +663,10 @@ pub(crate) struct Gc {
     /// Also what interrupted pulls have fetched, which is kept for a week otherwise
     #[arg(long)]
     pub(crate) unfinished: bool,
+    /// Then wait until what ended containers leave has been removed, which goes on after `run`, `stop` and `rm` have returned:
+    /// until then the store's disk cannot be unmounted
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) wait: bool,
 }
 
 #[derive(Debug, Args)]

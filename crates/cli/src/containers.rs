@@ -408,6 +408,17 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
     Ok(Answer::Yes)
 }
 
+/// Waits until what ended containers leave has been removed, or written to the disk of those that are kept.
+pub(crate) fn settle(store: &Store) -> anyhow::Result<()> {
+    loop {
+        let is_over = |it: &Found| it.liveness == Liveness::Alive && !it.is_running();
+        if !all(store)?.iter().any(is_over) && !store.is_clearing()? {
+            return Ok(());
+        }
+        std::thread::sleep(detached::GLANCE);
+    }
+}
+
 /// Whether there is a container of this very name.
 pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
     Ok(store.container(name)?.is_some())

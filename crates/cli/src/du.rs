@@ -60,7 +60,8 @@ fn print(
             "objects": all.objects, "data": all.data, "imageFiles": all.image_files, "layers": all.layers,
             "manifests": all.manifests, "blobs": all.blobs, "containers": all.containers, "tmp": all.tmp,
             "written": written,
-            "unusedObjects": all.unused_objects, "unusedData": all.unused_data, "total": total,
+            "unusedObjects": all.unused_objects, "unusedData": all.unused_data,
+            "unfinished": all.unfinished, "total": total,
             "unreadable": all.unreadable,
         }))?;
         return Ok(());
@@ -78,15 +79,21 @@ fn print(
     let mut out = report::standard_output();
     report::table(&mut out, &["IMAGE", "OWN", "SHARED", "MOST WITH"], &rows, &[1, 2])?;
     if wanted.is_empty() {
-        writeln!(
-            out,
-            "\n{} in all: {} files, {} images, {} layers, {} manifests",
-            size(total),
-            size(all.objects),
-            size(all.image_files),
-            size(all.layers),
-            size(all.manifests),
-        )?;
+        let parts = [
+            (all.objects, "files"),
+            (all.data, "data blobs"),
+            (all.image_files, "images"),
+            (all.layers, "layers"),
+            (all.manifests, "manifests"),
+            (all.blobs, "layers as they came and records"),
+            (all.containers, "containers"),
+            (all.tmp, "imports under way or dead"),
+        ];
+        let parts = parts.iter().filter(|it| it.0 > 0);
+        let parts: Vec<_> = parts.map(|(bytes, what)| format!("{} {what}", size(*bytes))).collect();
+        let parts =
+            if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
+        writeln!(out, "\n{} in all{parts}", size(total))?;
         if all.unused_objects > 0 {
             writeln!(
                 out,
@@ -94,21 +101,19 @@ fn print(
                 size(all.unused_objects)
             )?;
         }
-        if all.data > 0 {
+        if all.unused_data > 0 {
+            writeln!(out, "of the data blobs, {} are in no image", size(all.unused_data))?;
+        }
+        if all.unfinished > 0 {
             writeln!(
                 out,
-                "of which {} data blobs, {} of them in no image",
-                size(all.data),
-                size(all.unused_data)
+                "of the layers as they came, {} are of interrupted or running pulls: the next pull goes on with them, \
+                 `quire gc --unfinished` frees them",
+                size(all.unfinished)
             )?;
         }
-        if all.containers + all.tmp > 0 {
-            let (containers, tmp) = (size(all.containers), size(all.tmp));
-            let written = size(written);
-            writeln!(
-                out,
-                "of which {containers} containers, {tmp} imports under way or dead; containers have written {written}"
-            )?;
+        if all.containers > 0 {
+            writeln!(out, "containers have written {}", size(written))?;
         }
     }
     out.flush()?;

@@ -14,15 +14,20 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     // At a time when nothing is kept any more. A pull that runs is an import like any other: it loses nothing it has found.
     let later = if args.unfinished { PIN_SECONDS + 1 } else { 0 };
     let when = Seconds(now().0.saturating_add(later));
+    let store =
+        context.open(if args.dry_run { OpenOptions::read() } else { OpenOptions::write() })?;
     let (plan, swept) = if args.dry_run {
-        (context.open(OpenOptions::read())?.plan_gc(when)?, None)
+        (store.plan_gc(when)?, None)
     } else {
-        let store = context.open(OpenOptions::write())?;
         let (cleared, _) = crate::dead::clear_dead(&store);
         let (plan, mut swept) = store.gc(when)?;
         swept.removed += cleared;
         (plan, Some(swept))
     };
+    if args.wait {
+        crate::containers::settle(&store)?;
+    }
+    let unfinished = store.unfinished()?;
     if context.json {
         report::json(&json!({
             "garbage": plan.garbage.iter()
@@ -38,6 +43,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
             "removed": swept.map(|it| it.removed),
             "freed": swept.map(|it| it.freed),
             "setAside": swept.map(|it| it.set_aside),
+            "unfinished": unfinished,
         }))?;
         return Ok(Answer::Yes);
     }
@@ -60,6 +66,14 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
                 )?;
             }
         }
+    }
+    if unfinished > 0 && !args.unfinished {
+        let bytes = report::size(unfinished);
+        writeln!(
+            out,
+            "{bytes} of interrupted or running pulls stay, so that the next pull goes on with them: `quire gc --unfinished` \
+             frees them"
+        )?;
     }
     out.flush()?;
     Ok(Answer::Yes)

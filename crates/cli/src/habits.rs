@@ -114,7 +114,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (&["exec"], &["--env-file"], "use `-e NAME=VALUE` for each variable"),
     (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
     (&["ps"], &["-l", "--latest", "-n", "--last", "--no-trunc"], "use --json, and jq"),
-    (&["images"], &["--digests", "--no-trunc"], "use --json, and jq"),
+    (&["images"], &["--no-trunc"], "use --json, and jq"),
     (&["show"], &["-f", "--format"], "use --json, and jq"),
     (
         &["logs"],

@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 
+use image::erofs::read::{Cached, FileType, Image};
 use image::tree::{Node, Tree};
+use image::verity::ObjectId;
 use serde_json::{Value, json};
 use store::{BadRef, Digest, OpenOptions, RefError, RefName, Reference, Store};
 
 use crate::Answer;
 use crate::args;
-use crate::context::Context;
+use crate::context::{Context, now};
 use crate::du::short;
 use crate::report;
 use crate::target::read;
@@ -18,36 +20,96 @@ pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Ans
     let store = context.open(OpenOptions::read())?;
     let (refs, bad) = store.readable_refs()?;
     let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
+    tell_bad(&bad);
     if args.ids || context.quiet {
-        tell_bad(&bad);
         let ids: BTreeSet<_> = refs.values().map(|it| short(&it.image)).collect();
         let printed = report::lines(ids.iter().map(String::as_str));
         return report::answer(answer, printed.map(drop));
     }
-    report::answer(answer, print_list(context, &refs, &bad))
+    let mut sizes = BTreeMap::new();
+    let rows = refs.iter().map(|(name, reference)| {
+        let bytes =
+            *sizes.entry(reference.image).or_insert_with(|| content_of(&store, &reference.image));
+        Row { name, reference, bytes, made: made(&store, reference) }
+    });
+    let rows: Vec<_> = rows.collect();
+    let printed = match context.json {
+        true => print_json(&rows, &bad),
+        false => print_list(args, &rows),
+    };
+    report::answer(answer, printed)
 }
 
-fn print_list(
-    context: &Context,
-    refs: &BTreeMap<RefName, Reference>,
-    bad: &[BadRef],
-) -> anyhow::Result<()> {
-    tell_bad(bad);
-    if context.json {
-        let all = refs.iter().map(|(name, it)| reference_json(name.as_str(), it));
-        let bad = bad
-            .iter()
-            .map(|it| json!({"name": it.name.to_string(), "damage": report::chain(&it.error)}));
-        return report::json(&all.chain(bad).collect::<Vec<Value>>());
-    }
-    let rows: Vec<_> = refs
+/// A name, and what is known of its image.
+struct Row<'a> {
+    name: &'a RefName,
+    reference: &'a Reference,
+    /// The lengths of all files; none if the image cannot be read.
+    bytes: Option<u64>,
+    /// When the image was made, if it says so.
+    made: Option<i64>,
+}
+
+fn print_json(rows: &[Row<'_>], bad: &[BadRef]) -> anyhow::Result<()> {
+    let all = rows.iter().map(|row| {
+        json!({
+            "name": row.name.as_str(),
+            "image": row.reference.image.to_string(),
+            "manifest": row.reference.manifest.map(|it| it.to_string()),
+            "form": row.reference.form,
+            "fileBytes": row.bytes,
+            "created": report::rfc3339(row.reference.created.0),
+            "imageCreated": row.made.map(report::rfc3339),
+        })
+    });
+    let bad = bad
         .iter()
-        .map(|(name, it)| vec![name.to_string(), short(&it.image), report::time(it.created.0)])
-        .collect();
+        .map(|it| json!({"name": it.name.to_string(), "damage": report::chain(&it.error)}));
+    report::json(&all.chain(bad).collect::<Vec<Value>>())
+}
+
+fn print_list(args: &args::Images, rows: &[Row<'_>]) -> anyhow::Result<()> {
+    let now = now().0;
+    let cells = |row: &Row<'_>| {
+        let made = row.made.unwrap_or(row.reference.created.0);
+        let mut cells = vec![row.name.to_string(), short(&row.reference.image)];
+        if args.digests {
+            let digest = row.reference.manifest.map(|it| it.to_string());
+            cells.push(digest.unwrap_or_else(|| "-".to_owned()));
+        }
+        cells.push(report::ago(now.saturating_sub(made)));
+        cells.push(row.bytes.map_or_else(|| "?".to_owned(), report::size));
+        cells
+    };
+    let cells: Vec<_> = rows.iter().map(cells).collect();
+    let titles: &[_] = match args.digests {
+        true => &["NAME", "IMAGE", "DIGEST", "CREATED", "SIZE"],
+        false => &["NAME", "IMAGE", "CREATED", "SIZE"],
+    };
     let mut out = report::standard_output();
-    report::table(&mut out, &["NAME", "IMAGE", "CREATED"], &rows, &[])?;
+    report::table(&mut out, titles, &cells, &[titles.len() - 1])?;
     out.flush()?;
     Ok(())
+}
+
+/// When an image was made, as its config says.
+fn made(store: &Store, reference: &Reference) -> Option<i64> {
+    let manifest = load(store, &reference.manifest?).ok()??;
+    let config = manifest["config"]["digest"].as_str()?.parse().ok()?;
+    report::seconds(load(store, &config).ok()??["created"].as_str()?)
+}
+
+/// The lengths of all regular files of an image, each inode once; none if it cannot be read, which is for `fsck` to tell.
+fn content_of(store: &Store, id: &ObjectId) -> Option<u64> {
+    let opened = store.open_image(id).ok()?;
+    let image = Image::open(Cached::new(&opened.image)).ok()?;
+    let (mut walk, mut bytes) = (image.walk(), 0_u64);
+    while let Some(step) = walk.next().ok()? {
+        if step.is_new && step.inode.file_type() == FileType::Regular {
+            bytes = bytes.saturating_add(step.inode.size());
+        }
+    }
+    Some(bytes)
 }
 
 /// Names that nobody can read are an answer too, however little is said otherwise.
@@ -61,16 +123,6 @@ fn tell_bad(bad: &[BadRef]) {
         };
         report::error_line(&format!("quire: {text}{hint}"));
     }
-}
-
-fn reference_json(name: &str, reference: &Reference) -> Value {
-    json!({
-        "name": name,
-        "image": reference.image.to_string(),
-        "manifest": reference.manifest.map(|it| it.to_string()),
-        "form": reference.form,
-        "created": report::rfc3339(reference.created.0),
-    })
 }
 
 pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answer> {

@@ -232,6 +232,13 @@ fn say(context: &Context, done: &Report) -> anyhow::Result<()> {
         done.objects.reused,
         report::size(done.objects.reused_bytes)
     )?;
+    if done.objects.objects == 0 && (reused > 0 || done.objects.reused > 0) {
+        // Lest somebody takes it for a repair.
+        writeln!(
+            out,
+            "what is here already was not read again: `quire verify` reads it, and finds damage"
+        )?;
+    }
     let times = done.times;
     let whole = times.data + times.image + times.commit;
     writeln!(

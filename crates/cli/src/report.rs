@@ -162,6 +162,35 @@ pub(crate) fn table(
     Ok(())
 }
 
+/// The seconds of a time as RFC 3339 has it; none if it is not one.
+pub(crate) fn seconds(text: &str) -> Option<i64> {
+    let format = &time::format_description::well_known::Rfc3339;
+    time::OffsetDateTime::parse(text, format).ok().map(time::OffsetDateTime::unix_timestamp)
+}
+
+/// How long ago something was, in seconds, for people: as Docker and podman round it. What is to come is `in the future`.
+pub(crate) fn ago(seconds: i64) -> String {
+    const MINUTE: i64 = 60;
+    const HOUR: i64 = 60 * MINUTE;
+    const DAY: i64 = 24 * HOUR;
+    const UNITS: [(i64, i64, &str); 6] = [
+        (2 * 365 * DAY, 365 * DAY, "years"),
+        (60 * DAY, 30 * DAY, "months"),
+        (14 * DAY, 7 * DAY, "weeks"),
+        (2 * DAY, DAY, "days"),
+        (2 * HOUR, HOUR, "hours"),
+        (2 * MINUTE, MINUTE, "minutes"),
+    ];
+    if seconds < 0 {
+        return "in the future".to_owned();
+    }
+    match UNITS.iter().find(|(from, ..)| seconds >= *from) {
+        Some((_, unit, name)) => format!("{} {name} ago", seconds / unit),
+        None if seconds == 1 => "1 second ago".to_owned(),
+        None => format!("{seconds} seconds ago"),
+    }
+}
+
 /// A UTC time as `YYYY-MM-DD HH:MM:SS`, or as `@SECONDS` when it is before year -9999 or after 9999.
 pub(crate) fn time(seconds: i64) -> String {
     let format = time::macros::format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
@@ -189,6 +218,38 @@ mod tests {
         ];
         for (seconds, expect) in cases {
             assert_eq!(rfc3339(seconds), expect);
+        }
+    }
+
+    /// Expected values are what `date -u -d TEXT +%s` says.
+    #[test]
+    fn times_are_read_and_rounded() {
+        let cases = [
+            ("2021-10-11T11:06:16Z", Some(1_633_950_376)),
+            ("2021-10-11T13:06:16.123456789+02:00", Some(1_633_950_376)),
+            ("0001-01-01T00:00:00Z", Some(-62_135_596_800)),
+            ("2021-10-11", None),
+            ("", None),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(seconds(text), expect, "{text}");
+        }
+        let cases = [
+            (-1, "in the future"),
+            (0, "0 seconds ago"),
+            (1, "1 second ago"),
+            (119, "119 seconds ago"),
+            (120, "2 minutes ago"),
+            (7_200, "2 hours ago"),
+            (172_799, "47 hours ago"),
+            (172_800, "2 days ago"),
+            (14 * 86_400, "2 weeks ago"),
+            (60 * 86_400, "2 months ago"),
+            (730 * 86_400, "2 years ago"),
+            (i64::MAX, "292471208677 years ago"),
+        ];
+        for (seconds, expect) in cases {
+            assert_eq!(ago(seconds), expect);
         }
     }
 

@@ -10,7 +10,7 @@ use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
 use crate::store::Store;
-use crate::work::{LOCK, Owner, Workspace, hide, is_alive, owner};
+use crate::work::{LOCK, Owner, Workspace, hide, is_alive, is_hidden, names, owner};
 
 /// A container's record, in its folder.
 pub(crate) const RECORD: &str = "container.json";
@@ -394,6 +394,21 @@ impl Store {
             }
         }
         Ok(seen)
+    }
+
+    /// Whether somebody is removing a container's folder, and what the container had, at this moment.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn is_clearing(&self) -> Result<bool, ContainerError> {
+        for name in names(&self.tmp)?.into_iter().filter(|name| is_hidden(name)) {
+            if let Some(directory) = self.tmp.open_if_there(&name)?
+                && is_alive(&directory)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Removes what dead commands left: work below `tmp/`, and the folders of dead containers that

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use image::verity::ObjectId;
 
+use crate::blobs::BlobFile;
 use crate::data;
 use crate::disk::{Directory, DiskError, on_disk};
 use crate::fsck::chain;
@@ -49,7 +50,7 @@ pub struct ImageUse {
 }
 
 /// What the store takes. Every byte is in exactly one of the fields but `unused_objects`, which is a
-/// part of `objects`, `unused_data`, which is one of `data`, and `images`, which tells whose `objects`, `data` and
+/// part of `objects`, `unfinished`, which is one of `blobs`, `unused_data`, which is one of `data`, and `images`, which tells whose `objects`, `data` and
 /// `image_files` are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUse {
@@ -63,8 +64,10 @@ pub struct DiskUse {
     pub layers: u64,
     /// Of manifests.
     pub manifests: u64,
-    /// Of layers as they came, whole or in part.
+    /// Of layers as they came, whole or in part, and of what is known of them and of images.
     pub blobs: u64,
+    /// Of `blobs`, parts that interrupted pulls, or running ones, have fetched.
+    pub unfinished: u64,
     /// Of containers' folders.
     pub containers: u64,
     /// Of running or dead imports.
@@ -164,12 +167,30 @@ impl Store {
             layers: sum(&self.layers)?,
             manifests: sum(&self.manifests)?,
             blobs: sum(&self.blobs)?,
+            unfinished: self.unfinished()?,
             containers: sum(&self.containers)?,
             tmp: sum(&self.tmp)?,
             unused_objects,
             images,
             unreadable,
         })
+    }
+}
+
+impl Store {
+    /// Bytes on disk of parts of blobs that interrupted pulls, or running ones, have fetched.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn unfinished(&self) -> Result<u64, DiskError> {
+        let mut bytes = 0;
+        for listed in self.blobs.list()? {
+            let file = listed.text().and_then(BlobFile::parse);
+            if matches!(file, Some(BlobFile::Partial(_) | BlobFile::Pin(_))) {
+                bytes += self.blobs.stat(&listed.name)?.map_or(0, |stat| on_disk(&stat));
+            }
+        }
+        Ok(bytes)
     }
 }
 

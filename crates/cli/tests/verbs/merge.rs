@@ -171,7 +171,7 @@ fn a_configuration_that_is_lost_is_told() {
 #[test]
 fn mistakes_are_told_and_change_nothing() {
     let place = place();
-    let before = place.out("images");
+    let before = place.out("images --json");
     let cases = [
         ("merge a b", "2 values required"),
         ("merge a", "required arguments were not provided"),
@@ -200,7 +200,7 @@ fn mistakes_are_told_and_change_nothing() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("is damaged"), "{}", ran.err);
     assert!(ran.err.contains("quire fsck"), "{}", ran.err);
-    assert_eq!(place.out("images"), before);
+    assert_eq!(place.out("images --json"), before);
 }
 
 /// Two images of many names: an interrupt comes before the end, or the image is whole.

@@ -69,13 +69,13 @@ impl Small {
 
     /// A pull fails, says that with these words, and leaves the store as it was.
     fn check(&self, pull: impl FnOnce(&Place) -> Ran, words: &[&str]) {
-        let (before, names) = (self.files(), self.place.out("images"));
+        let (before, names) = (self.files(), self.place.out("images --json"));
         let ran = pull(&self.place);
         assert_eq!(ran.code, Some(2), "{}", ran.err);
         for word in words {
             assert!(ran.err.contains(word), "{word}: {}", ran.err);
         }
-        assert_eq!(self.place.out("images"), names);
+        assert_eq!(self.place.out("images --json"), names);
         assert_eq!(self.place.out("cat old:1:/etc/short"), "short\n");
         let sound = self.place.run("fsck --deep");
         assert_eq!(sound.code, Some(0), "{}{}", sound.out, sound.err);

@@ -1,0 +1,157 @@
+//! What `images`, `du` and `gc` say of sizes, ages and what is left over.
+
+use serde_json::{Value, json};
+use store::{Digest, OpenOptions, RefName, Reference, Seconds, Store};
+
+use crate::runs::{place as runnable, wait_for};
+use crate::{Place, write};
+
+fn parsed(place: &Place, line: &str) -> Value {
+    serde_json::from_str(&place.out(line)).unwrap()
+}
+
+/// Gives the image `a` a manifest whose config says when it was made, under the name `old`.
+fn give_config(place: &Place) -> Digest {
+    let store = Store::open(&place.path("store"), OpenOptions::write()).unwrap();
+    let digest = |value: &Value| Digest::sha256(value.to_string().as_bytes());
+    let config = json!({"created": "2021-10-11T13:06:16.5+02:00"});
+    let manifest = json!({"config": {"digest": digest(&config).to_string()}, "layers": []});
+    let transaction = store.begin().unwrap();
+    for value in [&config, &manifest] {
+        transaction.manifest(&digest(value), value.to_string().as_bytes()).unwrap();
+    }
+    let name: RefName = "a".parse().unwrap();
+    let image = store.reference(&name).unwrap().unwrap();
+    let (manifest, created) = (digest(&manifest), Seconds(7));
+    let reference = Reference { manifest: Some(manifest), created, ..image };
+    transaction.set_ref("old".parse().unwrap(), reference);
+    transaction.commit().unwrap();
+    manifest
+}
+
+#[test]
+fn images_have_sizes_and_ages_of_their_own() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    std::fs::hard_link(tree.join("etc/long"), tree.join("etc/again")).unwrap();
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    let manifest = give_config(&place);
+    let listed = parsed(&place, "images --json");
+    let listed = listed.as_array().unwrap();
+    assert_eq!(listed.len(), 2);
+    for row in listed {
+        let shown = parsed(&place, &format!("show --json {}", row["name"].as_str().unwrap()));
+        assert_eq!(row["fileBytes"], 106);
+        assert_eq!(row["fileBytes"], shown["fileBytes"]);
+    }
+    assert_eq!(listed[0]["imageCreated"], Value::Null);
+    assert_eq!(listed[1]["imageCreated"], "2021-10-11T11:06:16Z");
+    assert_eq!(listed[1]["created"], "1970-01-01T00:00:07Z");
+    let text = place.out("images --all");
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].starts_with("NAME") && lines[0].ends_with("SIZE"), "{text}");
+    assert!(lines[1].contains("a:latest") && lines[1].ends_with("106 B"), "{text}");
+    assert!(lines[2].contains("old:latest") && lines[2].contains(" years ago "), "{text}");
+    let text = place.out("images -a --digests");
+    assert!(text.contains("DIGEST") && text.contains(&manifest.to_string()), "{text}");
+    assert_eq!(place.out("images -aq").lines().count(), 1);
+    // One whose image cannot be read is listed all the same.
+    let image = listed[0]["image"].as_str().unwrap();
+    std::fs::remove_file(place.path("store/images").join(image)).unwrap();
+    assert!(place.out("images").contains('?'));
+}
+
+#[test]
+fn what_interrupted_pulls_left_is_counted_and_named() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    let sum = |unfinished: bool| {
+        let used = parsed(&place, "du --json");
+        let parts = ["objects", "data", "imageFiles", "layers", "manifests", "blobs", "containers"];
+        let parts = parts.iter().map(|it| used[it].as_u64().unwrap()).sum::<u64>();
+        assert_eq!(parts + used["tmp"].as_u64().unwrap(), used["total"].as_u64().unwrap());
+        assert_eq!(used["unfinished"].as_u64().unwrap() >= 3 << 20, unfinished, "{used}");
+        let text = place.out("du");
+        let line = text.lines().find(|it| it.contains(" in all")).unwrap();
+        assert_eq!(line.contains("layers as they came"), used["blobs"] != 0, "{text}");
+    };
+    sum(false);
+    assert!(!place.out("gc").contains("--unfinished"));
+    {
+        let store = Store::open(&place.path("store"), OpenOptions::write()).unwrap();
+        let layer = Digest::sha256(b"layer");
+        let manifest = json!({"layers": [{"digest": layer.to_string()}]}).to_string();
+        let digest = Digest::sha256(manifest.as_bytes());
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        store.pin(&digest, Seconds(i64::try_from(now).unwrap())).unwrap();
+        let transaction = store.begin().unwrap();
+        transaction.manifest(&digest, manifest.as_bytes()).unwrap();
+        transaction.commit().unwrap();
+        store.partial_blob(&layer).unwrap().unwrap().append(&[b'x'; 3 << 20]).unwrap();
+    }
+    sum(true);
+    assert!(place.out("du").contains("`quire gc --unfinished`"));
+    let text = place.out("gc");
+    assert!(text.contains("`quire gc --unfinished` frees them"), "{text}");
+    sum(true);
+    let text = place.out("gc --unfinished");
+    assert!(!text.contains("stay"), "{text}");
+    sum(false);
+}
+
+#[test]
+fn an_import_says_what_it_did_not_read() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let line = format!("import dir:{} a", tree.display());
+    let said = "was not read again: `quire verify`";
+    assert!(!place.out(&line).contains(said));
+    assert!(place.out(&line).contains(said));
+    write(&tree.join("etc/more"), &[b'y'; 1000], 0o644);
+    assert!(!place.out(&line).contains(said));
+}
+
+/// The store is on a disk of its own, which can be unmounted when all has gone.
+#[test]
+fn gc_waits_for_what_ended_containers_leave() {
+    let Some(from) = runnable() else { return };
+    if !testing::programs(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let place = Place::new();
+    let disk = place.path("disk");
+    std::fs::File::create(&disk).unwrap().set_len(512 << 20).unwrap();
+    let mkfs = testing::command("mkfs.ext4").unwrap().arg("-q").arg(&disk).status().unwrap();
+    assert!(mkfs.success());
+    let point = place.path("store");
+    std::fs::create_dir(&point).unwrap();
+    let _guard = crate::mounts::Unmount(point.clone());
+    let tree = from.path("tree");
+    for round in 0..6 {
+        let mount = testing::command("mount")
+            .unwrap()
+            .arg("-o")
+            .arg("loop")
+            .arg(&disk)
+            .arg(&point)
+            .status();
+        assert!(mount.unwrap().success());
+        if round == 0 {
+            std::fs::remove_dir(point.join("lost+found")).unwrap();
+            place.out(&format!("import --quiet dir:{} a", tree.display()));
+        }
+        place.out("run --quiet -u 0 a -- sh -c echo>/new");
+        let ran = place.run_each(&[
+            "run", "--quiet", "-d", "--name", "kept", "-u", "0", "a", "--", "sleep", "60",
+        ]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        place.out("rm --force kept");
+        place.out("gc --wait");
+        let umount = testing::command("umount").unwrap().arg(&point).output().unwrap();
+        assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
+    }
+    wait_for("no loop device", || {
+        crate::writable::loop_devices(place.folder.path().to_str().unwrap()).is_empty()
+    });
+}
