@@ -222,6 +222,42 @@ fn gvisor_boots_debian() {
     place.out("umount point");
 }
 
+#[test]
+fn rights_are_those_that_were_asked_for() {
+    let Some(place) = place() else { return };
+    if runsc().is_none() {
+        return;
+    }
+    let status = |options: &str, field: &str| {
+        let line = format!("run --quiet --runtime runsc {options} a -- cat /proc/self/status");
+        let said = place.out(&line);
+        let value = said.lines().find_map(|it| it.strip_prefix(field)).unwrap();
+        u64::from_str_radix(value.trim(), 16).unwrap()
+    };
+    // Source: `linux/capability.h`.
+    const CHOWN: u64 = 1;
+    const SYS_ADMIN: u64 = 1 << 21;
+    assert_eq!(status("-u 0", "CapEff:") & (CHOWN | SYS_ADMIN), CHOWN);
+    assert_eq!(status("-u 0 --cap-drop CHOWN", "CapEff:") & CHOWN, 0);
+    assert_eq!(status("-u 0 --cap-drop ALL", "CapBnd:"), 0);
+    assert_eq!(status("-u 0 --cap-drop ALL --cap-add SYS_ADMIN", "CapEff:"), SYS_ADMIN);
+    assert_eq!(status("-u 5:6", "CapEff:"), 0);
+    assert_eq!(status("-u 0", "NoNewPrivs:"), 0);
+    assert_eq!(status("-u 0 --security-opt no-new-privileges", "NoNewPrivs:"), 1);
+    let limit = "run --quiet --runtime runsc --ulimit nofile=77:88 a -- sh -c";
+    let limit: Vec<_> = limit.split(' ').chain(["ulimit -Sn; ulimit -Hn"]).collect();
+    assert_eq!(place.run_each(&limit).out, "77\n88\n");
+    // What its kernel has, and what it would only show.
+    let device = "run --quiet --runtime runsc --device /dev/null:/dev/mine a -- cat /dev/mine";
+    assert_eq!(place.out(device), "");
+    let ran = place.run("run --quiet --runtime runsc --device /dev/loop-control a -- true");
+    if std::path::Path::new("/dev/loop-control").exists() {
+        assert!(ran.code == Some(125) && ran.err.contains("no device"), "{}", ran.err);
+    }
+    let ran = place.run("run --quiet --runtime runsc --cap-add NONE_SUCH a -- true");
+    assert!(ran.code == Some(125) && ran.err.contains("NONE_SUCH"), "{}", ran.err);
+}
+
 /// gVisor has positions of its own in files, which begin at 0.
 #[test]
 fn files_as_streams_are_written_where_they_should_be() {

@@ -89,6 +89,19 @@ impl Device {
         })
     }
 
+    /// Whether gVisor's kernel has it: memory devices, `/dev/tty`, FUSE and TUN. Of others it shows the node, which nobody can
+    /// open. Source: gVisor `pkg/sentry/devices`.
+    pub(super) fn is_in_gvisor(&self) -> bool {
+        matches!(
+            (self.kind, self.numbers),
+            ("c", (1, 3 | 5 | 7 | 8 | 9) | (5, 0) | (10, 200 | 229))
+        )
+    }
+
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
     pub(super) fn entry(&self) -> Value {
         let (major, minor) = self.numbers;
         let (uid, gid) = self.owner;

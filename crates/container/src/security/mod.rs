@@ -44,11 +44,16 @@ pub struct Security {
 }
 
 impl Security {
-    /// Fits it to a runtime: gVisor's kernel is the filter there, and takes no other.
+    /// Fits it to a runtime: gVisor's kernel is the filter there, takes no other, and has few devices.
     ///
     /// # Errors
-    /// [`FilterError::Runtime`] when a filter was asked for that cannot be had.
+    /// [`FilterError`] when a filter or a device was asked for that cannot be had.
     pub fn fit(&mut self, kind: Kind) -> Result<(), FilterError> {
+        // Nobody has asked for each of all that there are.
+        let is_asked = kind == Kind::Runsc && self.interfaces == Interfaces::Masked;
+        if let Some(device) = self.devices.iter().find(|it| is_asked && !it.is_in_gvisor()) {
+            return Err(FilterError::Device(device.path().to_owned()));
+        }
         match (&self.filter, kind) {
             (Filter::Profile(_), Kind::Runsc) => Err(FilterError::Runtime),
             (Filter::Usual, Kind::Runsc) => {

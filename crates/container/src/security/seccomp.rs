@@ -35,6 +35,9 @@ pub enum FilterError {
     /// gVisor has none.
     #[error("runsc takes no seccomp profile: gVisor's kernel answers the calls itself")]
     Runtime,
+    /// gVisor has no such device.
+    #[error("runsc has no device \"{0}\": gVisor's kernel would show it, and nobody could open it")]
+    Device(String),
 }
 
 /// A profile that has been looked at.
