@@ -64,6 +64,33 @@ fn last_event(text: &str) -> Value {
     events.last().unwrap().clone()
 }
 
+/// What the store notes is what the policy is asked with, and stays with the image whatever it is called.
+#[test]
+fn a_pulled_image_knows_where_it_came_from() {
+    let from = place(1);
+    let Some(daemon) = start(&from) else { return };
+    let target = format!("{}/team/app:1", daemon.host);
+    from.out(&format!("push --quiet a:1 {target}"));
+    let origins = |place: &Place, name: &str| {
+        let store = store::Store::open(&place.path("store"), store::OpenOptions::read()).unwrap();
+        let found = store.resolve(name).unwrap();
+        let origins = store.origins(&found.image).unwrap();
+        origins.into_iter().map(|it| it.repository).collect::<Vec<_>>()
+    };
+    let pulled = Some(format!("{}/team/app", daemon.host));
+    assert_eq!(origins(&from, "a:1"), [None]);
+    let to = Place::new();
+    to.out(&format!("pull --quiet {target} b:1"));
+    assert_eq!(origins(&to, "b:1"), std::slice::from_ref(&pulled));
+    to.out("tag b:1 c:1");
+    to.out("rmi b:1");
+    assert_eq!(origins(&to, "c:1"), std::slice::from_ref(&pulled));
+    // Both are true then.
+    from.out(&format!("pull --quiet {target} b:1"));
+    let found = origins(&from, "b:1");
+    assert!(found.contains(&pulled), "{found:?}");
+}
+
 #[test]
 fn an_image_goes_to_a_registry_and_comes_back() {
     let from = place(10);
