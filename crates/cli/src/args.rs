@@ -12,6 +12,7 @@ mod containers;
 mod derive;
 mod memory;
 mod mount;
+mod names;
 mod security;
 
 pub(crate) use containers::{
@@ -21,6 +22,7 @@ pub(crate) use containers::{
 pub(crate) use derive::{Filter, Merge};
 pub(crate) use memory::{Du, WARM, Warm};
 pub(crate) use mount::{Mount, MountWord, Umount};
+pub(crate) use names::{AddedHost, Address, Names, Server};
 pub(crate) use security::{Security, SecurityOpt};
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.

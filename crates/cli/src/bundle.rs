@@ -6,10 +6,11 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
-use container::bundle::{Terminal, configure, host_files};
+use anyhow::{Context as _, anyhow, bail};
+use container::bundle::{Access, Terminal, configure};
 use container::filestore::Backing;
 use container::monitor::ROOT;
+use container::names::{NameFile, NameMount};
 use container::root::Shape;
 use container::stage::Stage;
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
@@ -40,7 +41,11 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let trust = crate::owner::trust(&store, &opened, &wanted.trust, wish(wanted))?;
     let place = Place::of_container(context, &store, wanted, Backing::Whole)?;
     let space = crate::mount::space(wanted.df, place.access())?;
-    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
+    let terminal = if args.tty { Terminal::New } else { Terminal::None };
+    let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
+    let names = crate::hosts::name_files(&wanted.names, &wishes)?;
+    let places: Vec<_> = names.iter().map(|it| it.place).collect();
+    let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &places };
     let root = crate::mount::root(context, &opened, &found, &trust, &shape, std::iter::empty())?;
     if map.is_some() {
         // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users
@@ -51,20 +56,18 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     crate::mount::warm(context, &opened, &root, wanted.warm);
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::user::find(root.mount.as_fd(), user)?;
-    let terminal = if args.tty { Terminal::New } else { Terminal::None };
     if let Some(map) = &map {
         map.check(&user)?;
     }
-    let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
     let mut stage = Stage::new(&args.directory, None);
     wishes.volumes = volumes(wanted, &Files::default(), map.as_ref(), &mut stage)?;
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     wishes.map = map;
-    wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
+    wishes.names = name_mounts(&args.directory, &names)?;
     let (_, config) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
     let directory = &args.directory;
     let folder = make_folder(context, directory, owners)?;
-    publish(&folder, directory, &config, &root.mount)?;
+    publish(&folder, directory, &config, &names, &root.mount)?;
     if owners == Owners::Mapped
         && let Some(closed) = closed_above(directory)
     {
@@ -80,6 +83,18 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         "`crun run --bundle {directory} NAME` runs it; `quire umount {rootfs}` ends it"
     ));
     Ok(Answer::Yes)
+}
+
+/// Where a runtime finds the files. They are on the host's disk, which the container could fill through them.
+fn name_mounts(directory: &Path, files: &[NameFile]) -> anyhow::Result<Vec<NameMount>> {
+    let directory = std::path::absolute(directory)?;
+    let mount = |file: &NameFile| {
+        let source = directory.join(file.name()).into_os_string().into_string();
+        let source =
+            source.map_err(|path| anyhow!("path {path:?} is not UTF-8, which runtimes need"))?;
+        Ok(NameMount { place: file.place, source, access: Access::ReadOnly })
+    };
+    files.iter().map(mount).collect()
 }
 
 /// Whose the files of the root are on the host.
@@ -128,28 +143,40 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
 }
 
 /// Writes the configuration and attaches the root, both in the directory that is open: its path may lead elsewhere by now.
-fn publish(folder: &File, directory: &Path, config: &Value, root: &Detached) -> anyhow::Result<()> {
+fn publish(
+    folder: &File,
+    directory: &Path,
+    config: &Value,
+    names: &[NameFile],
+    root: &Detached,
+) -> anyhow::Result<()> {
     const CONFIG: &str = "config.json";
+    let text = serde_json::to_string_pretty(config)? + "\n";
+    let mut files: Vec<_> = names.iter().map(|it| (it.name(), it.text.as_str())).collect();
+    files.push((CONFIG, &text));
     let make = || -> anyhow::Result<()> {
         let failed = || format!("cannot make \"{}\"", directory.join(ROOT).display());
         rustix::fs::mkdirat(folder, ROOT, Mode::from_raw_mode(0o755)).with_context(failed)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let rootfs = rustix::fs::openat(folder, ROOT, flags, Mode::empty()).with_context(failed)?;
-        let failed = || format!("cannot write \"{}\"", directory.join(CONFIG).display());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(folder, CONFIG, flags, Mode::from_raw_mode(0o644));
-        let text = serde_json::to_string_pretty(config)?;
-        let mut file = File::from(file.with_context(failed)?);
-        file.write_all(text.as_bytes())
-            .and_then(|()| file.write_all(b"\n"))
-            .with_context(failed)?;
+        for (name, text) in &files {
+            let failed = || format!("cannot write \"{}\"", directory.join(name).display());
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(0o644);
+            let file = rustix::fs::openat(folder, *name, flags, mode).with_context(failed)?;
+            // Whatever the umask: not only root looks up names.
+            rustix::fs::fchmod(&file, mode).with_context(failed)?;
+            File::from(file).write_all(text.as_bytes()).with_context(failed)?;
+        }
         // Last: from here on there is something to unmount.
         Ok(root.attach(rootfs.as_fd())?)
     };
     let made = make();
     if made.is_err() {
-        // As it was: both are ours.
-        let _removed = rustix::fs::unlinkat(folder, CONFIG, AtFlags::empty());
+        // As it was: all are ours.
+        for (name, _) in &files {
+            let _removed = rustix::fs::unlinkat(folder, *name, AtFlags::empty());
+        }
         let _removed = rustix::fs::unlinkat(folder, ROOT, AtFlags::REMOVEDIR);
     }
     made

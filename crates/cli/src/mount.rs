@@ -40,7 +40,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let place = Place::make(&store, &args.writable, FileBacking::Whole)?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
-    let shape = Shape { writable: place.writable(), map: map.as_ref(), space };
+    let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &[] };
     let root = root(context, &opened, &found, &trust, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(context, &opened, &root, args.warm);

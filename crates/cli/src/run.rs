@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use container::bundle::{Process, Terminal, configure, host_files};
+use container::bundle::{Process, Terminal, configure};
 use container::detached::Last;
 use container::headroom::Headroom;
 use container::monitor::{RunError, Start};
@@ -138,7 +138,10 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let claim = args.wanted.ids.claim(&store, &|| is_asked_to_end(&signals))?;
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(&store, &living, found.image);
-    let shape = Shape { writable: place.writable(), map, space };
+    let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
+    let name_files = crate::hosts::name_files(&args.wanted.names, &wishes)?;
+    let places: Vec<_> = name_files.iter().map(|it| it.place).collect();
+    let shape = Shape { writable: place.writable(), map, space, places: &places };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     crate::mount::warm(context, &opened, &root, args.wanted.warm);
     if runtime.kind == Kind::Runsc && crate::mount::may_have_acl(&opened)? {
@@ -149,12 +152,11 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     map.map_or(Ok(()), |map| map.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
     let mut stage = Stage::new(&store.path().join("containers").join(&id), map);
-    let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
     wishes.volumes = volumes(&args.wanted, &files, map, &mut stage)?;
     wishes.security.fit(runtime.kind)?;
     wishes.map = map.cloned();
     wishes.cgroup = Some(container::teardown::cgroup(&id, &new_id()?));
-    wishes.host_files = host_files(root.mount.as_fd(), wishes.access);
+    wishes.names = stage.set_names(name_files);
     let (process, mut config) =
         configure(root.mount.as_fd(), &stage.root(), &image, &wishes, &user)?;
     if terminal == Terminal::New {

@@ -47,7 +47,7 @@ pub(crate) fn wishes(
         let text = argument.to_str().map(ToOwned::to_owned);
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
     });
-    let hostname = wanted.hostname.clone().unwrap_or_else(|| id.to_owned());
+    let hostname = wanted.names.hostname.clone().unwrap_or_else(|| id.to_owned());
     // Source: Linux `__NEW_UTS_LEN`.
     if hostname.is_empty() || hostname.len() > 64 {
         bail!("\"{hostname}\" is no host name: it has 1 to 64 bytes");
@@ -66,7 +66,7 @@ pub(crate) fn wishes(
             NetworkKind::None => Network::None,
             NetworkKind::Host => Network::Host,
         },
-        host_files: Vec::new(),
+        names: Vec::new(),
         access,
         volumes: Vec::new(),
         map: None,

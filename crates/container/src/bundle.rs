@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 use crate::config::ImageConfig;
 use crate::mounts::Volume;
+use crate::names::NameMount;
 use crate::security::{Interfaces, Security};
 use crate::user::User;
 use crate::userns::IdMap;
-use crate::view::{Executable, View, WorkingDirError};
+use crate::view::{FilePlace, View, WorkingDirError};
 
 /// What a root without a `PATH` is searched by; Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -49,12 +50,14 @@ pub enum Terminal {
 }
 
 /// What a container sees of the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Network {
     /// A loopback interface of its own.
     None,
     /// All that the host has.
     Host,
+    /// What a namespace has that somebody else made, by its absolute path.
+    Joined(String),
 }
 
 /// Whether the root can be written to.
@@ -83,8 +86,8 @@ pub struct Wishes {
     pub terminal: Terminal,
     /// Network.
     pub network: Network,
-    /// Files of the host that say how to use its network, and that the container is to see: [`host_files`].
-    pub host_files: Vec<&'static str>,
+    /// Files that say who it is and whom it finds, from [`crate::names::files`].
+    pub names: Vec<NameMount>,
     /// Root file system.
     pub access: Access,
     /// What it sees besides, from [`crate::mounts::arrange`].
@@ -188,20 +191,6 @@ fn is_named(variable: &str, name: &str) -> bool {
     variable.split_once('=').is_some_and(|(it, _)| it == name)
 }
 
-/// The files of the host that a container on its network is to see: those that the host has, and that the root has a
-/// place for.
-#[must_use]
-pub fn host_files(root: BorrowedFd<'_>, access: Access) -> Vec<&'static str> {
-    let mut files = vec!["/etc/resolv.conf", "/etc/hosts"];
-    let view = View::of_root(root, access);
-    files.retain(|file| {
-        let has_place =
-            access == Access::Writable || view.executable(file.as_bytes()) != Executable::Absent;
-        has_place && std::path::Path::new(file).exists()
-    });
-    files
-}
-
 /// What is executed, and the runtime configuration, for a container whose root is `root`, and at `place` for the runtime.
 /// The working directory is looked up in there, so that no link of it is left to the runtime.
 ///
@@ -216,9 +205,29 @@ pub fn configure(
 ) -> Result<(Process, Value), BundleError> {
     let mut process = Process::new(image, wishes, user)?;
     let mut config = runtime_config(&process, user, wishes, image, place);
-    process.working_dir = View::of_bundle(root, &config).working_dir(&process.working_dir)?;
+    let view = View::of_bundle(root, &config);
+    process.working_dir = view.working_dir(&process.working_dir)?;
+    let names: Vec<_> =
+        wishes.names.iter().filter_map(|it| name_mount(&view, wishes, it)).collect();
     config["process"]["cwd"] = process.working_dir.as_str().into();
+    if let Some(mounts) = config["mounts"].as_array_mut() {
+        mounts.extend(names);
+    }
     Ok((process, config))
+}
+
+/// A file with names, where links of the image lead, but never out of the root; none if what was asked for or something
+/// that is no file is there.
+fn name_mount(view: &View<'_>, wishes: &Wishes, file: &NameMount) -> Option<Value> {
+    let FilePlace::At(place) = view.file_place(file.place.as_bytes()) else {
+        tracing::debug!(file.place, "stays as the container has it: nothing can be mounted there");
+        return None;
+    };
+    // As podman has it: they are part of the root.
+    let is_read_only = [wishes.access, file.access].contains(&Access::ReadOnly);
+    let access = if is_read_only { "ro" } else { "rw" };
+    Some(json!({"destination": place, "type": "bind", "source": file.source,
+                "options": ["bind", "rprivate", "nosuid", "noexec", "nodev", access]}))
 }
 
 /// The runtime configuration, for a root file system at `root` (relative to the bundle, or absolute). Source: OCI
@@ -278,7 +287,7 @@ fn runtime_config(
     config
 }
 
-/// What every container has mounted, what this one has of its host's network, and what was asked for.
+/// What every container has mounted, and what was asked for.
 fn mounts(wishes: &Wishes) -> Vec<Value> {
     // The group of terminals, for programs that look for it there: where it is nobody, the kernel refuses to say it.
     let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some());
@@ -296,7 +305,7 @@ fn mounts(wishes: &Wishes) -> Vec<Value> {
         json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue",
                "options": ["nosuid", "noexec", "nodev"]}),
     ];
-    mounts.push(match (&wishes.map, wishes.network) {
+    mounts.push(match (&wishes.map, &wishes.network) {
         // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
         (Some(_), Network::Host) => json!({"destination": "/sys", "type": "bind", "source": "/sys",
             "options": ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"]}),
@@ -308,12 +317,6 @@ fn mounts(wishes: &Wishes) -> Vec<Value> {
         _ => json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
             "options": ["nosuid", "noexec", "nodev", "ro"]}),
     });
-    if wishes.network == Network::Host {
-        for file in &wishes.host_files {
-            mounts.push(json!({"destination": file, "type": "bind", "source": file,
-                "options": ["bind", "ro", "nosuid", "noexec", "nodev"]}));
-        }
-    }
     // What somebody asked for takes the place of what is there by itself.
     let is_asked_for = |mount: &Value| {
         wishes.volumes.iter().any(|it| mount["destination"] == it.destination.as_str())
@@ -336,7 +339,7 @@ mod tests {
             hostname: "h".to_owned(),
             terminal: Terminal::None,
             network: Network::None,
-            host_files: Vec::new(),
+            names: Vec::new(),
             access: Access::Writable,
             volumes: Vec::new(),
             map: None,

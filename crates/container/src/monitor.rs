@@ -23,6 +23,7 @@ use crate::runtime::{Kind, Runtime};
 use crate::spared::Terms;
 use crate::stage::Stage;
 use crate::streams::Streams;
+use crate::upper::UpperError;
 use crate::view::{View, WorkingDirError};
 
 /// Everything that one container needs.
@@ -90,6 +91,15 @@ pub enum RunError {
         /// The kernel's answer.
         #[source]
         source: MountError,
+    },
+    /// Files that say who it is cannot be had.
+    #[error("cannot make /etc/hosts and the like for container {id}")]
+    Names {
+        /// The container.
+        id: String,
+        /// Why.
+        #[source]
+        source: UpperError,
     },
     /// A file in the container's folder cannot be written.
     #[error("cannot write {}", path.display())]

@@ -104,6 +104,9 @@ pub struct Shape<'a> {
     pub map: Option<&'a IdMap>,
     /// Only where nothing can be written.
     pub space: Space,
+    /// Files that have to be there, for others to be mounted on them: where the image lacks them, empty ones are below it. So
+    /// no runtime makes them in the writable layer. The price is that directories on their ways are merged ones.
+    pub places: &'a [&'a str],
 }
 
 /// A root file system that is attached nowhere yet.
@@ -225,34 +228,38 @@ fn assemble_in(
         check_owner(layers, &image, map)?;
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
+    let missing = crate::upper::missing(lower.as_fd(), shape.places);
+    let bottom = match missing.is_empty() {
+        true => None,
+        false => Some(crate::upper::files(&missing, shape.map).map_err(upper_failed)?),
+    };
     let upper = crate::upper::prepare(writable, lower.as_fd(), shape.map).map_err(upper_failed)?;
     let Some(upper) = upper else {
         let top = match shape.space {
             Space::AsIs => None,
             Space::Free => Some(crate::upper::empty(lower.as_fd()).map_err(upper_failed)?),
         };
-        if let (Data::Devices(_), None) = (layers.data, &top) {
+        if let (Data::Devices(_), None, None) = (layers.data, &top, &bottom) {
             let mount = match mapped {
                 Some(mapped) => mapped,
                 None => again(layers, &image, workshop)?,
             };
             return Ok(Root { mount, image, doomed: Doomed::default() });
         }
-        let lower: Vec<_> = top.iter().chain([lower]).map(Detached::as_fd).collect();
+        let lower: Vec<_> = top.iter().chain([lower]).chain(&bottom).map(Detached::as_fd).collect();
         let mount = stack(layers, checked, &lower, layers.objects(), None).map_err(failed)?;
         return Ok(Root { mount, image, doomed: Doomed::default() });
     };
+    let lower: Vec<_> = [lower].into_iter().chain(&bottom).map(Detached::as_fd).collect();
     let here = match workshop {
-        Workshop::AsNeeded => {
-            Some(stack(layers, checked, &[lower.as_fd()], layers.objects(), Some(&upper)))
-        }
+        Workshop::AsNeeded => Some(stack(layers, checked, &lower, layers.objects(), Some(&upper))),
         #[cfg(test)]
         Workshop::Apart => None,
     };
     let mount = match here {
         // It says so before it has touched any layer.
         Some(Err(MountError::Unsupported { .. })) | None => {
-            stack_apart(layers, checked, lower, &upper)?
+            stack_apart(layers, checked, &lower, &upper)?
         }
         Some(result) => result.map_err(failed)?,
     };
@@ -361,7 +368,7 @@ fn stack(
 fn stack_apart(
     layers: &Layers<'_>,
     checked: Checked,
-    image: &Detached,
+    lower: &[BorrowedFd<'_>],
     upper: &Layer,
 ) -> Result<Detached, RootError> {
     let name = || layers.name.to_owned();
@@ -388,7 +395,7 @@ fn stack_apart(
         }
         let objects: Vec<_> = again.iter().map(|fd| fd.as_fd()).collect();
         let upper = upper_again.as_ref().unwrap_or(upper);
-        stack(layers, checked, &[image.as_fd()], &objects, Some(upper)).map_err(failed)
+        stack(layers, checked, lower, &objects, Some(upper)).map_err(failed)
     };
     match std::thread::scope(|scope| scope.spawn(work).join()) {
         Ok(result) => result,
@@ -474,6 +481,7 @@ mod tests {
             writable: Writable::Memory { bytes: None },
             map: Some(&map),
             space: Space::AsIs,
+            places: &[],
         };
         let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
@@ -569,7 +577,7 @@ mod tests {
         ];
         for (writable, map, space, kind) in cases {
             for workshop in [Workshop::AsNeeded, Workshop::Apart] {
-                let root = native.root(&Shape { writable, map, space }, workshop);
+                let root = native.root(&Shape { writable, map, space, places: &[] }, workshop);
                 let point = tempfile::tempdir().unwrap();
                 root.mount.attach_at(point.path()).unwrap();
                 drop(root);

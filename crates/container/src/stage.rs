@@ -1,15 +1,20 @@
 //! Where a container's mounts are attached, in the mount namespace of whoever watches over it, for the runtime to find.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{Detached, Durability, TmpfsOptions};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
 
+use crate::bundle::Access;
 use crate::headroom::{Headroom, HeadroomError};
 use crate::monitor::{ROOT, RunError};
+use crate::names::{NameFile, NameMount};
 use crate::upper::{Doomed, UpperError};
 use crate::userns::IdMap;
 
@@ -24,6 +29,9 @@ pub struct Stage {
     folder: PathBuf,
     open: bool,
     filestores: Vec<Filestore>,
+    names: Vec<NameFile>,
+    /// The container's root, as the host numbers it.
+    root: (u32, u32),
 }
 
 /// A file system in a file of the host, for a container to have besides its root; attached nowhere.
@@ -35,6 +43,12 @@ pub struct Filestore {
 
 /// What the places of filestores begin with.
 const MOUNT: &str = "mount-";
+
+/// Where the files are that say who the container is.
+const NAMES: &str = "mount-names";
+
+/// What may be added to those files.
+const ROOM: u64 = 1 << 20;
 
 /// Whether a directory of a container's folder is one where something may be mounted.
 pub(crate) fn is_place(path: &Path) -> bool {
@@ -65,7 +79,9 @@ impl Stage {
     /// For a container whose folder this is, and whose users are mapped so.
     #[must_use]
     pub fn new(folder: &Path, map: Option<&IdMap>) -> Self {
-        Self { folder: folder.to_owned(), open: map.is_some(), filestores: Vec::new() }
+        let root = map.and_then(|map| map.root().ok()).unwrap_or((0, 0));
+        let (folder, open) = (folder.to_owned(), map.is_some());
+        Self { folder, open, filestores: Vec::new(), names: Vec::new(), root }
     }
 
     /// What the bundle calls the root.
@@ -82,6 +98,38 @@ impl Stage {
         let place = self.place(self.filestores.len());
         self.filestores.push(filestore);
         place.join(DATA)
+    }
+
+    /// Keeps files that the container is to have; answers where they will be. They are in memory, which has an end: whoever
+    /// writes on them could fill the host's disk, and would read in `mountinfo` where the store is.
+    pub fn set_names(&mut self, names: Vec<NameFile>) -> Vec<NameMount> {
+        let place = self.base().join(NAMES);
+        self.names = names;
+        let mount = |it: &NameFile| {
+            let source = place.join(it.name()).display().to_string();
+            NameMount { place: it.place, source, access: Access::Writable }
+        };
+        self.names.iter().map(mount).collect()
+    }
+
+    fn mount_names(&self) -> Result<Detached, UpperError> {
+        let bytes = self.names.iter().map(|it| it.text.len() as u64).sum::<u64>();
+        let bytes = NonZeroU64::new(bytes.saturating_add(ROOM));
+        let options =
+            TmpfsOptions { name: "quire-names", bytes, inodes: NonZeroU64::new(16), mode: 0o711 };
+        let mount = kernel::mount::tmpfs(&options)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        for names in &self.names {
+            let mode = Mode::from_raw_mode(0o644);
+            let mut file = File::from(rustix::fs::openat(&mount, names.name(), flags, mode)?);
+            let failed = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            file.write_all(names.text.as_bytes()).map_err(failed)?;
+            // Whatever the umask.
+            rustix::fs::fchmod(&file, mode)?;
+            let (user, group) = (Uid::from_raw(self.root.0), Gid::from_raw(self.root.1));
+            rustix::fs::fchown(&file, Some(user), Some(group))?;
+        }
+        Ok(mount)
     }
 
     /// How many have been added.
@@ -134,8 +182,16 @@ impl Stage {
             let stage = kernel::mount::tmpfs(&options).map_err(failed)?;
             stage.attach_at(open).map_err(failed)?;
         }
+        let names = match self.names.is_empty() {
+            true => None,
+            false => Some(
+                self.mount_names()
+                    .map_err(|source| RunError::Names { id: id.to_owned(), source })?,
+            ),
+        };
+        let names = names.iter().map(|it| (self.base().join(NAMES), it));
         let mounts = self.filestores.iter().enumerate();
-        let mounts = mounts.map(|(number, it)| (self.place(number), &it.mount));
+        let mounts = mounts.map(|(number, it)| (self.place(number), &it.mount)).chain(names);
         for (path, mount) in [(self.base().join(ROOT), root)].into_iter().chain(mounts) {
             std::fs::create_dir(&path).map_err(write_failed(&path))?;
             mount.attach_at(&path).map_err(failed)?;

@@ -4,16 +4,18 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use kernel::loopdev::Access;
+use kernel::loopdev;
 use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
+use crate::bundle::Access;
 use crate::filestore;
 use crate::headroom::{self, Headroom, HeadroomError};
 use crate::userns::IdMap;
+use crate::view::{FilePlace, View};
 
 /// Where changes go. The kinds have gVisor's names (`--overlay2`).
 #[derive(Debug, Clone, Copy)]
@@ -223,6 +225,53 @@ pub(crate) fn empty(image: BorrowedFd<'_>) -> Result<Detached, UpperError> {
     Ok(mount)
 }
 
+/// Which files an image lacks, where its links lead: paths without links.
+pub(crate) fn missing(image: BorrowedFd<'_>, files: &[&str]) -> Vec<String> {
+    let view = View::of_root(image, Access::ReadOnly);
+    let places = files.iter().map(|file| view.file_place(file.as_bytes()));
+    let absent = places.filter_map(|place| match place {
+        FilePlace::Absent(path) => Some(path),
+        FilePlace::At(_) | FilePlace::Taken => None,
+    });
+    absent.collect()
+}
+
+/// A file system that has empty files at these paths, which belong to the container's root, and nothing else.
+pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, UpperError> {
+    let options =
+        TmpfsOptions { name: "quire-places", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
+    let mount = kernel::mount::tmpfs(&options)?;
+    let owner = map.and_then(|map| map.root().ok());
+    let give = |fd: BorrowedFd<'_>| match owner {
+        Some((user, group)) => {
+            let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+            rustix::fs::fchown(fd, Some(user), Some(group))
+        }
+        None => Ok(()),
+    };
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for path in paths {
+        let mut names: Vec<_> = path.split('/').filter(|it| !it.is_empty()).collect();
+        let Some(last) = names.pop() else { continue };
+        let open = flags | OFlags::DIRECTORY;
+        let mut here = rustix::fs::openat(&mount, ".", open, Mode::empty())?;
+        for name in names {
+            match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            here = rustix::fs::openat(&here, name, open, Mode::empty())?;
+            rustix::fs::fchmod(&here, Mode::from_raw_mode(0o755))?;
+            give(here.as_fd())?;
+        }
+        let mode = Mode::from_raw_mode(0o644);
+        let file = rustix::fs::openat(&here, last, flags | OFlags::CREATE, mode)?;
+        rustix::fs::fchmod(&file, mode)?;
+        give(file.as_fd())?;
+    }
+    Ok(mount)
+}
+
 /// Makes the layer; none for a read-only root. `image` is the image's root, whose owners are mapped if there is a map.
 pub(crate) fn prepare(
     writable: Writable<'_>,
@@ -246,7 +295,7 @@ pub(crate) fn prepare(
 }
 
 fn mount_ext4(file: BorrowedFd<'_>, durability: Durability) -> Result<Detached, MountError> {
-    let options = Ext4Options { durability, direct_io: true, access: Access::ReadWrite };
+    let options = Ext4Options { durability, direct_io: true, access: loopdev::Access::ReadWrite };
     let mount = kernel::mount::ext4(file, &options)?;
     // Without it there is as much less for others.
     if let Err(error) = filestore::reserve(mount.as_fd(), filestore::RESERVED) {

@@ -78,6 +78,17 @@ pub(crate) enum Executable {
     Absent,
 }
 
+/// Where a file can be mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FilePlace {
+    /// On a file that is there, or that runtimes make: a path without links.
+    At(String),
+    /// There is nothing, and nothing can be made: the same path.
+    Absent(String),
+    /// Nowhere: something else is there, or what the caller has mounted.
+    Taken,
+}
+
 /// A root, and what is to be mounted in it.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
@@ -195,6 +206,29 @@ impl<'a> View<'a> {
             (Place::Found(..), _) => Err(WorkingDirError::NotDirectory(given())),
             (Place::Absent, Access::ReadOnly) => Err(WorkingDirError::ReadOnly(given())),
             (Place::InKernel, _) => Err(WorkingDirError::Kernel { path: given(), resolved }),
+        }
+    }
+
+    /// Where a file can be mounted in the place of what a path leads to. What somebody has mounted from the host stays as it
+    /// is; in a file system that is new and the container's own there is room.
+    pub(crate) fn file_place(&self, path: &[u8]) -> FilePlace {
+        let Ok(steps) = self.walk(path) else { return FilePlace::Taken };
+        let names: Vec<_> = steps.iter().map(|it| &it.name[..]).collect();
+        let is_taken = self.mounts.iter().any(|it| {
+            let at: Vec<_> = it.at.iter().map(|it| &it[..]).collect();
+            let is_new = matches!(it.content, Content::Empty) && at.len() < names.len();
+            names.starts_with(&at) && !is_new
+        });
+        let resolved = String::from_utf8([b"/", &names.join(&b'/')[..]].concat());
+        let (false, Ok(resolved), Some(last)) = (is_taken, resolved, steps.last()) else {
+            return FilePlace::Taken;
+        };
+        match (&last.place, last.access) {
+            (Place::Found(_, FileType::RegularFile, _), _) | (Place::Absent, Access::Writable) => {
+                FilePlace::At(resolved)
+            }
+            (Place::Absent, Access::ReadOnly) => FilePlace::Absent(resolved),
+            _ => FilePlace::Taken,
         }
     }
 
@@ -418,6 +452,54 @@ mod tests {
         for number in 0..40 {
             check(&config, &format!("/proc/self/fd/{number}"), Err("no program"));
         }
+    }
+
+    #[test]
+    fn files_are_mounted_inside_or_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = root(folder.path());
+        let host = folder.path().join("root");
+        symlink("../../../../../../etc/shadow", host.join("up-file")).unwrap();
+        symlink("/opt/shared/tool", host.join("shared-tool")).unwrap();
+        symlink("new/place/file", host.join("fresh")).unwrap();
+        let fd = std::fs::File::open(&host).unwrap();
+        let check = |config: &Value, path: &str, expect: FilePlace| {
+            let found = View::of_bundle(fd.as_fd(), config).file_place(path.as_bytes());
+            assert_eq!(found, expect, "{path}");
+        };
+        let at = |path: &str| FilePlace::At(path.to_owned());
+        let absent = |path: &str| FilePlace::Absent(path.to_owned());
+        for (path, expect) in [
+            ("/file", at("/file")),
+            ("/../file", at("/file")),
+            ("/fresh", at("/new/place/file")),
+            ("/up-file", absent("/etc/shadow")),
+            ("/den/none", absent("/den/none")),
+        ] {
+            check(&config, path, expect);
+        }
+        for path in [
+            "/",
+            "/den",
+            "/file/x",
+            "/loop",
+            "/escape",
+            "/chain",
+            "/device",
+            "/proc/mounts",
+            "/dev/shm",
+            "/new/place",
+            "/opt/tool",
+            "/opt/shared/tool",
+            "/opt/shared/none",
+            "/shared-tool",
+        ] {
+            check(&config, path, FilePlace::Taken);
+        }
+        config["root"]["readonly"] = false.into();
+        check(&config, "/up-file", at("/etc/shadow"));
+        check(&config, "/den/none", at("/den/none"));
+        check(&config, "/opt/shared/none", FilePlace::Taken);
     }
 
     #[test]

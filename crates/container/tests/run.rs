@@ -89,7 +89,12 @@ impl Fixture {
             domain: None,
             backing: Backing::File,
         };
-        assemble(&layers, None, checked, &Shape { writable, map: None, space: Space::AsIs })
+        assemble(
+            &layers,
+            None,
+            checked,
+            &Shape { writable, map: None, space: Space::AsIs, places: &[] },
+        )
     }
 
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
@@ -120,7 +125,7 @@ impl Fixture {
             hostname: "test".to_owned(),
             terminal: Terminal::None,
             network: Network::None,
-            host_files: Vec::new(),
+            names: Vec::new(),
             access,
             volumes: Vec::new(),
             map: None,

@@ -46,9 +46,8 @@ pub(crate) struct Wanted {
     /// Replace the image's entrypoint; empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
-    /// The container's host name
-    #[arg(long, value_name = "NAME")]
-    pub(crate) hostname: Option<String>,
+    #[command(flatten)]
+    pub(crate) names: super::names::Names,
     /// Network
     #[arg(long, alias = "net", value_enum, default_value_t = NetworkKind::None)]
     pub(crate) network: NetworkKind,

@@ -26,7 +26,7 @@ fn python(arguments: &[&str]) -> String {
 
 /// What can be seen of a tree, but for what runtimes mount into it.
 fn walk(root: &Path) -> String {
-    python(&["walk", root.to_str().unwrap(), "proc", "sys", "dev"])
+    python(&["walk", root.to_str().unwrap(), "proc", "sys", "dev", "etc"])
 }
 
 #[track_caller]
@@ -483,7 +483,7 @@ fn owners_in_a_user_namespace_are_mapped_back() {
             let root = container.root();
             let path = root.to_str().unwrap();
             python_inside(&root, &["change", path, "mapped"]);
-            let expect = python_inside(&root, &["walk", path, "proc", "sys", "dev"]);
+            let expect = python_inside(&root, &["walk", path, "proc", "sys", "dev", "etc"]);
             assert!(expect.contains("b'./plain2' -rw-r--r-- 12 34 "), "{expect}");
             place.out("commit --quiet mapped b");
             same(&walk_image(&place, "b"), &expect, kind);

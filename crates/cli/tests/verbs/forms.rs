@@ -555,11 +555,21 @@ fn what_overlayfs_would_take_for_its_own_is_not_packed() {
 #[test]
 fn containers_run_and_are_committed_in_their_form() {
     let Some(place) = crate::commit::place() else { return };
+    let whole = place.path("whole");
+    std::fs::create_dir_all(whole.join("etc")).unwrap();
+    for name in ["hosts", "hostname", "resolv.conf"] {
+        std::fs::write(whole.join("etc").join(name), "").unwrap();
+    }
+    crate::add_programs(&whole, &["/bin/cat"]);
     for form in ["packed", "tar"] {
         place.out(&format!("import --quiet --form {form} tar:base.tar a"));
         let out = place.out("run --writable memory a -- /bin/cat /proc/self/mounts");
         assert!(out.contains(" / overlay rw"), "{out}");
+        // It lacks what names are mounted on (decision 15).
         let out = place.out("run --writable none a -- /bin/cat /proc/self/mounts");
+        assert!(out.contains(" / overlay ro"), "{out}");
+        place.out(&format!("import --quiet --form packed dir:{} whole", whole.display()));
+        let out = place.out("run --writable none whole -- /bin/cat /proc/self/mounts");
         assert!(out.contains(" / erofs ro"), "{out}");
         let change = ["run", "--quiet", "--name", "one", "-d", "a", "--", "/bin/sh", "-c"];
         let ran = place.run_each(&[&change[..], &["echo new >/new; rm -r /bin/mv"]].concat());

@@ -22,6 +22,7 @@ mod full;
 mod gvisor;
 mod habits;
 mod help;
+mod hosts;
 mod images;
 #[cfg(feature = "registry")]
 mod logins;

@@ -1,0 +1,135 @@
+//! The command line of who a container is, and whom it finds by name.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use clap::Args;
+
+/// Where somebody is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Address {
+    Ip(IpAddr),
+    /// Wherever the container reaches the host.
+    Gateway,
+}
+
+/// What `--add-host` asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AddedHost {
+    pub(crate) names: Vec<String>,
+    pub(crate) address: Address,
+}
+
+impl FromStr for AddedHost {
+    type Err = String;
+
+    /// `NAME[;NAME…]:IP`, as podman has it, and with `=` as Docker may.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let split = text.split_once(['=', ':']);
+        let (names, address) = split.ok_or("it is NAME:IP, such as db:10.0.0.7")?;
+        let names: Vec<_> = names.split(';').map(str::to_owned).collect();
+        let is_name = |it: &String| {
+            !it.is_empty() && it.bytes().all(|it| it.is_ascii_graphic() && it != b'#')
+        };
+        if let Some(name) = names.iter().find(|it| !is_name(it)) {
+            return Err(format!("\"{name}\" is no name of a host"));
+        }
+        if address == "host-gateway" {
+            return Ok(Self { names, address: Address::Gateway });
+        }
+        let bare = address.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+        let ip = bare.unwrap_or(address).parse();
+        let ip = ip.map_err(|_error| format!("\"{address}\" is no IP address"))?;
+        Ok(Self { names, address: Address::Ip(ip) })
+    }
+}
+
+/// What `--dns` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Server {
+    Ip(IpAddr),
+    /// The image's file stays as it is.
+    None,
+}
+
+impl FromStr for Server {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            _ => text
+                .parse()
+                .map(Self::Ip)
+                .map_err(|_error| "it is an IP address, or none".to_owned()),
+        }
+    }
+}
+
+/// A word of `/etc/resolv.conf`.
+fn word(text: &str) -> Result<String, String> {
+    match !text.is_empty() && text.bytes().all(|it| it.is_ascii_graphic()) {
+        true => Ok(text.to_owned()),
+        false => Err("it is one word, without spaces".to_owned()),
+    }
+}
+
+// Who the container is, and whom it finds by name.
+#[derive(Debug, Args)]
+pub(crate) struct Names {
+    /// The container's host name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) hostname: Option<String>,
+    /// Add a line to /etc/hosts; IP may be host-gateway with --network host
+    #[arg(long, value_name = "NAME:IP")]
+    pub(crate) add_host: Vec<AddedHost>,
+    /// Leave /etc/hosts as the image has it
+    #[arg(long, conflicts_with = "add_host")]
+    pub(crate) no_hosts: bool,
+    /// Ask this server for names, not those of the host; none leaves /etc/resolv.conf as the image has it
+    #[arg(long, value_name = "IP")]
+    pub(crate) dns: Vec<Server>,
+    /// Try names without a dot in this domain; . for none
+    #[arg(long, value_name = "DOMAIN", value_parser = word)]
+    pub(crate) dns_search: Vec<String>,
+    /// Option for whoever looks up names, such as ndots:2
+    #[arg(long, alias = "dns-opt", value_name = "OPTION", value_parser = word)]
+    pub(crate) dns_option: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_have_a_name_and_an_address() {
+        let check = |text: &str, names: &[&str], address: Option<&str>| {
+            let address = match address {
+                Some(it) => Address::Ip(it.parse().unwrap()),
+                None => Address::Gateway,
+            };
+            let names = names.iter().map(|&it| it.to_owned()).collect();
+            assert_eq!(text.parse(), Ok(AddedHost { names, address }), "{text}");
+        };
+        check("db:10.0.0.7", &["db"], Some("10.0.0.7"));
+        check("a;b:::1", &["a", "b"], Some("::1"));
+        check("a:[fd00::1]", &["a"], Some("fd00::1"));
+        check("a=fd00::1", &["a"], Some("fd00::1"));
+        check("a:host-gateway", &["a"], None);
+        for text in [
+            "",
+            "a",
+            ":1.2.3.4",
+            "a:",
+            "a:b",
+            "a;:1.2.3.4",
+            "a b:1.2.3.4",
+            "#:1.2.3.4",
+            "a:1.2.3.4:5",
+            "é:1.1.1.1",
+            "a\n:1.1.1.1",
+        ] {
+            assert!(text.parse::<AddedHost>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `--hostname`, `--add-host`, `--dns` and the like: the files that say who a container is, and whom it finds by name.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::bail;
+use container::bundle::{Network, Wishes};
+use container::names::{Host, NameFile, Names, Resolver, files};
+
+use crate::args::{AddedHost, Address, Names as Wanted, Server};
+
+/// The files for a container of these wishes.
+pub(crate) fn name_files(wanted: &Wanted, wishes: &Wishes) -> anyhow::Result<Vec<NameFile>> {
+    let names = Names {
+        hosts: match wanted.no_hosts {
+            true => None,
+            false => Some(hosts(wanted, &wishes.network)?),
+        },
+        resolver: resolver(wanted, &wishes.network)?,
+    };
+    Ok(files(&names, &wishes.network, &wishes.hostname)?)
+}
+
+fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {
+    let host = |it: &AddedHost| {
+        let address = match (it.address, network) {
+            (Address::Ip(address), _) => address,
+            (Address::Gateway, Network::Host) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            (Address::Gateway, Network::None) => {
+                bail!("--add-host …:host-gateway: with --network none the host cannot be reached")
+            }
+            (Address::Gateway, Network::Joined(_)) => bail!(
+                "--add-host …:host-gateway: whoever made that network knows the host's address in it: say that"
+            ),
+        };
+        Ok(Host { address, names: it.names.clone() })
+    };
+    wanted.add_host.iter().map(host).collect()
+}
+
+fn resolver(wanted: &Wanted, network: &Network) -> anyhow::Result<Option<Resolver>> {
+    let is_asked =
+        !(wanted.dns.is_empty() && wanted.dns_search.is_empty() && wanted.dns_option.is_empty());
+    if is_asked && *network == Network::None {
+        bail!(
+            "--dns: with --network none nobody can be asked; --add-host gives names to addresses"
+        );
+    }
+    if wanted.dns.contains(&Server::None) {
+        if wanted.dns.len() > 1 || !wanted.dns_search.is_empty() || !wanted.dns_option.is_empty() {
+            bail!("--dns none leaves /etc/resolv.conf as the image has it: nothing can be added");
+        }
+        return Ok(None);
+    }
+    let servers = wanted.dns.iter().filter_map(|it| match it {
+        Server::Ip(address) => Some(*address),
+        Server::None => None,
+    });
+    let said = |words: &[String]| (!words.is_empty()).then(|| words.to_vec());
+    let search = said(&wanted.dns_search).map(|mut words| {
+        words.retain(|it| it != ".");
+        words
+    });
+    Ok(Some(Resolver {
+        servers: (!wanted.dns.is_empty()).then(|| servers.collect()),
+        search,
+        options: said(&wanted.dns_option),
+    }))
+}

@@ -1,0 +1,221 @@
+//! `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of containers. Needs root.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::containers::{Rm, start};
+use crate::runs::{all_runtimes, place, runtimes};
+use crate::{Place, add_programs, write};
+
+/// A further image whose tree `change` has made.
+fn image(place: &Place, name: &str, change: impl FnOnce(&Path)) {
+    let tree = place.path(name);
+    std::fs::create_dir(&tree).unwrap();
+    change(&tree);
+    add_programs(&tree, &["/bin/sh", "/bin/cat", "/usr/bin/stat"]);
+    place.out(&format!("import --quiet dir:{} {name}", tree.display()));
+}
+
+fn run(place: &Place, options: &[&str], image: &str, script: &str) -> String {
+    let tail = [image, "--", "sh", "-c", script];
+    let ran = place.run_each(&[&["run", "--quiet"], options, &tail].concat());
+    assert_eq!(ran.code, Some(0), "{options:?} {image} {script}: {}", ran.err);
+    ran.out
+}
+
+const SHOW: &str = "cat /etc/hosts; echo --; cat /etc/hostname; echo --; cat /etc/resolv.conf";
+const LOCAL: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+
+#[test]
+fn a_container_has_its_names_whatever_its_root_is() {
+    let Some(place) = place() else { return };
+    // Neither of them, both of them with words of the image, and no directory for them.
+    image(&place, "bare", |_| {});
+    image(&place, "full", |tree| {
+        std::fs::create_dir(tree.join("etc")).unwrap();
+        for name in ["hosts", "hostname", "resolv.conf"] {
+            write(&tree.join("etc").join(name), b"image\n", 0o600);
+        }
+    });
+    let none = format!("{LOCAL}10.0.0.7\tdb\n127.0.0.1\tbox\n--\nbox\n--\n");
+    for runtime in all_runtimes() {
+        for image in ["bare", "full"] {
+            // What cannot be written has to have a place for them all the same.
+            for more in
+                [&[][..], &["--read-only"], &["--read-only", "--df"], &["--writable", "memory"]]
+            {
+                let options =
+                    ["--runtime", runtime, "--hostname", "box", "--add-host", "db:10.0.0.7"];
+                let options = [&options[..], more].concat();
+                let shown = run(&place, &options, image, &format!("{SHOW} 2>&-; true"));
+                // The image's own file stays where nobody can be asked.
+                let resolver = if image == "full" { "image\n" } else { "" };
+                assert_eq!(shown, format!("{none}{resolver}"), "{runtime} {image} {more:?}");
+                let options = [&options[..], &["--network", "host"]].concat();
+                let shown = run(&place, &options, image, SHOW);
+                let [hosts, name, resolver] = shown.split("--\n").collect::<Vec<_>>()[..] else {
+                    panic!("{shown}")
+                };
+                assert!(hosts.contains("10.0.0.7\tdb\n"), "{runtime} {image} {more:?}: {hosts}");
+                assert_eq!(name, "box\n");
+                let host = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+                assert_eq!(resolver, host, "{runtime} {image} {more:?}");
+            }
+        }
+        let stat = "stat -c '%a %u %g %F' /etc/hosts /etc/hostname";
+        let expect = "644 0 0 regular file\n".repeat(2);
+        for more in [&[][..], &["--userns", "auto"]] {
+            let options = [&["--runtime", runtime], more].concat();
+            assert_eq!(run(&place, &options, "full", stat), expect, "{runtime} {more:?}");
+        }
+    }
+}
+
+#[test]
+fn names_of_the_host_come_along_with_its_network_alone() {
+    let Some(place) = place() else { return };
+    let host = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let names = host.lines().filter_map(|line| line.split('#').next()?.split_whitespace().nth(1));
+    let names: Vec<_> = names.filter(|it| *it != "localhost" && !it.starts_with("ip6-")).collect();
+    let has = |text: &str, name: &str| text.split_whitespace().any(|it| it == name);
+    let [with, without] =
+        ["host", "none"].map(|it| run(&place, &["--network", it], "a", "cat /etc/hosts"));
+    for name in names {
+        assert!(has(&with, name) && !has(&without, name), "{name}: {with} {without}");
+    }
+    let options =
+        ["--network", "host", "--dns", "192.0.2.1", "--dns-search", "one", "--dns-search", "two"];
+    let options = [&options[..], &["--dns-option", "ndots:3"]].concat();
+    let shown = run(&place, &options, "a", "cat /etc/resolv.conf");
+    assert_eq!(shown, "search one two\nnameserver 192.0.2.1\noptions ndots:3\n");
+    let options = ["--network", "host", "--add-host", "me:host-gateway"];
+    assert!(run(&place, &options, "a", SHOW).contains("127.0.0.1\tme\n"));
+    for (options, said) in [
+        (&["--dns", "192.0.2.1"][..], "with --network none nobody can be asked"),
+        (&["--add-host", "me:host-gateway"], "with --network none the host cannot be reached"),
+        (&["--network", "host", "--dns", "none", "--dns-search", "x"], "nothing can be added"),
+    ] {
+        let ran = place.run_each(&[&["run"], options, &["a", "--", "true"]].concat());
+        assert!(ran.code == Some(125) && ran.err.contains(said), "{options:?}: {}", ran.err);
+    }
+}
+
+#[test]
+fn what_is_mounted_there_wins() {
+    let Some(place) = place() else { return };
+    image(&place, "full", |tree| {
+        std::fs::create_dir(tree.join("etc")).unwrap();
+        write(&tree.join("etc/hosts"), b"image\n", 0o644);
+    });
+    let etc = place.path("mine");
+    std::fs::create_dir(&etc).unwrap();
+    write(&etc.join("hosts"), b"mine\n", 0o644);
+    for runtime in runtimes() {
+        let runtime = ["--runtime", runtime];
+        for volume in ["./mine/hosts:/etc/hosts", "./mine:/etc"] {
+            let options = [&runtime[..], &["-v", volume]].concat();
+            assert_eq!(run(&place, &options, "full", "cat /etc/hosts"), "mine\n", "{volume}");
+        }
+        // Nothing was made in there to be mounted on.
+        assert_eq!(std::fs::read_dir(&etc).unwrap().count(), 1);
+        let options =
+            [&runtime[..], &["--mount", "type=memory,dst=/etc", "--hostname", "box"]].concat();
+        assert_eq!(run(&place, &options, "full", "cat /etc/hostname"), "box\n");
+        let options = [&runtime[..], &["--no-hosts"]].concat();
+        assert_eq!(run(&place, &options, "full", "cat /etc/hosts"), "image\n");
+        let options = [&runtime[..], &["--network", "host", "--dns", "none"]].concat();
+        assert_eq!(run(&place, &options, "full", "cat /etc/resolv.conf 2>&-; true"), "");
+    }
+}
+
+#[test]
+fn links_of_an_image_lead_nowhere_else() {
+    let Some(place) = place() else { return };
+    let outside = place.path("outside");
+    write(&outside, b"outside\n", 0o666);
+    let up = format!("{}{}", "../".repeat(20), outside.display());
+    image(&place, "links", |tree| {
+        std::fs::create_dir(tree.join("etc")).unwrap();
+        symlink(&up, tree.join("etc/hosts")).unwrap();
+        symlink("../run/systemd/resolve/stub-resolv.conf", tree.join("etc/resolv.conf")).unwrap();
+        symlink("/proc/self/cwd/../../x", tree.join("etc/hostname")).unwrap();
+    });
+    image(&place, "odd", |tree| {
+        std::fs::create_dir_all(tree.join("etc/hosts/inner")).unwrap();
+        symlink("resolv.conf", tree.join("etc/resolv.conf")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            tree.join("etc/hostname"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o644),
+            0,
+        )
+        .unwrap();
+    });
+    for runtime in all_runtimes() {
+        for more in [&[][..], &["--read-only"], &["--userns", "auto"]] {
+            let options =
+                [&["--runtime", runtime, "--network", "host", "--dns", "192.0.2.1"], more].concat();
+            let script =
+                "cat /etc/resolv.conf; cat /etc/hosts; echo 10.9.9.9 x >> /etc/hosts; true";
+            let shown = run(&place, &options, "links", script);
+            assert!(shown.starts_with("nameserver 192.0.2.1\n"), "{runtime} {more:?}: {shown}");
+            assert!(shown.contains("localhost"), "{runtime} {more:?}: {shown}");
+            assert_eq!(std::fs::read_to_string(&outside).unwrap(), "outside\n");
+            run(&place, &options, "odd", "test -d /etc/hosts/inner && test -p /etc/hostname");
+        }
+    }
+}
+
+#[test]
+fn a_container_writes_its_own_and_no_more() {
+    let Some(place) = place() else { return };
+    image(&place, "bare", |_| {});
+    for runtime in runtimes() {
+        let name = format!("writes-{runtime}");
+        let _guard = Rm(&place, &name);
+        let script = "echo 10.9.9.9 late >> /etc/hosts && cat /etc/hosts; \
+                      while echo 0123456789abcdef0123456789abcdef 2>&-; do :; done >> /etc/hosts; \
+                      cat /proc/self/mountinfo; sleep 60";
+        start(&place, &["--name", &name, "--runtime", runtime], script);
+        crate::runs::wait_for("an end of the file", || {
+            place.out(&format!("logs {name}")).contains("/etc/hostname")
+        });
+        let log = place.out(&format!("logs {name}"));
+        assert!(log.contains("10.9.9.9 late\n"), "{runtime}: {log}");
+        // Nor does it read where they are.
+        assert!(!log.contains(place.path("store").to_str().unwrap()), "{runtime}: {log}");
+        place.out(&format!("rm --force {name}"));
+        // Files that were made for others to be mounted on are nobody's changes.
+        let options = ["run", "--quiet", "-d", "--runtime", runtime, "--name", &name];
+        let ran =
+            place.run_each(&[&options[..], &["bare", "--", "sh", "-c", ": > /made"]].concat());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        place.out(&format!("wait {name}"));
+        let diff = place.run(&format!("diff {name}"));
+        assert!(
+            diff.out.contains("/made") && !diff.out.contains("/etc/"),
+            "{runtime}: {}",
+            diff.out
+        );
+        place.out(&format!("rm {name}"));
+    }
+}
+
+#[test]
+fn a_bundle_has_them_beside_its_configuration() {
+    let Some(place) = place() else { return };
+    for (more, name) in [("", "one"), ("--userns 0:100000:65536 ", "two")] {
+        place.out(&format!("bundle --hostname box {more}a {name} -- cat /etc/hostname"));
+        let folder = place.path(name);
+        assert_eq!(std::fs::read_to_string(folder.join("hostname")).unwrap(), "box\n");
+        let config = std::fs::read(folder.join("config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        let mounts = config["mounts"].as_array().unwrap();
+        let hosts = mounts.iter().find(|it| it["destination"] == "/etc/hosts").unwrap();
+        assert_eq!(hosts["source"], folder.join("hosts").to_str().unwrap());
+        place.out(&format!("umount {name}/rootfs"));
+    }
+}

@@ -1,0 +1,268 @@
+//! Who a container is and whom it finds by name: `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` (decision 15).
+
+use std::io::{ErrorKind, Read as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use crate::bundle::{Access, Network};
+
+/// Where programs look. A container's root needs a file at each of them to be mounted on.
+pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];
+const HOSTS: &str = "/etc/hosts";
+const HOSTNAME: &str = "/etc/hostname";
+const RESOLVER: &str = "/etc/resolv.conf";
+
+/// Where systemd-resolved tells which servers it asks itself. Source: systemd-resolved.service(8), "/etc/resolv.conf".
+const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
+
+/// More than lists of a hundred thousand blocked names have.
+const LARGEST: u64 = 16 << 20;
+
+/// A line of `/etc/hosts`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Where.
+    pub address: IpAddr,
+    /// Who, at least one.
+    pub names: Vec<String>,
+}
+
+/// What `/etc/resolv.conf` is to say. What is `None` is as the host says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Resolver {
+    /// Who is asked.
+    pub servers: Option<Vec<IpAddr>>,
+    /// What is tried after names without a dot.
+    pub search: Option<Vec<String>>,
+    /// Such as `ndots:2`.
+    pub options: Option<Vec<String>>,
+}
+
+/// What is asked for. What is `None` stays as the image has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Hosts besides those that are there by themselves.
+    pub hosts: Option<Vec<Host>>,
+    /// How names are looked up that are not there.
+    pub resolver: Option<Resolver>,
+}
+
+/// A file that a container is to have, and the bytes in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameFile {
+    /// Where in the container.
+    pub place: &'static str,
+    /// The file.
+    pub text: String,
+}
+
+/// Such a file, and where the runtime finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameMount {
+    /// Where in the container.
+    pub place: &'static str,
+    /// Its path on the host.
+    pub source: String,
+    /// Whether the container may write it, if it may write its root.
+    pub access: Access,
+}
+
+/// The host's own file cannot be copied.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}, which the container's is made of", path.display())]
+pub struct NamesError {
+    path: PathBuf,
+    #[source]
+    source: std::io::Error,
+}
+
+impl NameFile {
+    /// The file's name, wherever it is kept.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.place.rsplit('/').next().unwrap_or(self.place)
+    }
+}
+
+/// The files for a container of this name in this network.
+///
+/// # Errors
+/// [`NamesError`].
+pub fn files(
+    names: &Names,
+    network: &Network,
+    hostname: &str,
+) -> Result<Vec<NameFile>, NamesError> {
+    let mut files = vec![NameFile { place: HOSTNAME, text: format!("{hostname}\n") }];
+    if let Some(extra) = &names.hosts {
+        // Nobody there can be reached without a network, and who they are is the host's affair.
+        let base = match network {
+            Network::None => String::new(),
+            Network::Host | Network::Joined(_) => read(Path::new(HOSTS))?,
+        };
+        files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
+    }
+    if let (Some(resolver), true) = (&names.resolver, *network != Network::None) {
+        let mut host = read(Path::new(RESOLVER))?;
+        let is_elsewhere = *network != Network::Host;
+        if is_elsewhere && servers(&host).all(|it| it.is_loopback()) {
+            // A stub of the host's, which asks others.
+            let upstream = read(Path::new(UPSTREAM))?;
+            if !upstream.is_empty() {
+                host = upstream;
+            }
+        }
+        let text = resolver_text(resolver, &host, is_elsewhere);
+        files.push(NameFile { place: RESOLVER, text });
+    }
+    Ok(files)
+}
+
+/// A file of the host, empty if there is none.
+fn read(path: &Path) -> Result<String, NamesError> {
+    let failed = |source| NamesError { path: path.to_owned(), source };
+    let file = match std::fs::File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(String::new()),
+        file => file.map_err(failed)?,
+    };
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Source: hosts(5). The first line that has a name counts: so those that were asked for come first, and take it from
+/// others.
+fn hosts_text(extra: &[Host], base: &str, own: &str) -> String {
+    let mut hosts = extra.to_vec();
+    for mut host in base.lines().filter_map(host) {
+        host.names.retain(|name| !extra.iter().any(|it| it.names.contains(name)));
+        hosts.push(host);
+    }
+    let localhost = |hosts: &[Host], v6: bool| {
+        let mut named = hosts.iter().filter(|it| it.names.iter().any(|name| name == LOCALHOST));
+        // Whoever asks for another one has it.
+        named.any(|it| it.address.is_ipv6() == v6 || extra.contains(it))
+    };
+    let words = |names: &[&str]| names.iter().map(|&it| it.to_owned()).collect();
+    let mut first = Vec::new();
+    if !localhost(&hosts, false) {
+        first.push(Host { address: V4, names: words(&[LOCALHOST]) });
+    }
+    if !localhost(&hosts, true) {
+        let names = words(&[LOCALHOST, "ip6-localhost", "ip6-loopback"]);
+        first.push(Host { address: V6, names });
+    }
+    hosts.splice(0..0, first);
+    if !hosts.iter().any(|it| it.names.iter().any(|name| name == own)) {
+        hosts.push(Host { address: V4, names: vec![own.to_owned()] });
+    }
+    let lines = hosts.iter().filter(|it| !it.names.is_empty());
+    lines.map(|it| format!("{}\t{}\n", it.address, it.names.join(" "))).collect()
+}
+
+const LOCALHOST: &str = "localhost";
+const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+/// What a line says; nothing for comments, and for what nobody could look up.
+fn host(line: &str) -> Option<Host> {
+    let mut words = line.split('#').next()?.split_whitespace();
+    // An address may name its interface, as `fe80::1%lo0` does: the container has others.
+    let address = words.next()?.parse().ok()?;
+    let names: Vec<_> = words.map(str::to_owned).collect();
+    (!names.is_empty()).then_some(Host { address, names })
+}
+
+/// Source: resolv.conf(5).
+fn resolver_text(wanted: &Resolver, host: &str, is_elsewhere: bool) -> String {
+    if *wanted == Resolver::default() && !is_elsewhere {
+        return host.to_owned();
+    }
+    let own = || {
+        let servers = servers(host);
+        // Those of the host's own loopback are not in another network's.
+        servers.filter(|it| !is_elsewhere || !it.is_loopback()).collect()
+    };
+    let servers = wanted.servers.clone().unwrap_or_else(own);
+    let search = wanted.search.clone().unwrap_or_else(|| {
+        // The last one counts.
+        words(host, &["search", "domain"]).last().unwrap_or_default()
+    });
+    let options =
+        wanted.options.clone().unwrap_or_else(|| words(host, &["options"]).flatten().collect());
+    let mut text = String::new();
+    if !search.is_empty() {
+        text += &format!("search {}\n", search.join(" "));
+    }
+    text.extend(servers.iter().map(|it| format!("nameserver {it}\n")));
+    if !options.is_empty() {
+        text += &format!("options {}\n", options.join(" "));
+    }
+    text
+}
+
+fn servers(text: &str) -> impl Iterator<Item = IpAddr> {
+    words(text, &["nameserver"]).filter_map(|it| it.first()?.parse().ok())
+}
+
+/// What follows these words at the beginnings of lines.
+fn words(text: &str, keys: &'static [&str]) -> impl Iterator<Item = Vec<String>> {
+    text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let is_meant = words.next().is_some_and(|it| keys.contains(&it));
+        is_meant.then(|| words.map(str::to_owned).collect())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extra(address: &str, name: &str) -> Host {
+        Host { address: address.parse().unwrap(), names: vec![name.to_owned()] }
+    }
+
+    /// As hosts(5) and podman have it: what is asked for takes a name from the host's lines.
+    #[test]
+    fn hosts_have_everybody_once() {
+        let check = |extra: &[Host], base: &str, expect: &str| {
+            assert_eq!(hosts_text(extra, base, "me"), expect, "{base}");
+        };
+        let v6 = "::1\tlocalhost ip6-localhost ip6-loopback\n";
+        check(&[], "", &format!("127.0.0.1\tlocalhost\n{v6}127.0.0.1\tme\n"));
+        check(
+            &[extra("10.0.0.1", "db"), extra("::2", "web")],
+            "127.0.0.1 localhost box # this one\n\n# 1.1.1.1 no\nnot an address\n10.0.0.9 db old\n10.0.0.8 web\n",
+            &format!(
+                "{v6}10.0.0.1\tdb\n::2\tweb\n127.0.0.1\tlocalhost box\n10.0.0.9\told\n127.0.0.1\tme\n"
+            ),
+        );
+        check(
+            &[extra("10.0.0.1", "localhost"), extra("10.0.0.2", "me")],
+            "::1 localhost\nfe80::1%lo0 localhost\n",
+            "10.0.0.1\tlocalhost\n10.0.0.2\tme\n",
+        );
+    }
+
+    #[test]
+    fn a_resolver_is_the_hosts_but_for_what_is_asked_for() {
+        let host = "# by hand\ndomain a\nsearch b c\nnameserver 127.0.0.1\nnameserver 9.9.9.9\n\
+                    options ndots:2 edns0\nsortlist 1.2.3.0\n";
+        let check = |wanted: &Resolver, is_elsewhere, expect: &str| {
+            assert_eq!(resolver_text(wanted, host, is_elsewhere), expect, "{wanted:?}");
+        };
+        check(&Resolver::default(), false, host);
+        let elsewhere = "search b c\nnameserver 9.9.9.9\noptions ndots:2 edns0\n";
+        check(&Resolver::default(), true, elsewhere);
+        let servers = Some(vec!["127.0.0.53".parse().unwrap(), "::1".parse().unwrap()]);
+        let wanted = Resolver { servers, search: Some(Vec::new()), options: None };
+        check(&wanted, true, "nameserver 127.0.0.53\nnameserver ::1\noptions ndots:2 edns0\n");
+        let words = |text: &str| Some(vec![text.to_owned()]);
+        let wanted = Resolver { servers: None, search: words("x"), options: words("debug") };
+        check(
+            &wanted,
+            false,
+            "search x\nnameserver 127.0.0.1\nnameserver 9.9.9.9\noptions debug\n",
+        );
+    }
+}
