@@ -2,10 +2,14 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use container::bundle::{Access, Network, Terminal, Wishes};
 use container::config::ImageConfig;
+use kernel::process::Namespace;
+use rustix::fs::{FileType, Mode, OFlags};
 use store::{Resolved, Store};
 
 use crate::args::{self, NetworkKind, When};
@@ -62,9 +66,10 @@ pub(crate) fn wishes(
         working_dir: wanted.program.workdir.clone(),
         hostname,
         terminal,
-        network: match wanted.network {
+        network: match &wanted.network {
             NetworkKind::None => Network::None,
             NetworkKind::Host => Network::Host,
+            NetworkKind::Joined(path) => Network::Joined(network_namespace(path)?),
         },
         names: Vec::new(),
         access,
@@ -74,6 +79,48 @@ pub(crate) fn wishes(
         memory: wanted.memory,
         pids: crate::security::pids(&wanted.security)?,
         security: crate::security::security(&wanted.security)?,
+    })
+}
+
+/// The absolute path of a network namespace, if that is what is there.
+fn network_namespace(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display();
+    let failed = || format!("--network ns:{shown}: cannot join it");
+    // Only looked at: it may be anything.
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let file = file.with_context(failed)?;
+    // Source: Linux `include/uapi/linux/magic.h`, NSFS_MAGIC.
+    if rustix::fs::fstatfs(&file).with_context(failed)?.f_type != 0x6e73_6673 {
+        bail!(
+            "--network ns:{shown} is {}, not a namespace: `ip netns add NAME` makes one at /run/netns/NAME, and that of a \
+             process is /proc/PID/ns/net",
+            what(&file)?
+        );
+    }
+    let file = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let kind = kernel::process::namespace_kind(file.with_context(failed)?.as_fd());
+    match kind.with_context(failed)? {
+        Some(Namespace::Network) => {}
+        Some(kind) => {
+            let kind = format!("{kind:?}").to_lowercase();
+            bail!("--network ns:{shown} is a namespace of another kind: {kind}, not network")
+        }
+        None => bail!("--network ns:{shown} is a namespace of another kind than network"),
+    }
+    let absolute = std::path::absolute(path).with_context(failed)?.into_os_string();
+    absolute
+        .into_string()
+        .map_err(|path| anyhow!("path {path:?} is not UTF-8, which runtimes need"))
+}
+
+fn what(file: &OwnedFd) -> anyhow::Result<&'static str> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => "a file",
+        FileType::Directory => "a directory",
+        FileType::Socket => "a socket",
+        FileType::Fifo => "a pipe",
+        _ => "a device",
     })
 }
 

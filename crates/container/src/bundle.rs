@@ -241,9 +241,12 @@ fn runtime_config(
     root: &str,
 ) -> Value {
     // With cgroups of its own in sight, it does not see where on the host it stands.
-    let mut namespaces = vec!["pid", "ipc", "uts", "mount", "cgroup"];
-    if wishes.network == Network::None {
-        namespaces.push("network");
+    let own = ["pid", "ipc", "uts", "mount", "cgroup"];
+    let mut namespaces: Vec<_> = own.map(|it| json!({"type": it})).to_vec();
+    match &wishes.network {
+        Network::None => namespaces.push(json!({"type": "network"})),
+        Network::Host => {}
+        Network::Joined(path) => namespaces.push(json!({"type": "network", "path": path})),
     }
     let mut resources = json!({});
     if let Some(bytes) = wishes.memory {
@@ -254,7 +257,6 @@ fn runtime_config(
     }
     let annotations = image.labels.iter().filter(|(name, _)| name.starts_with(HARMLESS_LABELS));
     let annotations: BTreeMap<_, _> = annotations.collect();
-    let namespaces: Vec<Value> = namespaces.into_iter().map(|it| json!({"type": it})).collect();
     let mut config = json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -307,8 +309,10 @@ fn mounts(wishes: &Wishes) -> Vec<Value> {
     ];
     mounts.push(match (&wishes.map, &wishes.network) {
         // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
-        (Some(_), Network::Host) => json!({"destination": "/sys", "type": "bind", "source": "/sys",
-            "options": ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"]}),
+        (Some(_), Network::Host | Network::Joined(_)) => {
+            json!({"destination": "/sys", "type": "bind", "source": "/sys",
+            "options": ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"]})
+        }
         (None, _) if wishes.security.interfaces == Interfaces::Open => {
             json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
                 "options": ["nosuid", "noexec", "nodev"]})
@@ -317,6 +321,13 @@ fn mounts(wishes: &Wishes) -> Vec<Value> {
         _ => json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
             "options": ["nosuid", "noexec", "nodev", "ro"]}),
     });
+    // Its own and those below, which is all that its cgroup namespace shows. With version 1 runtimes put the hierarchies into
+    // a tmpfs that stays writable; as a read-only path of the bundle crun 1.8 makes the hierarchies in it writable.
+    let is_open = wishes.security.interfaces == Interfaces::Open;
+    let mut options = vec!["nosuid", "noexec", "nodev", "relatime"];
+    options.push(if is_open { "rw" } else { "ro" });
+    mounts.push(json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup",
+                       "options": options}));
     // What somebody asked for takes the place of what is there by itself.
     let is_asked_for = |mount: &Value| {
         wishes.volumes.iter().any(|it| mount["destination"] == it.destination.as_str())

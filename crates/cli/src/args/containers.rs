@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
 
 use oci::commit::Change;
 
@@ -14,13 +15,28 @@ use crate::volumes::Mounted;
 use crate::writable::{Wish, bytes};
 
 /// What the container sees of the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NetworkKind {
-    /// Loopback only
     None,
-    /// The host's
     Host,
+    /// A namespace that somebody else has made.
+    Joined(PathBuf),
 }
+
+impl FromStr for NetworkKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.strip_prefix("ns:")) {
+            ("none", _) => Ok(Self::None),
+            ("host", _) => Ok(Self::Host),
+            (_, Some("")) | (_, None) => Err(NETWORKS.to_owned()),
+            (_, Some(path)) => Ok(Self::Joined(path.into())),
+        }
+    }
+}
+
+const NETWORKS: &str = "it is none, host, or ns:PATH, such as ns:/run/netns/NAME";
 
 // How a program is started in a container.
 #[derive(Debug, Args)]
@@ -48,8 +64,8 @@ pub(crate) struct Wanted {
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    /// Network
-    #[arg(long, alias = "net", value_enum, default_value_t = NetworkKind::None)]
+    /// Network: none (loopback alone), host, or ns:PATH, a namespace that somebody else has made, such as one of `ip netns`
+    #[arg(long, alias = "net", value_name = "none|host|ns:PATH", default_value = "none")]
     pub(crate) network: NetworkKind,
     #[arg(
         long,

@@ -31,6 +31,7 @@ mod makers;
 mod memory;
 mod merge;
 mod mounts;
+mod networks;
 mod pages;
 mod pieces;
 mod platforms;

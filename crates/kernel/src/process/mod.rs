@@ -15,7 +15,9 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
 pub use behind::{Done, finish_behind, start_behind};
-pub use namespaces::{IdRange, Namespace, enter, own_mounts, unshare, user_namespace};
+pub use namespaces::{
+    IdRange, Namespace, enter, namespace_kind, own_mounts, unshare, user_namespace,
+};
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};

@@ -109,6 +109,30 @@ pub(super) fn set_root_propagation(from_host: Propagation) -> Result<(), Errno> 
     rustix::mount::mount_change(c"/", kind | MountPropagationFlags::REC)
 }
 
+/// Of which kind a namespace is, by a file of nsfs that is open for reading; none for a kind that is not known here.
+///
+/// # Errors
+/// The kernel's answer: `ENOTTY` for a file that is no namespace.
+pub fn namespace_kind(file: BorrowedFd<'_>) -> Result<Option<Namespace>, ProcessError> {
+    // Source: Linux `include/uapi/linux/nsfs.h`, `_IO(0xb7, 0x3)`.
+    const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
+    // SAFETY: it has no argument, and the descriptor is open.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
+    if kind < 0 {
+        return Err(ProcessError::call("ask of which kind a namespace is")(crate::last_errno()));
+    }
+    Ok(match kind {
+        libc::CLONE_NEWNS => Some(Namespace::Mount),
+        libc::CLONE_NEWUSER => Some(Namespace::User),
+        libc::CLONE_NEWPID => Some(Namespace::Pid),
+        libc::CLONE_NEWUTS => Some(Namespace::Uts),
+        libc::CLONE_NEWIPC => Some(Namespace::Ipc),
+        libc::CLONE_NEWNET => Some(Namespace::Network),
+        libc::CLONE_NEWCGROUP => Some(Namespace::Cgroup),
+        _ => None,
+    })
+}
+
 /// A range of ids in a user namespace and the ids outside that it stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
