@@ -32,7 +32,7 @@ const CODES: &str =
     "Exit codes: 0 done, or yes; 1 the answer is no (damage, a difference); 2 could not do it";
 const RUN_CODES: &str = "\
 Exit codes: the program's own, 128+N when signal N ended it; 125 Quire or the runtime failed, \
-126 the program cannot be executed, 127 it, or what it needs to start, is not there
+126 the program cannot be executed, 127 it, or what it needs to start, is not there; 255 the time of --timeout was over
 
 Signals go to the program, which is process 1 of its container: the kernel spares that one INT and TERM unless it \
 handles them. TERM kills a program of `run` that neither handles, ignores nor blocks it (143). Otherwise \

@@ -22,7 +22,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::Context;
 use crate::volumes::{Files, volumes};
-use crate::wanted::{image_config, wish, wishes};
+use crate::wanted::{add_init, image_config, wish, wishes};
 use crate::writable::Place;
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
@@ -64,7 +64,8 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     wishes.map = map;
     wishes.names = name_mounts(&args.directory, &names)?;
-    let (_, config) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
+    let (_, mut config) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
+    add_init(wanted, &mut config)?;
     let directory = &args.directory;
     let folder = make_folder(context, directory, owners)?;
     publish(&folder, directory, &config, &names, &root.mount)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use container::detached::{self, More};
 use container::kept;
-use container::state::{Code, State};
+use container::state::{Code, Reason, State};
 use container::userns::IdMap;
 use kernel::process::Signals;
 use serde_json::{Value, json};
@@ -54,6 +54,10 @@ impl Found {
     /// Whether the disk has lost some of what it wrote.
     fn has_lost(&self) -> bool {
         self.state.as_ref().is_some_and(|it| it.lost)
+    }
+
+    fn reason(&self) -> Option<Reason> {
+        self.state.as_ref().and_then(|it| it.reason)
     }
 
     fn code(&self) -> Option<i32> {
@@ -135,6 +139,7 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
                 "finished": it.state.as_ref().and_then(|it| it.finished).map(report::rfc3339),
                 "code": it.code(),
                 "lost": it.has_lost(),
+                "reason": it.reason(),
             });
             if args.size {
                 row["written"] = written(it).into();
@@ -149,6 +154,9 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
         .map(|it| {
             let status = match it.code() {
                 Some(code) if it.has_lost() => format!("exited ({code}), writes lost"),
+                Some(code) if it.reason().is_some() => {
+                    format!("exited ({code}), {}", it.reason().map_or("", Reason::short))
+                }
                 Some(code) => format!("exited ({code})"),
                 None => it.status().to_owned(),
             };
@@ -282,6 +290,9 @@ fn running(store: &Store, name: &str, signals: &Signals) -> anyhow::Result<(Foun
     }
 }
 
+/// For how many seconds `stop` waits if nobody says another number; as with podman.
+const PATIENCE: u32 = 10;
+
 pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answer> {
     if let Some(signal) = &args.signal {
         check_signal(signal)?;
@@ -298,7 +309,10 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
     }
     // All are asked before any is waited for.
     let running: Vec<_> = found.into_iter().filter(Found::is_running).collect();
-    let patience = Duration::from_secs(args.time.into());
+    let patience = |it: &Found| {
+        let own = it.state.as_ref().and_then(|it| it.stop_timeout);
+        Duration::from_secs(args.time.or(own).unwrap_or(PATIENCE).into())
+    };
     let since = std::time::Instant::now();
     for it in &running {
         let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
@@ -309,14 +323,14 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
                 break;
             }
             // Or it has not started yet.
-            if load_state(&it.folder, &it.id)?.is_some() || since.elapsed() >= patience {
+            if load_state(&it.folder, &it.id)?.is_some() || since.elapsed() >= patience(it) {
                 bail!(message);
             }
             std::thread::sleep(GLANCE);
         }
     }
     for it in &running {
-        let rest = patience.saturating_sub(since.elapsed());
+        let rest = patience(it).saturating_sub(since.elapsed());
         if !detached::wait(Some(rest), &|| is_alive(&store, it))? {
             kill(&store, it)?;
         }
@@ -388,6 +402,7 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
         detached::wait(None, &|| is_alive(&store, &found))?;
         let state = load_state(&found.folder, &found.id)?;
         let lost = state.as_ref().is_some_and(|it| it.lost);
+        let reason = state.as_ref().and_then(|it| it.reason);
         let code = state.and_then(|it| it.code);
         let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
@@ -397,12 +412,14 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
             )
         })?;
         if context.json {
-            report::json_line(&json!({"id": found.id, "code": code, "lost": lost}))?;
+            let row = json!({"id": found.id, "code": code, "lost": lost, "reason": reason});
+            report::json_line(&row)?;
         } else {
             report::line(&code.to_string())?;
         }
-        if lost {
-            report::error_line(&format!("quire: {}: {}", found.id, crate::run::LOST));
+        let lost = lost.then_some(crate::run::LOST);
+        for remark in lost.into_iter().chain(reason.map(Reason::sentence)) {
+            report::error_line(&format!("quire: {}: {remark}", found.id));
         }
     }
     Ok(Answer::Yes)

@@ -8,15 +8,17 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use container::bundle::{Process, Terminal, configure};
-use container::detached::Last;
+use container::detached::{Last, Stop};
 use container::headroom::Headroom;
 use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
 use container::runtime::{Kind, Runtime};
 use container::stage::Stage;
+use container::state::Reason;
 use container::{Refusal, detached, filestore, kept};
 use kernel::process::{Exit, Signal, Signals, finish_behind, start_behind};
 use serde_json::Value;
@@ -25,11 +27,12 @@ use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
 use self::attached::Seat;
 use crate::Answer;
 use crate::args::{self, When};
+use crate::containers::check_signal;
 use crate::context::{Context, now};
 use crate::dead::{clear_dead, share};
 use crate::report;
 use crate::volumes::{Files, volumes};
-use crate::wanted::{image_config, terminal, wish, wishes};
+use crate::wanted::{add_init, has_init, image_config, terminal, wish, wishes};
 use crate::writable::{Place, Wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
@@ -81,8 +84,12 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     let has_lost = ready.has_lost();
     let ended = ready.end(Runs::Perhaps, || {});
     // What went wrong with the program comes before what goes wrong after it.
-    let code = result?.shell_code();
+    let end = result?;
     ended?;
+    if let Some(reason) = end.reason {
+        context.remark(reason.sentence());
+    }
+    let code = end.exit.shell_code();
     if has_lost {
         bail!(LOST);
     }
@@ -103,7 +110,8 @@ struct Ready {
     terminal: Terminal,
     runtime: Runtime,
     signals: Arc<Signals>,
-    stop_signal: String,
+    stop: Stop,
+    timeout: Option<Duration>,
     keep: bool,
     /// Held as long as the container lives, as the next is.
     _image: OpenImage,
@@ -116,6 +124,9 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     }
     if args.detach && args.tty.interactive {
         bail!("-i: a container of --detach has no standard input: leave -i out");
+    }
+    if let Some(signal) = &args.stop_signal {
+        check_signal(signal)?;
     }
     let terminal = if args.detach { Terminal::None } else { terminal(args.tty.when())? };
     let search = std::env::var_os("PATH").unwrap_or_default();
@@ -140,7 +151,11 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let shared = share(&store, &living, found.image);
     let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
     let name_files = crate::hosts::name_files(&args.wanted.names, &wishes)?;
-    let places: Vec<_> = name_files.iter().map(|it| it.place).collect();
+    let mut places: Vec<_> = name_files.iter().map(|it| it.place).collect();
+    if runtime.kind == Kind::Runsc && has_init(&args.wanted) {
+        // It looks for a place in the root, below the /dev that it makes.
+        places.push(container::init::PLACE);
+    }
     let shape = Shape { writable: place.writable(), map, space, places: &places };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
     crate::mount::warm(context, &opened, &root, args.wanted.warm);
@@ -159,6 +174,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     wishes.names = stage.set_names(name_files);
     let (process, mut config) =
         configure(root.mount.as_fd(), &stage.root(), &image, &wishes, &user)?;
+    add_init(&args.wanted, &mut config)?;
     if terminal == Terminal::New {
         container::terminal::note_size(&mut config["process"], std::io::stdin().as_fd());
     }
@@ -184,7 +200,10 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         .and_then(|place| place.save(&path))
         .with_context(|| format!("cannot write in {}", path.display()))?;
     let headrooms = headrooms(&root, &stage, &path)?;
-    let (keep, stop_signal) = (record.keep, image.stop_signal);
+    let keep = record.keep;
+    let signal = args.stop_signal.clone().unwrap_or(image.stop_signal);
+    let stop = Stop { signal, timeout: args.stop_timeout };
+    let timeout = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
     let _image = opened;
     Ok(Ready {
         id,
@@ -199,7 +218,8 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         terminal,
         runtime,
         signals,
-        stop_signal,
+        stop,
+        timeout,
         keep,
         _image,
         _directory: place.into_locked(),
@@ -246,6 +266,7 @@ impl Ready {
             runtime: &self.runtime,
             signals: &self.signals,
             headrooms: &self.headrooms,
+            timeout: self.timeout,
         }
     }
 
@@ -298,17 +319,18 @@ impl Ready {
             let exit = lost.then_some(Exit::Code(FAILED.into()));
             Last { exit, written: self.root.doomed.written() }
         };
-        let (start, signal) = (self.start(console.as_deref()), &self.stop_signal);
-        let result = detached::watch(&start, signal, &clock, &mut started, &mut ended);
+        let start = self.start(console.as_deref());
+        let result = detached::watch(&start, &self.stop, &clock, &mut started, &mut ended);
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();
         let is_unwanted = detached::is_unwanted(&self.path);
         let keep = self.keep && has_started && !is_unwanted;
         let mut refusal = Vec::new();
         let end = match result {
-            Ok(exit) => {
-                let code = u8::try_from(exit.shell_code()).unwrap_or(u8::MAX);
-                [&[code], if lost { LOST } else { "" }.as_bytes()].concat()
+            Ok(end) => {
+                let code = u8::try_from(end.exit.shell_code()).unwrap_or(u8::MAX);
+                let reason = end.reason.map_or("", Reason::sentence);
+                [&[code], if lost { LOST } else { reason }.as_bytes()].concat()
             }
             Err(error) => {
                 let error = anyhow::Error::new(error);

@@ -124,6 +124,23 @@ fn what(file: &OwnedFd) -> anyhow::Result<&'static str> {
     })
 }
 
+/// Whether `--init` asks for a first process.
+pub(crate) const fn has_init(wanted: &args::Wanted) -> bool {
+    wanted.init || wanted.init_path.is_some()
+}
+
+/// Puts the program that `--init` asks for before the container's.
+pub(crate) fn add_init(
+    wanted: &args::Wanted,
+    config: &mut serde_json::Value,
+) -> anyhow::Result<()> {
+    if has_init(wanted) {
+        let search = std::env::var_os("PATH").unwrap_or_default();
+        container::init::add(&container::init::find(&search, wanted.init_path.as_deref())?, config);
+    }
+    Ok(())
+}
+
 /// What is asked for about the writable layer; none for the default.
 pub(crate) fn wish(wanted: &args::Wanted) -> Option<&Wish> {
     if wanted.read_only { Some(&Wish::None) } else { wanted.writable.as_ref() }

@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
 use crate::monitor::{
-    LOG, PID, RunError, Start, ask, command, complaint, complaints, enter, prepare, runtime_of,
+    Deadline, LOG, PID, RunError, Start, ask, command, complaint, complaints, enter, kill, prepare,
+    runtime_of,
 };
 use crate::program::{Named, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 use crate::spared::Terms;
-use crate::state::State;
+use crate::state::{End, State};
 use crate::streams::Streams;
 use crate::user::User;
 use crate::view::{View, check_inside};
@@ -48,6 +49,15 @@ pub struct Last {
     pub written: Option<u64>,
 }
 
+/// How a container is asked to end.
+#[derive(Debug, Clone)]
+pub struct Stop {
+    /// The signal, by name or number; empty for TERM.
+    pub signal: String,
+    /// For how many seconds `stop` waits before it kills.
+    pub timeout: Option<u32>,
+}
+
 /// Starts a container, calls `started` when it runs, and waits for its end. `ended` is asked
 /// for what is known of the container's writable layer then. This *process* keeps the mount namespace that
 /// it makes, and is what the kernel gives the container's orphans to.
@@ -59,11 +69,11 @@ pub struct Last {
 /// [`RunError`] when it did not start.
 pub fn watch(
     start: &Start<'_>,
-    stop_signal: &str,
+    stop: &Stop,
     now: &dyn Fn() -> i64,
     started: &mut dyn FnMut(),
     ended: &mut dyn FnMut() -> Last,
-) -> Result<Exit, RunError> {
+) -> Result<End, RunError> {
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
     kernel::process::set_subreaper().map_err(runtime_failed)?;
@@ -94,14 +104,14 @@ pub fn watch(
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
     // Whoever waits for the start may not want it any more.
     let mut is_unwanted = false;
-    let mut stop = |_requests| {
+    let mut undo = |_requests| {
         is_unwanted = true;
         // It may have ended just now. What it has begun is cleared up after.
         let _gone = runtime.process.signal(Signal::KILL);
     };
     let exit = runtime
         .process
-        .supervise(start.signals, &mut stop, &mut || None)
+        .supervise(start.signals, &mut undo, &mut || None)
         .map_err(runtime_failed)?;
     if is_unwanted {
         return Err(RunError::Interrupted(start.id.to_owned()));
@@ -130,15 +140,18 @@ pub fn watch(
         monitor: std::process::id(),
         pid: pid.as_raw_nonzero().get().unsigned_abs(),
         started: now(),
-        stop_signal: stop_signal.to_owned(),
+        stop_signal: stop.signal.clone(),
         finished: None,
         code: None,
         lost: false,
+        reason: None,
+        stop_timeout: stop.timeout,
         written: None,
     };
     state.begin(start.folder).map_err(write_failed)?;
     started();
     let terms = Terms::new(start.folder, start.runtime.kind);
+    let mut deadline = Deadline::of(start);
     let mut deliver = |signal| {
         terms.note(signal);
         container.signal(signal)
@@ -146,16 +159,17 @@ pub fn watch(
     let mut meanwhile = || {
         // It may have ended just now.
         let again = terms.look(|| drop(container.signal(Signal::KILL)));
-        again.into_iter().chain(start.look()).min()
+        let rest = deadline.look(|| kill(start, &container));
+        again.into_iter().chain(rest).chain(start.look()).min()
     };
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
-    let exit = terms.exit(exit.map_err(runtime_failed)?);
+    let End { exit, reason } = deadline.end(terms.exit(exit.map_err(runtime_failed)?));
     let last = ended();
     state.lost = last.exit.is_some();
-    state.written = last.written;
+    (state.written, state.reason) = (last.written, reason);
     let exit = last.exit.unwrap_or(exit);
     state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;
-    Ok(exit)
+    Ok(End { exit, reason })
 }
 
 /// Sends a signal, by number or name, to a container's first process.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, MountError, Propagation, Reach};
 use kernel::process::{Exit, ProcessError, Setup, Signal, Signals};
@@ -22,6 +22,7 @@ use crate::program::{Named, ProgramError, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 use crate::spared::Terms;
 use crate::stage::Stage;
+use crate::state::{End, Reason};
 use crate::streams::Streams;
 use crate::upper::UpperError;
 use crate::view::{View, WorkingDirError};
@@ -55,6 +56,8 @@ pub struct Start<'a> {
     pub signals: &'a Signals,
     /// Who looks after its filestores meanwhile.
     pub headrooms: &'a [Headroom],
+    /// After how long it is killed.
+    pub timeout: Option<Duration>,
 }
 
 impl Start<'_> {
@@ -63,6 +66,43 @@ impl Start<'_> {
         self.headrooms.iter().map(Headroom::look).min()
     }
 }
+
+/// When a container's time is over.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    at: Option<Instant>,
+    is_over: bool,
+}
+
+impl Deadline {
+    pub(crate) fn of(start: &Start<'_>) -> Self {
+        let at = start.timeout.and_then(|it| Instant::now().checked_add(it));
+        Self { at, is_over: false }
+    }
+
+    /// Answers how long it is until then, and kills at that time.
+    pub(crate) fn look(&mut self, kill: impl FnOnce()) -> Option<Duration> {
+        let rest = self.at?.saturating_duration_since(Instant::now());
+        if rest.is_zero() {
+            (self.at, self.is_over) = (None, true);
+            kill();
+            return None;
+        }
+        Some(rest)
+    }
+
+    /// How the container ended. A program that was faster has its own code.
+    pub(crate) fn end(&self, exit: Exit) -> End {
+        match self.is_over && exit.shell_code() == KILLED {
+            // As podman has it.
+            true => End { exit: Exit::Code(255), reason: Some(Reason::Timeout) },
+            false => End { exit, reason: None },
+        }
+    }
+}
+
+/// The code of what was killed.
+const KILLED: i32 = 128 + Signal::KILL.as_raw();
 
 /// The root's place in the bundle.
 pub const ROOT: &str = "rootfs";
@@ -173,7 +213,7 @@ pub enum RunError {
 ///
 /// # Errors
 /// [`RunError`] when it did not start.
-pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
+pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     crate::streams::check().map_err(RunError::Directory)?;
     let doubt = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
@@ -216,12 +256,15 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
         2 => remark("the container was asked to end twice: again to kill it"),
         _ => kill(start, &child.process),
     };
+    let mut deadline = Deadline::of(start);
+    let mut meanwhile = || {
+        let again = terms.look(|| kill(start, &child.process));
+        let rest = deadline.look(|| kill(start, &child.process));
+        again.into_iter().chain(rest).chain(start.look()).min()
+    };
     let exit = child
         .process
-        .supervise_by(start.signals, &mut deliver, &mut asked, &mut || {
-            let again = terms.look(|| kill(start, &child.process));
-            again.into_iter().chain(start.look()).min()
-        })
+        .supervise_by(start.signals, &mut deliver, &mut asked, &mut meanwhile)
         .map_err(runtime_failed)?;
     streams.finish().map_err(streams_failed)?;
     let exit = terms.exit(exit);
@@ -245,7 +288,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<Exit, RunError> {
     // have ended with.
     match doubt {
         Some(error) if matches!(exit, Exit::Code(1 | 255)) => Err(error.into()),
-        _ => Ok(exit),
+        _ => Ok(deadline.end(exit)),
     }
 }
 
@@ -284,7 +327,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<ProgramError>, RunErro
 
 /// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the
 /// runtime cannot be asked that, it ends itself, and [`crate::teardown::clear`] what it leaves.
-fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
+pub(crate) fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
     if !send(start, Signal::KILL) {
         // It may have ended just now.
         let _gone = runtime.signal(Signal::KILL);

@@ -14,7 +14,7 @@ const DEPTH: u32 = 5;
 /// What the kernel reads of a file to see what it is. Source: `linux/binfmts.h`, `BINPRM_BUF_SIZE`.
 const START: usize = 256;
 /// Enough for the program headers that linkers write, which follow the ELF header.
-const HEADERS: u64 = 4096;
+pub(crate) const HEADERS: u64 = 4096;
 
 /// Where a program is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +227,11 @@ fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
         path = next;
     }
     None
+}
+
+/// Whether a program of this machine, by its first bytes, needs no loader.
+pub(crate) fn is_static(start: &[u8]) -> bool {
+    matches!(Format::of(start), Format::Elf(None))
 }
 
 /// What a file is to the kernel.

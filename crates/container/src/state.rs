@@ -34,9 +34,50 @@ pub struct State {
     /// Whether the disk has lost some of what it wrote.
     #[serde(default)]
     pub lost: bool,
+    /// Who ended it, if its program did not.
+    #[serde(default)]
+    pub reason: Option<Reason>,
+    /// For how many seconds `stop` waits before it kills, if that was said.
+    #[serde(default)]
+    pub stop_timeout: Option<u32>,
     /// What its writable layer had at the end, in bytes; none as long as it runs, and for a directory of the host.
     #[serde(default)]
     pub written: Option<u64>,
+}
+
+/// Who ended a container, if its program did not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reason {
+    /// Quire: its time was over.
+    Timeout,
+}
+
+impl Reason {
+    /// In few words, for tables.
+    #[must_use]
+    pub const fn short(self) -> &'static str {
+        match self {
+            Self::Timeout => "timed out",
+        }
+    }
+
+    /// In a sentence.
+    #[must_use]
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Self::Timeout => "the container was killed, since its time was over (--timeout)",
+        }
+    }
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// As its program did, or in the place of that.
+    pub exit: Exit,
+    /// Why, if it was not the program's own doing.
+    pub reason: Option<Reason>,
 }
 
 impl State {
@@ -137,6 +178,8 @@ mod tests {
             finished: None,
             code: None,
             lost: false,
+            reason: Some(Reason::Timeout),
+            stop_timeout: None,
             written: None,
         };
         assert!(Code::open(folder.path()).unwrap().is_none());

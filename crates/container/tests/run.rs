@@ -24,6 +24,7 @@ use quire_container::root::{
 use quire_container::runtime::Runtime;
 use quire_container::security::Security;
 use quire_container::stage::Stage;
+use quire_container::state::End;
 
 /// Whether mounts can be made here; says so when not.
 fn can_mount() -> bool {
@@ -98,7 +99,7 @@ impl Fixture {
     }
 
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
-    fn run(&self, runtime: &Runtime, command: &[&str], access: Access) -> Result<Exit, RunError> {
+    fn run(&self, runtime: &Runtime, command: &[&str], access: Access) -> Result<End, RunError> {
         std::thread::scope(|scope| {
             scope.spawn(|| self.run_here(runtime, command, access)).join().unwrap()
         })
@@ -109,7 +110,7 @@ impl Fixture {
         runtime: &Runtime,
         command: &[&str],
         access: Access,
-    ) -> Result<Exit, RunError> {
+    ) -> Result<End, RunError> {
         let folder = tempfile::tempdir_in(self.folder.path()).unwrap();
         let writable = match access {
             Access::Writable => Writable::Memory { bytes: None },
@@ -152,6 +153,7 @@ impl Fixture {
             runtime,
             signals: &Signals::block(&[]).unwrap(),
             headrooms: &[],
+            timeout: None,
         };
         let result = quire_container::monitor::run(&start, &|_| {});
         assert!(quire_container::teardown::clear(folder.path(), &id));
@@ -210,7 +212,7 @@ fn exit_codes_are_the_programs() {
     ];
     for runtime in runtimes() {
         for (command, expect) in cases {
-            let exit = fixture.run(&runtime, command, Access::Writable).unwrap();
+            let exit = fixture.run(&runtime, command, Access::Writable).unwrap().exit;
             assert_eq!(exit, Exit::Code(expect), "{command:?} by {runtime:?}");
         }
     }
@@ -224,7 +226,7 @@ fn a_read_only_root_is_one() {
     let fixture = Fixture::new();
     for runtime in runtimes() {
         let command = ["sh", "-c", "echo x > /tmp/new || exit 9"];
-        let exit = fixture.run(&runtime, &command, Access::ReadOnly).unwrap();
+        let exit = fixture.run(&runtime, &command, Access::ReadOnly).unwrap().exit;
         assert_ne!(exit, Exit::Code(0), "{runtime:?}");
     }
 }

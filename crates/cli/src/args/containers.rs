@@ -102,6 +102,13 @@ pub(crate) struct Wanted {
     /// The most memory that it may use, such as 512m
     #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) memory: Option<NonZeroU64>,
+    /// Let a small program of this host (catatonit, tini or docker-init) be process 1, which waits for orphans and passes
+    /// signals on to the command
+    #[arg(long)]
+    pub(crate) init: bool,
+    /// That program, a static one; implies --init
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) init_path: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) security: super::security::Security,
 }
@@ -160,6 +167,15 @@ pub(crate) struct Run {
     /// Remove it as soon as it has ended: always so without --detach
     #[arg(long)]
     pub(crate) rm: bool,
+    /// Kill it after so many seconds; the exit code is 255 then. 0 is no limit
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    pub(crate) timeout: u32,
+    /// What asks it to end when `stop` does; by default what the image says, or TERM
+    #[arg(long, value_name = "SIGNAL")]
+    pub(crate) stop_signal: Option<String>,
+    /// After so many seconds `stop` kills it, if --time does not say another number; by default 10
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) stop_timeout: Option<u32>,
     /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
@@ -242,9 +258,9 @@ pub(crate) struct Stop {
     /// Containers
     #[arg(required = true)]
     pub(crate) containers: Vec<String>,
-    /// After so many seconds it is killed
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 10)]
-    pub(crate) time: u32,
+    /// After so many seconds it is killed; by default what `run --stop-timeout` said, or 10
+    #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
+    pub(crate) time: Option<u32>,
     /// What asks it to end; by default what the image says, or TERM
     #[arg(short, long, value_name = "SIGNAL")]
     pub(crate) signal: Option<String>,

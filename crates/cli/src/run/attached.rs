@@ -108,13 +108,13 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     ended(&id, &report.rest()?)
 }
 
-/// What a container's monitor says of its end: its exit code, and what was lost.
+/// What a container's monitor says of its end: its exit code, and what there is to say of it.
 fn ended(id: &str, said: &[u8]) -> anyhow::Result<Answer> {
-    let Some((code, lost)) = said.split_first() else {
+    let Some((code, remark)) = said.split_first() else {
         bail!("nobody knows how container {id} ended: its monitor was killed");
     };
-    if !lost.is_empty() {
-        report::error_line(&format!("quire: {}", String::from_utf8_lossy(lost)));
+    if !remark.is_empty() {
+        report::error_line(&format!("quire: {}", String::from_utf8_lossy(remark)));
     }
     Ok(Answer::Program(*code))
 }

@@ -13,6 +13,7 @@ mod counts;
 mod deaths;
 mod direct;
 mod disk;
+mod ends;
 mod escapes;
 mod export;
 mod faults;

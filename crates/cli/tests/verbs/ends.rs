@@ -1,0 +1,115 @@
+//! How containers end that do not end by themselves. Needs root.
+
+use crate::containers::{Rm, ps, start};
+use crate::runs::{all_runtimes, place, wait_for};
+use crate::{program, write};
+
+#[test]
+fn a_container_whose_time_is_over_is_killed() {
+    let Some(place) = place() else { return };
+    let script = "trap '' TERM INT; while :; do sleep 0.05; done";
+    for runtime in all_runtimes() {
+        let ran = place.run_each(&[
+            "run",
+            "--runtime",
+            runtime,
+            "--timeout",
+            "1",
+            "a",
+            "sh",
+            "-c",
+            script,
+        ]);
+        assert_eq!(ran.code, Some(255), "{runtime}: {}", ran.err);
+        assert!(ran.err.contains("its time was over"), "{runtime}: {}", ran.err);
+        let ran = place.run_each(&[
+            "run",
+            "--runtime",
+            runtime,
+            "--timeout",
+            "60",
+            "a",
+            "sh",
+            "-c",
+            "exit 3",
+        ]);
+        assert_eq!(
+            (ran.code, ran.err.contains("time")),
+            (Some(3), false),
+            "{runtime}: {}",
+            ran.err
+        );
+        let name = format!("late-{runtime}");
+        let _guard = Rm(&place, &name);
+        start(&place, &["--name", &name, "--runtime", runtime, "--timeout", "1"], script);
+        let ran = place.run(&format!("wait {name}"));
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "255\n"), "{runtime}: {}", ran.err);
+        assert!(ran.err.contains("its time was over"), "{runtime}: {}", ran.err);
+        assert_eq!(ps(&place, &name).unwrap()["reason"], "timeout");
+        assert!(place.out("ps --all").contains("exited (255), timed out"));
+    }
+    // As with podman.
+    place.out("run --timeout 0 a true");
+}
+
+#[test]
+fn stop_asks_and_waits_as_run_was_told() {
+    let Some(place) = place() else { return };
+    for runtime in all_runtimes() {
+        let name = format!("asked-{runtime}");
+        let _guard = Rm(&place, &name);
+        let script = "trap 'exit 3' USR1; trap '' TERM; echo up; while :; do sleep 0.02; done";
+        let options = ["--name", &name, "--runtime", runtime];
+        start(&place, &[&options[..], &["--stop-signal", "SIGUSR1"]].concat(), script);
+        wait_for("it to listen", || place.out(&format!("logs {name}")) == "up\n");
+        place.out(&format!("stop {name}"));
+        assert_eq!(place.out(&format!("wait {name}")), "3\n", "{runtime}");
+        place.out(&format!("rm {name}"));
+        start(&place, &[&options[..], &["--stop-timeout", "0"]].concat(), script);
+        wait_for("it to listen", || place.out(&format!("logs {name}")) == "up\n");
+        place.out(&format!("stop {name}"));
+        assert_eq!(place.out(&format!("wait {name}")), "137\n", "{runtime}");
+    }
+    let ran = place.run("run --stop-signal NONE a true");
+    assert!(ran.code == Some(125) && ran.err.contains("is no signal"), "{}", ran.err);
+}
+
+#[test]
+fn a_first_process_waits_for_orphans_and_passes_signals_on() {
+    let Some(place) = place() else { return };
+    let own = place.path("no-init");
+    write(&own, b"#!/bin/sh\nexec \"$@\"\n", 0o755);
+    let ran = place.run("run --init-path ./no-init a true");
+    assert!(ran.code == Some(125) && ran.err.contains("not a static program"), "{}", ran.err);
+    let ran = place.run("run --init-path ./nothing a true");
+    assert!(ran.code == Some(125) && ran.err.contains("No such file"), "{}", ran.err);
+    if ["catatonit", "tini-static", "docker-init"].iter().all(|name| program(name).is_none()) {
+        testing::skipped("none of catatonit, tini-static and docker-init is here");
+        return;
+    }
+    for runtime in all_runtimes() {
+        for more in [&[][..], &["--read-only"], &["--userns", "auto"]] {
+            // A child of its own that leaves one behind, which ends; until nobody is left that has ended.
+            let script = "(sleep 0.05 &); while :; do found=; for stat in /proc/[0-9]*/stat; do \
+                          read -r line < $stat 2>&- && case \"$line\" in *') Z '*) found=1;; esac; done; \
+                          for comm in /proc/[0-9]*/comm; do read -r line < $comm 2>&-; \
+                          test \"$line\" = sleep && found=1; done; \
+                          test -z \"$found\" && break; done; test $$ != 1 && cat /proc/1/cmdline && exit 5";
+            let options = ["run", "--quiet", "--runtime", runtime, "--init"];
+            let command = ["a", "--", "sh", "-c", script];
+            let ran = place.run_each(&[&options[..], more, &command].concat());
+            assert_eq!(ran.code, Some(5), "{runtime} {more:?}: {}", ran.err);
+            assert!(ran.out.starts_with("/dev/init\0--\0sh\0"), "{runtime} {more:?}: {}", ran.out);
+        }
+        let name = format!("init-{runtime}");
+        let _guard = Rm(&place, &name);
+        let script = "trap 'exit 42' TERM; echo up; while :; do sleep 0.02; done";
+        start(&place, &["--name", &name, "--runtime", runtime, "--init"], script);
+        wait_for("it to listen", || place.out(&format!("logs {name}")) == "up\n");
+        place.out(&format!("stop {name}"));
+        assert_eq!(place.out(&format!("wait {name}")), "42\n", "{runtime}");
+        // Looked up in the image before anything is started.
+        let ran = place.run_each(&["run", "--runtime", runtime, "--init", "a", "no-such"]);
+        assert_eq!(ran.code, Some(127), "{runtime}: {}", ran.err);
+    }
+}

@@ -1,0 +1,133 @@
+//! A first process for a container that does what one has to: it waits for the orphans that the kernel gives it, and passes
+//! signals on. Such programs are small and packaged everywhere, so Quire has none of its own.
+
+use std::ffi::OsStr;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::program::{HEADERS, is_static};
+
+/// Where the container has it: in a file system that every container has, and that is written before it is read-only.
+pub const PLACE: &str = "/dev/init";
+
+/// Names of such programs, the best known first. All end their own options at `--`.
+const NAMES: [&str; 4] = ["catatonit", "tini-static", "docker-init", "tini"];
+
+/// Where packages put them besides `PATH`. Source: podman's and Docker's packages.
+const FOLDERS: [&str; 5] = [
+    "/usr/libexec/podman",
+    "/usr/lib/podman",
+    "/usr/libexec/docker",
+    "/usr/libexec/catatonit",
+    "/usr/local/libexec/podman",
+];
+
+/// There is no such program.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// None of those that are known is here.
+    #[error(
+        "--init needs catatonit, tini or docker-init as a static program, and none is here: install catatonit (Debian, \
+         Fedora, SUSE) or tini, or name one with --init-path"
+    )]
+    None,
+    /// The one that was named is not usable.
+    #[error(
+        "--init-path {}: it is not a static program for this machine, and nothing of the image is there for it to load",
+        .0.display()
+    )]
+    NotStatic(PathBuf),
+    /// The one that was named cannot be read.
+    #[error("--init-path {}: cannot be read", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A runtime needs it as text.
+    #[error("--init-path {}: it is not UTF-8, which runtimes need", .0.display())]
+    Name(PathBuf),
+}
+
+/// The path of such a program: the one that is wanted, or the first that is in `search_path`, which is written as `PATH` is,
+/// or where packages put them.
+///
+/// # Errors
+/// [`InitError`].
+pub fn find(search_path: &OsStr, wanted: Option<&Path>) -> Result<String, InitError> {
+    let text = |path: &Path| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        path.into_os_string().into_string().map_err(|path| InitError::Name(path.into()))
+    };
+    if let Some(path) = wanted {
+        return match is_usable(path) {
+            Ok(true) => text(path),
+            Ok(false) => Err(InitError::NotStatic(path.to_owned())),
+            Err(source) => Err(InitError::Read { path: path.to_owned(), source }),
+        };
+    }
+    let folders = FOLDERS.iter().map(PathBuf::from);
+    let folders: Vec<_> =
+        std::env::split_paths(search_path).filter(|it| it.is_absolute()).chain(folders).collect();
+    let mut paths = NAMES.iter().flat_map(|name| folders.iter().map(move |it| it.join(name)));
+    let found = paths.find(|path| is_usable(path).unwrap_or(false)).ok_or(InitError::None)?;
+    text(&found)
+}
+
+fn is_usable(path: &Path) -> std::io::Result<bool> {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
+        return Ok(false);
+    }
+    let mut start = Vec::new();
+    std::fs::File::open(path)?.take(HEADERS).read_to_end(&mut start)?;
+    Ok(is_static(&start))
+}
+
+/// Puts the program before that of a bundle's configuration.
+pub fn add(path: &str, config: &mut Value) {
+    if let Some(mounts) = config["mounts"].as_array_mut() {
+        mounts.push(json!({"destination": PLACE, "type": "bind", "source": path,
+            "options": ["bind", "rprivate", "ro", "nosuid", "nodev"]}));
+    }
+    if let Some(args) = config["process"]["args"].as_array_mut() {
+        args.splice(0..0, [PLACE.into(), "--".into()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_static_programs_are_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let find_here = |wanted: Option<&Path>| find(folder.path().as_os_str(), wanted);
+        let put = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        };
+        // A header without program headers, and the one of this test, which names a loader.
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let mut bare = own[..64].to_vec();
+        bare[54..58].fill(0);
+        let script = put("script", b"#!/bin/sh\n");
+        assert!(matches!(find_here(Some(&script)), Err(InitError::NotStatic(_))));
+        let none = folder.path().join("none");
+        assert!(matches!(find_here(Some(&none)), Err(InitError::Read { .. })));
+        let path = put("catatonit", &bare);
+        assert_eq!(find_here(None).unwrap(), path.to_str().unwrap());
+        if cfg!(target_env = "gnu") {
+            put("catatonit", &own);
+            let path = put("tini-static", &bare);
+            assert_eq!(find_here(None).unwrap(), path.to_str().unwrap());
+        }
+    }
+}
