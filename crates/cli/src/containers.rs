@@ -1,7 +1,7 @@
-//! Containers that are there: `ps`, `logs`, `exec`, `stop`, `wait`, and what `rm` does about them.
+//! Containers that are there: `ps`, `exec`, `stop`, `wait`, and what `rm` does about them.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -182,65 +182,6 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// How often a log is looked at.
-const GLANCE: Duration = Duration::from_millis(50);
-
-pub(crate) fn logs(context: &Context, args: &args::Logs) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
-    let found = find(&store, &args.container)?;
-    let path = found.folder.join(detached::OUTPUT);
-    let mut log = match File::open(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            bail!("container {} was not started with --detach: it has no log", found.id)
-        }
-        log => log.with_context(|| format!("cannot open {}", path.display()))?,
-    };
-    if let Some(lines) = args.tail {
-        let start = last_lines(&mut log, lines)?;
-        log.seek(SeekFrom::Start(start))?;
-    }
-    loop {
-        // Asked first: what is written until then is printed below.
-        let is_over = !args.follow || find(&store, &found.id).map_or(true, |it| !it.is_running());
-        let mut out = report::standard_output();
-        std::io::copy(&mut log, &mut out)?;
-        out.flush()?;
-        drop(out);
-        if is_over {
-            return Ok(Answer::Yes);
-        }
-        std::thread::sleep(GLANCE);
-    }
-}
-
-/// Where the last lines begin.
-fn last_lines(log: &mut File, lines: usize) -> anyhow::Result<u64> {
-    let mut end = log.metadata()?.len();
-    let mut seen = 0;
-    let mut buffer = vec![0; 64 << 10];
-    let mut is_last = true;
-    while end > 0 {
-        let length = usize::try_from(end).map_or(buffer.len(), |end| end.min(buffer.len()));
-        let start = end - length as u64;
-        log.seek(SeekFrom::Start(start))?;
-        log.read_exact(&mut buffer[..length])?;
-        for (at, byte) in buffer[..length].iter().enumerate().rev() {
-            // The newline at the very end ends the last line, and begins none.
-            if *byte == b'\n' && !std::mem::take(&mut is_last) {
-                seen += 1;
-                if seen == lines {
-                    return Ok(start + at as u64 + 1);
-                }
-            } else if lines == 0 {
-                return Ok(log.metadata()?.len());
-            }
-            is_last = false;
-        }
-        end = start;
-    }
-    Ok(0)
-}
-
 pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answer> {
     let signals = Signals::block(&crate::run::FORWARDED)?;
     let terminal = crate::wanted::terminal(args.tty.when())?;
@@ -289,6 +230,9 @@ fn running(store: &Store, name: &str, signals: &Signals) -> anyhow::Result<(Foun
         std::thread::sleep(detached::GLANCE);
     }
 }
+
+/// How often what another process does is looked at.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// For how many seconds `stop` waits if nobody says another number; as with podman.
 const PATIENCE: u32 = 10;

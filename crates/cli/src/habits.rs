@@ -96,7 +96,11 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["--health-cmd", "--health-interval", "--health-retries", "--health-timeout"],
         "nothing checks a container's health: `quire exec` runs a check",
     ),
-    (RUN, &["--log-driver", "--log-opt"], "`quire logs` prints what a detached container wrote"),
+    (
+        RUN,
+        &["--log-driver", "--log-opt"],
+        "`quire logs` prints what a detached container wrote, of which --log-size is kept",
+    ),
     (
         RUN,
         &["-a", "--attach", "--sig-proxy", "--detach-keys"],

@@ -5,6 +5,7 @@ mod attached;
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use anyhow::{Context as _, bail};
 use container::bundle::{Process, Terminal, configure};
 use container::detached::{Last, Stop};
 use container::headroom::Headroom;
+use container::log::LOG;
 use container::monitor::{RunError, Start};
 use container::root::{Root, Shape};
 use container::runtime::{Kind, Runtime};
@@ -112,6 +114,7 @@ struct Ready {
     signals: Arc<Signals>,
     stop: Stop,
     timeout: Option<Duration>,
+    log_size: Option<NonZeroU64>,
     keep: bool,
     /// Held as long as the container lives, as the next is.
     _image: OpenImage,
@@ -220,6 +223,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         signals,
         stop,
         timeout,
+        log_size: args.log_size.0,
         keep,
         _image,
         _directory: place.into_locked(),
@@ -266,6 +270,7 @@ impl Ready {
             runtime: &self.runtime,
             signals: &self.signals,
             headrooms: &self.headrooms,
+            log_size: self.log_size,
             timeout: self.timeout,
         }
     }
@@ -305,7 +310,7 @@ impl Ready {
         let mut report = Some(File::from(report));
         let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
         let console = seat.as_ref().map(|seat| seat.console.clone());
-        let keeping = seat.map(|seat| seat.keep(&self.path));
+        let keeping = seat.map(|seat| seat.keep(&self.path, self.log_size));
         // Nobody is to find a directory in use by us.
         let _moved = std::env::set_current_dir("/");
         self.offer();
@@ -423,7 +428,7 @@ impl Ready {
 
 /// A sentence among what the container wrote; answers whether there was room for it.
 fn log(folder: &Path, text: &str) -> bool {
-    let log = File::options().append(true).open(folder.join(detached::OUTPUT));
+    let log = File::options().append(true).open(folder.join(LOG));
     log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
 }
 

@@ -12,6 +12,7 @@ use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
 use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
+use crate::log::{self, Log};
 use crate::monitor::{
     Deadline, LOG, PID, RunError, Start, ask, command, complaint, complaints, enter, kill, prepare,
     runtime_of,
@@ -20,12 +21,9 @@ use crate::program::{Named, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 use crate::spared::Terms;
 use crate::state::{End, State};
-use crate::streams::Streams;
+use crate::streams::{Pump, Streams};
 use crate::user::User;
 use crate::view::{View, check_inside};
-
-/// What the container writes, to standard output and error, in its folder.
-pub const OUTPUT: &str = "log";
 
 /// In the folder of a container that is over: nothing is left of it outside of the folder.
 const OVER: &str = "over";
@@ -78,8 +76,8 @@ pub fn watch(
     let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
     kernel::process::set_subreaper().map_err(runtime_failed)?;
     let doubt = prepare(start)?;
-    let output = File::options().create(true).append(true).open(start.folder.join(OUTPUT));
-    let output = output.map_err(write_failed)?;
+    let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
+    let (reader, output) = io::pipe().map_err(write_failed)?;
     if let Some((user, group)) = start.owner {
         // Else a program could not open its own `/dev/stdout`.
         std::os::unix::fs::fchown(&output, Some(user), Some(group)).map_err(write_failed)?;
@@ -102,6 +100,11 @@ pub fn watch(
     let setup =
         Setup { signals: Some(start.signals), keep: start.lock.as_slice(), ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
+    let sink = move |bytes: &[u8]| {
+        written.write(bytes);
+        Ok(())
+    };
+    let pump = Pump::start(reader, sink).map_err(write_failed)?;
     // Whoever waits for the start may not want it any more.
     let mut is_unwanted = false;
     let mut undo = |_requests| {
@@ -119,8 +122,9 @@ pub fn watch(
     let pid = std::fs::read_to_string(&pid_file).ok();
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
+        pump.finish().map_err(write_failed)?;
         // What is wrong with its options it says before it has a log.
-        let message = [log, start.folder.join(OUTPUT)]
+        let message = [log, start.folder.join(log::LOG)]
             .iter()
             .find_map(|it| complaint(&complaints(it), start.runtime.kind));
         let message = message.unwrap_or_else(|| "it does not say why".to_owned());
@@ -164,6 +168,7 @@ pub fn watch(
     };
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
     let End { exit, reason } = deadline.end(terms.exit(exit.map_err(runtime_failed)?));
+    pump.finish().map_err(write_failed)?;
     let last = ended();
     state.lost = last.exit.is_some();
     (state.written, state.reason) = (last.written, reason);

@@ -5,6 +5,7 @@
 //! [`crate::teardown`] removes.
 
 use std::ffi::OsStr;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -56,6 +57,8 @@ pub struct Start<'a> {
     pub signals: &'a Signals,
     /// Who looks after its filestores meanwhile.
     pub headrooms: &'a [Headroom],
+    /// How large its log may be, if it has one; none is no limit.
+    pub log_size: Option<NonZeroU64>,
     /// After how long it is killed.
     pub timeout: Option<Duration>,
 }

@@ -82,7 +82,8 @@ impl Streams {
             let Some(mut file) = file else { return Ok(None) };
             let (reader, writer) = io::pipe()?;
             let ended = ended.try_clone()?;
-            outputs.push(std::thread::spawn(move || pass_on(reader, &mut file, &ended)));
+            let mut sink = move |bytes: &[u8]| file.write_all(bytes);
+            outputs.push(std::thread::spawn(move || pass_on(reader, &mut sink, &ended)));
             io::Result::Ok(Some(writer))
         };
         // One pipe for one file, so that lines stay in order.
@@ -114,8 +115,41 @@ impl Streams {
     }
 }
 
+/// A thread that takes what comes out of a pipe.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    thread: JoinHandle<io::Result<()>>,
+    running: PipeWriter,
+}
+
+impl Pump {
+    pub(crate) fn start(
+        reader: PipeReader,
+        mut sink: impl FnMut(&[u8]) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Self> {
+        let (ended, running) = io::pipe()?;
+        // There is one for each container, and it needs little.
+        let thread = std::thread::Builder::new().stack_size(128 << 10);
+        let thread = thread.spawn(move || pass_on(reader, &mut sink, &ended))?;
+        Ok(Self { thread, running })
+    }
+
+    /// Waits until all that has come is taken. Who still has the other end is not waited for.
+    pub(crate) fn finish(self) -> io::Result<()> {
+        drop(self.running);
+        match self.thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
 /// To the end of what comes from `reader`, or of what has come when the other end of `ended` is closed.
-fn pass_on(mut reader: PipeReader, file: &mut File, ended: &PipeReader) -> io::Result<()> {
+fn pass_on(
+    mut reader: PipeReader,
+    sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ended: &PipeReader,
+) -> io::Result<()> {
     let mut bytes = vec![0; 1 << 16];
     loop {
         let is_over = {
@@ -130,7 +164,7 @@ fn pass_on(mut reader: PipeReader, file: &mut File, ended: &PipeReader) -> io::R
         let count = if is_over { 0 } else { reader.read(&mut bytes)? };
         match bytes.get(..count) {
             None | Some([]) => return Ok(()),
-            Some(bytes) => file.write_all(bytes)?,
+            Some(bytes) => sink(bytes)?,
         }
     }
 }

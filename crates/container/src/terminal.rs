@@ -4,8 +4,8 @@
 //! The runtime makes the terminal and hands over its master side ([`kernel::terminal::Receiver`]), since runtimes that
 //! copy the bytes themselves leave no way out: crun 1.8 does not set a size either.
 
-use std::fs::File;
 use std::io::Write as _;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -18,7 +18,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::detached::OUTPUT;
+use crate::log::Log;
 use crate::spared::{first_process, is_spared};
 
 /// Ctrl-C, and the two keys by which a caller leaves a container to itself, as with Docker.
@@ -402,12 +402,18 @@ impl Keeper {
     /// Takes the container's terminal over if the caller leaves it, and writes what comes from there into the log of the
     /// container's folder, after `takes_over`; sets the caller's terminal back if the caller is killed. Returns when the caller
     /// has gone, or nobody has the container's terminal open any more.
-    pub fn keep(self, modes: Modes, folder: &Path, takes_over: &dyn Fn()) {
+    pub fn keep(
+        self,
+        modes: Modes,
+        folder: &Path,
+        log_size: Option<NonZeroU64>,
+        takes_over: &dyn Fn(),
+    ) {
         match receive(&self.0) {
             Ok((Some(DETACH), Some(master))) => {
                 takes_over();
                 drop((self, modes));
-                keep_log(&master, folder);
+                keep_log(&master, folder, log_size);
             }
             Ok((Some(_), _)) => {}
             Ok((None, _)) | Err(_) => modes.restore(),
@@ -415,15 +421,12 @@ impl Keeper {
     }
 }
 
-fn keep_log(master: &OwnedFd, folder: &Path) {
-    let Ok(log) = File::options().append(true).open(folder.join(OUTPUT)) else { return };
+fn keep_log(master: &OwnedFd, folder: &Path, log_size: Option<NonZeroU64>) {
+    let Ok(mut log) = Log::open(folder, log_size) else { return };
     let mut bytes = [0; 1 << 14];
     loop {
         match rustix::io::read(master, &mut bytes) {
-            Ok(length @ 1..) => {
-                // A full disk loses it, and the container must not wait for that.
-                let _lost = write_all(log.as_fd(), &bytes[..length]);
-            }
+            Ok(length @ 1..) => log.write(&bytes[..length]),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
                 let _waited =

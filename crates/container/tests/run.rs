@@ -153,6 +153,7 @@ impl Fixture {
             runtime,
             signals: &Signals::block(&[]).unwrap(),
             headrooms: &[],
+            log_size: None,
             timeout: None,
         };
         let result = quire_container::monitor::run(&start, &|_| {});

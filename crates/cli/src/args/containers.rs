@@ -38,6 +38,21 @@ impl FromStr for NetworkKind {
 
 const NETWORKS: &str = "it is none, host, or ns:PATH, such as ns:/run/netns/NAME";
 
+/// How large a log may be; none is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LogSize(pub(crate) Option<NonZeroU64>);
+
+impl FromStr for LogSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "0" | "unlimited" => Ok(Self(None)),
+            _ => Ok(Self(Some(bytes(text)?))),
+        }
+    }
+}
+
 // How a program is started in a container.
 #[derive(Debug, Args)]
 pub(crate) struct Program {
@@ -176,6 +191,9 @@ pub(crate) struct Run {
     /// After so many seconds `stop` kills it, if --time does not say another number; by default 10
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stop_timeout: Option<u32>,
+    /// How large its log may be: from then on the oldest half of it goes. 0 is no limit
+    #[arg(long, value_name = "SIZE", default_value = "64m")]
+    pub(crate) log_size: LogSize,
     /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,12 +39,12 @@ pub(super) struct Keeping {
 }
 
 impl Seat {
-    pub(super) fn keep(self, folder: &Path) -> Keeping {
+    pub(super) fn keep(self, folder: &Path, log_size: Option<NonZeroU64>) -> Keeping {
         let has_taken_over = Arc::new(AtomicBool::new(false));
         let (taken, folder) = (Arc::clone(&has_taken_over), folder.to_owned());
         let thread = std::thread::spawn(move || {
             let taken_over = || taken.store(true, Ordering::SeqCst);
-            self.keeper.keep(self.modes, &folder, &taken_over);
+            self.keeper.keep(self.modes, &folder, log_size, &taken_over);
         });
         Keeping { thread, has_taken_over }
     }

@@ -27,6 +27,7 @@ mod hosts;
 mod images;
 #[cfg(feature = "registry")]
 mod logins;
+mod logs;
 #[cfg(feature = "registry")]
 mod makers;
 mod memory;
