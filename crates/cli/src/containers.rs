@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use container::detached::{self, More};
 use container::kept;
+use container::monitor::KILLED;
 use container::state::{Code, Reason, State};
 use container::userns::IdMap;
 use kernel::process::Signals;
@@ -206,7 +207,11 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
         user: user.transpose()?,
         terminal,
     };
+    let killed = container::memory::killed_in(&found.folder);
     let exit = detached::exec(&found.folder, &found.id, more, &signals)?;
+    if exit.shell_code() == KILLED && container::memory::killed_in(&found.folder) > killed {
+        context.remark(Reason::Memory.sentence());
+    }
     Ok(Answer::Program(u8::try_from(exit.shell_code()).unwrap_or(u8::MAX)))
 }
 

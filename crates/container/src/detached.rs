@@ -167,7 +167,8 @@ pub fn watch(
         again.into_iter().chain(rest).chain(start.look()).min()
     };
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
-    let End { exit, reason } = deadline.end(terms.exit(exit.map_err(runtime_failed)?));
+    let exit = terms.exit(exit.map_err(runtime_failed)?);
+    let End { exit, reason } = deadline.end(exit, || crate::memory::killed(start.config) > 0);
     pump.finish().map_err(write_failed)?;
     let last = ended();
     state.lost = last.exit.is_some();

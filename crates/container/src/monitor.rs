@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use crate::bundle::{Process, Terminal};
 use crate::headroom::Headroom;
+use crate::memory::Ear;
 use crate::program::{Named, ProgramError, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 use crate::spared::Terms;
@@ -94,18 +95,19 @@ impl Deadline {
         Some(rest)
     }
 
-    /// How the container ended. A program that was faster has its own code.
-    pub(crate) fn end(&self, exit: Exit) -> End {
-        match self.is_over && exit.shell_code() == KILLED {
+    /// How the container ended. A program that was faster has its own code. `lacked_memory` is asked about one that was killed.
+    pub(crate) fn end(&self, exit: Exit, lacked_memory: impl FnOnce() -> bool) -> End {
+        match (exit.shell_code() == KILLED, self.is_over) {
             // As podman has it.
-            true => End { exit: Exit::Code(255), reason: Some(Reason::Timeout) },
-            false => End { exit, reason: None },
+            (true, true) => End { exit: Exit::Code(255), reason: Some(Reason::Timeout) },
+            (true, false) if lacked_memory() => End { exit, reason: Some(Reason::Memory) },
+            _ => End { exit, reason: None },
         }
     }
 }
 
 /// The code of what was killed.
-const KILLED: i32 = 128 + Signal::KILL.as_raw();
+pub const KILLED: i32 = 128 + Signal::KILL.as_raw();
 
 /// The root's place in the bundle.
 pub const ROOT: &str = "rootfs";
@@ -245,6 +247,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let deaf = kind == Kind::Runsc && !covered;
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
+    let ear = Ear::of(start.config).map_err(streams_failed)?;
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
     let terms = Terms::new(start.folder, kind);
     let mut deliver = |signal: Signal| {
@@ -269,8 +272,11 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         .process
         .supervise_by(start.signals, &mut deliver, &mut asked, &mut meanwhile)
         .map_err(runtime_failed)?;
-    streams.finish().map_err(streams_failed)?;
     let exit = terms.exit(exit);
+    // Always, so that this process has one thread again.
+    let lacked_memory = ear.is_some_and(|ear| ear.finish(exit.shell_code() == KILLED));
+    let end = deadline.end(exit, || lacked_memory);
+    streams.finish().map_err(streams_failed)?;
     // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
     // program's exit code another one.
     let started = pid_file.exists() && !(kind == Kind::Runsc && runsc_failed(exit, &log));
@@ -291,7 +297,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     // have ended with.
     match doubt {
         Some(error) if matches!(exit, Exit::Code(1 | 255)) => Err(error.into()),
-        _ => Ok(deadline.end(exit)),
+        _ => Ok(end),
     }
 }
 

@@ -51,6 +51,8 @@ pub struct State {
 pub enum Reason {
     /// Quire: its time was over.
     Timeout,
+    /// The kernel: there was no memory left for it.
+    Memory,
 }
 
 impl Reason {
@@ -59,6 +61,7 @@ impl Reason {
     pub const fn short(self) -> &'static str {
         match self {
             Self::Timeout => "timed out",
+            Self::Memory => "out of memory",
         }
     }
 
@@ -67,6 +70,9 @@ impl Reason {
     pub const fn sentence(self) -> &'static str {
         match self {
             Self::Timeout => "the container was killed, since its time was over (--timeout)",
+            Self::Memory => {
+                "the container ran out of memory, and the kernel killed its program (--memory says how much it may have)"
+            }
         }
     }
 }

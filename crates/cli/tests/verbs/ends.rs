@@ -1,7 +1,7 @@
 //! How containers end that do not end by themselves. Needs root.
 
 use crate::containers::{Rm, ps, start};
-use crate::runs::{all_runtimes, place, wait_for};
+use crate::runs::{all_runtimes, place, runtimes, wait_for};
 use crate::{program, write};
 
 #[test]
@@ -111,5 +111,38 @@ fn a_first_process_waits_for_orphans_and_passes_signals_on() {
         // Looked up in the image before anything is started.
         let ran = place.run_each(&["run", "--runtime", runtime, "--init", "a", "no-such"]);
         assert_eq!(ran.code, Some(127), "{runtime}: {}", ran.err);
+    }
+}
+
+#[test]
+fn what_the_kernel_kills_for_memory_says_so() {
+    let Some(place) = place() else { return };
+    // A string that doubles for ever.
+    let hog = "a=xxxxxxxxxxxxxxxx; while :; do a=$a$a; done";
+    let said = "ran out of memory";
+    for runtime in runtimes() {
+        let options = ["--runtime", runtime, "-m", "24m"];
+        for _ in 0..3 {
+            let ran =
+                place.run_each(&[&["run"], &options[..], &["a", "--", "sh", "-c", hog]].concat());
+            assert!(ran.code == Some(137) && ran.err.contains(said), "{runtime}: {ran:?}");
+        }
+        // Not what somebody else has killed.
+        let kill = ["a", "--", "sh", "-c", "sh -c 'kill -KILL $$'"];
+        let ran = place.run_each(&[&["run"], &options[..], &kill].concat());
+        assert!(ran.code == Some(137) && !ran.err.contains(said), "{runtime}: {ran:?}");
+        let name = format!("hog-{runtime}");
+        let _guard = Rm(&place, &name);
+        start(&place, &[&options[..], &["--name", &name]].concat(), &format!("sleep 0.1; {hog}"));
+        let ran = place.run(&format!("wait {name}"));
+        assert!(ran.out == "137\n" && ran.err.contains(said), "{runtime}: {ran:?}");
+        assert_eq!(ps(&place, &name).unwrap()["reason"], "memory");
+        assert!(place.out("ps --all").contains("exited (137), out of memory"));
+        place.out(&format!("rm {name}"));
+        start(&place, &[&options[..], &["--name", &name]].concat(), "sleep 60");
+        let ran = place.run_each(&["exec", &name, "sh", "-c", hog]);
+        assert!(ran.code == Some(137) && ran.err.contains(said), "{runtime}: {ran:?}");
+        let ran = place.run_each(&["exec", &name, "sh", "-c", "kill -KILL $$"]);
+        assert!(ran.code == Some(137) && !ran.err.contains(said), "{runtime}: {ran:?}");
     }
 }

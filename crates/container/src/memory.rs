@@ -1,0 +1,229 @@
+//! Whether the kernel has killed something in a container because it had no memory left.
+//!
+//! The container's cgroup counts that, as long as the cgroup is there. Runtimes that stay with a container remove it before
+//! anybody else can look, so a thread listens meanwhile.
+
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde_json::Value;
+
+/// Where the counts are, below which directory. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`, "memory.events";
+/// `cgroup-v1/memory.rst`, "OOM Control".
+const UNIFIED: (&str, &str) = ("/sys/fs/cgroup", "memory.events");
+const LEGACY: (&str, &str) = ("/sys/fs/cgroup/memory", "memory.oom_control");
+
+/// How often somebody looks whether the runtime has made the cgroup yet.
+const MADE: Duration = Duration::from_millis(2);
+/// How long the kernel may take to tell that a cgroup is gone.
+const GONE: Duration = Duration::from_millis(100);
+
+/// The counts of a cgroup.
+struct Counts {
+    file: File,
+    is_legacy: bool,
+}
+
+impl Counts {
+    /// By the cgroup's path from the root of each hierarchy.
+    fn open(cgroup: &str) -> Option<Self> {
+        let cgroup = cgroup.trim_start_matches('/');
+        let open =
+            |(root, name): (&str, &str)| File::open(Path::new(root).join(cgroup).join(name)).ok();
+        let unified = open(UNIFIED).map(|file| Self { file, is_legacy: false });
+        unified.or_else(|| open(LEGACY).map(|file| Self { file, is_legacy: true }))
+    }
+
+    /// How many processes were killed; an error if the cgroup is gone.
+    fn killed(&mut self) -> io::Result<u64> {
+        let mut text = String::new();
+        self.file.rewind()?;
+        self.file.read_to_string(&mut text)?;
+        Ok(count(&text, "oom_kill"))
+    }
+}
+
+fn count(text: &str, key: &str) -> u64 {
+    let values = text.lines().filter_map(|line| line.split_once(' '));
+    values
+        .filter(|(name, _)| *name == key)
+        .find_map(|(_, value)| value.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+fn cgroup(config: &Value) -> Option<&str> {
+    config["linux"]["cgroupsPath"].as_str().filter(|it| it.len() > 1)
+}
+
+/// How many processes were killed in a container so far, by its bundle's configuration; 0 if that cannot be told.
+pub(crate) fn killed(config: &Value) -> u64 {
+    let counts = cgroup(config).and_then(Counts::open);
+    counts.and_then(|mut it| it.killed().ok()).unwrap_or(0)
+}
+
+/// The same, for a container whose folder this is.
+#[must_use]
+pub fn killed_in(folder: &Path) -> u64 {
+    let bytes = std::fs::read(folder.join("config.json")).unwrap_or_default();
+    killed(&serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
+/// Listens while a runtime has the container.
+#[derive(Debug)]
+pub(crate) struct Ear {
+    thread: JoinHandle<Heard>,
+    over: PipeWriter,
+}
+
+/// What was heard.
+#[derive(Debug, Default)]
+struct Heard {
+    has_killed: bool,
+    /// The kernel's bell, which rings when memory has run out, and once more when the cgroup goes.
+    bell: Option<OwnedFd>,
+    rings: u64,
+}
+
+impl Ear {
+    /// None for a container without a limit: what the whole machine lacks it does not hear of.
+    pub(crate) fn of(config: &Value) -> io::Result<Option<Self>> {
+        if config["linux"]["resources"]["memory"]["limit"].is_null() {
+            return Ok(None);
+        }
+        let Some(cgroup) = cgroup(config).map(str::to_owned) else { return Ok(None) };
+        let (ended, over) = io::pipe()?;
+        let thread = std::thread::Builder::new().stack_size(128 << 10);
+        let thread = thread.spawn(move || listen(&cgroup, &ended))?;
+        Ok(Some(Self { thread, over }))
+    }
+
+    /// When the container has ended: whether something in it was killed. `was_killed` says whether its end looks like that.
+    pub(crate) fn finish(self, was_killed: bool) -> bool {
+        drop(self.over);
+        // What it panics of is no reason to lose the container's end.
+        let Ok(heard) = self.thread.join() else { return false };
+        if heard.has_killed || !was_killed {
+            return heard.has_killed;
+        }
+        // One ring may have been either: the other is still to come.
+        let Some(bell) = heard.bell else { return false };
+        let mut rings = heard.rings;
+        while rings == 1 && wait(&[PollFd::new(&bell, PollFlags::IN)], Some(GONE)) {
+            rings += ring(&bell);
+        }
+        rings > 1
+    }
+}
+
+fn listen(cgroup: &str, ended: &PipeReader) -> Heard {
+    let mut heard = Heard::default();
+    let mut counts = loop {
+        if let Some(counts) = Counts::open(cgroup) {
+            break counts;
+        }
+        if wait(&[PollFd::new(ended, PollFlags::IN)], Some(MADE)) {
+            return heard;
+        }
+    };
+    heard.bell = if counts.is_legacy { bell(cgroup, &counts.file).ok() } else { None };
+    // Where there is neither, or the kernel tells late, it is looked at again and again from the first sign on.
+    let mut is_alert = counts.is_legacy && heard.bell.is_none();
+    loop {
+        match counts.killed() {
+            Ok(0) => {}
+            Ok(_) => {
+                heard.has_killed = true;
+                return heard;
+            }
+            // It is gone.
+            Err(_) => break,
+        }
+        let sign = match &heard.bell {
+            Some(bell) => PollFd::new(bell, PollFlags::IN),
+            None => PollFd::new(&counts.file, PollFlags::PRI),
+        };
+        let mut signs = [sign, PollFd::new(ended, PollFlags::IN)];
+        let most = is_alert.then(|| Timespec::try_from(MADE).ok()).flatten();
+        match poll(&mut signs, most.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+        let (is_sign, is_over) = (!signs[0].revents().is_empty(), !signs[1].revents().is_empty());
+        is_alert |= is_sign;
+        if let (true, Some(bell)) = (is_sign, &heard.bell) {
+            heard.rings += ring(bell);
+        }
+        if is_over {
+            break;
+        }
+    }
+    if let Some(bell) = &heard.bell {
+        heard.rings += ring(bell);
+    }
+    heard
+}
+
+/// Waits until one of them is ready, or the time is over; answers whether one is.
+fn wait(fds: &[PollFd<'_>], most: Option<Duration>) -> bool {
+    let most = most.and_then(|it| Timespec::try_from(it).ok());
+    matches!(poll(&mut fds.to_vec(), most.as_ref()), Ok(1..))
+}
+
+/// A descriptor that counts events. Source: `cgroup-v1/memory.rst`, "OOM Control".
+fn bell(cgroup: &str, counts: &File) -> io::Result<OwnedFd> {
+    let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let control =
+        Path::new(LEGACY.0).join(cgroup.trim_start_matches('/')).join("cgroup.event_control");
+    let order = format!("{} {}", bell.as_raw_fd(), counts.as_raw_fd());
+    // Not made where it is not there: the cgroup has gone then.
+    let control = File::options().write(true).open(control)?;
+    rustix::io::write(&control, order.as_bytes())?;
+    Ok(bell)
+}
+
+fn ring(bell: &OwnedFd) -> u64 {
+    let mut bytes = [0; 8];
+    match rustix::io::read(bell, &mut bytes) {
+        Ok(8) => count_of(bytes),
+        _ => 0,
+    }
+}
+
+#[expect(
+    clippy::host_endian_bytes,
+    reason = "eventfd(2): the kernel counts in the machine's own order"
+)]
+const fn count_of(bytes: [u8; 8]) -> u64 {
+    u64::from_ne_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_both_versions() {
+        let legacy = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n";
+        let unified = "low 0\nhigh 0\nmax 31\noom 1\noom_kill 1\noom_group_kill 0\n";
+        assert_eq!([legacy, unified, "", "oom_kill"].map(|it| count(it, "oom_kill")), [2, 1, 0, 0]);
+    }
+
+    #[test]
+    fn a_cgroup_that_is_not_there_has_killed_nobody() {
+        let config = |path: &str| serde_json::json!({"linux": {"cgroupsPath": path}});
+        assert_eq!(
+            [killed(&config("/quire-none-1")), killed(&config("")), killed(&config("/"))],
+            [0; 3]
+        );
+        let mut limited = config("/quire-none-1");
+        assert!(Ear::of(&limited).unwrap().is_none());
+        limited["linux"]["resources"]["memory"]["limit"] = 1.into();
+        assert!(!Ear::of(&limited).unwrap().unwrap().finish(true));
+    }
+}
