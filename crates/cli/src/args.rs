@@ -9,6 +9,7 @@ use clap::{
 };
 
 mod containers;
+mod cpu;
 mod derive;
 mod memory;
 mod mount;

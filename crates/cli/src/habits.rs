@@ -71,19 +71,16 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &[
-            "-c",
-            "--cpus",
-            "--cpu-shares",
             "--cpu-quota",
             "--cpu-period",
-            "--cpuset-cpus",
             "--cpuset-mems",
             "--memory-swap",
             "--memory-reservation",
             "--blkio-weight",
         ],
-        "there is no such limit: --memory and --pids-limit are there",
+        "there is no such limit: --memory, --cpus and --pids-limit are there",
     ),
+    (RUN, &["-c"], "use --cpu-shares"),
     (
         RUN,
         &["--pid", "--ipc", "--uts", "--cgroupns", "--cgroups", "--cgroup-parent"],

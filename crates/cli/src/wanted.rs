@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
-use container::bundle::{Access, Network, Terminal, Wishes};
+use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
 use container::config::ImageConfig;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -78,6 +78,11 @@ pub(crate) fn wishes(
         cgroup: None,
         memory: wanted.memory,
         pids: crate::security::pids(&wanted.security)?,
+        cpu: Cpu {
+            quota: wanted.cpu.cpus,
+            shares: wanted.cpu.cpu_shares,
+            cpus: wanted.cpu.cpuset_cpus.clone(),
+        },
         security: crate::security::security(&wanted.security)?,
     })
 }

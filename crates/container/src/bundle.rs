@@ -69,6 +69,20 @@ pub enum Access {
     ReadOnly,
 }
 
+/// How much of the processors a container may use. What is `None` is not limited.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// Microseconds of processor time in each tenth of a second.
+    pub quota: Option<NonZeroU32>,
+    /// Against other cgroups that want time, too, which have 1024 if nobody says another number.
+    pub shares: Option<NonZeroU64>,
+    /// Which processors, such as `0-2,7`.
+    pub cpus: Option<String>,
+}
+
+/// What [`Cpu::quota`] is a part of, in microseconds.
+pub const CPU_PERIOD: u32 = 100_000;
+
 /// The caller's wishes. What is `None` or empty is as the image says.
 #[derive(Debug, Clone)]
 pub struct Wishes {
@@ -100,6 +114,8 @@ pub struct Wishes {
     pub memory: Option<NonZeroU64>,
     /// The most processes and threads.
     pub pids: Option<NonZeroU32>,
+    /// How much of the processors.
+    pub cpu: Cpu,
     /// What it may do.
     pub security: Security,
 }
@@ -255,6 +271,16 @@ fn runtime_config(
     if let Some(count) = wishes.pids {
         resources["pids"] = json!({"limit": count});
     }
+    if let Some(quota) = wishes.cpu.quota {
+        resources["cpu"]["quota"] = quota.get().into();
+        resources["cpu"]["period"] = CPU_PERIOD.into();
+    }
+    if let Some(shares) = wishes.cpu.shares {
+        resources["cpu"]["shares"] = shares.get().into();
+    }
+    if let Some(cpus) = &wishes.cpu.cpus {
+        resources["cpu"]["cpus"] = cpus.as_str().into();
+    }
     let annotations = image.labels.iter().filter(|(name, _)| name.starts_with(HARMLESS_LABELS));
     let annotations: BTreeMap<_, _> = annotations.collect();
     let mut config = json!({
@@ -357,6 +383,7 @@ mod tests {
             cgroup: None,
             memory: None,
             pids: None,
+            cpu: Cpu::default(),
             security: Security::default(),
         }
     }

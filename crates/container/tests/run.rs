@@ -133,6 +133,7 @@ impl Fixture {
             cgroup: None,
             memory: None,
             pids: None,
+            cpu: quire_container::bundle::Cpu::default(),
             security: Security::default(),
         };
         let user = quire_container::user::find(root.mount.as_fd(), "").unwrap();

@@ -117,6 +117,8 @@ pub(crate) struct Wanted {
     /// The most memory that it may use, such as 512m
     #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) memory: Option<NonZeroU64>,
+    #[command(flatten)]
+    pub(crate) cpu: super::cpu::Cpu,
     /// Let a small program of this host (catatonit, tini or docker-init) be process 1, which waits for orphans and passes
     /// signals on to the command
     #[arg(long)]

@@ -109,3 +109,23 @@ fn a_container_sees_its_own_limits_and_changes_none() {
         }
     }
 }
+
+#[test]
+fn processors_are_limited() {
+    let Some(place) = place() else { return };
+    // Of cgroup v1, and of v2, whose weight the runtime computes.
+    let show = "cd /sys/fs/cgroup; cat cpu/cpu.cfs_quota_us cpu/cpu.shares cpuset/cpuset.cpus 2>&- || \
+                { read -r quota period < cpu.max; echo $quota; echo 512; cat cpuset.cpus; }";
+    for runtime in runtimes() {
+        let options =
+            ["run", "--quiet", "--runtime", runtime, "--cpus", "1.5", "--cpu-shares", "512"];
+        let options = [&options[..], &["--cpuset-cpus", "0"]].concat();
+        let ran = place.run_each(&[&options[..], &["a", "--", "sh", "-c", show]].concat());
+        assert_eq!(
+            (ran.code, ran.out.as_str()),
+            (Some(0), "150000\n512\n0\n"),
+            "{runtime}: {}",
+            ran.err
+        );
+    }
+}
