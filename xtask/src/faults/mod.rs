@@ -51,6 +51,7 @@ enum ErrorName {
     Eio,
     Eintr,
     Emfile,
+    Enomem,
     Short,
 }
 
@@ -77,6 +78,7 @@ impl Args {
             ErrorName::Eio => Kind::Io,
             ErrorName::Eintr => Kind::Interrupted,
             ErrorName::Emfile => Kind::Descriptors,
+            ErrorName::Enomem => Kind::Memory,
             ErrorName::Short => Kind::Short,
         });
         Kind::ALL.into_iter().filter(|it| wanted.is_none_or(|wanted| wanted == *it)).collect()

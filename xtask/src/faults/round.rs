@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use testing::faults::{Fault, Mode, Traced};
+use testing::faults::{Fault, Kind, Mode, Traced};
 
 use super::room::{Ran, Room};
 use super::verbs::Verb;
@@ -31,7 +31,7 @@ pub(super) struct Model {
     /// What the store has after that.
     store: BTreeMap<PathBuf, String>,
     /// Calls that can fail, by kind.
-    pub(super) candidates: [u64; 5],
+    pub(super) candidates: [u64; Kind::ALL.len()],
 }
 
 /// What came of a round.
@@ -48,6 +48,10 @@ pub(super) enum Outcome {
 }
 
 impl Model {
+    fn repairs(&self) -> bool {
+        self.verb.line.contains("--repair")
+    }
+
     pub(super) fn new(room: &mut Room, verb: Verb) -> Result<Self> {
         let mut models = Vec::new();
         for _ in 0..2 {
@@ -113,9 +117,9 @@ impl Model {
         }
         let settled = settle(room)?;
         for (ran, model) in settled.iter().zip(&self.settled) {
-            // Damage that was to be repaired may be there still.
             let may_be = [Some(0), model.code].contains(&ran.code);
-            let was_damaged = !says_done && self.verb.line.contains("--repair");
+            // Damage that was to be repaired may be there still.
+            let was_damaged = !says_done && self.repairs() && ran.code == Some(1);
             if !may_be && !was_damaged {
                 wrong.push(format!("afterwards: {:?}: {}{}", ran.code, ran.out, ran.err));
             }
@@ -149,6 +153,13 @@ impl Model {
         }
         if (says_done || verb.before.is_empty()) && store != self.store {
             wrong.push(format!("the store differs: {}", difference(&store, &self.store)));
+        }
+        // A repair that was not done may have left what is damaged, and has taken nothing else.
+        if self.repairs() && !says_done {
+            let lost: Vec<_> = self.store.keys().filter(|it| !store.contains_key(*it)).collect();
+            if !lost.is_empty() {
+                wrong.push(format!("sound files were removed: {lost:?}"));
+            }
         }
         wrong.extend(room.left()?.into_iter().map(|it| format!("left: {it}")));
         let outcome = if !wrong.is_empty() {

@@ -45,7 +45,7 @@ enum Can {
 
 use About::{At, Descriptor, Nothing, Path};
 use Can::{BeInterrupted, BeShort, Fail, FailOnDisk};
-use Kind::{Descriptors, Interrupted, Io, NoSpace};
+use Kind::{Descriptors, Interrupted, Io, Memory, NoSpace};
 
 const NEW_NAME: &[Can] = &[FailOnDisk(NoSpace), FailOnDisk(Io)];
 const DISK: &[Can] = &[FailOnDisk(Io)];
@@ -54,8 +54,18 @@ const WAIT: &[Can] = &[Fail(Interrupted)];
 
 /// `(number, name, what it is about, how it can fail)`. Conditions on arguments are in `Call::is_exempt`.
 const CALLS: &[(i64, &str, About, &[Can])] = &[
-    (libc::SYS_read, "read", Descriptor(0), &[FailOnDisk(Io), BeInterrupted, BeShort(2)]),
-    (libc::SYS_pread64, "pread64", Descriptor(0), &[FailOnDisk(Io), BeShort(2)]),
+    (
+        libc::SYS_read,
+        "read",
+        Descriptor(0),
+        &[FailOnDisk(Io), FailOnDisk(Memory), BeInterrupted, BeShort(2)],
+    ),
+    (
+        libc::SYS_pread64,
+        "pread64",
+        Descriptor(0),
+        &[FailOnDisk(Io), FailOnDisk(Memory), BeShort(2)],
+    ),
     (libc::SYS_readv, "readv", Descriptor(0), &[FailOnDisk(Io), BeInterrupted]),
     (libc::SYS_preadv, "preadv", Descriptor(0), DISK),
     (
@@ -94,7 +104,12 @@ const CALLS: &[(i64, &str, About, &[Can])] = &[
     ),
     (libc::SYS_splice, "splice", Descriptor(2), &[BeInterrupted, BeShort(4)]),
     (libc::SYS_getrandom, "getrandom", Nothing, &[BeShort(1)]),
-    (libc::SYS_getdents64, "getdents64", Descriptor(0), &[FailOnDisk(Io), BeShort(2)]),
+    (
+        libc::SYS_getdents64,
+        "getdents64",
+        Descriptor(0),
+        &[FailOnDisk(Io), FailOnDisk(Memory), BeShort(2)],
+    ),
     (libc::SYS_fsync, "fsync", Descriptor(0), NEW_NAME),
     (libc::SYS_fdatasync, "fdatasync", Descriptor(0), NEW_NAME),
     (libc::SYS_syncfs, "syncfs", Descriptor(0), NEW_NAME),
@@ -116,10 +131,15 @@ const CALLS: &[(i64, &str, About, &[Can])] = &[
     (libc::SYS_getxattr, "getxattr", Path(0), DISK),
     (libc::SYS_listxattr, "listxattr", Path(0), DISK),
     (libc::SYS_ioctl, "ioctl", Descriptor(0), DISK),
-    (libc::SYS_openat, "openat", At(1), &[Fail(Descriptors), FailOnDisk(NoSpace), FailOnDisk(Io)]),
-    (libc::SYS_openat2, "openat2", At(1), &[Fail(Descriptors), FailOnDisk(Io)]),
+    (
+        libc::SYS_openat,
+        "openat",
+        At(1),
+        &[Fail(Descriptors), FailOnDisk(NoSpace), FailOnDisk(Io), FailOnDisk(Memory)],
+    ),
+    (libc::SYS_openat2, "openat2", At(1), &[Fail(Descriptors), FailOnDisk(Io), FailOnDisk(Memory)]),
     (libc::SYS_open, "open", Path(0), &[Fail(Descriptors), FailOnDisk(NoSpace), FailOnDisk(Io)]),
-    (libc::SYS_statx, "statx", At(1), DISK),
+    (libc::SYS_statx, "statx", At(1), &[FailOnDisk(Io), FailOnDisk(Memory)]),
     (libc::SYS_newfstatat, "newfstatat", At(1), DISK),
     (libc::SYS_readlinkat, "readlinkat", At(1), DISK),
     (libc::SYS_readlink, "readlink", Path(0), DISK),

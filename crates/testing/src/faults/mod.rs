@@ -24,14 +24,16 @@ pub enum Kind {
     Interrupted,
     /// `EMFILE`: the process has all the descriptors that it may have.
     Descriptors,
+    /// `ENOMEM`: the kernel has no memory left for this.
+    Memory,
     /// Fewer bytes than asked for are read or written. The call itself is done, so the bytes are true.
     Short,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 5] =
-        [Self::NoSpace, Self::Io, Self::Interrupted, Self::Descriptors, Self::Short];
+    pub const ALL: [Self; 6] =
+        [Self::NoSpace, Self::Io, Self::Interrupted, Self::Descriptors, Self::Memory, Self::Short];
 
     /// As it is written in tables and on the command line.
     #[must_use]
@@ -41,6 +43,7 @@ impl Kind {
             Self::Io => "EIO",
             Self::Interrupted => "EINTR",
             Self::Descriptors => "EMFILE",
+            Self::Memory => "ENOMEM",
             Self::Short => "short",
         }
     }
@@ -57,6 +60,7 @@ impl Kind {
             Self::Io => Errno::EIO,
             Self::Interrupted | Self::Short => Errno::EINTR,
             Self::Descriptors => Errno::EMFILE,
+            Self::Memory => Errno::ENOMEM,
         }
     }
 }
@@ -91,7 +95,7 @@ pub struct Traced {
     /// It, or a process that it left, did not end in time and was killed.
     pub timed_out: bool,
     /// Calls that can fail, for each kind, in the order of `Kind::ALL`.
-    pub candidates: [u64; 5],
+    pub candidates: [u64; Kind::ALL.len()],
     /// The calls that failed, by name and by what they were about.
     pub failed: Vec<String>,
 }

@@ -139,7 +139,7 @@ struct Tracer<'a> {
     /// Threads that stopped before their parent told of them.
     early: BTreeSet<Pid>,
     code: Option<i32>,
-    candidates: [u64; 5],
+    candidates: [u64; super::Kind::ALL.len()],
     /// Calls so far that `fault` could mean.
     seen: u64,
     failed: Vec<String>,
@@ -156,7 +156,7 @@ impl<'a> Tracer<'a> {
             threads,
             early: BTreeSet::new(),
             code: None,
-            candidates: [0; 5],
+            candidates: [0; super::Kind::ALL.len()],
             seen: 0,
             failed: Vec::new(),
         }
