@@ -217,7 +217,14 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
         seat.send(b"\x03");
         assert_eq!(seat.end().0, Some(137), "{runtime}");
         let mut seat = Seat::run(&place, runtime, &[], "exec bash --norc --noprofile").unwrap();
-        for command in ["echo a $((6*7))\r", "\x03\x03\x03", "echo b $((6*7))\r", "sleep 60\r"] {
+        seat.send(b"echo a $((6*7))\r");
+        // Before it has its handlers, it is a program without.
+        seat.see("a 42\r\n");
+        seat.send(b"\x03\x03\x03");
+        // What was typed before its terminal has taken the last of them is thrown away.
+        seat.see("^C");
+        seat.see("# ");
+        for command in ["echo b $((6*7))\r", "sleep 60\r"] {
             seat.send(command.as_bytes());
         }
         seat.see("b 42\r\n");
