@@ -26,14 +26,15 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
         let named = args.names.iter().map(|name| Ok(crate::names::resolve(&store, name)?.image));
         named.collect::<anyhow::Result<Vec<_>>>()?
     };
-    tell(context, &store.verify_all(&images, options())?)
+    tell(context, &store.verify_all(&images, options())?, WAY_OUT)
 }
 
 pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answer> {
     let open = if args.repair { OpenOptions::write() } else { OpenOptions::read() };
     let store = context.open(open)?;
     let report = if args.deep { store.fsck_deep(options())? } else { store.fsck(options())? };
-    let answer = tell(context, &report)?;
+    // Of a repair, what it did is said after it.
+    let answer = tell(context, &report, if args.repair { "" } else { WAY_OUT })?;
     if args.repair && !report.is_sound() {
         let mut removed = store.remove_damaged(&report)?;
         for (damage, _) in &report.damage {
@@ -42,8 +43,9 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
                 removed += 1;
             }
         }
+        let files = if removed == 1 { "file" } else { "files" };
         context.remark(&format!(
-            "{removed} damaged files removed: import the images that they hurt again"
+            "{removed} damaged {files} removed: import or pull again what was hurt, if anything"
         ));
     }
     Ok(answer)
@@ -59,12 +61,15 @@ pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-fn tell(context: &Context, found: &FsckReport) -> anyhow::Result<Answer> {
+const WAY_OUT: &str =
+    "`quire fsck --repair` removes what is damaged; then import the images that it hurts again";
+
+fn tell(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<Answer> {
     let answer = if found.is_sound() { Answer::Yes } else { Answer::No };
-    report::answer(answer, print(context, found))
+    report::answer(answer, print(context, found, way_out))
 }
 
-fn print(context: &Context, found: &FsckReport) -> anyhow::Result<()> {
+fn print(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<()> {
     if context.json {
         let damage = found.damage.iter().map(|(damage, harms)| {
             let Finding { kind, id, problem, expected, actual, reason } = finding(damage);
@@ -125,10 +130,9 @@ fn print(context: &Context, found: &FsckReport) -> anyhow::Result<()> {
         0 => writeln!(out, "sound: {} files, {bytes} read", found.checked)?,
         many => {
             writeln!(out, "{many} damaged of {} files, {bytes} read", found.checked)?;
-            writeln!(
-                out,
-                "`quire fsck --repair` removes what is damaged; then import the images that it hurts again"
-            )?;
+            if !way_out.is_empty() {
+                writeln!(out, "{way_out}")?;
+            }
         }
     }
     out.flush()?;

@@ -235,7 +235,10 @@ impl std::fmt::Display for Outside {
 /// How a file system says that it takes nothing more, if that is the cause.
 fn refusal(error: &anyhow::Error) -> Option<Errno> {
     error.chain().find_map(|cause| {
-        let io = cause.downcast_ref::<std::io::Error>().and_then(Errno::from_io_error);
+        let io = cause.downcast_ref::<std::io::Error>().and_then(|error| match error.kind() {
+            ErrorKind::StorageFull => Some(Errno::NOSPC),
+            _ => Errno::from_io_error(error),
+        });
         let errno = io.or_else(|| cause.downcast_ref::<Errno>().copied());
         errno.filter(|it| matches!(*it, Errno::NOSPC | Errno::DQUOT | Errno::ROFS))
     })

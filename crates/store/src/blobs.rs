@@ -18,7 +18,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::disk::{DiskError, length};
+use crate::disk::{DiskError, Room, length};
+use crate::fsck::{FsckError, fault};
 use crate::images::id_of;
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
@@ -97,6 +98,7 @@ pub struct PartialBlob<'s> {
     digest: Digest,
     file: File,
     length: u64,
+    room: Room,
 }
 
 impl Store {
@@ -146,7 +148,9 @@ impl Store {
                 continue;
             }
             let length = length(&stat);
-            return Ok(Some(PartialBlob { store: self, digest: *digest, file: fd.into(), length }));
+            let room = self.room()?;
+            let (store, digest, file) = (self, *digest, fd.into());
+            return Ok(Some(PartialBlob { store, digest, file, length, room }));
         }
     }
 
@@ -217,7 +221,7 @@ impl Store {
     }
 
     /// What is wrong with a whole blob, if anything.
-    pub(crate) fn blob_damage(&self, digest: &Digest) -> Option<String> {
+    pub(crate) fn blob_damage(&self, digest: &Digest) -> Result<Option<String>, FsckError> {
         let read = || -> io::Result<Option<Digest>> {
             let Some((mut file, _)) = self.blob(digest).map_err(io::Error::other)? else {
                 return Ok(None);
@@ -231,13 +235,13 @@ impl Store {
                 }
             }
         };
-        match read() {
+        Ok(match fault::found(read())? {
             Ok(Some(actual)) if actual != *digest => {
                 Some(format!("its bytes have the digest {actual}"))
             }
             Ok(_) => None,
-            Err(error) => Some(error.to_string()),
-        }
+            Err(why) => Some(why),
+        })
     }
 
     /// All files of `blobs/` that belong there, in order.
@@ -282,6 +286,8 @@ impl PartialBlob<'_> {
     /// # Errors
     /// [`DiskError`], most often a full disk.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), DiskError> {
+        let room = self.room.take(bytes.len() as u64);
+        room.map_err(|error| self.failed("write", error))?;
         self.file.write_all_at(bytes, self.length).map_err(|error| self.failed("write", error))?;
         self.length += bytes.len() as u64;
         Ok(())

@@ -10,6 +10,7 @@ use image::verity::{Algorithm, ObjectId};
 use crate::blobs::BlobFile;
 use crate::digest::Digest;
 use crate::disk::DiskError;
+use crate::fsck::{FsckError, fault};
 use crate::store::Store;
 use crate::work::Workspace;
 
@@ -266,12 +267,12 @@ impl Store {
     }
 
     /// What is wrong with the file of a layer's pieces, if anything.
-    pub(crate) fn chunks_damage(&self, diff_id: &Digest) -> Option<String> {
-        match self.blobs.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
+    pub(crate) fn chunks_damage(&self, diff_id: &Digest) -> Result<Option<String>, FsckError> {
+        Ok(match self.blobs.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
             Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm()).err().map(str::to_owned),
             Ok(None) => None,
-            Err(error) => Some(error.to_string()),
-        }
+            Err(error) => Some(fault::damage(&error)?),
+        })
     }
 }
 

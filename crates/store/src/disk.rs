@@ -6,6 +6,7 @@
 mod lock;
 mod punch;
 mod remove;
+mod room;
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+pub(crate) use self::room::Room;
 pub(crate) use crate::trace::{Change, Trace};
 
 /// Something that could not be done to a file or directory of the store.
@@ -37,6 +39,7 @@ impl DiskError {
     pub fn is_full(&self) -> bool {
         let errno = Errno::from_io_error(&self.source);
         matches!(errno, Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG))
+            || self.source.kind() == io::ErrorKind::StorageFull
     }
 
     /// Whether the file system is read-only, or this user may not write there.
@@ -88,6 +91,8 @@ pub(crate) struct Directory {
     fd: OwnedFd,
     path: PathBuf,
     trace: Trace,
+    /// For what is written in it, if anybody looks at that.
+    room: Option<Room>,
 }
 
 /// Names of directories: never through a symlink, and not to another file system.
@@ -120,7 +125,7 @@ impl Directory {
     pub(crate) fn open_root(path: &Path, trace: Trace) -> Result<Self, DiskError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(fd) => Ok(Self { fd, path: path.to_owned(), trace }),
+            Ok(fd) => Ok(Self { fd, path: path.to_owned(), trace, room: None }),
             Err(errno) => Err(DiskError {
                 action: "open directory",
                 path: path.to_owned(),
@@ -136,7 +141,17 @@ impl Directory {
     pub(crate) fn try_clone(&self) -> Result<Self, DiskError> {
         let fd = self.fd.try_clone();
         let fd = fd.map_err(|source| self.failed("duplicate", "", source))?;
-        Ok(Self { fd, path: self.path.clone(), trace: self.trace.clone() })
+        Ok(Self { fd, path: self.path.clone(), trace: self.trace.clone(), room: self.room.clone() })
+    }
+
+    /// Files that are made in it from here on leave some of the disk to others.
+    pub(crate) fn leave(&mut self, room: Room) {
+        self.room = Some(room);
+    }
+
+    /// Of the disk that it is on.
+    pub(crate) fn new_room(&self) -> Result<Room, DiskError> {
+        Room::of(self.fd.as_fd()).map_err(|error| self.failed("look at", "", error))
     }
 
     /// After a rename: what messages call the directory from now on.
@@ -160,6 +175,12 @@ impl Directory {
         }
     }
 
+    /// A directory in this one.
+    fn inner(&self, fd: OwnedFd, name: &[u8]) -> Self {
+        let (trace, room) = (self.trace.clone(), self.room.clone());
+        Self { fd, path: self.path_of(name), trace, room }
+    }
+
     /// Opens a directory in this one.
     pub(crate) fn open(&self, name: impl AsRef<[u8]>) -> Result<Self, DiskError> {
         let name = name.as_ref();
@@ -169,7 +190,7 @@ impl Directory {
     pub(crate) fn open_if_there(&self, name: impl AsRef<[u8]>) -> Result<Option<Self>, DiskError> {
         let name = name.as_ref();
         match rustix::fs::openat(&self.fd, name, DIRECTORY, Mode::empty()) {
-            Ok(fd) => Ok(Some(Self { fd, path: self.path_of(name), trace: self.trace.clone() })),
+            Ok(fd) => Ok(Some(self.inner(fd, name))),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(self.failed("open directory", name, errno)),
         }
@@ -231,7 +252,8 @@ impl Directory {
         self.trace.allow().map_err(failed)?;
         let fd = rustix::fs::openat(&self.fd, name, NEW, PUBLISHED).map_err(failed)?;
         self.trace.record(|| Change::Create(self.path_of(name)));
-        Ok(NewFile { fd, path: self.path_of(name), length: 0, trace: self.trace.clone() })
+        let (trace, room) = (self.trace.clone(), self.room.clone());
+        Ok(NewFile { fd, path: self.path_of(name), length: 0, trace, room })
     }
 
     /// Opens a regular file for reading; `None` if there is nothing of that name.
@@ -423,7 +445,7 @@ impl Directory {
         }
         let opened = rustix::fs::openat2(&self.fd, name, DIRECTORY, Mode::empty(), INSIDE);
         let Ok(fd) = opened else { return bytes };
-        let inner = Self { fd, path: self.path_of(name), trace: self.trace.clone() };
+        let inner = self.inner(fd, name);
         for listed in inner.list().unwrap_or_default() {
             bytes = bytes.saturating_add(inner.tree_bytes(&listed.name));
         }
@@ -482,6 +504,7 @@ pub(crate) struct NewFile {
     path: PathBuf,
     length: u64,
     trace: Trace,
+    room: Option<Room>,
 }
 
 impl NewFile {
@@ -493,6 +516,13 @@ impl NewFile {
             source: errno.into(),
         };
         self.trace.allow().map_err(failed)?;
+        if let Some(room) = &self.room {
+            room.take(bytes.len() as u64).map_err(|source| DiskError {
+                action: "write",
+                path: self.path.clone(),
+                source,
+            })?;
+        }
         // What is not written yet, and where that gets.
         let (mut data, mut rest, mut at) = (bytes, bytes, self.length);
         let mut start = at;

@@ -1,6 +1,7 @@
 //! Finds every byte that is not as it was imported.
 
 mod data;
+pub(crate) mod fault;
 mod harm;
 mod hash;
 mod rebuild;
@@ -43,6 +44,9 @@ pub enum FsckError {
     /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(PathBuf),
+    /// Something could not be looked at, for a reason that says nothing of it.
+    #[error("the check is not complete, and says nothing of what is sound: {0}")]
+    Unchecked(String),
     /// The disk, as far as it is no damage to one file.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -200,29 +204,29 @@ impl Store {
         let refs = self.check_refs(&mut report)?;
         let found = Inventory::of(self)?;
         report.exposed = self.exposure_of_all(&found)?;
-        let images = self.check_images(&found.images, &refs, options, &mut report);
+        let images = self.check_images(&found.images, &refs, options, &mut report)?;
         let mut users = Users { refs: &refs, images, layers: BTreeMap::new() };
 
         let mut other = FsckReport::default();
-        self.check_layers(&found.layers, &mut users, &mut other);
-        self.check_manifests(&found.manifests, &mut other);
+        self.check_layers(&found.layers, &mut users, &mut other)?;
+        self.check_manifests(&found.manifests, &mut other)?;
         for file in &found.blobs {
             match file {
                 BlobFile::Whole(digest) => {
                     other.checked += 1;
-                    if let Some(why) = self.blob_damage(digest) {
+                    if let Some(why) = self.blob_damage(digest)? {
                         other.add(Damage::Blob(*digest, why));
                     }
                 }
                 BlobFile::Chunks(diff_id) => {
                     other.checked += 1;
-                    if let Some(why) = self.chunks_damage(diff_id) {
+                    if let Some(why) = self.chunks_damage(diff_id)? {
                         other.add(Damage::Chunks(*diff_id, why));
                     }
                 }
                 BlobFile::Origins(image) => {
                     other.checked += 1;
-                    if let Some(why) = self.origins_damage(image) {
+                    if let Some(why) = self.origins_damage(image)? {
                         other.add(Damage::Origins(*image, why));
                     }
                 }
@@ -235,7 +239,7 @@ impl Store {
         report.damage.append(&mut other.damage);
         report.checked += other.checked;
         if tars == Tars::Rebuilt {
-            self.check_tars(&found.layers, options, &mut report);
+            self.check_tars(&found.layers, options, &mut report)?;
         }
 
         for seen in self.see_containers()? {
@@ -292,7 +296,7 @@ impl Store {
                 refs.insert(name, reference);
             }
         }
-        let images = self.check_images(&images, &refs, options, &mut report);
+        let images = self.check_images(&images, &refs, options, &mut report)?;
         let users = Users { refs: &refs, images, layers: BTreeMap::new() };
         let in_blobs = self.check_data(&users, Scope::Images, options, &mut report)?;
         let present = users.needed(&in_blobs);
@@ -303,16 +307,16 @@ impl Store {
         Ok(report)
     }
 
-    pub(crate) fn is_sound_object(&self, id: &ObjectId) -> bool {
+    pub(crate) fn is_sound_object(&self, id: &ObjectId) -> Result<bool, FsckError> {
         let open = |id: &ObjectId| self.open_to_hash(id);
-        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open);
-        matches!(hashed.as_slice(), [Hashed::Sound(_)])
+        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open)?;
+        Ok(matches!(hashed.as_slice(), [Hashed::Sound(_)]))
     }
 
-    pub(crate) fn is_sound_image(&self, id: &ObjectId) -> bool {
+    pub(crate) fn is_sound_image(&self, id: &ObjectId) -> Result<bool, FsckError> {
         let open = |id: &ObjectId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
-        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open);
-        matches!(hashed.as_slice(), [Hashed::Sound(_)])
+        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open)?;
+        Ok(matches!(hashed.as_slice(), [Hashed::Sound(_)]))
     }
 
     fn open_to_hash(&self, id: &ObjectId) -> Result<Option<File>, DiskError> {
@@ -333,7 +337,7 @@ impl Store {
     fn check_refs(
         &self,
         report: &mut FsckReport,
-    ) -> Result<BTreeMap<RefName, Reference>, DiskError> {
+    ) -> Result<BTreeMap<RefName, Reference>, FsckError> {
         let mut refs = BTreeMap::new();
         for name in self.ref_names()? {
             report.checked += 1;
@@ -348,9 +352,9 @@ impl Store {
                 Err(error) => {
                     let why = match &error {
                         RefError::Damaged { source, .. } => chain(source),
-                        RefError::NotAFile { source, .. } => chain(source),
+                        RefError::NotAFile { source, .. } => fault::damage(source)?,
                         RefError::Wrong { says, .. } => format!("it says {}", says.escape_debug()),
-                        other => chain(other),
+                        other => fault::damage(other)?,
                     };
                     report.add(Damage::Ref(name.to_string(), why));
                 }
@@ -394,9 +398,9 @@ impl Store {
         refs: &BTreeMap<RefName, Reference>,
         options: FsckOptions,
         report: &mut FsckReport,
-    ) -> BTreeMap<ObjectId, Contents> {
+    ) -> Result<BTreeMap<ObjectId, Contents>, FsckError> {
         let open = |id: &ObjectId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
-        let hashed = hash_all(ids, self.algorithm(), options, &open);
+        let hashed = hash_all(ids, self.algorithm(), options, &open)?;
         let mut images = BTreeMap::new();
         for (id, hashed) in ids.iter().zip(hashed) {
             report.checked += 1;
@@ -406,10 +410,10 @@ impl Store {
                     report.bytes += size;
                     Some(Damage::Image { expected: *id, actual })
                 }
-                Hashed::Failed(why) => Some(Damage::BadImage(*id, why)),
+                Hashed::Damaged(why) => Some(Damage::BadImage(*id, why)),
                 Hashed::Sound(size) => {
                     report.bytes += size;
-                    let read = self.read_contents(id, &mut contents);
+                    let read = self.read_contents(id, &mut contents)?;
                     read.err().map(|why| Damage::BadImage(*id, why))
                 }
             };
@@ -420,36 +424,48 @@ impl Store {
             }
             images.insert(*id, contents);
         }
-        images
+        Ok(images)
     }
 
-    fn read_contents(&self, image: &ObjectId, contents: &mut Contents) -> Result<(), String> {
-        let file = self.image_file(image).map_err(|error| chain(&error))?;
-        let Some(file) = file else { return Ok(()) };
-        for device in images::devices(&file).map_err(|error| chain(&error))?.uses {
-            let foreign = "it needs a device that no store has";
-            contents.devices.insert(device.blob.ok_or(foreign)?, device.bytes);
+    /// What is wrong with the image, if it cannot be read.
+    fn read_contents(
+        &self,
+        image: &ObjectId,
+        contents: &mut Contents,
+    ) -> Result<Result<(), String>, FsckError> {
+        let file = match fault::found(self.image_file(image))? {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(Ok(())),
+            Err(why) => return Ok(Err(why)),
+        };
+        let devices = match fault::found(images::devices(&file))? {
+            Ok(devices) => devices,
+            Err(why) => return Ok(Err(why)),
+        };
+        for device in devices.uses {
+            let Some(blob) = device.blob else {
+                return Ok(Err("it needs a device that no store has".to_owned()));
+            };
+            contents.devices.insert(blob, device.bytes);
         }
         let mut visit = |_: &[u8], it| match it {
             Use::Object { object, size } => drop(contents.needs.insert((object, size))),
             Use::Range(range) => contents.ranges.push(range),
         };
-        images::uses(&file, &mut visit).map_err(|error| chain(&error))
+        fault::found(images::uses(&file, &mut visit))
     }
 
+    /// As [`read_contents`](Self::read_contents).
     fn read_uses(
         &self,
         image: &ObjectId,
-        visit: &mut dyn FnMut(&[u8], ObjectId, u64),
-    ) -> Result<(), String> {
-        let file = self.image_file(image).map_err(|error| chain(&error))?;
-        let Some(file) = file else { return Ok(()) };
-        images::uses(&file, &mut |path, it| {
-            if let Use::Object { object, size } = it {
-                visit(path, object, size);
-            }
-        })
-        .map_err(|error| chain(&error))
+        visit: &mut dyn FnMut(&[u8], Use),
+    ) -> Result<Result<(), String>, FsckError> {
+        match fault::found(self.image_file(image))? {
+            Ok(Some(file)) => fault::found(images::uses(&file, visit)),
+            Ok(None) => Ok(Ok(())),
+            Err(why) => Ok(Err(why)),
+        }
     }
 
     /// Hashes objects, looks for those that are needed and missing, and says whom it hurts.
@@ -462,7 +478,7 @@ impl Store {
         report: &mut FsckReport,
     ) -> Result<(), FsckError> {
         let open = |id: &ObjectId| self.open_to_hash(id);
-        let hashed = hash_all(ids, self.algorithm(), options, &open);
+        let hashed = hash_all(ids, self.algorithm(), options, &open)?;
         let mut damaged: BTreeMap<ObjectId, Vec<Damage>> = BTreeMap::new();
         let mut sizes = BTreeMap::new();
         for (id, hashed) in ids.iter().zip(hashed) {
@@ -477,7 +493,7 @@ impl Store {
                     report.bytes += size;
                     Damage::Object { expected: *id, actual, size }
                 }
-                Hashed::Failed(why) => Damage::Unreadable(*id, why),
+                Hashed::Damaged(why) => Damage::Unreadable(*id, why),
             };
             damaged.entry(*id).or_default().push(damage);
         }
@@ -500,7 +516,7 @@ impl Store {
             }
         }
         if !damaged.is_empty() {
-            self.add_harm(damaged, users, report);
+            self.add_harm(damaged, users, report)?;
         }
         Ok(())
     }
@@ -510,18 +526,19 @@ impl Store {
         damaged: BTreeMap<ObjectId, Vec<Damage>>,
         users: &Users<'_>,
         report: &mut FsckReport,
-    ) {
+    ) -> Result<(), FsckError> {
         let mut harm: BTreeMap<ObjectId, Vec<Harm>> = BTreeMap::new();
         for (image, contents) in &users.images {
             if !contents.needs.iter().any(|(object, _)| damaged.contains_key(object)) {
                 continue;
             }
             let mut paths: BTreeMap<ObjectId, Vec<Vec<u8>>> = BTreeMap::new();
-            let read = self.read_uses(image, &mut |path, object, _| {
-                if damaged.contains_key(&object) {
+            let read = self.read_uses(image, &mut |path, used| match used {
+                Use::Object { object, .. } if damaged.contains_key(&object) => {
                     paths.entry(object).or_default().push(path.to_vec());
                 }
-            });
+                Use::Object { .. } | Use::Range(_) => {}
+            })?;
             if let Err(why) = read {
                 // It could be read a moment ago.
                 report.add(Damage::BadImage(*image, why));
@@ -545,9 +562,15 @@ impl Store {
             let images = harm.remove(&object).unwrap_or_default();
             report.damage.extend(found.into_iter().map(|damage| (damage, images.clone())));
         }
+        Ok(())
     }
 
-    fn check_layers(&self, ids: &[Digest], users: &mut Users<'_>, report: &mut FsckReport) {
+    fn check_layers(
+        &self,
+        ids: &[Digest],
+        users: &mut Users<'_>,
+        report: &mut FsckReport,
+    ) -> Result<(), FsckError> {
         for diff_id in ids {
             report.checked += 1;
             let why = match self.layer(diff_id) {
@@ -564,17 +587,18 @@ impl Store {
                         Ok(size) => {
                             format!("its recipe has {size} bytes, not {}", layer.recipe_size())
                         }
-                        Err(error) => chain(&error),
+                        Err(error) => fault::damage(&error)?,
                     }
                 }
                 Err(LayerError::Damaged { reason, .. }) => reason.to_owned(),
-                Err(error) => chain(&error),
+                Err(error) => fault::damage(&error)?,
             };
             report.add(Damage::Layer(*diff_id, why));
         }
+        Ok(())
     }
 
-    fn check_manifests(&self, ids: &[Digest], report: &mut FsckReport) {
+    fn check_manifests(&self, ids: &[Digest], report: &mut FsckReport) -> Result<(), FsckError> {
         for digest in ids {
             report.checked += 1;
             let why = match self.manifest(digest) {
@@ -582,10 +606,11 @@ impl Store {
                 Err(ManifestError::Mismatch { actual, .. }) => {
                     format!("its bytes have the digest {actual}")
                 }
-                Err(error) => chain(&error),
+                Err(error) => fault::damage(&error)?,
             };
             report.add(Damage::Manifest(*digest, why));
         }
+        Ok(())
     }
 
     /// What has no place in the directories that [`Inventory`] does not look at.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::blobs::BlobFile;
 use crate::digest::Digest;
 use crate::disk::DiskError;
+use crate::fsck::{FsckError, fault};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::store::Store;
 
@@ -97,7 +98,7 @@ impl Store {
     }
 
     /// What is wrong with the record of an image's origins, if anything.
-    pub(crate) fn origins_damage(&self, image: &ObjectId) -> Option<String> {
-        self.origins(image).err().map(|error| crate::fsck::chain(&error))
+    pub(crate) fn origins_damage(&self, image: &ObjectId) -> Result<Option<String>, FsckError> {
+        Ok(fault::found(self.origins(image))?.err())
     }
 }

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use image::verity::ObjectId;
 
 use crate::blobs::BlobFile;
-use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
-use crate::fsck::{Damage, FsckError, FsckOptions, FsckReport};
+use crate::fsck::{Damage, FsckError, FsckOptions, FsckReport, fault};
 use crate::refs::{RefError, RefName};
 use crate::store::Store;
 use crate::trash::Item;
@@ -43,31 +42,36 @@ impl Store {
             if let Damage::Ref(name, _) = damage {
                 match self.remove_bad_ref(name) {
                     Ok(was_bad) => removed += u64::from(was_bad),
-                    Err(error) => failed = failed.or(Some(error)),
+                    Err(error) => failed = failed.or(Some(error.into())),
                 }
             }
             let Some(item) = item(damage) else { continue };
-            if !self.is_damaged(&item) {
-                continue;
+            match self.is_damaged(&item) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) => {
+                    failed = failed.or(Some(error));
+                    continue;
+                }
             }
             match item.place(self).and_then(|place| remove(&place, &item.file_name())) {
                 Ok(was_there) => removed += u64::from(was_there),
-                Err(error) => failed = failed.or(Some(error)),
+                Err(error) => failed = failed.or(Some(error.into())),
             }
         }
         match failed {
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error),
             None => Ok(removed),
         }
     }
 
     /// Takes damaged objects out of the indexes of data blobs, so that an import does not find them. Images that have them
     /// on a device go on showing what is there.
-    fn drop_damaged(&self, report: &FsckReport) -> Result<u64, DiskError> {
+    fn drop_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         let mut damaged: BTreeMap<ObjectId, BTreeSet<ObjectId>> = BTreeMap::new();
         for (damage, _) in &report.damage {
             if let Damage::Stored { object, blob, .. } = damage
-                && !self.is_sound_stored(blob, object)
+                && !self.is_sound_stored(blob, object)?
             {
                 damaged.entry(*blob).or_default().insert(*object);
             }
@@ -97,19 +101,22 @@ impl Store {
         }
     }
 
-    fn is_damaged(&self, item: &Item) -> bool {
-        let layer = |digest: &Digest| self.layer(digest).is_err() || self.gives_another_tar(digest);
-        match item {
-            Item::Object(id) => !self.is_sound_object(id),
-            Item::Image(id) => !self.is_sound_image(id),
-            Item::Layer(digest) => layer(digest),
-            Item::Manifest(digest) => self.manifest(digest).is_err(),
-            Item::Blob(BlobFile::Whole(digest)) => self.blob_damage(digest).is_some(),
-            Item::Blob(BlobFile::Chunks(diff_id)) => self.chunks_damage(diff_id).is_some(),
-            Item::Blob(BlobFile::Origins(image)) => self.origins_damage(image).is_some(),
+    fn is_damaged(&self, item: &Item) -> Result<bool, FsckError> {
+        Ok(match item {
+            Item::Object(id) => !self.is_sound_object(id)?,
+            Item::Image(id) => !self.is_sound_image(id)?,
+            Item::Layer(digest) => {
+                fault::found(self.layer(digest))?.is_err() || self.gives_another_tar(digest)?
+            }
+            Item::Manifest(digest) => fault::found(self.manifest(digest))?.is_err(),
+            Item::Blob(BlobFile::Whole(digest)) => self.blob_damage(digest)?.is_some(),
+            Item::Blob(BlobFile::Chunks(diff_id)) => self.chunks_damage(diff_id)?.is_some(),
+            Item::Blob(BlobFile::Origins(image)) => self.origins_damage(image)?.is_some(),
             Item::Blob(_) => false,
-            Item::DataBlob(id) | Item::DataIndex(id) => !matches!(self.index_damage(id), Ok(None)),
-        }
+            Item::DataBlob(id) | Item::DataIndex(id) => {
+                !matches!(fault::found(self.index_damage(id))?, Ok(None))
+            }
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::data::{Catalog, DATA, DataError};
-use crate::disk::{Directory, DiskError, Renamed, Trace, length};
+use crate::disk::{Directory, DiskError, Renamed, Room, Trace, length};
 use crate::meta::{Meta, MetaError};
 use crate::record::RECORD_MAX;
 use crate::work::Workspace;
@@ -181,6 +181,8 @@ pub struct Store {
     access: Access,
     pub(crate) sealing: Sealing,
     give_up: OnceLock<GiveUp>,
+    /// What all imports of this process leave of the disk.
+    room: OnceLock<Room>,
 }
 
 /// Asked while a lock is waited for: whether its caller wants it no more.
@@ -280,6 +282,7 @@ impl Store {
             containers,
             tmp,
             data: OnceLock::new(),
+            room: OnceLock::new(),
             catalog: Mutex::default(),
             root,
             shards: Box::new([const { OnceLock::new() }; 256]),
@@ -376,6 +379,14 @@ impl Store {
             return Ok(());
         }
         Err(StoreError::Algorithm(*id, self.algorithm()))
+    }
+
+    pub(crate) fn room(&self) -> Result<Room, DiskError> {
+        if let Some(room) = self.room.get() {
+            return Ok(room.clone());
+        }
+        let room = self.root.new_room()?;
+        Ok(self.room.get_or_init(|| room).clone())
     }
 
     /// Held while something is published or opened: `gc` neither decides nor sweeps meanwhile.

@@ -150,7 +150,7 @@ impl Store {
         crate::trash::clear(&self.tmp)?;
         // Either gc sees that this import runs, or the import sees what gc has left.
         let lock = self.lock_shared()?;
-        let work = Workspace::make(&self.tmp)?;
+        let work = Workspace::make(&self.tmp)?.leaving(self.room()?);
         drop(lock);
         // From now on gc drops nothing from a data blob.
         self.forget_indexes();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FileType;
 
-use crate::disk::{Directory, DiskError};
+use crate::disk::{Directory, DiskError, Room};
 
 /// What these directories are called: `work-PID-NUMBER`.
 pub(crate) const PREFIX: &str = "work-";
@@ -45,6 +45,12 @@ impl Workspace {
                 return Ok(Self { tmp: tmp.try_clone()?, directory, name, gone: false });
             }
         }
+    }
+
+    /// Files in it leave some of the disk to others.
+    pub(crate) fn leaving(mut self, room: Room) -> Self {
+        self.directory.leave(room);
+        self
     }
 
     /// Removes the directory and what is in it.

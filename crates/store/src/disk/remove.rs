@@ -86,7 +86,7 @@ impl Directory {
             }
         }
         match fd {
-            Ok(fd) => Ok(Some(Self { fd, path: self.path_of(name), trace: self.trace.clone() })),
+            Ok(fd) => Ok(Some(self.inner(fd, name))),
             Err(Errno::NOENT) => Ok(None),
             // A symlink in its place.
             Err(Errno::LOOP) => Err(self.failed("open directory", name, Errno::NOTDIR)),

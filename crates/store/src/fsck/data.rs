@@ -9,7 +9,7 @@ use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::harm::Bad;
-use super::{Contents, Damage, FsckOptions, FsckReport, Harm, Users, chain};
+use super::{Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, chain, fault};
 use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::disk::DiskError;
 use crate::images::BlobRange;
@@ -61,6 +61,9 @@ pub(super) enum Scope {
     Images,
 }
 
+/// Where something is: in this blob, at this entry.
+type Place = (ObjectId, Entry);
+
 /// A blob that is there, and an object of it.
 type Job<'i> = (ObjectId, &'i Arc<Index>, &'i Entry);
 
@@ -72,7 +75,7 @@ impl Store {
         scope: Scope,
         options: FsckOptions,
         report: &mut FsckReport,
-    ) -> Result<InBlobs, DiskError> {
+    ) -> Result<InBlobs, FsckError> {
         let mut wanted: BTreeSet<ObjectId> =
             users.images.values().flat_map(|it| it.devices.keys().copied()).collect();
         let needed = wanted.clone();
@@ -120,7 +123,7 @@ impl Store {
         jobs.sort_by_key(|(blob, _, entry)| (*blob, entry.offset, entry.end_at));
         let mut in_blobs = InBlobs::default();
         let mut bad = Vec::new();
-        for (job, damage) in jobs.iter().zip(self.hash_stored(&jobs, options)) {
+        for (job, damage) in jobs.iter().zip(self.hash_stored(&jobs, options)?) {
             let (blob, _, entry) = job;
             report.checked += 1;
             match damage {
@@ -152,14 +155,14 @@ impl Store {
                 if record.parts().any(|it| is_one_of(&in_blobs.damaged, &it)) {
                     continue;
                 }
-                if let Some((at, why)) = self.record_damage(blob, index, record) {
+                if let Some((at, why)) = self.record_damage(blob, index, record)? {
                     bad_records.insert(record.object());
                     bad.push(Bad { blob: *blob, object: record.object(), at, why });
                 }
             }
         }
         in_blobs.add_pieces(&indexes, &bad_records);
-        self.tell_harm(bad, users, report);
+        self.tell_harm(bad, users, report)?;
         Ok(in_blobs)
     }
 
@@ -173,7 +176,7 @@ impl Store {
         blob: &ObjectId,
         is_there: bool,
         users: &Users<'_>,
-    ) -> Result<Result<Arc<Index>, Damage>, DiskError> {
+    ) -> Result<Result<Arc<Index>, Damage>, FsckError> {
         if !is_there {
             return Ok(Err(Damage::DataBlob(*blob, "it is missing".to_owned())));
         }
@@ -186,7 +189,7 @@ impl Store {
                 Some(Damage::DataBlob(*blob, format!("it has {actual} bytes, not {expected}")))
             }
             Ok(Some(error)) => Some(Damage::DataBlob(*blob, chain(&error))),
-            Err(error) => Some(Damage::DataIndex(*blob, chain(&error))),
+            Err(error) => Some(Damage::DataIndex(*blob, fault::damage(&error)?)),
         };
         if let Some(damage) = damage {
             return Ok(Err(damage));
@@ -205,9 +208,13 @@ impl Store {
     }
 
     /// What is wrong with each, if anything.
-    fn hash_stored(&self, jobs: &[Job<'_>], options: FsckOptions) -> Vec<Option<String>> {
+    fn hash_stored(
+        &self,
+        jobs: &[Job<'_>],
+        options: FsckOptions,
+    ) -> Result<Vec<Option<String>>, FsckError> {
         let next = AtomicUsize::new(0);
-        let found = Mutex::new(vec![None; jobs.len()]);
+        let found = Mutex::new(Ok(vec![None; jobs.len()]));
         let work = || {
             let mut buffer = vec![0; 1 << 20];
             loop {
@@ -215,7 +222,12 @@ impl Store {
                 let Some(rest) = jobs.get(start..).filter(|it| !it.is_empty()) else { return };
                 for (at, job) in rest.iter().take(RUN).enumerate() {
                     let damage = self.stored_damage(job, &mut buffer);
-                    found.lock().unwrap_or_else(PoisonError::into_inner)[start + at] = damage;
+                    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                    match (&mut *found, damage) {
+                        (Ok(found), Ok(damage)) => found[start + at] = damage,
+                        (Ok(_), Err(error)) => *found = Err(error),
+                        (Err(_), _) => return,
+                    }
                 }
             }
         };
@@ -228,10 +240,14 @@ impl Store {
         found.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stored_damage(&self, (blob, index, entry): &Job<'_>, buffer: &mut [u8]) -> Option<String> {
+    fn stored_damage(
+        &self,
+        (blob, index, entry): &Job<'_>,
+        buffer: &mut [u8],
+    ) -> Result<Option<String>, FsckError> {
         match self.open_part(&index.stored(blob, entry), index) {
             Ok(reader) => differs(reader, buffer, &entry.object(), &entry.sha256),
-            Err(error) => Some(chain(&error)),
+            Err(error) => fault::damage(&error).map(Some),
         }
     }
 
@@ -248,36 +264,43 @@ impl Store {
         blob: &ObjectId,
         index: &Index,
         record: &Record,
-    ) -> Option<((ObjectId, Entry), String)> {
-        let stored = self.resolved(blob, index, record)?;
+    ) -> Result<Option<(Place, String)>, FsckError> {
+        let Some(stored) = self.resolved(blob, index, record) else { return Ok(None) };
         let first = stored.pieces.iter().flat_map(|it| it.iter()).find_map(|it| it.stored.as_ref());
         let (first_blob, offset, size) =
             first.map_or((*blob, 0, 0), |it| (it.blob, it.offset, it.size));
         let (id, sha256) = (record.id, record.sha256);
         let at = (first_blob, Entry { id, offset, size, end_len: 0, end_at: 0, sha256 });
         if record.size > RECORD_BYTES_MAX {
-            return Some((at, format!("{} bytes are more than any file has", record.size)));
+            return Ok(Some((at, format!("{} bytes are more than any file has", record.size))));
         }
         let why = match self.open_stored(&stored) {
             Ok(reader) => differs(reader, &mut vec![0; 1 << 20], &record.object(), &sha256)?,
-            Err(error) => chain(&error),
+            Err(error) => Some(fault::damage(&error)?),
         };
-        Some((at, why))
+        Ok(why.map(|why| (at, why)))
     }
 
     /// Whether an object in a data blob is what its index says.
-    pub(crate) fn is_sound_stored(&self, blob: &ObjectId, object: &ObjectId) -> bool {
-        let Ok(Some(index)) = self.index_of(blob) else { return false };
-        let Some(key) = data::key(object) else { return true };
-        let record = index.record(&key);
-        if record.is_some_and(|it| self.record_damage(blob, &index, it).is_some()) {
-            return false;
+    pub(crate) fn is_sound_stored(
+        &self,
+        blob: &ObjectId,
+        object: &ObjectId,
+    ) -> Result<bool, FsckError> {
+        let Ok(Some(index)) = fault::found(self.index_of(blob))? else { return Ok(false) };
+        let Some(key) = data::key(object) else { return Ok(true) };
+        if let Some(record) = index.record(&key)
+            && self.record_damage(blob, &index, record)?.is_some()
+        {
+            return Ok(false);
         }
         let mut buffer = vec![0; 1 << 20];
-        index
-            .places(&key)
-            .iter()
-            .all(|entry| self.stored_damage(&(*blob, &index, entry), &mut buffer).is_none())
+        for entry in index.places(&key) {
+            if self.stored_damage(&(*blob, &index, entry), &mut buffer)?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -324,7 +347,7 @@ fn differs(
     buffer: &mut [u8],
     object: &ObjectId,
     expected: &[u8; 32],
-) -> Option<String> {
+) -> Result<Option<String>, FsckError> {
     let (mut hasher, mut sha256) = (Hasher::new(object.algorithm()), Sha256::new());
     loop {
         match reader.read(buffer) {
@@ -334,16 +357,18 @@ fn differs(
                 sha256.update(&buffer[..length]);
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Some(format!("cannot read it: {error}")),
+            Err(error) => {
+                return fault::damage(&error).map(|why| Some(format!("cannot read it: {why}")));
+            }
         }
     }
-    match hasher.finish() {
+    Ok(match hasher.finish() {
         actual if actual != *object => Some(format!("its bytes are those of {actual}")),
         _ if *sha256.finalize() != *expected => {
             Some("the index has a wrong SHA-256 of it".to_owned())
         }
         _ => None,
-    }
+    })
 }
 
 /// Something that an image needs and an index does not know: then nothing vouches for it.

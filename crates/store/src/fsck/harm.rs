@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use image::verity::ObjectId;
 
-use super::{Damage, FsckReport, Harm, Users, chain};
+use super::{Damage, FsckError, FsckReport, Harm, Users};
 use crate::data::{Entry, Ranges};
-use crate::images::{self, BlobRange, Use};
+use crate::images::{BlobRange, Use};
 use crate::store::Store;
 
 /// An object of a data blob that is not what an index says.
@@ -51,7 +51,12 @@ impl Places {
 
 impl Store {
     /// Says which paths of which images have their bytes in what is damaged.
-    pub(super) fn tell_harm(&self, bad: Vec<Bad>, users: &Users<'_>, report: &mut FsckReport) {
+    pub(super) fn tell_harm(
+        &self,
+        bad: Vec<Bad>,
+        users: &Users<'_>,
+        report: &mut FsckReport,
+    ) -> Result<(), FsckError> {
         let places = Places::of(&bad);
         let mut harm: Vec<Vec<Harm>> = vec![Vec::new(); bad.len()];
         for (image, contents) in &users.images {
@@ -68,12 +73,7 @@ impl Store {
                     }
                 }
             };
-            let read = match self.image_file(image) {
-                Ok(Some(file)) => images::uses(&file, &mut visit).map_err(|it| chain(&it)),
-                Ok(None) => Ok(()),
-                Err(error) => Err(chain(&error)),
-            };
-            if let Err(why) = read {
+            if let Err(why) = self.read_uses(image, &mut visit)? {
                 // It could be read a moment ago.
                 report.add(Damage::BadImage(*image, why));
             }
@@ -85,6 +85,7 @@ impl Store {
         for (Bad { blob, object, why, .. }, harm) in bad.into_iter().zip(harm) {
             report.damage.push((Damage::Stored { object, blob, why }, harm));
         }
+        Ok(())
     }
 }
 
@@ -131,7 +132,7 @@ mod tests {
         let images = [(id("image"), contents)].into();
         let users = Users { refs: &refs, images, layers: BTreeMap::new() };
         let mut report = FsckReport::default();
-        store.tell_harm(bad.collect(), &users, &mut report);
+        store.tell_harm(bad.collect(), &users, &mut report).unwrap();
         assert_eq!(report.damage.len(), usize::try_from(COUNT).unwrap());
         assert!(report.damage.iter().all(|it| it.1.is_empty()));
     }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use image::verity::{Algorithm, Hasher, ObjectId};
 
-use super::{FsckOptions, chain};
+use super::{FsckError, FsckOptions, fault};
 use crate::disk::DiskError;
 
 /// What hashing a file found.
@@ -15,19 +15,24 @@ use crate::disk::DiskError;
 pub(super) enum Hashed {
     Sound(u64),
     Different(ObjectId, u64),
-    Failed(String),
+    /// What is wrong with it.
+    Damaged(String),
 }
 
 /// Hashes files on several threads; answers in the order of the ids. One that vanishes meanwhile is
 /// sound: nothing but `gc` removes files, and it waits for whoever holds the lock.
+///
+/// # Errors
+/// [`FsckError::Unchecked`], the first of them.
 pub(super) fn hash_all(
     ids: &[ObjectId],
     algorithm: Algorithm,
     options: FsckOptions,
     open: &(dyn Fn(&ObjectId) -> Result<Option<File>, DiskError> + Sync),
-) -> Vec<Hashed> {
+) -> Result<Vec<Hashed>, FsckError> {
     let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<Hashed>>> = ids.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<Mutex<Option<Result<Hashed, FsckError>>>> =
+        ids.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         let mut buffer = vec![0; 1 << 20];
         loop {
@@ -35,8 +40,8 @@ pub(super) fn hash_all(
             let Some((id, result)) = ids.get(at).zip(results.get(at)) else { return };
             let hashed = match open(id) {
                 Ok(Some(file)) => hash(file, id, algorithm, &mut buffer),
-                Ok(None) => Hashed::Sound(0),
-                Err(error) => Hashed::Failed(chain(&error)),
+                Ok(None) => Ok(Hashed::Sound(0)),
+                Err(error) => fault::damage(&error).map(Hashed::Damaged),
             };
             *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(hashed);
         }
@@ -52,19 +57,27 @@ pub(super) fn hash_all(
     results.map(|it| it.expect("every id was taken by a thread, and all have ended")).collect()
 }
 
-fn hash(mut file: File, id: &ObjectId, algorithm: Algorithm, buffer: &mut [u8]) -> Hashed {
+fn hash(
+    mut file: File,
+    id: &ObjectId,
+    algorithm: Algorithm,
+    buffer: &mut [u8],
+) -> Result<Hashed, FsckError> {
     let mut hasher = Hasher::new(algorithm);
     loop {
         match file.read(buffer) {
             Ok(0) => break,
             Ok(length) => hasher.update(&buffer[..length]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Hashed::Failed(format!("cannot read it: {error}")),
+            Err(error) => {
+                return fault::damage(&error)
+                    .map(|why| Hashed::Damaged(format!("cannot read it: {why}")));
+            }
         }
     }
     let size = hasher.size();
-    match hasher.finish() {
+    Ok(match hasher.finish() {
         actual if actual == *id => Hashed::Sound(size),
         actual => Hashed::Different(actual, size),
-    }
+    })
 }

@@ -9,7 +9,7 @@ use image::tar::Segment;
 use image::tar::recipe::{self, RebuildError};
 use image::verity::ObjectId;
 
-use super::{Damage, FsckOptions, FsckReport, chain};
+use super::{Damage, FsckError, FsckOptions, FsckReport, chain, fault};
 use crate::data::ObjectReader;
 use crate::digest::{Digest, DigestHasher};
 use crate::layers::Layer;
@@ -22,6 +22,14 @@ enum Fault {
     Different(String),
     /// Something is not there, or not readable.
     Failed(String),
+    /// Nobody could look.
+    Unchecked(FsckError),
+}
+
+impl Fault {
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        fault::damage(error).map_or_else(Self::Unchecked, Self::Failed)
+    }
 }
 
 /// A tar that only its digest is wanted of.
@@ -46,7 +54,7 @@ impl Store {
         diff_ids: &[Digest],
         options: FsckOptions,
         report: &mut FsckReport,
-    ) {
+    ) -> Result<(), FsckError> {
         let known: BTreeSet<Digest> = report
             .damage
             .iter()
@@ -60,9 +68,9 @@ impl Store {
         let faults = Mutex::new(Vec::new());
         let work = || {
             while let Some(diff_id) = sound.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Some(Fault::Different(why) | Fault::Failed(why)) = self.fault(diff_id) {
+                if let Some(fault) = self.fault(diff_id) {
                     let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
-                    faults.push((**diff_id, why));
+                    faults.push((**diff_id, fault));
                 }
             }
         };
@@ -73,15 +81,25 @@ impl Store {
             work();
         });
         let mut faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
-        faults.sort_unstable();
-        for (diff_id, why) in faults {
-            report.add(Damage::Layer(diff_id, why));
+        faults.sort_unstable_by_key(|it| it.0);
+        for (diff_id, fault) in faults {
+            match fault {
+                Fault::Different(why) | Fault::Failed(why) => {
+                    report.add(Damage::Layer(diff_id, why));
+                }
+                Fault::Unchecked(error) => return Err(error),
+            }
         }
+        Ok(())
     }
 
     /// Whether the layer's recipe is readable, has all of its objects, and yet gives another tar.
-    pub(crate) fn gives_another_tar(&self, diff_id: &Digest) -> bool {
-        matches!(self.fault(diff_id), Some(Fault::Different(_)))
+    pub(crate) fn gives_another_tar(&self, diff_id: &Digest) -> Result<bool, FsckError> {
+        match self.fault(diff_id) {
+            Some(Fault::Different(_)) => Ok(true),
+            Some(Fault::Failed(_)) | None => Ok(false),
+            Some(Fault::Unchecked(error)) => Err(error),
+        }
     }
 
     fn fault(&self, diff_id: &Digest) -> Option<Fault> {
@@ -89,7 +107,7 @@ impl Store {
             Ok(Some(layer)) => self.rebuild(&layer).err(),
             // Removed meanwhile, by whoever holds the lock.
             Ok(None) => None,
-            Err(error) => Some(Fault::Failed(chain(&error))),
+            Err(error) => Some(Fault::of(&error)),
         }
     }
 
@@ -106,22 +124,20 @@ impl Store {
             let file = match &mut opened {
                 Some((last, file)) if last == id => file,
                 other => {
-                    let file =
-                        self.object_locked(id).map_err(|error| io::Error::other(chain(&error)))?;
+                    let file = self.object_locked(id).map_err(io::Error::other)?;
                     &mut other.insert((*id, file)).1
                 }
             };
             copy(file, segment, &mut buffer, out)
         };
-        let failed = |error: &dyn std::error::Error| Fault::Failed(chain(error));
-        let source = layer.recipe().map_err(|error| failed(&error))?;
+        let source = layer.recipe().map_err(|error| Fault::of(&error))?;
         let mut tar = Tar(info.diff_id.hasher());
         let length = match recipe::rebuild(source, &mut content, &mut tar) {
             Ok(length) => length,
             Err(error @ (RebuildError::Corrupt { .. } | RebuildError::Version(_))) => {
                 return Err(Fault::Different(chain(&error)));
             }
-            Err(error) => return Err(failed(&error)),
+            Err(error) => return Err(Fault::of(&error)),
         };
         // It would come back until gc removes the object, which it does not know to be needed.
         if let Some(object) = unlisted {

@@ -1,0 +1,105 @@
+//! What imports leave of a disk to others.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that are written between two looks.
+const STEP: u64 = 32 << 20;
+
+/// What a file takes at least, in bytes: a block.
+const BLOCK: u64 = 4096;
+
+/// The most that is left alone, in bytes; on smaller disks a hundredth.
+const LEFT_MAX: u64 = 64 << 20;
+
+/// Looks at a file system's free space, before the first byte that an import writes and every [`STEP`] bytes or sooner:
+/// an image
+/// that unpacks to more than there is room for ends with an error before everybody else on that disk has none.
+#[derive(Debug, Clone)]
+pub(crate) struct Room(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// Anything on the file system.
+    place: OwnedFd,
+    /// Bytes until the next look.
+    left: AtomicU64,
+}
+
+/// Too little is free.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{free} bytes are free on its disk, and imports leave the last {kept} to others")]
+struct Tight {
+    free: u64,
+    kept: u64,
+}
+
+impl Room {
+    pub(crate) fn of(place: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self(Arc::new(Inner { place: place.try_clone_to_owned()?, left: AtomicU64::new(0) })))
+    }
+
+    /// Before so many bytes of a file are written.
+    ///
+    /// # Errors
+    /// [`StorageFull`](io::ErrorKind::StorageFull).
+    pub(crate) fn take(&self, bytes: u64) -> io::Result<()> {
+        let Inner { place, left } = &*self.0;
+        let bytes = bytes.max(BLOCK);
+        let take = |left: u64| left.checked_sub(bytes);
+        if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+            return Ok(());
+        }
+        let found = rustix::fs::fstatvfs(place.as_fd())?;
+        let size = found.f_frsize;
+        let mut next = STEP;
+        // Of other file systems nothing is known.
+        if found.f_blocks > 0 {
+            let [all, free] = [found.f_blocks, found.f_bavail].map(|it| it.saturating_mul(size));
+            let room = check(all, free, bytes)
+                .map_err(|tight| io::Error::new(io::ErrorKind::StorageFull, tight))?;
+            // Others write, too: the less there is, the sooner.
+            next = next.min(room / 8);
+        }
+        left.store(next, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// What may be written after these bytes.
+fn check(all: u64, free: u64, bytes: u64) -> Result<u64, Tight> {
+    let kept = (all / 100).min(LEFT_MAX);
+    free.checked_sub(kept).and_then(|it| it.checked_sub(bytes)).ok_or(Tight { free, kept })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_hundredth_is_for_others() {
+        const GIB: u64 = 1 << 30;
+        let kept = GIB / 100;
+        assert_eq!(check(GIB, kept + 5000, 5000), Ok(0));
+        assert_eq!(check(GIB, kept + 4999, 5000), Err(Tight { free: kept + 4999, kept }));
+        assert_eq!(check(GIB, 0, 0), Err(Tight { free: 0, kept }));
+        // Of large disks no more than is of use.
+        assert_eq!(check(1000 * GIB, 66 << 20, 1 << 20), Ok(1 << 20));
+        assert!(check(1000 * GIB, 64 << 20, 1).is_err());
+        assert_eq!(check(0, 0, 0), Ok(0));
+    }
+
+    #[test]
+    fn many_small_files_count_by_their_blocks() {
+        let file = tempfile::tempfile().unwrap();
+        let room = Room::of(file.as_fd()).unwrap();
+        room.take(1).unwrap();
+        assert_eq!(room.0.left.load(Ordering::Relaxed), STEP);
+        for _ in 0..10 {
+            room.take(1).unwrap();
+        }
+        assert_eq!(room.0.left.load(Ordering::Relaxed), STEP - 10 * BLOCK);
+    }
+}

@@ -1,0 +1,101 @@
+//! What a failed look at a file says of the file.
+
+use std::error::Error;
+use std::io;
+
+use rustix::io::Errno;
+
+use super::{FsckError, chain};
+
+/// What is wrong with the file, in words.
+///
+/// # Errors
+/// [`FsckError::Unchecked`] when the error says nothing of the file, but only that nobody could look: memory or
+/// descriptors had run out, or this user may not read it. Whoever took that for damage would remove what is sound.
+pub(crate) fn damage(error: &(dyn Error + 'static)) -> Result<String, FsckError> {
+    match errno(error) {
+        Some(errno) if !speaks_of_the_file(errno) => Err(FsckError::Unchecked(chain(error))),
+        _ => Ok(chain(error)),
+    }
+}
+
+/// As [`damage`], of something that may have worked.
+pub(crate) fn found<T, E: Error + 'static>(
+    looked: Result<T, E>,
+) -> Result<Result<T, String>, FsckError> {
+    match looked {
+        Ok(value) => Ok(Ok(value)),
+        Err(error) => damage(&error).map(Err),
+    }
+}
+
+/// Answers that the kernel gives when what is on the disk cannot be right, or is no file. All others are about the
+/// machine, or about who asks.
+const fn speaks_of_the_file(errno: Errno) -> bool {
+    matches!(
+        errno,
+        // The disk cannot read it; the file system, btrfs's checksums or fs-verity (EIO) find that it is not what it was.
+        Errno::IO | Errno::UCLEAN | Errno::BADMSG | Errno::NODATA
+        // A symlink, a socket or a device, a directory, or something below what is no directory.
+        | Errno::LOOP | Errno::NXIO | Errno::ISDIR | Errno::NOTDIR
+        // It vanished, or is longer than any file.
+        | Errno::NOENT | Errno::OVERFLOW | Errno::FBIG
+    )
+}
+
+/// The kernel's answer that an error is made of, if there was one.
+fn errno(error: &(dyn Error + 'static)) -> Option<Errno> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        next = error.source();
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            if let Some(errno) = Errno::from_io_error(error) {
+                return Some(errno);
+            }
+            if error.kind() == io::ErrorKind::OutOfMemory {
+                return Some(Errno::NOMEM);
+            }
+            // Its own `source` is that of the error in it.
+            next = error.get_ref().map(|it| it as &(dyn Error + 'static));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn os(errno: Errno) -> io::Error {
+        errno.into()
+    }
+
+    #[test]
+    fn what_the_machine_cannot_do_is_no_damage() {
+        for errno in [
+            Errno::NOMEM,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::INTR,
+            Errno::ACCESS,
+            Errno::PERM,
+            Errno::AGAIN,
+        ] {
+            let wrapped = io::Error::other(io::Error::new(io::ErrorKind::InvalidData, os(errno)));
+            for error in [os(errno), io::Error::other(os(errno)), wrapped] {
+                assert!(matches!(damage(&error), Err(FsckError::Unchecked(_))), "{error:?}");
+            }
+        }
+        assert!(damage(&io::Error::from(io::ErrorKind::OutOfMemory)).is_err());
+    }
+
+    #[test]
+    fn what_the_disk_says_of_a_file_is() {
+        for errno in [Errno::IO, Errno::UCLEAN, Errno::BADMSG, Errno::LOOP, Errno::ISDIR] {
+            assert!(damage(&os(errno)).is_ok(), "{errno:?}");
+        }
+        let short = io::Error::from(io::ErrorKind::UnexpectedEof);
+        assert!(damage(&io::Error::other(short)).is_ok());
+        assert_eq!(damage(&io::Error::other("bad magic")).unwrap(), "bad magic");
+    }
+}
