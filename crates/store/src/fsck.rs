@@ -5,6 +5,7 @@ pub(crate) mod fault;
 mod harm;
 mod hash;
 mod rebuild;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,13 +17,14 @@ use rustix::fs::FileType;
 
 use data::{InBlobs, Scope};
 use hash::{Hashed, hash_all};
+use users::{Contents, Users};
 
 use crate::blobs::BlobFile;
 use crate::containers::Liveness;
 use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
 use crate::exposure::Exposure;
-use crate::images::{self, BlobRange, Use};
+use crate::images::{self, Use};
 use crate::inventory::Inventory;
 use crate::layers::LayerError;
 use crate::manifests::{Links, ManifestError};
@@ -167,17 +169,6 @@ enum Tars {
     Trusted,
     /// Make each again.
     Rebuilt,
-}
-
-/// One image's view of its objects.
-#[derive(Debug, Default)]
-struct Contents {
-    /// With the sizes that the image says, in order, each pair once.
-    needs: BTreeSet<(ObjectId, u64)>,
-    /// Of a native image, its data blobs with the length that it says.
-    devices: BTreeMap<ObjectId, u64>,
-    /// What it has of them.
-    ranges: Vec<BlobRange>,
 }
 
 impl Store {
@@ -634,52 +625,6 @@ impl Store {
         };
         look(&self.tmp, &work)?;
         Ok(strays)
-    }
-}
-
-/// Who needs what.
-#[derive(Debug)]
-struct Users<'a> {
-    refs: &'a BTreeMap<RefName, Reference>,
-    images: BTreeMap<ObjectId, Contents>,
-    layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
-}
-
-impl Users<'_> {
-    /// What has to be a file: all that images need, and what layers need that no data blob has.
-    fn needed(&self, in_blobs: &InBlobs) -> BTreeSet<ObjectId> {
-        let images = self.images.values().flat_map(|it| it.needs.iter().map(|it| it.0));
-        let in_blob = |id: &&ObjectId| in_blobs.sound.contains(id) || in_blobs.damaged.contains(id);
-        let layers = self.layers.values().flatten().filter(|it| !in_blob(it));
-        images.chain(layers.copied()).collect()
-    }
-
-    /// Layers that have an object in a damaged state in a data blob, and nowhere else.
-    fn add_hurt_layers(&self, files: &[ObjectId], in_blobs: &InBlobs, report: &mut FsckReport) {
-        let is_hurt = |id: &&ObjectId| {
-            in_blobs.damaged.contains(id)
-                && !in_blobs.sound.contains(id)
-                && files.binary_search(id).is_err()
-        };
-        for (layer, objects) in &self.layers {
-            let hurt: BTreeSet<_> = objects.iter().filter(is_hurt).copied().collect();
-            if !hurt.is_empty() {
-                report.hurt_layers.entry(*layer).or_default().extend(hurt);
-            }
-        }
-    }
-
-    /// All of the images that have a blob as a device.
-    fn harm_of_blob(&self, blob: &ObjectId) -> Vec<Harm> {
-        let images = self.images.iter().filter(|it| it.1.devices.contains_key(blob));
-        images
-            .map(|(image, _)| Harm { image: *image, refs: self.names(image), paths: Vec::new() })
-            .collect()
-    }
-
-    fn names(&self, image: &ObjectId) -> Vec<RefName> {
-        let named = self.refs.iter().filter(|it| it.1.image == *image);
-        named.map(|it| it.0.clone()).collect()
     }
 }
 
