@@ -146,7 +146,8 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
         cause = error.source();
     }
     assert!(text.contains("cannot add an object"), "{text}");
-    assert!(text.contains("No space left on device"), "{text}");
+    // Before there is none: others have the rest.
+    assert!(text.contains("imports leave the last"), "{text}");
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), old)].into());
     let plan = store.plan_gc(NOW).unwrap();
     assert!(plan.garbage.is_empty(), "the failed import left {plan:?}");
