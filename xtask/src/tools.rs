@@ -12,7 +12,7 @@ use crate::process::{find, is_root, quiet};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 32] = [
+const PACKAGES: [(&str, &str); 34] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -45,6 +45,8 @@ const PACKAGES: [(&str, &str); 32] = [
     ("sgdisk", "gdisk"),
     ("fio", "fio"),
     ("wrk", "wrk"),
+    ("tini-static", "tini"),
+    ("ip", "iproute2"),
 ];
 
 #[derive(Debug, clap::Args)]
