@@ -153,7 +153,8 @@ impl Named<'_> {
     pub(crate) fn find(&self, view: &View<'_>) -> Result<PathBuf, ProgramError> {
         let mut refused = false;
         let mut try_path = |path: &Path| match view.executable(path.as_os_str().as_bytes()) {
-            Executable::Yes => true,
+            // The runtime, which is inside, may see what we cannot.
+            Executable::Yes | Executable::Unknown => true,
             Executable::No => {
                 refused = true;
                 false
@@ -162,11 +163,13 @@ impl Named<'_> {
         };
         let (within, program) = (self.within, self.program.to_owned());
         let is_path = program.contains('/');
+        let from = Path::new(self.working_dir);
         let found = if is_path {
-            Some(Path::new(self.working_dir).join(&program)).filter(|path| try_path(path))
+            Some(from.join(&program)).filter(|path| try_path(path))
         } else {
             let folders = std::env::split_paths(OsStr::new(self.search));
-            folders.map(|it| it.join(&program)).find(|path| try_path(path))
+            // One that is not absolute, or empty, begins where the program does.
+            folders.map(|it| from.join(it).join(&program)).find(|path| try_path(path))
         };
         match (found, refused) {
             (Some(path), _) => Ok(path),
@@ -368,6 +371,73 @@ mod tests {
 
     use super::*;
     use crate::bundle::Access;
+
+    /// As crun 1.8, runc 1.1 and runsc of 2026 say it.
+    #[test]
+    fn runtimes_words_tell_what_is_wrong() {
+        let sandbox = "executing processes for container: executing command \"x\" in sandbox:";
+        let runc = "exec failed: unable to start container process:";
+        let cases = [
+            ("executable file `x` not found in $PATH: No such file or directory", Refusal::Absent),
+            ("open executable: Permission denied", Refusal::Unusable),
+            ("open executable: Operation not permitted", Refusal::Unusable),
+            ("exec: Exec format error", Refusal::Unusable),
+            ("exec: No such file or directory", Refusal::Absent),
+            ("chdir `/x`: No such file or directory", Refusal::Other),
+            (&format!("{runc} exec: \"x\": executable file not found in $PATH"), Refusal::Absent),
+            (&format!("{runc} exec: \"/x\": stat /x: no such file or directory"), Refusal::Absent),
+            (&format!("{runc} exec: \"/x\": permission denied"), Refusal::Unusable),
+            (&format!("{runc} eaccess /x: permission denied"), Refusal::Unusable),
+            (
+                &format!(
+                    "{runc} chdir to cwd (\"/x\") set in config.json failed: permission denied"
+                ),
+                Refusal::Other,
+            ),
+            (
+                &format!(
+                    "{sandbox} error finding executable \"x\" in PATH [/bin]: no such file or directory"
+                ),
+                Refusal::Absent,
+            ),
+            (&format!("{sandbox} failed to load /x: exec format error"), Refusal::Unusable),
+            (&format!("{sandbox} failed to load /x: no such file or directory"), Refusal::Absent),
+            (
+                &format!(
+                    "{sandbox} failed to find initial working directory \"/x\": no such file or directory"
+                ),
+                Refusal::Other,
+            ),
+            ("the container `x` is not running", Refusal::Other),
+            ("", Refusal::Other),
+        ];
+        for (said, expect) in cases {
+            assert_eq!(Refusal::of(said), expect, "{said}");
+        }
+    }
+
+    #[test]
+    fn searches_begin_where_the_program_does() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("den/bin")).unwrap();
+        for path in ["den/bin/one", "den/two"] {
+            std::fs::write(root.path().join(path), "").unwrap();
+            let mode = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(root.path().join(path), mode).unwrap();
+        }
+        let root = std::fs::File::open(root.path()).unwrap();
+        let view = View::of_running(root.as_fd());
+        let check = |program: &str, search: &str, expect: Option<&str>| {
+            let named = Named { program, working_dir: "/den", search, within: Within::Container };
+            let found = named.find(&view).ok();
+            assert_eq!(found.as_deref(), expect.map(Path::new), "{program} in {search}");
+        };
+        check("one", "/bin:bin", Some("/den/bin/one"));
+        check("one", "/bin", None);
+        check("two", "/bin:", Some("/den/two"));
+        check("./two", "", Some("/den/two"));
+        check("bin/one", "", Some("/den/bin/one"));
+    }
 
     /// The tests' own program is one of this machine; a statically linked one names no loader.
     #[test]

@@ -76,6 +76,8 @@ pub(crate) enum Executable {
     No,
     /// Nothing.
     Absent,
+    /// It cannot be looked at.
+    Unknown,
 }
 
 /// Where a file can be mounted.
@@ -234,7 +236,14 @@ impl<'a> View<'a> {
 
     /// Looks at what somebody wants to execute.
     pub(crate) fn executable(&self, path: &[u8]) -> Executable {
-        let Ok(mut steps) = self.walk(path) else { return Executable::Absent };
+        let mut steps = match self.walk(path) {
+            Ok(steps) => steps,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => {
+                return Executable::Absent;
+            }
+            // Such as of a user's FUSE, which is closed to all others.
+            Err(_) => return Executable::Unknown,
+        };
         match steps.pop().map(|it| it.place) {
             Some(Place::Found(_, FileType::RegularFile, mode))
                 if mode.intersects(Mode::XUSR | Mode::XGRP | Mode::XOTH) =>
