@@ -317,7 +317,6 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let mut config: Value =
         serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;
     let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
-    let is_mapped = config["linux"]["uidMappings"].is_array();
     let has_terminal = more.has_terminal_of_ours(&runtime);
     let process = more.process(&mut config);
     let working_dir = process["cwd"].as_str().unwrap_or("/");
@@ -351,7 +350,8 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         terminal::exec(exec, folder, id, (&runtime, &notes.pid), signals)?
     } else {
         exec.arg(id);
-        let streams = Streams::of(&mut exec, runtime.kind, is_mapped).map_err(streams_failed)?;
+        let streams = Streams::of(&mut exec, runtime.kind, &config, &process);
+        let streams = streams.map_err(streams_failed)?;
         enter(&runtime, folder).map_err(runtime_failed)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };
         let child = kernel::process::spawn(exec, &setup).map_err(runtime_failed)?.process;

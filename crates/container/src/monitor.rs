@@ -225,8 +225,8 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let mut command = command(start.runtime, start.folder);
     let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
     let kind = start.runtime.kind;
-    let is_mapped = start.owner.is_some();
-    let streams = Streams::of(&mut command, kind, is_mapped).map_err(streams_failed)?;
+    let (config, process) = (start.config, &start.config["process"]);
+    let streams = Streams::of(&mut command, kind, config, process).map_err(streams_failed)?;
     // Runtimes write their errors to standard error as well as into their log, and to the former for people only if
     // there is a log. A container with a terminal of its own does not share standard error: then that is covered, and
     // we say what is in the log. Otherwise the runtime speaks for itself, but runsc, whose helpers have the log only.

@@ -4,8 +4,8 @@
 //! in the file already would be overwritten, and then by whoever writes behind the container what that wrote. Source:
 //! gVisor `pkg/sentry/fsimpl/host/host.go`, "fileDescription.offset is set to 0". A pipe has no position.
 //!
-//! crun gives the streams of a container with a map of ids to the container's user, the host's `/dev/null` among them
-//! (seen with 1.8.1). A pipe is nobody else's.
+//! crun gives the streams to the user that the program is started as, by its id on the host: the host's `/dev/null`, and
+//! files into which somebody else let a container write (seen with 1.8.1). A pipe is nobody else's.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
+use serde_json::Value;
 
 use crate::runtime::Kind;
 
@@ -46,17 +47,22 @@ pub(crate) struct Streams {
 enum Harm {
     /// It has positions of its own in files.
     Positions,
-    /// It changes who owns them.
-    Owners,
+    /// It gives them to this user and group of the host; to one that has no file of ours, if that is not known.
+    Owners(Option<(u32, u32)>),
 }
 
 impl Streams {
-    /// Puts pipes in front of those of our standard streams that this runtime must not have; `is_mapped` says whether the
-    /// container's users are others on the host.
-    pub(crate) fn of(command: &mut Command, kind: Kind, is_mapped: bool) -> io::Result<Self> {
+    /// Puts pipes in front of those of our standard streams that this runtime must not have, for a program of this OCI
+    /// `config`, with this `process`.
+    pub(crate) fn of(
+        command: &mut Command,
+        kind: Kind,
+        config: &Value,
+        process: &Value,
+    ) -> io::Result<Self> {
         let harm = match kind {
             Kind::Runsc => Harm::Positions,
-            Kind::Crun if is_mapped => Harm::Owners,
+            Kind::Crun => Harm::Owners(owner(config, process)),
             _ => return Ok(Self::default()),
         };
         let (input, output, error) = (io::stdin(), io::stdout(), io::stderr());
@@ -169,15 +175,28 @@ fn pass_on(
     }
 }
 
+/// Whom on the host the program is started as, if no map says that ids are others there.
+fn owner(config: &Value, process: &Value) -> Option<(u32, u32)> {
+    if config["linux"]["uidMappings"].is_array() {
+        return None;
+    }
+    let id = |name| u32::try_from(process["user"][name].as_u64().unwrap_or(0)).ok();
+    id("uid").zip(id("gid"))
+}
+
 /// A copy of the descriptor, if it is of something that this would harm.
 fn harmed(stream: BorrowedFd<'_>, harm: Harm) -> io::Result<Option<File>> {
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode);
+    let stat = rustix::fs::fstat(stream)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
     let is_harmed = match harm {
         // What is appended is where it should be, from whatever position.
         Harm::Positions => {
             kind.is_file() && !rustix::fs::fcntl_getfl(stream)?.contains(OFlags::APPEND)
         }
-        Harm::Owners => !kind.is_fifo() && !kind.is_socket(),
+        Harm::Owners(_) if kind.is_fifo() || kind.is_socket() => false,
+        // Who reads a terminal for somebody else takes what is typed for the next program, and is stopped in the background.
+        Harm::Owners(Some((0, _))) if rustix::termios::isatty(stream) => false,
+        Harm::Owners(owner) => owner != Some((stat.st_uid, stat.st_gid)),
     };
     is_harmed.then(|| stream.try_clone_to_owned().map(File::from)).transpose()
 }

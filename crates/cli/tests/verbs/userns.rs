@@ -61,33 +61,43 @@ fn run_in(place: &Place, runtime: &str, options: &[&str], script: &str) -> Strin
     ran.out
 }
 
-/// crun gives the standard streams of such a container to its user: those of the host stay the host's.
+/// crun gives the standard streams of a program to the user that it is started as: those of the host stay the host's.
 #[test]
 fn files_of_the_host_keep_their_owner_as_standard_streams() {
     let Some(place) = place() else { return };
     fs::write(place.path("input"), "said\n").unwrap();
-    let owner = |path: &Path| fs::metadata(path).unwrap().uid();
+    let owner = |path: &Path| fs::metadata(path).map(|it| (it.uid(), it.gid())).unwrap();
     let null = Path::new("/dev/null");
     let before = owner(null);
-    for runtime in runtimes() {
+    let users: [&[&str]; 4] = [
+        &["--userns", "0:700000:65536"],
+        &["--user", "5:6"],
+        &[],
+        &["--userns", "0:700000:65536", "--user", "5:6"],
+    ];
+    for (runtime, user) in runtimes().flat_map(|it| users.map(|user| (it, user))) {
         let name = format!("streams-{runtime}-{}", std::process::id());
         let _guard = Rm(&place, &name);
-        let map = ["--runtime", runtime, "--userns", "0:700000:65536"];
+        let map = [&["--runtime", runtime], user].concat();
         let output = place.path("output");
         let file = fs::File::create(&output).unwrap();
+        // Of somebody else, as if root's container were to write into a user's log.
+        std::os::unix::fs::chown(&output, Some(1234), Some(1235)).unwrap();
         let status = place
             .command(&[&["run", "--quiet"], &map[..], &["a", "--", "cat"]].concat())
             .stdin(fs::File::open(place.path("input")).unwrap())
             .stdout(file.try_clone().unwrap())
             .stderr(std::process::Stdio::null())
             .status();
-        assert_eq!(status.unwrap().code(), Some(0), "{runtime}");
-        assert_eq!(fs::read_to_string(&output).unwrap(), "said\n", "{runtime}");
-        assert_eq!((owner(&output), owner(&place.path("input"))), (0, 0), "{runtime}");
-        start(&place, &[&["--name", &name], &map[..]].concat(), "sleep 60");
+        assert_eq!(status.unwrap().code(), Some(0), "{runtime} {user:?}");
+        assert_eq!(fs::read_to_string(&output).unwrap(), "said\n", "{runtime} {user:?}");
+        let owners = (owner(&output), owner(&place.path("input")));
+        assert_eq!(owners, ((1234, 1235), (0, 0)), "{runtime} {user:?}");
+        place.out(&format!("run -d --name {name} {} a -- sleep 60", map.join(" ")));
         place.out(&format!("exec {name} true"));
+        place.out(&format!("exec --user 7:8 {name} true"));
         place.out(&format!("rm --force {name}"));
-        assert_eq!(owner(null), before, "{runtime}");
+        assert_eq!(owner(null), before, "{runtime} {user:?}");
     }
 }
 
