@@ -157,6 +157,7 @@ impl Runtime {
         let text = fs::read(&config).context("quire did not call the runtime with --bundle")?;
         let mut value: Value = serde_json::from_slice(&text)?;
         value["root"] = json!({ "path": root, "readonly": true });
+        own_files(&mut value, store, root, &bundle)?;
         // Each run gets cgroups of its own, as by default.
         if let Some(linux) = value["linux"].as_object_mut() {
             linux.remove("cgroupsPath");
@@ -164,6 +165,26 @@ impl Runtime {
         fs::write(&config, value.to_string())?;
         Ok(Self { name, program, bundle })
     }
+}
+
+/// Quire mounts files that it made over some of the image's, such as `/etc/hosts`, and they end with its container. A
+/// runtime alone mounts as many of its own; but none for which the plain folder has no place, since it would make one.
+fn own_files(config: &mut Value, store: &Path, root: &Path, bundle: &Path) -> Result<()> {
+    let Some(mounts) = config["mounts"].as_array_mut() else { return Ok(()) };
+    let made = |it: &Value| {
+        let source = it["source"].as_str().map(Path::new);
+        source.is_some_and(|source| source.starts_with(store.join("containers")))
+    };
+    let place =
+        |it: &Value| it["destination"].as_str().map(|to| to.trim_start_matches('/').to_owned());
+    mounts.retain(|it| !made(it) || place(it).is_some_and(|to| root.join(to).is_file()));
+    for mount in mounts.iter_mut().filter(|it| made(it)) {
+        let name = place(mount).unwrap_or_default().replace('/', "-");
+        let file = bundle.join(name);
+        fs::write(&file, "127.0.0.1 localhost\n")?;
+        mount["source"] = json!(file);
+    }
+    Ok(())
 }
 
 /// Where hosts that have both put cgroup version 2 beside version 1.
