@@ -114,6 +114,7 @@ struct Ready {
     signals: Arc<Signals>,
     stop: Stop,
     timeout: Option<Duration>,
+    notes: Option<PathBuf>,
     log_size: Option<NonZeroU64>,
     keep: bool,
     /// Held as long as the container lives, as the next is.
@@ -133,7 +134,8 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     }
     let terminal = if args.detach { Terminal::None } else { terminal(args.tty.when())? };
     let search = std::env::var_os("PATH").unwrap_or_default();
-    let runtime = Runtime::find(&search, args.runtime.as_deref(), notes().as_deref())?;
+    let notes = notes();
+    let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_deref())?;
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || is_asked_to_end(&asked));
@@ -223,6 +225,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         signals,
         stop,
         timeout,
+        notes,
         log_size: args.log_size.0,
         keep,
         _image,
@@ -272,6 +275,7 @@ impl Ready {
             headrooms: &self.headrooms,
             log_size: self.log_size,
             timeout: self.timeout,
+            notes: self.notes.as_deref(),
         }
     }
 

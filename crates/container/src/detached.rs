@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::bundle::Terminal;
 use crate::log::{self, Log};
 use crate::monitor::{
-    Deadline, LOG, PID, RunError, Start, ask, command, complaint, complaints, enter, kill, prepare,
-    runtime_of,
+    Deadline, LOG, PID, Prepared, RunError, Start, ask, command, complaint, complaints, enter,
+    kill, prepare, runtime_of,
 };
 use crate::program::{Named, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
@@ -75,7 +75,7 @@ pub fn watch(
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
     kernel::process::set_subreaper().map_err(runtime_failed)?;
-    let doubt = prepare(start)?;
+    let Prepared { doubt, lesson } = prepare(start)?;
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
     let (reader, output) = io::pipe().map_err(write_failed)?;
     if let Some((user, group)) = start.owner {
@@ -131,6 +131,9 @@ pub fn watch(
         let runtime = start.runtime.path.display().to_string();
         return Err(doubt.map_or(RunError::Refused { runtime, message }, RunError::from));
     };
+    if let Some(lesson) = lesson {
+        lesson.learn();
+    }
     let container = Process::open(pid).map_err(runtime_failed)?;
     // crun starts it from a child, which may outlive crun for a moment and is left to us, too.
     container.adopt().map_err(runtime_failed)?;

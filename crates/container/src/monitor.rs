@@ -22,6 +22,7 @@ use crate::headroom::Headroom;
 use crate::memory::Ear;
 use crate::program::{Named, ProgramError, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
+use crate::security::{Compiled, Lesson};
 use crate::spared::Terms;
 use crate::stage::Stage;
 use crate::state::{End, Reason};
@@ -62,6 +63,8 @@ pub struct Start<'a> {
     pub log_size: Option<NonZeroU64>,
     /// After how long it is killed.
     pub timeout: Option<Duration>,
+    /// A folder for what is worth knowing until the next start of the machine.
+    pub notes: Option<&'a Path>,
 }
 
 impl Start<'_> {
@@ -220,7 +223,7 @@ pub enum RunError {
 /// [`RunError`] when it did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     crate::streams::check().map_err(RunError::Directory)?;
-    let doubt = prepare(start)?;
+    let Prepared { doubt, lesson } = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);
     let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
@@ -248,6 +251,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
     let ear = Ear::of(start.config).map_err(streams_failed)?;
+    let lesson = lesson.map(Lesson::wait);
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
     let terms = Terms::new(start.folder, kind);
     let mut deliver = |signal: Signal| {
@@ -280,6 +284,9 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
     // program's exit code another one.
     let started = pid_file.exists() && !(kind == Kind::Runsc && runsc_failed(exit, &log));
+    if let Some(lesson) = lesson {
+        lesson.finish(started);
+    }
     if let (Exit::Code(1..), false) = (exit, started) {
         let runtime = start.runtime.path.display().to_string();
         // What others find out at the exec, runsc does before.
@@ -301,9 +308,16 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     }
 }
 
-/// Attaches the root in a mount namespace of this process's own and writes the bundle. Answers why the program will
-/// probably not run.
-pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<ProgramError>, RunError> {
+/// A container that can be started.
+pub(crate) struct Prepared {
+    /// Why the program will probably not run.
+    pub(crate) doubt: Option<ProgramError>,
+    /// What is to be learned from the start.
+    pub(crate) lesson: Option<Lesson>,
+}
+
+/// Attaches the root in a mount namespace of this process's own and writes the bundle.
+pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
     // that are not known here.
     let view = View::of_bundle(start.root.as_fd(), start.config);
@@ -326,12 +340,22 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Option<ProgramError>, RunErro
         move |source| RunError::Write { path, source }
     };
     let config = start.folder.join("config.json");
-    std::fs::write(&config, start.config.to_string()).map_err(write_failed(&config))?;
+    let made = start.folder.join(STATE).join(start.id).join("seccomp.bpf");
+    let (text, lesson) = match Compiled::of(start.runtime, start.config, made, start.notes) {
+        Some(Compiled::Known(filter)) => {
+            let mut config = start.config.clone();
+            Compiled::annotate(&filter, &mut config);
+            (config.to_string(), None)
+        }
+        Some(Compiled::Unknown(lesson)) => (start.config.to_string(), Some(lesson)),
+        None => (start.config.to_string(), None),
+    };
+    std::fs::write(&config, text).map_err(write_failed(&config))?;
 
     let record = start.folder.join(RUNTIME);
     let runtime_path = start.runtime.path.as_os_str().as_bytes();
     std::fs::write(&record, runtime_path).map_err(write_failed(&record))?;
-    Ok(doubt)
+    Ok(Prepared { doubt, lesson })
 }
 
 /// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the

@@ -156,6 +156,7 @@ impl Fixture {
             headrooms: &[],
             log_size: None,
             timeout: None,
+            notes: None,
         };
         let result = quire_container::monitor::run(&start, &|_| {});
         assert!(quire_container::teardown::clear(folder.path(), &id));

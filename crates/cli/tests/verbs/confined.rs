@@ -80,6 +80,37 @@ fn calls_that_reach_the_host_are_refused() {
     }
 }
 
+/// crun is given the filter that it compiled before: the same bytes, for containers and for what is executed in them.
+#[test]
+fn a_filter_that_is_compiled_already_is_the_same() {
+    let Some(place) = with_calls() else { return };
+    if !runtimes().any(|it| it == "crun") {
+        return;
+    }
+    let mut filters = Vec::new();
+    for number in 0..2 {
+        let name = format!("compiled-{number}-{}", std::process::id());
+        let _guard = Rm(&place, &name);
+        place.out(&format!("run -d --runtime crun --name {name} a -- sleep 60"));
+        let folder = place.path("store").join("containers").join(&name);
+        filters.push(fs::read(folder.join("runtime").join(&name).join("seccomp.bpf")).unwrap());
+        let config: Value =
+            serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+        // The first one may find what another test has taught.
+        let is_given = config["annotations"]["run.oci.seccomp_bpf_data"].is_string();
+        assert!(is_given || number == 0, "it is compiled again");
+        let out = place.out(&format!("exec {name} calls"));
+        for (call, expect) in REFUSED {
+            assert_eq!(result(&out, call), expect, "exec {number}: {call}");
+        }
+    }
+    assert!(!filters[0].is_empty() && filters[0] == filters[1]);
+    let out = place.out("run --runtime crun a -- calls");
+    for (call, expect) in REFUSED {
+        assert_eq!(result(&out, call), expect, "run: {call}");
+    }
+}
+
 #[test]
 fn a_filter_can_be_another_one_or_none() {
     let Some(place) = with_calls() else { return };
