@@ -157,6 +157,7 @@ pub fn watch(
     };
     state.begin(start.folder).map_err(write_failed)?;
     started();
+    start.be_prompt();
     let terms = Terms::new(start.folder, start.runtime.kind);
     let mut deadline = Deadline::of(start);
     let mut deliver = |signal| {

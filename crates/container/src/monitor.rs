@@ -68,6 +68,16 @@ pub struct Start<'a> {
 }
 
 impl Start<'_> {
+    /// Looks come in time also when the host's processors have much else to do: what a container writes cannot wait for the room
+    /// that is made for it.
+    pub(crate) fn be_prompt(&self) {
+        if !self.headrooms.is_empty()
+            && let Err(error) = kernel::process::be_prompt()
+        {
+            tracing::debug!(id = self.id, %error, "a busy host may make room too late");
+        }
+    }
+
     /// What is done while the container runs; answers when it is to be done again.
     pub(crate) fn look(&self) -> Option<Duration> {
         self.headrooms.iter().map(Headroom::look).min()
@@ -253,6 +263,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let ear = Ear::of(start.config).map_err(streams_failed)?;
     let lesson = lesson.map(Lesson::wait);
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
+    start.be_prompt();
     let terms = Terms::new(start.folder, kind);
     let mut deliver = |signal: Signal| {
         terms.note(signal);

@@ -4,6 +4,7 @@
 mod adopt;
 mod behind;
 mod namespaces;
+mod prompt;
 mod signals;
 mod spawn;
 
@@ -18,6 +19,7 @@ pub use behind::{Done, finish_behind, start_behind};
 pub use namespaces::{
     IdRange, Namespace, enter, namespace_kind, own_mounts, unshare, user_namespace,
 };
+pub use prompt::be_prompt;
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};

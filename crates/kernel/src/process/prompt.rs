@@ -1,0 +1,67 @@
+//! A thread that must not wait long for a processor.
+#![expect(unsafe_code, reason = "rustix does not set scheduling policies")]
+
+use std::io;
+
+/// Lets this thread run before ordinary ones as soon as it has something to do: by the lowest realtime priority, or, where
+/// control groups keep that from everybody, as the least nice. Its children are as others are.
+///
+/// It is for threads that do little: one that does not stop would keep others from its processor.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_NICE`: nothing is changed.
+pub fn be_prompt() -> io::Result<()> {
+    // Source: sched(7), "Reset scheduling policy for child processes".
+    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
+    let parameter = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the pointer is to a parameter that lives; 0 is the calling thread.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) } == 0 {
+        return Ok(());
+    }
+    let ordinary = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: as above.
+    if unsafe { libc::sched_setscheduler(0, ordinary, &raw const parameter) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Of a thread on Linux, whatever POSIX says: setpriority(2), "C library/kernel differences".
+    Ok(rustix::process::setpriority_process(None, -20)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fields 18 and 41 of proc_pid_stat(5): nice and policy.
+    fn scheduling(stat: &str) -> (i32, i32) {
+        let after = stat.rsplit_once(')').unwrap().1;
+        let fields: Vec<_> = after.split_whitespace().collect();
+        (fields[16].parse().unwrap(), fields[38].parse().unwrap())
+    }
+
+    #[test]
+    fn only_this_thread_is_prompt() {
+        std::thread::spawn(|| {
+            let own = || {
+                let id = rustix::thread::gettid().as_raw_nonzero();
+                let path = format!("/proc/self/task/{id}/stat");
+                scheduling(&std::fs::read_to_string(path).unwrap())
+            };
+            let before = own();
+            if be_prompt().is_err() {
+                assert_eq!(own(), before);
+                return;
+            }
+            let (nice, policy) = own();
+            assert!(policy == libc::SCHED_RR || nice == -20, "{nice} {policy}");
+            let child = std::process::Command::new("sh")
+                .args(["-c", "read it < /proc/self/stat; echo \"$it\""])
+                .output()
+                .unwrap();
+            let child = scheduling(&String::from_utf8(child.stdout).unwrap());
+            assert!(child.0 >= 0 && child.1 == libc::SCHED_OTHER, "{child:?}");
+        })
+        .join()
+        .unwrap();
+    }
+}
