@@ -651,7 +651,7 @@ pub(crate) struct Verify {
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
     /// Remove what is damaged, so that a new import of the same image brings it back. The exit code is 1 all the same:
-    /// damage was found. What cannot be read for a reason that says nothing of the file (no memory, no descriptors, no
+    /// damage was found. Containers stay, whatever is wrong with their records. What cannot be read for a reason that says nothing of the file (no memory, no descriptors, no
     /// right) ends the check with 2, and nothing is removed
     #[arg(long)]
     pub(crate) repair: bool,

@@ -36,17 +36,19 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
     // Of a repair, what it did is said after it.
     let answer = tell(context, &report, if args.repair { "" } else { WAY_OUT })?;
     if args.repair && !report.is_sound() {
-        let mut removed = store.remove_damaged(&report)?;
-        for (damage, _) in &report.damage {
-            if let Damage::Container(id, _) = damage {
-                crate::containers::remove(&store, id, true)?;
-                removed += 1;
-            }
-        }
+        let removed = store.remove_damaged(&report)?;
         let files = if removed == 1 { "file" } else { "files" };
         context.remark(&format!(
             "{removed} damaged {files} removed: import or pull again what was hurt, if anything"
         ));
+        for (damage, _) in &report.damage {
+            if let Damage::Container(id, _) = damage {
+                // No import brings back what it wrote, and it may be running.
+                context.remark(&format!(
+                    "container {id} stays, with what it has written: `quire rm --container --force {id}` removes it"
+                ));
+            }
+        }
     }
     Ok(answer)
 }

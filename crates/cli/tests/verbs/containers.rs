@@ -360,7 +360,12 @@ fn a_damaged_record_is_told_and_can_be_removed() {
     );
     assert_eq!(place.run("run --quiet a -- true").code, Some(0));
     let ran = place.run("fsck --repair");
-    assert!(ran.code == Some(1) && ran.err.contains("1 damaged file removed"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("0 damaged files removed"), "{}", ran.err);
+    assert!(ran.err.contains("`quire rm --container --force bad` removes it"), "{}", ran.err);
+    // It runs on, and has what it wrote.
+    assert_eq!(ps(&place, "bad").unwrap()["status"], "damaged");
+    assert!(place.path("store/containers/bad/filestore").exists());
+    place.out("rm --container --force bad");
     assert_eq!(ps(&place, "bad"), None);
     start(&place, &["--name", "bad"], "exit 0");
     place.out("wait bad");
