@@ -6,7 +6,11 @@
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::num::NonZeroU64;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 /// The newer file in a container's folder.
 pub const LOG: &str = "log";
@@ -83,10 +87,19 @@ impl Log {
     fn turn(&mut self) -> io::Result<()> {
         let [log, older, next] = [LOG, OLDER, NEXT].map(|it| self.folder.join(it));
         // First, so that there is always one to write to.
-        let file = File::options().create(true).append(true).open(&next)?;
+        let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+        let file = File::options().create(true).append(true).custom_flags(flags).open(&next)?;
         file.set_len(0)?;
-        std::fs::rename(&log, older)?;
-        std::fs::rename(next, log)?;
+        // At every moment there is a log, for who reads it and for when this process is killed.
+        match renameat_with(CWD, &next, CWD, &log, RenameFlags::EXCHANGE) {
+            Ok(()) => std::fs::rename(next, older)?,
+            // The file system cannot.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                std::fs::rename(&log, older)?;
+                std::fs::rename(next, log)?;
+            }
+            Err(errno) => return Err(errno.into()),
+        }
         (self.file, self.length) = (file, 0);
         Ok(())
     }
@@ -98,6 +111,22 @@ mod tests {
 
     fn texts(folder: &Path) -> [String; 2] {
         [OLDER, LOG].map(|it| std::fs::read_to_string(folder.join(it)).unwrap_or_default())
+    }
+
+    /// As after a kill between the two names: the one that is left over has what was the older one.
+    #[test]
+    fn there_is_always_a_log_and_no_link_is_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
+        std::fs::write(folder.path().join(NEXT), "left over").unwrap();
+        log.write(b"012345678\nnew\n");
+        assert_eq!(texts(folder.path()), ["012345678\n", "new\n"]);
+        assert!(!folder.path().join(NEXT).exists());
+        let other = folder.path().join("other");
+        std::fs::write(&other, "others'").unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join(NEXT)).unwrap();
+        log.write(b"012345678\nnew\n");
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "others'");
     }
 
     #[test]

@@ -48,7 +48,11 @@ impl FromStr for LogSize {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "0" | "unlimited" => Ok(Self(None)),
-            _ => Ok(Self(Some(bytes(text)?))),
+            _ => match bytes(text)? {
+                // Each half is a file, which is renamed when it is full.
+                size if size.get() < 4096 => Err("a log has 4096 bytes at least".to_owned()),
+                size => Ok(Self(Some(size))),
+            },
         }
     }
 }
