@@ -265,7 +265,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
     let since = std::time::Instant::now();
     for it in &running {
         let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
-        let signal = args.signal.as_deref().or(own).unwrap_or("TERM");
+        let mut signal = args.signal.as_deref().or(own).unwrap_or("TERM");
         while let Err(message) = detached::signal(&it.folder, &it.id, signal) {
             // It may have ended since.
             if !is_alive(&store, it)? {
@@ -273,7 +273,12 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
             }
             // Or it has not started yet.
             if load_state(&it.folder, &it.id)?.is_some() || since.elapsed() >= patience(it) {
-                bail!(message);
+                // What an image says is no reason to let it run.
+                if args.signal.is_some() || signal == "TERM" {
+                    bail!(message);
+                }
+                context.remark(&format!("{message}, which its image asks for: it gets TERM"));
+                signal = "TERM";
             }
             std::thread::sleep(GLANCE);
         }

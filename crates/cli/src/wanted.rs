@@ -52,9 +52,13 @@ pub(crate) fn wishes(
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
     });
     let hostname = wanted.names.hostname.clone().unwrap_or_else(|| id.to_owned());
-    // Source: Linux `__NEW_UTS_LEN`.
-    if hostname.is_empty() || hostname.len() > 64 {
-        bail!("\"{hostname}\" is no host name: it has 1 to 64 bytes");
+    // Source: Linux `__NEW_UTS_LEN`. It becomes a word of `/etc/hosts`.
+    let is_good = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
+    if hostname.is_empty() || hostname.len() > 64 || !hostname.bytes().all(is_good) {
+        bail!(
+            "\"{}\" is no host name: it has 1 to 64 letters, digits, `-`, `_` and `.`",
+            hostname.escape_debug()
+        );
     }
     Ok(Wishes {
         command: command.collect::<anyhow::Result<_>>()?,

@@ -52,6 +52,26 @@ fn a_container_whose_time_is_over_is_killed() {
     place.out("run --timeout 0 a true");
 }
 
+/// An image that asks for a signal that there is not could not be stopped.
+#[test]
+fn a_stop_signal_that_is_none_is_no_reason_to_live() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let name = format!("odd-{runtime}-{}", std::process::id());
+        let _guard = Rm(&place, &name);
+        place.out(&format!("run -d --runtime {runtime} --name {name} a -- sleep 60"));
+        // As such an image has it recorded.
+        let state = place.path("store/containers").join(&name).join("state.json");
+        let text = std::fs::read_to_string(&state).unwrap();
+        let odd = text.replace("\"TERM\"", "\"999\"").replace("\"SIGTERM\"", "\"999\"");
+        std::fs::write(&state, odd.replace("\"stop_signal\":\"\"", "\"stop_signal\":\"999\""))
+            .unwrap();
+        let ran = place.run(&format!("stop -t 1 {name}"));
+        assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+        assert!(ran.err.contains("it gets TERM"), "{runtime}: {} {text}", ran.err);
+    }
+}
+
 #[test]
 fn stop_asks_and_waits_as_run_was_told() {
     let Some(place) = place() else { return };

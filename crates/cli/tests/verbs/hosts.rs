@@ -29,6 +29,19 @@ const SHOW: &str = "cat /etc/hosts; echo --; cat /etc/hostname; echo --; cat /et
 const LOCAL: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
 
 #[test]
+fn a_host_name_is_one_word() {
+    let Some(place) = place() else { return };
+    for name in ["a\n10.0.0.1 b", "a b", "\u{202e}a", "a/b", "\u{1b}[31m", ""] {
+        let ran = place.run_each(&["run", "--hostname", name, "a", "true"]);
+        assert!(
+            ran.code == Some(125) && ran.err.contains("is no host name"),
+            "{name:?}: {}",
+            ran.err
+        );
+    }
+}
+
+#[test]
 fn a_container_has_its_names_whatever_its_root_is() {
     let Some(place) = place() else { return };
     // Neither of them, both of them with words of the image, and no directory for them.
