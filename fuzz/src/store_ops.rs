@@ -143,7 +143,13 @@ fn add(import: &Transaction<'_>, files: u8) -> Result<Reference, Box<dyn std::er
     let image = image.finish()?;
     let diff_id = Digest::sha256(&tar);
     let size = tar.len() as u64;
-    let blobs = vec![Blob { digest: diff_id, size, media_type: String::new(), is_hashed: true }];
+    let blobs = vec![Blob {
+        digest: diff_id,
+        size,
+        media_type: String::new(),
+        is_hashed: true,
+        repositories: Vec::new(),
+    }];
     layer.finish(LayerInfo { diff_id, size, blobs, objects })?;
     let config = format!(r#"{{"rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}}}}"#);
     let config_digest = Digest::sha256(config.as_bytes());

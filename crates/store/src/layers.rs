@@ -26,6 +26,10 @@ const TRAILER: usize = 64;
 const LEVEL: i32 = 3;
 /// The most blobs that are recorded for one layer. Whoever compresses a layer anew each time only fills the list.
 const BLOBS_MAX: usize = 64;
+/// The most repositories that are recorded for one blob.
+const REPOSITORIES_MAX: usize = 8;
+/// The most bytes in the name of one, which is more than registries allow.
+const REPOSITORY_MAX: usize = 512;
 
 /// A layer as it came over the wire, most often compressed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +44,23 @@ pub struct Blob {
     /// made of parts, or in a record that does not say.
     #[serde(rename = "hashed", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_hashed: bool,
+    /// Where it was pushed, `registry/repository`: at most 8, the last first. Only a hint where it may be had.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repositories: Vec<String>,
+}
+
+impl Blob {
+    /// Adds repositories that were recorded before, behind those that are known.
+    fn add_repositories(&mut self, before: &[String]) {
+        let all = self.repositories.drain(..).chain(before.iter().cloned());
+        let mut kept: Vec<String> = Vec::new();
+        for repository in all.filter(|it| it.len() <= REPOSITORY_MAX) {
+            if kept.len() < REPOSITORIES_MAX && !kept.contains(&repository) {
+                kept.push(repository);
+            }
+        }
+        self.repositories = kept;
+    }
 }
 
 /// What is known of a layer besides its recipe.
@@ -68,7 +89,10 @@ impl LayerInfo {
     fn add_known(&mut self, before: &[Blob]) {
         for blob in before {
             match self.blobs.iter_mut().find(|it| it.digest == blob.digest) {
-                Some(same) => same.is_hashed |= blob.is_hashed,
+                Some(same) => {
+                    same.is_hashed |= blob.is_hashed;
+                    same.add_repositories(&blob.repositories);
+                }
                 None => self.blobs.push(blob.clone()),
             }
         }
@@ -228,8 +252,9 @@ fn write_end(mut file: Hashed, info: &LayerInfo, recipe_size: u64) -> io::Result
 }
 
 impl Transaction<'_> {
-    /// Records that a layer of the store is in this blob, all of whose bytes the caller has hashed while they gave this
-    /// layer. Visible when the transaction is committed.
+    /// Records that a layer of the store is in this blob, and where it was pushed. If it says that it was hashed, the
+    /// caller has hashed all of its bytes while they gave this layer, or were made of it. Visible when the transaction is
+    /// committed.
     ///
     /// # Errors
     /// [`LayerError`] when it cannot be written.
@@ -413,11 +438,16 @@ fn parse(
         Ok(bytes)
     };
     let ids = read(recipe_end, objects)?;
-    let Ok(raw) = serde_json::from_slice::<RawInfo>(&read(recipe_end + objects, json)?) else {
+    let Ok(mut raw) = serde_json::from_slice::<RawInfo>(&read(recipe_end + objects, json)?) else {
         return Ok(Err("its description makes no sense"));
     };
     if raw.diff_id != *diff_id {
         return Ok(Err("it is another layer"));
+    }
+    // The checksum says that nothing was damaged, not who wrote it.
+    raw.blobs.truncate(BLOBS_MAX);
+    for blob in &mut raw.blobs {
+        blob.add_repositories(&[]);
     }
     let objects =
         ids.chunks_exact(id_len).map(|id| ObjectId::from_bytes(id).expect("32 or 64 bytes"));

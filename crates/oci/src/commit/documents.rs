@@ -178,7 +178,7 @@ mod tests {
             "layers": [layer("application/vnd.docker.image.rootfs.diff.tar.gzip"), layer("other")],
         });
         let media_type = "application/vnd.oci.image.layer.v1.tar".to_owned();
-        let blob = Blob { digest, size: 9, media_type, is_hashed: true };
+        let blob = Blob { digest, size: 9, media_type, is_hashed: true, repositories: Vec::new() };
         let (name, bytes) = manifest(&below, &(digest, b"{}".to_vec()), &blob);
         assert_eq!(name, Digest::sha256(&bytes));
         let found: Value = serde_json::from_slice(&bytes).unwrap();

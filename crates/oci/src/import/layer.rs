@@ -241,6 +241,7 @@ fn blob(decoded: &Decoded, wanted: &Wanted<'_>) -> Blob {
         media_type: media_type.to_owned(),
         // Of a tar that was made of parts, the blob's digest is what the manifest says.
         is_hashed: wanted.tar_of.is_none(),
+        repositories: Vec::new(),
     }
 }
 

@@ -51,6 +51,7 @@ fn candidates(
         size: layer.size,
         media_type: layer.media_type.clone(),
         is_hashed: false,
+        repositories: Vec::new(),
     };
     // To push a pulled manifest claims nothing that its own registry has not claimed.
     let is_sure = is_pulled
@@ -148,7 +149,13 @@ mod tests {
 
     fn blob(text: &str, media_type: &str) -> Blob {
         let digest = Digest::sha256(text.as_bytes());
-        Blob { digest, size: text.len() as u64, media_type: media_type.to_owned(), is_hashed: true }
+        Blob {
+            digest,
+            size: text.len() as u64,
+            media_type: media_type.to_owned(),
+            is_hashed: true,
+            repositories: Vec::new(),
+        }
     }
 
     /// Which of `a`, `b` (both gzip) and `tar` may stand for a layer that the manifest calls `named`.

@@ -247,7 +247,9 @@ fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
             let transaction = store.begin().unwrap();
             let layer = transaction.reuse_layer(&layer_of(store)).unwrap().unwrap();
             let media_type = "x/y".to_owned();
-            let blob = crate::Blob { digest: blob, size: 6, media_type, is_hashed: true };
+            let repositories = vec!["localhost:5000/team/app".to_owned()];
+            let blob =
+                crate::Blob { digest: blob, size: 6, media_type, is_hashed: true, repositories };
             transaction.add_blob(&layer, blob).unwrap();
             transaction.commit().unwrap();
         },

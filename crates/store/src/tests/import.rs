@@ -220,7 +220,8 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
     let media_type = "x/y".to_owned();
     let blob = |text: &str, is_hashed| {
         let digest = Digest::sha256(text.as_bytes());
-        crate::Blob { digest, size: 7, media_type: media_type.clone(), is_hashed }
+        let (media_type, repositories) = (media_type.clone(), Vec::new());
+        crate::Blob { digest, size: 7, media_type, is_hashed, repositories }
     };
     let warned = super::warnings(|| {
         for number in 0..70 {
@@ -294,6 +295,47 @@ fn sha512_stores_name_by_sha512() {
     assert!(matches!(store.has(&other, 4), Err(StoreError::Algorithm(..))));
     // An existing store keeps its own.
     assert_eq!(open(directory.path()).algorithm(), Algorithm::Sha512);
+}
+
+#[test]
+fn a_record_says_where_a_blob_was_pushed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "one", &sample("one", 2)).unwrap();
+    let [diff_id] = *store.layers().unwrap() else { panic!() };
+    let file = directory.path().join("layers").join(diff_id.file_name());
+    let has_field = || {
+        let bytes = std::fs::read(&file).unwrap();
+        bytes.windows(14).any(|it| it == b"\"repositories\"")
+    };
+    let add = |text: &str, is_hashed, repositories: &[String]| {
+        let transaction = store.begin().unwrap();
+        let layer = transaction.reuse_layer(&diff_id).unwrap().unwrap();
+        let (digest, media_type) = (Digest::sha256(text.as_bytes()), "x/y".to_owned());
+        let repositories = repositories.to_vec();
+        let blob = crate::Blob { digest, size: 7, media_type, is_hashed, repositories };
+        transaction.add_blob(&layer, blob).unwrap();
+        transaction.commit().unwrap();
+        let layer = store.layer(&diff_id).unwrap().unwrap();
+        let blobs = &layer.info().blobs;
+        let blob = blobs.iter().find(|it| it.digest == digest).unwrap();
+        assert!(blob.is_hashed, "it was before");
+        let numbers = blob.repositories.iter().map(|it| it.strip_prefix("r.io/").unwrap());
+        numbers.map(str::to_owned).collect::<Vec<_>>().join(" ")
+    };
+    let name = |number: usize| format!("r.io/{number}");
+    assert_eq!(add("blob", true, &[]), "");
+    assert!(!has_field(), "nothing new for what others wrote");
+    for number in 0..10 {
+        add("blob", false, &[name(number)]);
+    }
+    assert!(has_field());
+    // The last eight, each once, the newest first.
+    assert_eq!(add("blob", true, &[name(5)]), "5 9 8 7 6 4 3 2");
+    // What Quire does not write is not taken from a record either.
+    let long = format!("r.io/{}", "x".repeat(600));
+    let many: Vec<_> = [long].into_iter().chain((20..90).map(name)).collect();
+    assert_eq!(add("another", true, &many), "20 21 22 23 24 25 26 27");
 }
 
 fn check_refused(prepare: impl FnOnce(&Path), expected: &str) {

@@ -115,7 +115,8 @@ fn add_as(import: &Transaction<'_>, files: &Files, form: Form) -> Result<Referen
     let diff_id = Digest::sha256(&tar);
     let media_type = "application/vnd.oci.image.layer.v1.tar".to_owned();
     let size = tar.len() as u64;
-    let blobs = vec![Blob { digest: diff_id, size, media_type, is_hashed: true }];
+    let blobs =
+        vec![Blob { digest: diff_id, size, media_type, is_hashed: true, repositories: Vec::new() }];
     layer.finish(LayerInfo { diff_id, size, blobs, objects })?;
     let config = format!(r#"{{"rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}}}}"#);
     let config_digest = Digest::sha256(config.as_bytes());
