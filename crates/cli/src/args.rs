@@ -136,8 +136,8 @@ pub(crate) enum Verb {
     /// Bring an image of the store to a registry
     ///
     /// Quire pushes the manifest that the store has, and sends no layer that the registry has: in the repository itself, or
-    /// in another one that the image or its base came from. A pulled image keeps its digest then, and a derived image sends
-    /// its own layer alone, by default compressed by gzip. A layer that the registry lacks, and whose blob the store did not
+    /// in another one that the image or its base came from or was pushed to. A pulled image keeps its digest then, and a
+    /// derived image sends its own layer alone, once to each registry, by default compressed by gzip. A layer that the registry lacks, and whose blob the store did not
     /// keep (`pull --keep-layers`), is compressed anew, which changes the manifest: a line says so.
     ///
     /// Of an index, Quire pushes the image for the platform that was pulled: the index, and what it has for other platforms,

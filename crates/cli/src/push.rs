@@ -12,7 +12,7 @@ use oci::push::{Pushed, Sent, Wish};
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry};
 use serde_json::json;
-use store::OpenOptions;
+use store::{OpenOptions, Store};
 
 use crate::Answer;
 use crate::args;
@@ -26,7 +26,7 @@ use crate::report;
 const LAYERS_MIN: usize = 3;
 
 pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
+    let store = open(context)?;
     let found = crate::names::resolve(&store, &args.name)?;
     let target: Reference = match (&args.target, &found.name) {
         (Some(target), _) => target.parse()?,
@@ -91,6 +91,22 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         tell(&target, &done)?;
     }
     Ok(Answer::Yes)
+}
+
+/// The store, to be changed where it can be: a push notes what it has made and where it went, and goes on without.
+/// Nothing is written into a store that is somebody else's, too.
+fn open(context: &Context) -> anyhow::Result<Store> {
+    let store = context.open(OpenOptions::read())?;
+    if !crate::owner::is_ours(&store) {
+        return Ok(store);
+    }
+    match Store::open(store.path(), OpenOptions::write()) {
+        Ok(writable) => Ok(writable),
+        Err(error) => {
+            tracing::debug!(%error, "what is pushed will not be noted");
+            Ok(store)
+        }
+    }
 }
 
 /// Why the manifest is another than the store's, unless that was asked for.

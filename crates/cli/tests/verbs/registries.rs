@@ -9,6 +9,8 @@ mod fake;
 mod kills;
 #[path = "no_room.rs"]
 mod no_room;
+#[path = "pushes.rs"]
+mod pushes;
 
 use std::process::Command;
 

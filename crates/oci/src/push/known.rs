@@ -23,7 +23,13 @@ pub(super) fn blobs(store: &Store, manifest: &Digest, compression: Compression) 
     let of_layer = |(layer, diff_id): (&Descriptor, &Digest)| {
         let record = store.layer(diff_id).ok().flatten();
         let whole = record.as_ref().map(|it| whole_blobs(it.info())).unwrap_or_default();
-        candidates(layer, diff_id, &whole, is_pulled, compression)
+        let mut all = candidates(layer, diff_id, &whole, is_pulled, compression);
+        for blob in &mut all {
+            let known = record.iter().flat_map(|it| &it.info().blobs);
+            let pushed = known.filter(|it| it.digest == blob.digest).map(|it| &it.repositories);
+            blob.repositories = pushed.flatten().cloned().collect();
+        }
+        all
     };
     layers.iter().zip(&diff_ids).map(of_layer).collect()
 }
@@ -82,15 +88,20 @@ fn image(store: &Store, manifest: &Digest) -> Option<Manifest> {
     }
 }
 
-/// Repositories of one registry that had an image with a blob, as far as the store knows: it was pulled from there, or is
-/// called so. What is damaged is for `fsck` to tell, and costs only bytes.
+/// Repositories of one registry that had a blob, as far as the store knows: it was pushed there, or an image with it was
+/// pulled from there, or is called so. What is damaged is for `fsck` to tell, and costs only bytes.
 #[derive(Debug, Default)]
-pub(super) struct Sources(BTreeMap<Digest, BTreeSet<String>>);
+pub(super) struct Sources(BTreeMap<Digest, Vec<String>>);
 
 impl Sources {
-    /// Those that are not `target` itself, and that had something of the manifest's.
-    pub(super) fn known(store: &Store, manifest: &Digest, target: &Reference) -> Self {
-        let own = Repository::new(target.registry(), target.repository());
+    /// Those that are not `target` itself, and that had something of the manifest's, or one of `blobs`.
+    pub(super) fn known(
+        store: &Store,
+        manifest: &Digest,
+        target: &Reference,
+        blobs: &[Vec<Blob>],
+    ) -> Self {
+        let own = repository_of(target);
         let registry = registry_of(&own);
         let mut had: BTreeMap<Digest, BTreeSet<String>> =
             BTreeMap::from([(*manifest, BTreeSet::new())]);
@@ -98,11 +109,16 @@ impl Sources {
             let Some(manifest) = reference.manifest else { continue };
             let repositories = had.entry(manifest).or_default();
             let Ok(name) = name.as_str().parse::<Reference>() else { continue };
-            let repository = Repository::new(name.registry(), name.repository());
-            repositories.extend(within(&repository, registry));
+            repositories.extend(within(&repository_of(&name), registry));
         }
         let wanted = image(store, manifest).map(|it| digests(&it)).unwrap_or_default();
         let mut sources = Self::default();
+        // Those first that had this very blob.
+        for blob in blobs.iter().flatten() {
+            let pushed = blob.repositories.iter().filter_map(|it| parse(it));
+            let paths = pushed.filter_map(|it| within(&it, registry));
+            sources.add(blob.digest, paths.filter(|it| it != target.repository()));
+        }
         for (manifest, mut repositories) in had {
             let Some(image) = image(store, &manifest) else { continue };
             let blobs: Vec<_> =
@@ -114,10 +130,19 @@ impl Sources {
             repositories.extend(origins.iter().filter_map(|it| within(it, registry)));
             repositories.remove(target.repository());
             for blob in blobs {
-                sources.0.entry(blob).or_default().extend(repositories.iter().cloned());
+                sources.add(blob, repositories.iter().cloned());
             }
         }
         sources
+    }
+
+    fn add(&mut self, blob: Digest, repositories: impl IntoIterator<Item = String>) {
+        let known = self.0.entry(blob).or_default();
+        for repository in repositories {
+            if !known.contains(&repository) {
+                known.push(repository);
+            }
+        }
     }
 
     /// Those that may have a blob.
@@ -128,6 +153,18 @@ impl Sources {
 
 fn digests(image: &Manifest) -> BTreeSet<Digest> {
     image.layers.iter().map(|it| it.digest).collect()
+}
+
+/// The repository that a reference names.
+pub(super) fn repository_of(reference: &Reference) -> Repository {
+    Repository::new(reference.registry(), reference.repository())
+}
+
+/// A repository of a record, if it can be one.
+fn parse(name: &str) -> Option<Repository> {
+    let reference: Reference = name.parse().ok()?;
+    let repository = repository_of(&reference);
+    (repository.as_str() == name).then_some(repository)
 }
 
 fn registry_of(repository: &Repository) -> &str {
@@ -199,5 +236,29 @@ mod tests {
         check("tar", &["tar", "b"], false, Gzip, &["b"]);
         check("a", &["a", "tar"], false, None, &["tar"]);
         check("a", &["a", "tar"], true, Zstd, &[]);
+    }
+
+    #[test]
+    fn a_record_names_repositories_or_nothing() {
+        let check = |name: &str, expect: Option<&str>| {
+            let found = parse(name).and_then(|it| within(&it, "localhost:5000"));
+            assert_eq!(found.as_deref(), expect, "{name}");
+        };
+        check("localhost:5000/team/app", Some("team/app"));
+        check("localhost:5001/team/app", None);
+        for wrong in [
+            "",
+            "/",
+            "app",
+            "team/app:1",
+            "team/app@sha256:0",
+            "../app",
+            "a b",
+            "a&mount=b",
+            "a:pull b",
+        ] {
+            check(&format!("localhost:5000/{wrong}"), (wrong == "app").then_some("app"));
+            check(wrong, None);
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! be had; see [`crate::export`] for what happens otherwise.
 
 mod known;
+mod remember;
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -101,16 +102,19 @@ pub fn push(
         Compression::Usual if known::is_pulled(store, wish.manifest) => Compression::AsItWas,
         other => other,
     };
-    let sources = Sources::known(store, wish.manifest, wish.target);
+    let blobs = known::blobs(store, wish.manifest, compression);
+    let sources = Sources::known(store, wish.manifest, wish.target, &blobs);
     let mut job = Job {
         store,
         registry,
         wish,
         options,
         compression,
+        blobs,
         sources,
         trust: Trust::Registry,
         mounted: Mutex::default(),
+        refused: Mutex::default(),
     };
     match job.push(told) {
         Err(PushError::Registry { source, .. })
@@ -141,10 +145,14 @@ struct Job<'a> {
     wish: &'a Wish<'a>,
     options: &'a export::Options<'a>,
     compression: Compression,
+    /// For each layer those that may stand for it.
+    blobs: Vec<Vec<Blob>>,
     sources: Sources,
     trust: Trust,
     /// What the registry took from another of its repositories.
     mounted: Mutex<BTreeSet<Digest>>,
+    /// What it took from none of them, so that it is not asked again.
+    refused: Mutex<BTreeSet<Digest>>,
 }
 
 impl Job<'_> {
@@ -173,6 +181,7 @@ impl Job<'_> {
         };
         let put = registry.put_manifest(&name, &plan.media_type, &plan.manifest);
         put.map_err(|error| self.failed(error))?;
+        remember::remember(store, wish.target, &plan.layers, &sent);
         let layers = plan.layers.iter().map(|layer| layer.how).zip(sent).collect();
         Ok(Pushed { digest: plan.digest, is_unchanged: plan.is_unchanged, layers })
     }
@@ -186,9 +195,8 @@ impl Job<'_> {
         if self.trust == Trust::Nothing {
             return Ok(Vec::new());
         }
-        let blobs = known::blobs(self.store, self.wish.manifest, self.compression);
-        self.each(blobs.len(), |at| {
-            for blob in &blobs[at] {
+        self.each(self.blobs.len(), |at| {
+            for blob in &self.blobs[at] {
                 if self.has(&blob.digest, blob.size)?.is_some() {
                     return Ok(Some(blob.clone()));
                 }
@@ -205,6 +213,9 @@ impl Job<'_> {
         if self.registry.has_blob(digest, Some(size)).map_err(|error| self.failed(error))? {
             return Ok(Some(self.sent(digest)));
         }
+        if lock(&self.refused).contains(digest) {
+            return Ok(None);
+        }
         for source in self.sources.of(digest) {
             match self.registry.mount_blob(digest, source) {
                 Ok(true) => {
@@ -217,6 +228,7 @@ impl Job<'_> {
                 Err(error) => tracing::debug!(%digest, source, %error, "not mounted"),
             }
         }
+        lock(&self.refused).insert(*digest);
         Ok(None)
     }
 

@@ -204,11 +204,12 @@ fn derived_images(server: &Server) {
     let before = server.lines().len();
     assert_eq!(push_to(&home, &own, &own).digest, pushed.digest);
     assert_eq!(sent(&server.lines()[before..]), ["manifest"]);
-    // To another repository, whose registry takes what it has.
+    // To another repository, whose registry takes what it has, also of the layer that was made here.
     let before = server.lines().len();
+    let digest = pushed.digest;
     let pushed = push_to(&home, &own, &other);
-    assert_eq!(pushed.layers[..2], [mounted, mounted]);
-    assert_eq!(sent(&server.lines()[before..]), ["blob", "blob", "manifest"]);
+    assert_eq!((pushed.digest, &pushed.layers[..]), (digest, &[mounted; 3][..]));
+    assert_eq!(sent(&server.lines()[before..]), ["blob", "manifest"], "its config");
     // The base as it is keeps its name, though the store has forgotten what it is called there.
     home.call(&from, "mine:1");
     let name = default_name(&from.parse().unwrap()).unwrap();
@@ -257,6 +258,13 @@ fn a_registry_without_mounts_gets_the_bytes() {
         (digest(&base.manifest), &[bytes(0), bytes(1)][..])
     );
     assert!(server.lines().iter().any(|it| it.starts_with("DELETE")), "the upload that began");
+    // What was noted here is only where it is asked for.
+    let own = format!("{host}/app:2");
+    derive(&home, &from, &own);
+    let second = push_to(&home, &own, &format!("{host}/second:1"));
+    let third = push_to(&home, &own, &format!("{host}/third:1"));
+    assert!(matches!(third.layers[2], (How::New, Sent::Bytes(_))), "{third:?}");
+    assert_eq!((second.digest, second.layers), (third.digest, third.layers));
     assert_eq!(image(pull_name(&Home::new(), &to, Layers::Forget, &settings())), first);
 }
 
