@@ -15,7 +15,7 @@ use crate::daemon::{Daemon, PROGRAM};
 use crate::inputs;
 use crate::process::{need, quiet};
 
-/// What the container writes: 51 MB of programs, libraries and texts that the image has elsewhere.
+/// What the container writes besides a number: 51 MB of programs, libraries and texts that the image has elsewhere.
 const CHANGE: &str = "cp -a /usr/lib/postgresql /usr/share/postgresql /srv";
 /// What the images are called in both tools.
 const BASE: &str = "postgres:1";
@@ -33,8 +33,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let mut copy = Command::new(need("skopeo")?);
     copy.args(["copy", "--quiet", "--dest-tls-verify=false"]);
     quiet(copy.arg(format!("oci:{}:latest", layout.display())).arg(format!("docker://{base}")))?;
-    derive_by_quire(context, &base)?;
-    derive_by_podman(context, &layout, &base)?;
+    quiet(&mut quire(context, &["pull", "--quiet", &base]))?;
+    quiet(podman(context, &layout)?.args(["pull", "--quiet", "--tls-verify=false", &base]))?;
 
     // Each push has a repository of its own, so that none finds what another has sent.
     let count = Cell::new(0);
@@ -43,20 +43,37 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         format!("{host}/{what}/{}:1", count.get())
     };
     let podman_name = format!("podman push ({})", super::version("podman", "--version")?);
+    // Each layer is another one.
+    let layer = Cell::new(0);
+    let number = || {
+        layer.set(layer.get() + 1);
+        layer.get()
+    };
     let mut tables = Vec::new();
     let mut findings = Vec::new();
-    for (title, image) in
-        [("a layer on a base that the registry has", DERIVED), ("the base as it is", &base)]
-    {
+    // The last layer of the first is what the second pushes once more.
+    for (title, image, how) in [
+        ("a new layer each time, on a base that the registry has", DERIVED, Derived::Anew),
+        ("the same image into one more repository", DERIVED, Derived::Before),
+        ("the base as it is", &base, Derived::Before),
+    ] {
         let mut contestants = vec![
             Contestant::new("quire push", || {
                 Ok(vec![quire(context, &["push", image, &target("quire")])])
+            })
+            .before(|| match how {
+                Derived::Anew => derive_by_quire(context, &base, number()),
+                Derived::Before => Ok(()),
             }),
             Contestant::new(&podman_name, || {
                 let mut podman = podman(context, &layout)?;
                 podman.args(["push", "--quiet", "--tls-verify=false", image]);
                 podman.arg(format!("docker://{}", target("podman")));
                 Ok(vec![podman])
+            })
+            .before(|| match how {
+                Derived::Anew => derive_by_podman(context, &layout, &base, number()),
+                Derived::Before => Ok(()),
             }),
         ];
         let rules = Rules {
@@ -81,9 +98,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         name: "push",
         about: String::from(
             "Debian with PostgreSQL, pulled from Debian's docker-registry on loopback, goes back there into a repository \
-             that is new each time: as it is, and with one layer more, what a container wrote (a copy of PostgreSQL's \
-             programs and texts). The registry takes the base's layers from the repository that they came from. Its own \
-             work is on everybody's clock; its processes are in nobody's time of processors.",
+             that is new each time: with one layer more, what a container wrote (a copy of PostgreSQL's programs and \
+             texts), and as it is. The layer is committed before each run, which is not timed; or it is the one that \
+             was pushed before, and both remember where. The registry takes the base's layers from the repository that \
+             they came from. Its own work is on everybody's clock; its processes are in nobody's time of processors.",
         ),
         tables,
         sizes: Vec::new(),
@@ -97,9 +115,18 @@ fn quire(context: &Context<'_>, arguments: &[&str]) -> Command {
     quire
 }
 
-fn derive_by_quire(context: &Context<'_>, base: &str) -> Result<()> {
-    quiet(&mut quire(context, &["pull", "--quiet", base]))?;
-    let run = ["run", "--quiet", "--detach", "--name=derived", base, "--", "sh", "-c", CHANGE];
+/// Where the layer of the derived image is from.
+#[derive(Debug, Clone, Copy)]
+enum Derived {
+    /// It is committed before each run.
+    Anew,
+    /// It was pushed before.
+    Before,
+}
+
+fn derive_by_quire(context: &Context<'_>, base: &str, number: usize) -> Result<()> {
+    let change = format!("{CHANGE}; echo {number} > /srv/number");
+    let run = ["run", "--quiet", "--detach", "--name=derived", base, "--", "sh", "-c", &change];
     quiet(&mut quire(context, &run))?;
     let code = quiet(&mut quire(context, &["wait", "derived"]))?;
     anyhow::ensure!(code.trim() == "0", "the container ended with {code}");
@@ -107,14 +134,14 @@ fn derive_by_quire(context: &Context<'_>, base: &str) -> Result<()> {
     quiet(&mut quire(context, &["rm", "--container", "derived"])).map(drop)
 }
 
-fn derive_by_podman(context: &Context<'_>, layout: &Path, base: &str) -> Result<()> {
+fn derive_by_podman(context: &Context<'_>, layout: &Path, base: &str, number: usize) -> Result<()> {
     let run = |arguments: &[&str]| quiet(podman(context, layout)?.args(arguments)).map(drop);
-    run(&["pull", "--quiet", "--tls-verify=false", base])?;
+    let change = format!("{CHANGE}; echo {number} > /srv/number");
     let mut podman_run = podman(context, layout)?;
     podman_run.args(["--runtime", "runc", "run", "--name=derived", "--network=none"]);
     // Raising limits, as podman does by default, is not permitted everywhere.
     podman_run.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
-    quiet(podman_run.args([base, "sh", "-c", CHANGE]))?;
+    quiet(podman_run.args([base, "sh", "-c", &change]))?;
     run(&["commit", "--quiet", "derived", DERIVED])?;
     run(&["rm", "--force", "--time=0", "derived"])
 }
