@@ -225,7 +225,7 @@ pub enum RunError {
 
 /// Runs a container to its end, and answers how it ended. This *process* keeps the mount namespace that it makes.
 ///
-/// `SIGTERM` ends a container whose first process has no use for it, as it ends other programs ([`Terms`]). One that does not
+/// `SIGTERM` ends a container whose first process has no use for it, as it ends other programs. One that does not
 /// end when it is asked to, by `SIGINT` or `SIGTERM`, is killed at the third request; at the second, `remark` is given a
 /// sentence that says so.
 ///
