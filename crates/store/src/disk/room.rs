@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Bytes that are written between two looks.
 const STEP: u64 = 32 << 20;
@@ -14,9 +15,12 @@ const BLOCK: u64 = 4096;
 /// The most that is left alone, in bytes; on smaller disks a hundredth.
 const LEFT_MAX: u64 = 64 << 20;
 
+/// Looks that find too little, a millisecond apart, before that is believed. ext4 counts what it writes back twice for a moment,
+/// as reserved and as allocated, up to an extent of 128 MiB.
+const LOOKS: u32 = 8;
+
 /// Looks at a file system's free space, before the first byte that an import writes and every [`STEP`] bytes or sooner:
-/// an image
-/// that unpacks to more than there is room for ends with an error before everybody else on that disk has none.
+/// an image that unpacks to more than there is room for ends with an error before everybody else on that disk has none.
 #[derive(Debug, Clone)]
 pub(crate) struct Room(Arc<Inner>);
 
@@ -52,20 +56,30 @@ impl Room {
         if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
             return Ok(());
         }
-        let found = rustix::fs::fstatvfs(place.as_fd())?;
-        let size = found.f_frsize;
-        let mut next = STEP;
-        // Of other file systems nothing is known.
-        if found.f_blocks > 0 {
-            let [all, free] = [found.f_blocks, found.f_bavail].map(|it| it.saturating_mul(size));
-            let room = check(all, free, bytes)
-                .map_err(|tight| io::Error::new(io::ErrorKind::StorageFull, tight))?;
-            // Others write, too: the less there is, the sooner.
-            next = next.min(room / 8);
-        }
-        left.store(next, Ordering::Relaxed);
+        let mut looks = 1;
+        let room = loop {
+            match look(place.as_fd(), bytes)? {
+                Ok(room) => break room,
+                Err(_) if looks < LOOKS => std::thread::sleep(Duration::from_millis(1)),
+                Err(tight) => return Err(io::Error::new(io::ErrorKind::StorageFull, tight)),
+            }
+            looks += 1;
+        };
+        // Others write, too: the less there is, the sooner.
+        left.store(STEP.min(room / 8), Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// What may be written after these bytes.
+fn look(place: BorrowedFd<'_>, bytes: u64) -> io::Result<Result<u64, Tight>> {
+    let found = rustix::fs::fstatvfs(place)?;
+    // Of other file systems nothing is known.
+    if found.f_blocks == 0 {
+        return Ok(Ok(u64::MAX));
+    }
+    let [all, free] = [found.f_blocks, found.f_bavail].map(|it| it.saturating_mul(found.f_frsize));
+    Ok(check(all, free, bytes))
 }
 
 /// What may be written after these bytes.
