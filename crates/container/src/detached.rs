@@ -157,7 +157,7 @@ pub fn watch(
     };
     state.begin(start.folder).map_err(write_failed)?;
     started();
-    start.be_prompt();
+    let prompt = start.be_prompt();
     let terms = Terms::new(start.folder, start.runtime.kind);
     let mut deadline = Deadline::of(start);
     let mut deliver = |signal| {
@@ -171,6 +171,7 @@ pub fn watch(
         again.into_iter().chain(rest).chain(start.look()).min()
     };
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
+    drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
     let End { exit, reason } = deadline.end(exit, || crate::memory::killed(start.config) > 0);
     pump.finish().map_err(write_failed)?;

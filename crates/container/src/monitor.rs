@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, MountError, Propagation, Reach};
-use kernel::process::{Exit, ProcessError, Setup, Signal, Signals};
+use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -70,12 +70,14 @@ pub struct Start<'a> {
 impl Start<'_> {
     /// Looks come in time also when the host's processors have much else to do: what a container writes cannot wait for the room
     /// that is made for it.
-    pub(crate) fn be_prompt(&self) {
-        if !self.headrooms.is_empty()
-            && let Err(error) = kernel::process::be_prompt()
-        {
-            tracing::debug!(id = self.id, %error, "a busy host may make room too late");
+    pub(crate) fn be_prompt(&self) -> Option<Prompt> {
+        if self.headrooms.is_empty() {
+            return None;
         }
+        let late = |error: &std::io::Error| {
+            tracing::debug!(id = self.id, %error, "room may be made too late on a busy host");
+        };
+        kernel::process::be_prompt().inspect_err(late).ok()
     }
 
     /// What is done while the container runs; answers when it is to be done again.
@@ -263,7 +265,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let ear = Ear::of(start.config).map_err(streams_failed)?;
     let lesson = lesson.map(Lesson::wait);
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
-    start.be_prompt();
+    let prompt = start.be_prompt();
     let terms = Terms::new(start.folder, kind);
     let mut deliver = |signal: Signal| {
         terms.note(signal);
@@ -287,6 +289,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         .process
         .supervise_by(start.signals, &mut deliver, &mut asked, &mut meanwhile)
         .map_err(runtime_failed)?;
+    drop(prompt);
     let exit = terms.exit(exit);
     // Always, so that this process has one thread again.
     let lacked_memory = ear.is_some_and(|ear| ear.finish(exit.shell_code() == KILLED));

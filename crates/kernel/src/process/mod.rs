@@ -19,7 +19,7 @@ pub use behind::{Done, finish_behind, start_behind};
 pub use namespaces::{
     IdRange, Namespace, enter, namespace_kind, own_mounts, unshare, user_namespace,
 };
-pub use prompt::be_prompt;
+pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};

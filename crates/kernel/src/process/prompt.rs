@@ -2,6 +2,15 @@
 #![expect(unsafe_code, reason = "rustix does not set scheduling policies")]
 
 use std::io;
+use std::marker::PhantomData;
+
+/// As long as it lives, its thread does not wait long for a processor. It stays in that thread.
+#[derive(Debug)]
+pub struct Prompt {
+    /// How nice the thread was, if that was changed.
+    nice: Option<i32>,
+    thread: PhantomData<*const ()>,
+}
 
 /// Lets this thread run before ordinary ones as soon as it has something to do: by the lowest realtime priority, or, where
 /// control groups keep that from everybody, as the least nice. Its children are as others are.
@@ -10,22 +19,36 @@ use std::io;
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_NICE`: nothing is changed.
-pub fn be_prompt() -> io::Result<()> {
-    // Source: sched(7), "Reset scheduling policy for child processes".
-    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
-    let parameter = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the pointer is to a parameter that lives; 0 is the calling thread.
-    if unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) } == 0 {
-        return Ok(());
-    }
-    let ordinary = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
-    let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: as above.
-    if unsafe { libc::sched_setscheduler(0, ordinary, &raw const parameter) } != 0 {
-        return Err(io::Error::last_os_error());
+pub fn be_prompt() -> io::Result<Prompt> {
+    if set_policy(libc::SCHED_RR, 1).is_ok() {
+        return Ok(Prompt { nice: None, thread: PhantomData });
     }
     // Of a thread on Linux, whatever POSIX says: setpriority(2), "C library/kernel differences".
-    Ok(rustix::process::setpriority_process(None, -20)?)
+    let nice = rustix::process::getpriority_process(None)?;
+    set_policy(libc::SCHED_OTHER, 0)?;
+    rustix::process::setpriority_process(None, -20)?;
+    Ok(Prompt { nice: Some(nice), thread: PhantomData })
+}
+
+/// Of this thread; its children have the ordinary one. Source: sched(7), "Reset scheduling policy for child processes".
+fn set_policy(policy: i32, sched_priority: i32) -> io::Result<()> {
+    let parameter = libc::sched_param { sched_priority };
+    let policy = policy | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the pointer is to a parameter that lives; 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Drop for Prompt {
+    fn drop(&mut self) {
+        // Who was let do the one may do the other.
+        let _ordinary = set_policy(libc::SCHED_OTHER, 0);
+        if let Some(nice) = self.nice {
+            let _as_before = rustix::process::setpriority_process(None, nice);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -48,10 +71,11 @@ mod tests {
                 scheduling(&std::fs::read_to_string(path).unwrap())
             };
             let before = own();
-            if be_prompt().is_err() {
+            let Ok(prompt) = be_prompt() else {
+                testing::skipped("realtime priorities: only with CAP_SYS_NICE");
                 assert_eq!(own(), before);
                 return;
-            }
+            };
             let (nice, policy) = own();
             assert!(policy == libc::SCHED_RR || nice == -20, "{nice} {policy}");
             let child = std::process::Command::new("sh")
@@ -60,6 +84,8 @@ mod tests {
                 .unwrap();
             let child = scheduling(&String::from_utf8(child.stdout).unwrap());
             assert!(child.0 >= 0 && child.1 == libc::SCHED_OTHER, "{child:?}");
+            drop(prompt);
+            assert_eq!(own(), before);
         })
         .join()
         .unwrap();
