@@ -492,6 +492,13 @@ fn started(
             report::line(id)?;
             Ok(Answer::Yes)
         }
+        _ => not_started(id, &said, asked),
+    }
+}
+
+/// What a container's monitor `said` of it that has not started, perhaps since it was `asked` to end.
+fn not_started(id: &str, said: &[u8], asked: Option<Signal>) -> anyhow::Result<Answer> {
+    match (said.split_first(), asked) {
         (_, Some(signal)) => {
             let code = 128 + signal.as_raw();
             Ok(Answer::Program(u8::try_from(code).unwrap_or(FAILED)))

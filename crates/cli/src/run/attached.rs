@@ -19,7 +19,7 @@ use container::terminal::{
 use kernel::process::{Pid, Process, ProcessError, Signal, Signals, start_behind};
 use kernel::terminal::{Modes, Receiver};
 
-use super::{FAILED, NotStarted, Ready};
+use super::{Ready, not_started};
 use crate::Answer;
 use crate::context::Context;
 use crate::report;
@@ -91,10 +91,12 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let mut report = Report(File::from(report.try_clone()?));
     let master = attached.wait(&receiver, &mut events)?;
     drop(receiver);
-    let Some(master) = master else { return events.not_started(&report.rest()?) };
+    let Some(master) = master else {
+        return not_started(events.id, &report.rest()?, events.is_asked);
+    };
     // It tells of the start, and then nothing until the end.
     if let Some(failure) = report.start(&signals, &mut events)? {
-        return events.not_started(&failure);
+        return not_started(events.id, &failure, events.is_asked);
     }
     let (left, master) = attached.copy(&modes, master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
@@ -171,23 +173,6 @@ impl Caller<'_> {
     fn kill(&self) {
         if let Err(error) = detached::signal(self.folder, self.id, "KILL") {
             self.remark(&error);
-        }
-    }
-
-    /// How it went when the monitor says `failure` before the container has started.
-    fn not_started(&self, failure: &[u8]) -> anyhow::Result<Answer> {
-        match (failure.split_first(), self.is_asked) {
-            (_, Some(signal)) => {
-                let code = 128 + signal.as_raw();
-                Ok(Answer::Program(u8::try_from(code).unwrap_or(FAILED)))
-            }
-            (Some((code, message)), None) => {
-                let message = String::from_utf8_lossy(message).into_owned();
-                Err(NotStarted { code: *code, message }.into())
-            }
-            (None, None) => {
-                bail!("the monitor of {} ended before the container started", self.id)
-            }
         }
     }
 }
