@@ -96,6 +96,22 @@ fn files_of_the_host_keep_their_owner_as_standard_streams() {
         place.out(&format!("run -d --name {name} {} a -- sleep 60", map.join(" ")));
         place.out(&format!("exec {name} true"));
         place.out(&format!("exec --user 7:8 {name} true"));
+        for stream in ["in", "out", "err"] {
+            fs::write(place.path(stream), "").unwrap();
+        }
+        let open =
+            |stream: &str| fs::File::options().read(true).write(true).open(place.path(stream));
+        let status = place
+            .command(&["exec", "--user", "7:8", &name, "sh", "-c", "echo out; echo err >&2"])
+            .stdin(open("in").unwrap())
+            .stdout(open("out").unwrap())
+            .stderr(open("err").unwrap())
+            .status();
+        assert_eq!(status.unwrap().code(), Some(0), "{runtime} {user:?}");
+        for (stream, text) in [("in", ""), ("out", "out\n"), ("err", "err\n")] {
+            assert_eq!(fs::read_to_string(place.path(stream)).unwrap(), text, "{runtime} {user:?}");
+            assert_eq!(owner(&place.path(stream)), (0, 0), "{runtime} {user:?} {stream}");
+        }
         place.out(&format!("rm --force {name}"));
         assert_eq!(owner(null), before, "{runtime} {user:?}");
     }
