@@ -651,8 +651,8 @@ pub(crate) struct Verify {
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
     /// Remove what is damaged, so that a new import of the same image brings it back. The exit code is 1 all the same:
-    /// damage was found. Containers stay, whatever is wrong with their records. What cannot be read for a reason that says nothing of the file (no memory, no descriptors, no
-    /// right) ends the check with 2, and nothing is removed
+    /// damage was found. Containers stay, whatever is wrong with their records. What cannot be read for a reason that says
+    /// nothing of the file (no memory, no descriptors, no right) ends the check with 2, and is not removed
     #[arg(long)]
     pub(crate) repair: bool,
     /// Also make every layer's tar again and compare its digest: about as long as an import

@@ -277,7 +277,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
                 if args.signal.is_some() || signal == "TERM" {
                     bail!(message);
                 }
-                context.remark(&format!("{message}, which its image asks for: it gets TERM"));
+                context.remark(&format!("{message}: it gets TERM"));
                 signal = "TERM";
             }
             std::thread::sleep(GLANCE);

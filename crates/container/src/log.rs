@@ -1,4 +1,4 @@
-//! What a container without a command of its own writes: its log, which has an end (decision 16).
+//! What a container without a command of its own writes: its log, which has an end (decision 7).
 //!
 //! It is in two files. When the newer one has half of what the log may have, it becomes the older one, in the place of the
 //! one before. Whoever writes is never told of a full disk and never waits for more than a write of the host's takes.

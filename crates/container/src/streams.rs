@@ -47,7 +47,7 @@ pub(crate) struct Streams {
 enum Harm {
     /// It has positions of its own in files.
     Positions,
-    /// It gives them to this user and group of the host; to one that has no file of ours, if that is not known.
+    /// It gives them to this user and group of the host. None: to one whose number on the host is not known here.
     Owners(Option<(u32, u32)>),
 }
 

@@ -47,7 +47,9 @@ pub enum FsckError {
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(PathBuf),
     /// Something could not be looked at, for a reason that says nothing of it.
-    #[error("the check is not complete, and says nothing of what is sound: {0}")]
+    #[error(
+        "the check stopped before its end, and tells nothing of what it did not reach; run it again: {0}"
+    )]
     Unchecked(String),
     /// The disk, as far as it is no damage to one file.
     #[error(transparent)]

@@ -197,7 +197,7 @@ pub(crate) struct Run {
     /// After so many seconds `stop` kills it, if --time does not say another number; by default 10
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stop_timeout: Option<u32>,
-    /// How large its log may be: from then on the oldest half of it goes. 0 is no limit
+    /// How large its log may be, from 4 KiB on: then the oldest half of it goes. 0 is no limit
     #[arg(long, value_name = "SIZE", default_value = "64m")]
     pub(crate) log_size: LogSize,
     /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
