@@ -149,7 +149,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 }
             }
             report.failures += counts.wrong;
-            report.rows.entry(verb.name).or_default()[kind.index()] = counts;
+            report.rows.entry(verb.name.to_owned()).or_default()[kind.index()] = counts;
         }
         println!("{}: {}", verb.name, report.row(verb.name));
         if args.messages {
@@ -160,7 +160,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     println!("{}", report.sum());
     if args.publish {
-        report.publish()?;
+        report.publish(args.most)?;
     }
     if report.failures > 0 {
         bail!(Failed(format!("{} rounds went wrong", report.failures)));

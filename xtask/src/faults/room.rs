@@ -181,9 +181,13 @@ impl Room {
         let variables = self.variables();
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+        let input = match verb.input.strip_prefix('<') {
+            Some(file) => fs::read(live.join(file))?,
+            None => verb.input.into(),
+        };
         let place = faults::Place {
             folder: &live,
-            input: verb.input.as_bytes(),
+            input: &input,
             output: &out,
             errors: &err,
             variables: &variables,

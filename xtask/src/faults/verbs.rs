@@ -67,6 +67,7 @@ pub(super) struct Verb {
     /// What is done before each round, without faults.
     pub(super) before: &'static [&'static str],
     pub(super) line: &'static str,
+    /// For standard input; with a `<` before it, the file that has it.
     pub(super) input: &'static str,
     /// What shows the effect: run without faults before and after.
     pub(super) probes: &'static [&'static str],
@@ -97,10 +98,22 @@ pub(super) const VERBS: &[Verb] = &[
     makes("import oci, packed", Fresh, "import oci:in/layout:1 new:1 --form packed"),
     makes("import oci, tar", Fresh, "import oci:in/layout:1 new:1 --form tar"),
     makes("import docker-archive", Fresh, "import docker-archive:in/app.docker new:1"),
+    makes(
+        "import docker-archive, packed",
+        Fresh,
+        "import docker-archive:in/app.docker new:1 --form packed",
+    ),
     makes("import tar", Fresh, "import tar:in/app.tar new:1"),
+    makes("import tar, packed", Fresh, "import tar:in/app.tar new:1 --form packed"),
+    makes("import tar, tar", Fresh, "import tar:in/app.tar new:1 --form tar"),
+    Verb { input: "<in/app.tar", ..makes("import of standard input", Fresh, "import tar:- new:1") },
     makes("import dir", Fresh, "import dir:in/tree new:1"),
+    makes("import dir, packed", Fresh, "import dir:in/tree new:1 --form packed"),
     makes("import dump", Fresh, "import dump:in/app.dump new:1 --objects in/objects"),
     makes("pull", Fresh, "pull {host}/app:1 new:1"),
+    makes("pull, packed", Fresh, "pull {host}/app:1 new:1 --form packed"),
+    makes("pull, tar", Fresh, "pull {host}/app:1 new:1 --form tar"),
+    plain("referrers", Fresh, "referrers {host}/app:1"),
     Verb {
         probes: &[
             "!$QUIRE --store in/other pull --quiet {host}/push-{n}:1 && $QUIRE --store in/other dump {host}/push-{n}:1",
@@ -134,6 +147,9 @@ pub(super) const VERBS: &[Verb] = &[
     plain("verify", App, "verify app:1 packed:1"),
     plain("du", App, "du --json"),
     plain("ls", App, "ls -l app:1:/etc"),
+    plain("tree", App, "tree app:1"),
+    plain("doctor", App, "doctor --json"),
+    Verb { before: &["!chattr -R -f -i store; true"], ..plain("unseal", App, "unseal") },
     plain("cat", App, "cat app:1:/etc/long"),
     plain("cat, packed", App, "cat packed:1:/etc/long"),
     plain("show", App, "show app:1"),
@@ -159,6 +175,11 @@ pub(super) const VERBS: &[Verb] = &[
         probes: &["!cat out/mnt/etc/long"],
         after: UNMOUNT,
         ..plain("mount, writable", App, "mount app:1 out/mnt --writable self,size=16m")
+    },
+    Verb {
+        probes: &["!cat out/bundle/rootfs/etc/text"],
+        after: &["!umount out/bundle/rootfs 2> out/ignored; rm -f out/ignored; true"],
+        ..plain("bundle", Base::Shell, "bundle bb:1 out/bundle sh")
     },
     Verb {
         before: &["mount app:1 out/mnt"],
@@ -207,9 +228,12 @@ pub(super) const VERBS: &[Verb] = &[
         ..container("commit while it runs", "commit flt new:1")
     },
     Verb { before: ENDED, ..container("snapshot", "snapshot flt out/snapshot") },
+    Verb { before: ENDED, ..container("snapshot to standard output", "snapshot flt -") },
     Verb { before: ENDED, ..container("diff of a container", "diff flt") },
+    Verb { before: ENDED, ..container("du of a container", "du") },
     Verb { before: ENDED, ..container("ps", "ps -a") },
     Verb { before: ENDED, ..container("logs", "logs flt") },
+    Verb { before: ENDED, ..container("logs --follow", "logs --follow flt") },
     Verb {
         input: "secret",
         probes: &["!cat out/auth.json"],
