@@ -35,6 +35,7 @@ pub struct LayoutReport {
 
 const INDEX: &str = "index.json";
 const MARKER: &str = "oci-layout";
+const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 /// Writes an image into the layout in `directory`, which is made if it is not there. An image that the layout knows by the
 /// same tag loses it; others stay.
@@ -53,7 +54,9 @@ pub fn to_layout(
     let _lock = lock(directory)?;
     // Declared behind the lock, so that what is removed again is removed under it.
     let made = made;
-    let index = index(directory, plan, tag)?;
+    remove_drafts(directory)?;
+    let is_new = is_new(directory)?;
+    let index = index(directory, is_new, plan, tag)?;
     let mut jobs: BTreeMap<Digest, Job<'_>> = BTreeMap::new();
     for (number, layer) in plan.layers.iter().enumerate() {
         jobs.entry(layer.descriptor.digest).or_insert(Job::Layer(number));
@@ -64,6 +67,7 @@ pub fn to_layout(
     for (digest, _) in &jobs {
         if let Some(folder) = blob_path(directory, digest).parent() {
             made.directories(folder)?;
+            remove_drafts(folder)?;
         }
     }
     let written = each(jobs.len(), options, |at| {
@@ -81,9 +85,8 @@ pub fn to_layout(
     for folder in folders.iter().map(PathBuf::as_path).chain([&*directory.join("blobs")]) {
         sync(folder)?;
     }
-    let marker = directory.join(MARKER);
-    if !marker.exists() {
-        made.file(&marker, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    if is_new {
+        made.file(&directory.join(MARKER), MARKER_TEXT)?;
         sync(directory)?;
     }
     options.go_on()?;
@@ -177,6 +180,21 @@ fn read_failed(error: io::Error) -> ExportError {
     ExportError::File { path: PathBuf::new(), source: error }
 }
 
+/// What the names of files begin with until they are whole.
+const DRAFT: &str = ".quire-";
+
+/// Removes what exports have left that were killed: while this one has the lock, drafts are nobody's.
+fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
+    let failed = |source| ExportError::File { path: folder.to_owned(), source };
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes()) {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes a file that is there as a whole or not at all.
 fn replace(
     path: &Path,
@@ -188,7 +206,7 @@ fn replace(
     let failed = |source| ExportError::File { path: path.to_owned(), source };
     let parent = path.parent().unwrap_or(path);
     let mut draft = tempfile::Builder::new()
-        .prefix(".quire-")
+        .prefix(DRAFT)
         .permissions(fs::Permissions::from_mode(0o644))
         .tempfile_in(parent)
         .map_err(failed)?;
@@ -225,30 +243,49 @@ fn lock(directory: &Path) -> Result<File, ExportError> {
     }
 }
 
-/// What `index.json` is to be.
-fn index(directory: &Path, plan: &Plan, tag: Option<&str>) -> Result<Value, ExportError> {
+/// Whether there is no layout yet in this folder, and nothing else but what an export leaves that was killed, or could not
+/// remove what it had made.
+fn is_new(directory: &Path) -> Result<bool, ExportError> {
     let failed = |source| ExportError::File { path: directory.to_owned(), source };
-    let mut index = match fs::symlink_metadata(directory.join(MARKER)) {
-        Ok(_) => {
-            // Whatever is wrong with it is told by who reads it.
-            Layout::open(directory).map_err(|error| ExportError::Layout(Box::new(error)))?;
-            let path = directory.join(INDEX);
-            let bytes = fs::read(&path);
-            let bytes = bytes.map_err(|source| ExportError::File { path: path.clone(), source })?;
-            serde_json::from_slice(&bytes)
-                .map_err(|error| ExportError::File { path, source: error.into() })?
+    let (mut is_empty, mut is_marked) = (true, false);
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if name == INDEX {
+            return Ok(false);
+        } else if name == MARKER {
+            // A power cut may leave its beginning only.
+            let text = fs::read(directory.join(MARKER)).map_err(failed)?;
+            is_marked = true;
+            is_empty &= MARKER_TEXT.starts_with(&text);
+        } else {
+            is_empty &= name == "blobs" || name.as_encoded_bytes().starts_with(DRAFT.as_bytes());
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            if fs::read_dir(directory).map_err(failed)?.next().is_some() {
-                return Err(ExportError::NotEmpty(directory.to_owned()));
-            }
-            json!({
-                "schemaVersion": 2,
-                "mediaType": crate::manifest::INDEX,
-                "manifests": [],
-            })
-        }
-        Err(error) => return Err(failed(error)),
+    }
+    match (is_empty, is_marked) {
+        (true, _) => Ok(true),
+        (false, true) => Ok(false),
+        (false, false) => Err(ExportError::NotEmpty(directory.to_owned())),
+    }
+}
+
+/// What `index.json` is to be.
+fn index(
+    directory: &Path,
+    is_new: bool,
+    plan: &Plan,
+    tag: Option<&str>,
+) -> Result<Value, ExportError> {
+    let failed = |source| ExportError::File { path: directory.to_owned(), source };
+    let path = directory.join(INDEX);
+    let mut index = if is_new {
+        json!({ "schemaVersion": 2, "mediaType": crate::manifest::INDEX, "manifests": [] })
+    } else {
+        // Whatever is wrong with it is told by who reads it.
+        Layout::open(directory).map_err(|error| ExportError::Layout(Box::new(error)))?;
+        let bytes = fs::read(&path);
+        let bytes = bytes.map_err(|source| ExportError::File { path: path.clone(), source })?;
+        serde_json::from_slice(&bytes)
+            .map_err(|error| ExportError::File { path, source: error.into() })?
     };
     let mut entry = json!({
         "mediaType": plan.media_type,
@@ -310,7 +347,7 @@ impl Made {
 
     fn file(&self, path: &Path, bytes: &[u8]) -> Result<(), ExportError> {
         let failed = |source| ExportError::File { path: path.to_owned(), source };
-        let mut file = File::create_new(path).map_err(failed)?;
+        let mut file = File::create(path).map_err(failed)?;
         self.add(path, Kind::File);
         file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)
     }

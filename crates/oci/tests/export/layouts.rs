@@ -173,6 +173,45 @@ fn what_is_no_layout_is_refused() {
 }
 
 #[test]
+fn what_a_killed_export_left_is_used() {
+    let home = Home::new();
+    let image = image(&home, "a");
+    let whole = home.path("whole");
+    export(&home, &image, &whole, Some("1")).unwrap();
+    let expect = files(&whole).len();
+    // It goes backwards through what an export does.
+    let to = home.path("left");
+    for (marker, blobs) in
+        [("{\"imageLayoutVersion\":\"1.0.0\"}", 9), ("{\"ima", 9), ("", 2), ("none", 1)]
+    {
+        let _new = fs::remove_dir_all(&to);
+        export(&home, &image, &to, Some("1")).unwrap();
+        fs::copy(to.join("index.json"), to.join(".quire-1")).unwrap();
+        fs::remove_file(to.join("index.json")).unwrap();
+        if marker == "none" {
+            fs::remove_file(to.join("oci-layout")).unwrap();
+        } else {
+            fs::write(to.join("oci-layout"), marker).unwrap();
+        }
+        let there = fs::read_dir(to.join("blobs/sha256")).unwrap().map(|it| it.unwrap().path());
+        for blob in there.skip(blobs).collect::<Vec<_>>() {
+            fs::copy(&blob, blob.with_file_name(".quire-2")).unwrap();
+            fs::remove_file(blob).unwrap();
+        }
+        export(&home, &image, &to, Some("1")).unwrap();
+        assert_eq!(files(&to).len(), expect, "{marker} {blobs}");
+        assert_eq!(tags(&to), tags(&whole));
+        home.import("oci", &to);
+    }
+    // What is somebody's is refused still.
+    let _new = fs::remove_file(to.join("index.json"));
+    fs::write(to.join("mine"), "").unwrap();
+    fs::remove_file(to.join("oci-layout")).unwrap();
+    let error = export(&home, &image, &to, Some("1")).unwrap_err();
+    assert!(matches!(error, ExportError::NotEmpty(_)), "{error}");
+}
+
+#[test]
 fn a_docker_archive_gives_the_same_image() {
     let (home, other) = (Home::new(), Home::new());
     let image = image(&home, "a");
