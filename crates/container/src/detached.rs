@@ -338,6 +338,10 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let found = match (&root, &view) {
         (Some(root), Some(view)) => {
             check_inside(root.as_fd(), working_dir)?;
+            if runtime.kind == Kind::Runc {
+                // It reads them whatever user it is given, and would wait for a FIFO for ever.
+                crate::user::find(root.as_fd(), "0").map_err(RunError::Users)?;
+            }
             Some((view, named.find(view)?))
         }
         _ => None,
@@ -360,7 +364,13 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         enter(&runtime, folder).map_err(runtime_failed)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };
         let child = kernel::process::spawn(exec, &setup).map_err(runtime_failed)?.process;
-        let exit = child.supervise(signals, &mut |_| {}, &mut || None).map_err(runtime_failed)?;
+        let mut insist = |requests| {
+            // Until the program is there nobody else listens.
+            if requests > 1 && !notes.pid.exists() {
+                let _gone = child.signal(Signal::KILL);
+            }
+        };
+        let exit = child.supervise(signals, &mut insist, &mut || None).map_err(runtime_failed)?;
         streams.finish().map_err(streams_failed)?;
         exit
     };

@@ -114,10 +114,12 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             path
         };
-        // A header without program headers, and the one of this test, which names a loader.
+        // One with a program header that names no loader, and the one of this test, which has one that does.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let mut bare = own[..64].to_vec();
-        bare[54..58].fill(0);
+        let mut bare = own[..120].to_vec();
+        bare[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        bare[56..58].copy_from_slice(&1_u16.to_le_bytes());
+        bare[64..68].copy_from_slice(&1_u32.to_le_bytes());
         let script = put("script", b"#!/bin/sh\n");
         assert!(matches!(find_here(Some(&script)), Err(InitError::NotStatic(_))));
         let none = folder.path().join("none");

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::bundle::{Process, Terminal};
 use crate::headroom::Headroom;
 use crate::memory::Ear;
-use crate::program::{Named, ProgramError, Refusal, Within};
+use crate::program::{Named, ProgramError, Refusal, Within, too_long};
 use crate::runtime::{Kind, Runtime};
 use crate::security::{Compiled, Lesson};
 use crate::spared::Terms;
@@ -196,6 +196,9 @@ pub enum RunError {
     /// A further program cannot start where it should.
     #[error(transparent)]
     WorkingDir(#[from] WorkingDirError),
+    /// The container's names of users and groups, which the runtime reads.
+    #[error("the container's users cannot be looked up")]
+    Users(#[source] crate::user::LookupError),
     /// Somebody did not want it any more.
     #[error("interrupted while container {0} was started")]
     Interrupted(String),
@@ -345,6 +348,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
         Some(named) => named.doubt(&view, &named.find(&view)?),
         None => None,
     };
+    let doubt = doubt.or_else(|| too_long(&start.process.args, &start.process.env));
     kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
     hide_obstacle(start.runtime, start.folder)
         .map_err(|source| RunError::Attach { id: start.id.to_owned(), source })?;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::view::{Executable, View};
 
-/// How many interpreters may lead to one another. Source: Linux `fs/exec.c`, `exec_binprm`.
-const DEPTH: u32 = 5;
+/// How many files the kernel looks at: a script, its interpreter, and so on. Source: Linux `fs/exec.c`, `exec_binprm`.
+const DEPTH: u32 = 6;
 /// What the kernel reads of a file to see what it is. Source: `linux/binfmts.h`, `BINPRM_BUF_SIZE`.
 const START: usize = 256;
 /// Enough for the program headers that linkers write, which follow the ELF header.
@@ -89,6 +89,25 @@ pub enum ProgramError {
         /// The script's interpreter, or the loader.
         interpreter: String,
     },
+    /// A script whose interpreter is a script, and so on.
+    #[error("\"{program}\" in the {within} is a script for a script, deeper than Linux follows")]
+    Nested {
+        /// Where it is.
+        within: Within,
+        /// As the command names it.
+        program: String,
+    },
+    /// An argument or a variable is longer than the kernel passes on.
+    #[error(
+        "{what} has {length} bytes, and programs are given at most {} (argument list too long)",
+        longest()
+    )]
+    TooLong {
+        /// Which.
+        what: String,
+        /// Its bytes.
+        length: usize,
+    },
 }
 
 impl ProgramError {
@@ -97,9 +116,28 @@ impl ProgramError {
     pub const fn is_absent(&self) -> bool {
         match self {
             Self::NotFound { .. } | Self::NoInterpreter { .. } => true,
-            Self::NotExecutable { .. } | Self::Format { .. } | Self::Machine { .. } => false,
+            Self::NotExecutable { .. }
+            | Self::Format { .. }
+            | Self::Machine { .. }
+            | Self::Nested { .. }
+            | Self::TooLong { .. } => false,
         }
     }
+}
+
+/// Bytes of an argument or a variable at most. Source: execve(2), "Limits on size of arguments and environment".
+fn longest() -> usize {
+    rustix::param::page_size() * 32 - 1
+}
+
+/// Whether one of these arguments and variables is longer than the kernel passes on.
+pub(crate) fn too_long(args: &[String], env: &[String]) -> Option<ProgramError> {
+    let args = args.iter().map(|it| (it, "an argument".to_owned()));
+    let name =
+        |it: &str| it.split('=').next().unwrap_or_default().chars().take(40).collect::<String>();
+    let env = env.iter().map(|it| (it, format!("the variable \"{}\"", name(it))));
+    let (text, what) = args.chain(env).find(|(it, _)| it.len() > longest())?;
+    Some(ProgramError::TooLong { what, length: text.len() })
 }
 
 /// Why a runtime did not start a further program.
@@ -190,6 +228,8 @@ impl Named<'_> {
             Unrunnable::Interpreter(interpreter) => {
                 ProgramError::NoInterpreter { within, program, interpreter }
             }
+            Unrunnable::Refused(program) => ProgramError::NotExecutable { within, program },
+            Unrunnable::Nested => ProgramError::Nested { within, program },
         })
     }
 }
@@ -203,6 +243,10 @@ enum Unrunnable {
     Machine(String),
     /// The program that it needs to run is not in the root: a script's interpreter, or a loader.
     Interpreter(String),
+    /// That is there, and no program.
+    Refused(String),
+    /// That needs another one, which needs another one, and so on.
+    Nested,
 }
 
 /// Why `path` in a container, which is an executable file, cannot be executed; `None` when it can be, or when that cannot
@@ -224,12 +268,13 @@ fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
             Format::Foreign(machine) => return Some(Unrunnable::Machine(machine)),
         };
         let next = from.join(&interpreter);
-        if view.executable(next.as_os_str().as_bytes()) == Executable::Absent {
-            return Some(Unrunnable::Interpreter(interpreter));
+        match view.executable(next.as_os_str().as_bytes()) {
+            Executable::Absent => return Some(Unrunnable::Interpreter(interpreter)),
+            Executable::No => return Some(Unrunnable::Refused(interpreter)),
+            Executable::Yes | Executable::Unknown => path = next,
         }
-        path = next;
     }
-    None
+    Some(Unrunnable::Nested)
 }
 
 /// Whether a program of this machine, by its first bytes, needs no loader.
@@ -277,7 +322,11 @@ impl Format {
             return Self::Foreign(machine_name(machine, class, order));
         }
         // ELFCLASS64, whose headers are as below. The loader of another one is not looked for.
-        Self::Elf(if class == 2 { loader(bytes) } else { None })
+        match class {
+            2 if has_wrong_headers(bytes) => Self::Other,
+            2 => Self::Elf(loader(bytes)),
+            _ => Self::Elf(None),
+        }
     }
 }
 
@@ -330,6 +379,23 @@ fn here() -> &'static str {
         "powerpc64" => "ppc64",
         other => other,
     }
+}
+
+/// Whether the kernel refuses what a 64-bit program says of its program headers. Source: Linux `fs/binfmt_elf.c`,
+/// `load_elf_phdrs`.
+fn has_wrong_headers(bytes: &[u8]) -> bool {
+    const HEADER: u64 = 56;
+    let (Some(table), Some(size), Some(count)) =
+        (number::<8>(bytes, 32), number::<2>(bytes, 54), number::<2>(bytes, 56))
+    else {
+        return true;
+    };
+    let all = count * HEADER;
+    let end = table.checked_add(all).filter(|it| i64::try_from(*it).is_ok());
+    // Of a longer file its end is not known here.
+    let length = bytes.len() as u64;
+    let is_beyond = |end| length < HEADERS && end > length;
+    size != HEADER || !(1..=65536).contains(&all) || end.is_none_or(is_beyond)
 }
 
 /// The loader that a 64-bit program names. Source: elf(5), `Elf64_Ehdr`, `Elf64_Phdr`, `PT_INTERP`.
@@ -414,6 +480,20 @@ mod tests {
         for (said, expect) in cases {
             assert_eq!(Refusal::of(said), expect, "{said}");
         }
+    }
+
+    #[test]
+    fn what_is_too_long_is_named() {
+        let long = |length: usize| "x".repeat(length);
+        let said = |args: &[String], env: &[String]| too_long(args, env).map(|it| it.to_string());
+        let most = longest();
+        assert_eq!(said(&[long(most)], &[long(most)]), None);
+        assert!(
+            said(&[String::new(), long(most + 1)], &[]).unwrap().starts_with("an argument has")
+        );
+        let env = ["A=b".to_owned(), format!("LONG={}", long(most))];
+        let expect = format!("the variable \"LONG\" has {} bytes", most + 5);
+        assert!(said(&[], &env).unwrap().starts_with(&expect));
     }
 
     #[test]

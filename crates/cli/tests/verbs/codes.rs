@@ -1,4 +1,4 @@
-//! Exit codes of `exec`: the program's own, or 125, 126 and 127 as with `run`. Needs root.
+//! Exit codes of `run` and `exec`: the program's own, or 125, 126 and 127. Needs root.
 
 use std::process::{Command, Stdio};
 
@@ -86,5 +86,46 @@ fn exec_has_the_codes_of_run() {
         place.out(&format!("stop --time 0 {name}"));
         let ran = place.run(&format!("exec {name} true"));
         assert_eq!(ran.code, Some(125), "{}", ran.err);
+    }
+}
+
+#[test]
+fn what_the_kernel_refuses_last_is_not_executable() {
+    let Some(place) = place() else { return };
+    let tree = place.path("tree");
+    let mut headers = std::fs::read("/bin/true").unwrap();
+    // Where its program headers begin. Source: elf(5), `e_phoff`.
+    headers[32..40].copy_from_slice(&[0xff; 8]);
+    write(&tree.join("etc/headers"), &headers, 0o755);
+    write(&tree.join("etc/itself"), b"#!/etc/itself\n", 0o755);
+    write(&tree.join("etc/directory"), b"#!/etc\n", 0o755);
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    for runtime in all_runtimes() {
+        for program in ["/etc/headers", "/etc/itself", "/etc/directory"] {
+            let ran = place.run(&format!("run -u 0 --runtime {runtime} a {program}"));
+            assert_eq!(ran.code, Some(126), "{runtime} {program}: {}", ran.err);
+        }
+    }
+}
+
+#[test]
+fn names_that_never_come_are_not_waited_for() {
+    let Some(place) = place() else { return };
+    add_programs(&place.path("tree"), &["/bin/rm", "/usr/bin/mkfifo"]);
+    place.out(&format!("import --quiet dir:{} a", place.path("tree").display()));
+    for runtime in all_runtimes() {
+        let name = format!("names-{runtime}");
+        let _guard = Rm(&place, &name);
+        let script =
+            "rm -f /etc/passwd; mkfifo /etc/passwd && echo up; while :; do sleep 0.02; done";
+        start(&place, &["--name", &name, "--runtime", runtime], script);
+        wait_for("it to run", || place.out(&format!("logs {name}")) == "up\n");
+        let ran = place.run(&format!("exec {name} true"));
+        if runtime == "runc" {
+            assert_eq!(ran.code, Some(125), "{runtime}: {}", ran.err);
+            assert!(ran.err.contains("etc/passwd"), "{}", ran.err);
+        } else {
+            assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+        }
     }
 }
