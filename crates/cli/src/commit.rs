@@ -25,7 +25,7 @@ use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Resolved, Sto
 
 use crate::Answer;
 use crate::args;
-use crate::containers::{Found, check_signal, find};
+use crate::containers::{Found, find, signal_number};
 use crate::context::{Context, now};
 use crate::export::{check_output, output};
 use crate::import::{give_up_when, tell, until_signal};
@@ -258,7 +258,7 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
     let name: RefName = args.name.parse()?;
     for change in &args.change {
         if let Change::StopSignal(signal) = change {
-            check_signal(signal).context("--change STOPSIGNAL")?;
+            signal_number(signal).context("--change STOPSIGNAL")?;
         }
     }
     let store = context.open(OpenOptions::write())?;

@@ -243,9 +243,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 const PATIENCE: u32 = 10;
 
 pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answer> {
-    if let Some(signal) = &args.signal {
-        check_signal(signal)?;
-    }
+    let asked = args.signal.as_deref().map(signal_number).transpose()?;
     let store = context.open(OpenOptions::read())?;
     let found: Vec<_> =
         args.containers.iter().map(|name| find(&store, name)).collect::<Result<_, _>>()?;
@@ -265,20 +263,27 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
     let since = std::time::Instant::now();
     for it in &running {
         let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
-        let mut signal = args.signal.as_deref().or(own).unwrap_or("TERM");
-        while let Err(message) = detached::signal(&it.folder, &it.id, signal) {
+        let mut signal = asked;
+        if let (None, Some(own)) = (signal, own) {
+            // What an image says is no reason to let it run.
+            let number = signal_number(own);
+            signal = number
+                .map_err(|error| context.remark(&format!("{error:#}: {} gets TERM", it.id)))
+                .ok();
+        }
+        let mut signal = signal.map_or_else(|| "TERM".to_owned(), |it| it.to_string());
+        while let Err(message) = detached::signal(&it.folder, &it.id, &signal) {
             // It may have ended since.
             if !is_alive(&store, it)? {
                 break;
             }
             // Or it has not started yet.
             if load_state(&it.folder, &it.id)?.is_some() || since.elapsed() >= patience(it) {
-                // What an image says is no reason to let it run.
                 if args.signal.is_some() || signal == "TERM" {
                     bail!(message);
                 }
                 context.remark(&format!("{message}: it gets TERM"));
-                signal = "TERM";
+                "TERM".clone_into(&mut signal);
             }
             std::thread::sleep(GLANCE);
         }
@@ -292,20 +297,34 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
     Ok(Answer::Yes)
 }
 
-/// Whether runtimes know a signal: some say nothing of one that they do not. Source: signal(7).
-pub(crate) fn check_signal(signal: &str) -> anyhow::Result<()> {
+/// The number of a signal that a person or an image names; runtimes know fewer names, and some say nothing of one that they do
+/// not know. Source: signal(7); real-time signals are counted as glibc and other engines do, from 34 to 64.
+pub(crate) fn signal_number(signal: &str) -> anyhow::Result<u8> {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
         "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
         "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
     ];
-    let name = signal.to_ascii_uppercase();
-    let is_name = NAMES.contains(&name.strip_prefix("SIG").unwrap_or(&name));
-    let is_number = signal.parse::<u8>().is_ok_and(|it| (1..=64).contains(&it));
-    if is_name || is_number {
-        return Ok(());
-    }
-    bail!("\"{signal}\" is no signal: a name such as TERM, or a number from 1 to 64")
+    let upper = signal.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let offset = |text: &str, sign: char| match text {
+        "" => Some(0),
+        _ => text.strip_prefix(sign)?.parse::<u8>().ok().filter(|it| *it <= 30),
+    };
+    let number = if let Some(at) = NAMES.iter().position(|it| *it == name) {
+        u8::try_from(at + 1).ok()
+    } else if let Some(rest) = name.strip_prefix("RTMIN") {
+        offset(rest, '+').map(|it| 34 + it)
+    } else if let Some(rest) = name.strip_prefix("RTMAX") {
+        offset(rest, '-').map(|it| 64 - it)
+    } else {
+        signal.parse().ok().filter(|it| (1..=64).contains(it))
+    };
+    number.with_context(|| {
+        format!(
+            "\"{signal}\" is no signal: a name such as TERM or RTMIN+3, or a number from 1 to 64"
+        )
+    })
 }
 
 /// Whether a container still runs. Of one that is kept somebody may be writing what it wrote to the disk after its end.

@@ -29,7 +29,7 @@ use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
 use self::attached::Seat;
 use crate::Answer;
 use crate::args::{self, When};
-use crate::containers::check_signal;
+use crate::containers::signal_number;
 use crate::context::{Context, now};
 use crate::dead::{clear_dead, share};
 use crate::report;
@@ -130,7 +130,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         bail!("-i: a container of --detach has no standard input: leave -i out");
     }
     if let Some(signal) = &args.stop_signal {
-        check_signal(signal)?;
+        signal_number(signal)?;
     }
     let terminal = if args.detach { Terminal::None } else { terminal(args.tty.when())? };
     let search = std::env::var_os("PATH").unwrap_or_default();

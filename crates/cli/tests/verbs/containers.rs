@@ -385,7 +385,7 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
     let Some(place) = place() else { return };
     let _guard = Rm(&place, "c");
     start(&place, &["--name", "c"], "while :; do sleep 0.05; done");
-    for signal in ["FOO", "0", "65", "-9", ""] {
+    for signal in ["FOO", "0", "65", "-9", "", "RTMIN+31", "RTMAX-", "RTMIN3", "RTMAX+1", "RT"] {
         let ran = place.run_each(&["stop", &format!("--signal={signal}"), "c"]);
         assert!(ran.code == Some(2) && ran.err.contains("is no signal"), "{signal}: {}", ran.err);
     }
