@@ -56,6 +56,9 @@ fn files_are_read_past_the_page_cache() {
         return;
     }
     let place = Place::new();
+    if !place.is_on_disk() {
+        return;
+    }
     let tree = place.tree("tree", "x");
     let files = import(&place, &tree);
     let point = place.path("point");
@@ -99,7 +102,7 @@ fn files_are_read_past_the_page_cache() {
 #[test]
 fn containers_read_past_the_page_cache_and_leave_no_device() {
     let Some(place) = place() else { return };
-    if !testing::programs(&["dd", "cmp"]) {
+    if !testing::programs(&["dd", "cmp"]) || !place.is_on_disk() {
         return;
     }
     if is_before(6, 4) {

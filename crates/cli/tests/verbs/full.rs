@@ -34,6 +34,9 @@ impl Small {
             return None;
         }
         let place = Place::new();
+        if !place.is_on_disk() {
+            return None;
+        }
         let (disk, _guard) = plain_ext4(&place, "disk", megabytes * MIB, &["-m", "0"]);
         fs::create_dir(disk.join("store")).unwrap();
         symlink(disk.join("store"), place.path("store")).unwrap();

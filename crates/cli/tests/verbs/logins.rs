@@ -124,6 +124,7 @@ pub(crate) fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)])
             None => script.env_remove(name),
         };
     }
+    script.env("TERM", "xterm");
     script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut script = script.current_dir(place.folder.path()).spawn().unwrap();
     let (mut input, mut output) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());

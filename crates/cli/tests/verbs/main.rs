@@ -64,6 +64,13 @@ struct Place {
     folder: tempfile::TempDir,
 }
 
+/// Whether the files of this folder are in memory alone.
+fn is_memory(folder: &Path) -> bool {
+    // Source: include/uapi/linux/magic.h.
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    rustix::fs::statfs(folder).unwrap().f_type == TMPFS_MAGIC
+}
+
 /// How a run ended, and what it printed.
 #[derive(Debug)]
 struct Ran {
@@ -73,8 +80,21 @@ struct Ran {
 }
 
 impl Place {
+    /// On a disk, where there is one: on some machines `/tmp` is in memory, and `/var/tmp` is for what is not.
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        let usual = std::env::temp_dir();
+        let disk = Path::new("/var/tmp");
+        let folder = if is_memory(&usual) && disk.is_dir() { disk } else { &usual };
+        Self { folder: tempfile::tempdir_in(folder).unwrap() }
+    }
+
+    /// Whether its files are on a disk; says that the test is skipped otherwise.
+    fn is_on_disk(&self) -> bool {
+        let is_memory = is_memory(self.folder.path());
+        if is_memory {
+            testing::skipped("temporary files are in memory");
+        }
+        !is_memory
     }
 
     fn path(&self, name: &str) -> PathBuf {

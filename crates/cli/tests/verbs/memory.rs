@@ -13,16 +13,6 @@ use kernel::mount::{ErofsOptions, Io};
 use crate::mounts::Unmount;
 use crate::{Place, is_root};
 
-/// Whether pages can go: says so where files are in memory only.
-fn is_on_disk(place: &Place) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    let is_memory = rustix::fs::statfs(place.folder.path()).unwrap().f_type == TMPFS_MAGIC;
-    if is_memory {
-        testing::skipped("the temporary directory is in memory");
-    }
-    !is_memory
-}
-
 /// Pages of a file that are in memory.
 fn resident(file: &File) -> u64 {
     cache::resident(file.as_fd(), &(0..file.metadata().unwrap().len())).unwrap()
@@ -48,7 +38,7 @@ fn image_file(place: &Place, name: &str) -> PathBuf {
 #[test]
 fn warm_metadata_is_in_memory_soon() {
     let place = Place::new();
-    if !is_root() || !is_on_disk(&place) {
+    if !is_root() || !place.is_on_disk() {
         return;
     }
     let tree = place.path("tree");
@@ -99,7 +89,7 @@ struct Pair {
 impl Pair {
     fn new(form: &str) -> Option<Self> {
         let place = Place::new();
-        if !is_root() || !is_on_disk(&place) {
+        if !is_root() || !place.is_on_disk() {
             return None;
         }
         let bytes = |seed: u8, length: u64| -> Vec<u8> {

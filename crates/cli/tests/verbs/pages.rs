@@ -27,6 +27,9 @@ fn place() -> Option<Place> {
         return None;
     }
     let place = Place::new();
+    if !place.is_on_disk() {
+        return None;
+    }
     let layer = |name: &str, files: &[(&str, u32)]| {
         let tree = place.path(name);
         fs::create_dir_all(tree.join("lib")).unwrap();
