@@ -8,12 +8,14 @@
 //! files into which somebody else let a container write (seen with 1.8.1). A pipe is nobody else's.
 
 use std::fs::File;
-use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::process::Command;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use kernel::process::{Signal, Signals};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use serde_json::Value;
@@ -37,6 +39,7 @@ pub(crate) fn check() -> Result<(), &'static str> {
 /// What comes out of pipes goes where the files' positions are, from threads of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
+    input: Option<Input>,
     outputs: Vec<JoinHandle<io::Result<()>>>,
     /// Closed when the program has ended. What it has started may live on, and keep the pipes.
     running: Option<PipeWriter>,
@@ -49,6 +52,8 @@ enum Harm {
     Positions,
     /// It gives them to this user and group of the host. None: to one whose number on the host is not known here.
     Owners(Option<(u32, u32)>),
+    /// It reads standard input for the program, wanted or not, and would be stopped in the background of a terminal.
+    Reads,
 }
 
 impl Streams {
@@ -63,7 +68,7 @@ impl Streams {
         let harm = match kind {
             Kind::Runsc => Harm::Positions,
             Kind::Crun => Harm::Owners(owner(config, process)),
-            _ => return Ok(Self::default()),
+            Kind::Runc => Harm::Reads,
         };
         let (input, output, error) = (io::stdin(), io::stdout(), io::stderr());
         Self::between(command, harm, input.as_fd(), output.as_fd(), error.as_fd())
@@ -76,13 +81,19 @@ impl Streams {
         output: BorrowedFd<'_>,
         error: BorrowedFd<'_>,
     ) -> io::Result<Self> {
-        let mut outputs = Vec::new();
+        let (mut input_thread, mut outputs) = (None, Vec::new());
         let (ended, running) = io::pipe()?;
         if let Some(mut file) = harmed(input, harm)? {
-            let (reader, mut writer) = io::pipe()?;
-            command.stdin(reader);
-            // It ends with the file or with the container; what that does not read is nobody's loss.
-            drop(std::thread::spawn(move || io::copy(&mut file, &mut writer)));
+            let (reader, writer) = io::pipe()?;
+            command.stdin(reader.try_clone()?);
+            let ended = ended.try_clone()?;
+            let has_position = file.metadata()?.is_file();
+            let thread = std::thread::spawn(move || {
+                let unsent = feed(&mut file, writer, &ended);
+                (file, unsent)
+            });
+            // Only for a position it is waited for: somebody else may take what it has seen come.
+            input_thread = has_position.then_some(Input { reader, thread });
         }
         let mut through_pipe = |file: Option<File>| {
             let Some(mut file) = file else { return Ok(None) };
@@ -94,10 +105,14 @@ impl Streams {
         };
         // One pipe for one file, so that lines stay in order.
         let same = same_file(output, error)?;
-        let writer = through_pipe(harmed(output, harm)?)?;
+        let mut output_pipe = |stream| match harm {
+            Harm::Reads => Ok(None),
+            harm => through_pipe(harmed(stream, harm)?),
+        };
+        let writer = output_pipe(output)?;
         let other = match &writer {
             Some(writer) if same => Some(writer.try_clone()?),
-            _ => through_pipe(harmed(error, harm)?)?,
+            _ => output_pipe(error)?,
         };
         if let Some(writer) = writer {
             command.stdout(writer);
@@ -105,12 +120,15 @@ impl Streams {
         if let Some(writer) = other {
             command.stderr(writer);
         }
-        Ok(Self { outputs, running: Some(running) })
+        Ok(Self { input: input_thread, outputs, running: Some(running) })
     }
 
     /// Waits until all that was said until now is written: call it when the program has ended.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         drop(self.running.take());
+        if let Some(input) = self.input {
+            input.give_back()?;
+        }
         for output in self.outputs {
             match output.join() {
                 Ok(result) => result?,
@@ -118,6 +136,88 @@ impl Streams {
             }
         }
         Ok(())
+    }
+}
+
+/// A thread that puts what a regular file has into a pipe, and the end of that pipe which the program reads from.
+#[derive(Debug)]
+struct Input {
+    reader: PipeReader,
+    /// Returns the file, and how many bytes of it were read and not sent.
+    thread: JoinHandle<(File, u64)>,
+}
+
+impl Input {
+    /// Stops, when the program has ended. What it has not read of a file stays for the caller's next program.
+    fn give_back(self) -> io::Result<()> {
+        let (mut file, unsent) = match self.thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        let unread = unsent + rustix::io::ioctl_fionread(&self.reader)?;
+        let back = i64::try_from(unread).map_err(io::Error::other)?;
+        file.seek(SeekFrom::Current(-back)).map(drop)
+    }
+}
+
+/// How often a terminal is looked at that another job has.
+const BACKGROUND: Duration = Duration::from_millis(200);
+
+/// Writes what a file has into a pipe, to its end or until the other end of `ended` is closed. Returns how many bytes were
+/// read and not written.
+///
+/// A terminal is read only while this process is in its foreground. The kernel would stop the whole process otherwise, with
+/// all that looks after the container.
+fn feed(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
+    let is_terminal = rustix::termios::isatty(&*file);
+    // Between the look and the read another job may come to the foreground: then the read fails.
+    let _masked = is_terminal.then(|| Signals::block(&[Signal::TTIN]));
+    // A pipe that has room has room for so much. Source: pipe(7), `PIPE_BUF`.
+    let mut bytes = [0; 4096];
+    let mut is_refused = false;
+    loop {
+        let is_elsewhere = is_refused
+            || is_terminal
+                && rustix::termios::tcgetpgrp(&*file)
+                    .is_ok_and(|it| it != rustix::process::getpgrp());
+        is_refused = false;
+        let most = is_elsewhere.then(|| Timespec::try_from(BACKGROUND).ok()).flatten();
+        let mut waiting = vec![PollFd::new(ended, PollFlags::IN)];
+        if !is_elsewhere {
+            waiting.push(PollFd::new(&writer, PollFlags::OUT));
+        }
+        if poll(&mut waiting, most.as_ref()).is_err() {
+            continue;
+        }
+        if !waiting[0].revents().is_empty() {
+            return 0;
+        }
+        if is_elsewhere {
+            continue;
+        }
+        let mut waiting = [PollFd::new(ended, PollFlags::IN), PollFd::new(&*file, PollFlags::IN)];
+        // Another job may come to the foreground meanwhile.
+        let most = is_terminal.then(|| Timespec::try_from(BACKGROUND).ok()).flatten();
+        if poll(&mut waiting, most.as_ref()).is_err() || waiting[1].revents().is_empty() {
+            if waiting[0].revents().is_empty() {
+                continue;
+            }
+            return 0;
+        }
+        let count = match file.read(&mut bytes) {
+            Ok(0) => return 0,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if is_terminal && Errno::from_io_error(&error) == Some(Errno::IO) => {
+                // In the background, or it has hung up.
+                is_refused = true;
+                continue;
+            }
+            Err(_) => return 0,
+        };
+        if writer.write_all(&bytes[..count]).is_err() {
+            return count as u64;
+        }
     }
 }
 
@@ -197,6 +297,7 @@ fn harmed(stream: BorrowedFd<'_>, harm: Harm) -> io::Result<Option<File>> {
         // Who reads a terminal for somebody else takes what is typed for the next program, and is stopped in the background.
         Harm::Owners(Some((0, _))) if rustix::termios::isatty(stream) => false,
         Harm::Owners(owner) => owner != Some((stat.st_uid, stat.st_gid)),
+        Harm::Reads => rustix::termios::isatty(stream),
     };
     is_harmed.then(|| stream.try_clone_to_owned().map(File::from)).transpose()
 }
@@ -208,8 +309,6 @@ fn same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Seek as _, SeekFrom};
-
     use super::*;
 
     /// What a program that reads three bytes and writes to both outputs leaves in files: with positions as a shell has them.
@@ -246,6 +345,10 @@ mod tests {
         let input = file("skipped-read", 8);
         let (mut output, mut error) = (file("before\n", 7), file("xxxxxxxxxx", 2));
         run(&input, &output, &error);
+        // What was not read is there for the next program.
+        let mut rest = String::new();
+        (&input).read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "d");
         // The position is where the next program goes on.
         output.write_all(b"after\n").unwrap();
         assert_eq!(text(&mut output), "before\nreaout\nafter\n");

@@ -45,6 +45,7 @@ mod rights;
 #[path = "../../../oci/tests/registry/rounds.rs"]
 mod rounds;
 mod runs;
+mod streams;
 mod terminals;
 mod userns;
 mod verity;
