@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Write as _};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +18,7 @@ use store::Store;
 use super::compress::{CopyError, copy, each};
 use super::{ExportError, How, Options, Plan};
 use crate::Digest;
+use crate::files;
 use crate::import::Event;
 use crate::layout::Layout;
 use crate::manifest::{Document, REF_NAME};
@@ -54,9 +55,9 @@ pub fn to_layout(
     let _lock = lock(directory)?;
     // Declared behind the lock, so that what is removed again is removed under it.
     let made = made;
-    remove_drafts(directory)?;
     let is_new = is_new(directory)?;
     let index = index(directory, is_new, plan, tag)?;
+    remove_drafts(directory)?;
     let mut jobs: BTreeMap<Digest, Job<'_>> = BTreeMap::new();
     for (number, layer) in plan.layers.iter().enumerate() {
         jobs.entry(layer.descriptor.digest).or_insert(Job::Layer(number));
@@ -86,7 +87,9 @@ pub fn to_layout(
         sync(folder)?;
     }
     if is_new {
-        made.file(&directory.join(MARKER), MARKER_TEXT)?;
+        let marker = directory.join(MARKER);
+        replace(&marker, &mut &*MARKER_TEXT, options, &|_| {}, &read_failed)?;
+        made.add(&marker, Kind::File);
         sync(directory)?;
     }
     options.go_on()?;
@@ -181,14 +184,15 @@ fn read_failed(error: io::Error) -> ExportError {
 }
 
 /// What the names of files begin with until they are whole.
-const DRAFT: &str = ".quire-";
+const DRAFT: &str = ".quire-layout-";
 
 /// Removes what exports have left that were killed: while this one has the lock, drafts are nobody's.
 fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
     let failed = |source| ExportError::File { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes()) {
+        let is_draft = entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes());
+        if is_draft && entry.file_type().map_err(failed)?.is_file() {
             fs::remove_file(entry.path()).map_err(failed)?;
         }
     }
@@ -253,10 +257,8 @@ fn is_new(directory: &Path) -> Result<bool, ExportError> {
         if name == INDEX {
             return Ok(false);
         } else if name == MARKER {
-            // A power cut may leave its beginning only.
-            let text = fs::read(directory.join(MARKER)).map_err(failed)?;
             is_marked = true;
-            is_empty &= MARKER_TEXT.starts_with(&text);
+            is_empty &= is_unfinished_marker(&directory.join(MARKER)).map_err(failed)?;
         } else {
             is_empty &= name == "blobs" || name.as_encoded_bytes().starts_with(DRAFT.as_bytes());
         }
@@ -266,6 +268,17 @@ fn is_new(directory: &Path) -> Result<bool, ExportError> {
         (false, true) => Ok(false),
         (false, false) => Err(ExportError::NotEmpty(directory.to_owned())),
     }
+}
+
+/// Whether this is what an export writes there, or the beginning of it, which a power cut may leave.
+fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
+    if fs::symlink_metadata(path)?.is_symlink() {
+        return Ok(false);
+    }
+    let Ok(file) = files::regular(path) else { return Ok(false) };
+    let mut text = Vec::new();
+    file.take(MARKER_TEXT.len() as u64 + 1).read_to_end(&mut text)?;
+    Ok(MARKER_TEXT.starts_with(&text))
 }
 
 /// What `index.json` is to be.
@@ -343,13 +356,6 @@ impl Made {
             Err(error) => return Err(failed(error)),
         }
         Ok(())
-    }
-
-    fn file(&self, path: &Path, bytes: &[u8]) -> Result<(), ExportError> {
-        let failed = |source| ExportError::File { path: path.to_owned(), source };
-        let mut file = File::create(path).map_err(failed)?;
-        self.add(path, Kind::File);
-        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)
     }
 
     fn keep(&self) {

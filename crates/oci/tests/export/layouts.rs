@@ -186,7 +186,7 @@ fn what_a_killed_export_left_is_used() {
     {
         let _new = fs::remove_dir_all(&to);
         export(&home, &image, &to, Some("1")).unwrap();
-        fs::copy(to.join("index.json"), to.join(".quire-1")).unwrap();
+        fs::copy(to.join("index.json"), to.join(".quire-layout-1")).unwrap();
         fs::remove_file(to.join("index.json")).unwrap();
         if marker == "none" {
             fs::remove_file(to.join("oci-layout")).unwrap();
@@ -195,7 +195,7 @@ fn what_a_killed_export_left_is_used() {
         }
         let there = fs::read_dir(to.join("blobs/sha256")).unwrap().map(|it| it.unwrap().path());
         for blob in there.skip(blobs).collect::<Vec<_>>() {
-            fs::copy(&blob, blob.with_file_name(".quire-2")).unwrap();
+            fs::copy(&blob, blob.with_file_name(".quire-layout-2")).unwrap();
             fs::remove_file(blob).unwrap();
         }
         export(&home, &image, &to, Some("1")).unwrap();
@@ -203,12 +203,35 @@ fn what_a_killed_export_left_is_used() {
         assert_eq!(tags(&to), tags(&whole));
         home.import("oci", &to);
     }
-    // What is somebody's is refused still.
-    let _new = fs::remove_file(to.join("index.json"));
-    fs::write(to.join("mine"), "").unwrap();
-    fs::remove_file(to.join("oci-layout")).unwrap();
+}
+
+#[test]
+fn what_is_somebodys_stays() {
+    let home = Home::new();
+    let image = image(&home, "a");
+    let to = home.path("theirs");
+    fs::create_dir(&to).unwrap();
+    for name in ["mine", ".quire-notes", ".quire-layout-1"] {
+        fs::write(to.join(name), "text").unwrap();
+    }
+    let before = files(&to);
     let error = export(&home, &image, &to, Some("1")).unwrap_err();
     assert!(matches!(error, ExportError::NotEmpty(_)), "{error}");
+    assert_eq!(files(&to), before);
+    // A marker that leads elsewhere, or that nobody answers, is not followed and not waited for.
+    let victim = home.path("victim");
+    fs::write(&victim, "").unwrap();
+    let linked = home.path("linked");
+    fs::create_dir(&linked).unwrap();
+    std::os::unix::fs::symlink(&victim, linked.join("oci-layout")).unwrap();
+    assert!(export(&home, &image, &linked, Some("1")).is_err());
+    assert_eq!(fs::read(&victim).unwrap(), b"");
+    let waits = home.path("waits");
+    fs::create_dir(&waits).unwrap();
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mkfifoat(rustix::fs::CWD, waits.join("oci-layout"), mode).unwrap();
+    // Who asks whether the file is whole does not wait either; what comes then is for the reader of layouts to say.
+    assert!(export(&home, &image, &waits, Some("1")).is_err());
 }
 
 #[test]
