@@ -1,13 +1,11 @@
 //! `logs`: what a container wrote, from the two files that its log is in.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use container::log::{LOG, OLDER};
+use container::log::Halves;
 use store::OpenOptions;
 
 use crate::Answer;
@@ -22,7 +20,9 @@ const GLANCE: Duration = Duration::from_millis(50);
 pub(crate) fn logs(context: &Context, args: &args::Logs) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let found = find(&store, &args.container)?;
-    let Some((mut older, mut newer)) = open(&found.folder)? else {
+    let failed = || format!("cannot read the log in {}", found.folder.display());
+    let halves = Halves::open(&found.folder).with_context(failed)?;
+    let Some(Halves { mut older, mut newer }) = halves else {
         bail!("container {} was not started with --detach: it has no log", found.id)
     };
     if let Some(lines) = args.tail {
@@ -41,13 +41,13 @@ pub(crate) fn logs(context: &Context, args: &args::Logs) -> anyhow::Result<Answe
         let is_over = !args.follow || find(&store, &found.id).map_or(true, |it| !it.is_running());
         print(&mut newer)?;
         // A container that is gone has taken its log along, and all of that was printed.
-        while let Some((between, next)) = turned(&found.folder, &newer)? {
+        while let Some(after) = Halves::after(&found.folder, &newer).with_context(failed)? {
             // What was written before it became the older one.
             print(&mut newer)?;
-            if let Some(mut between) = between {
+            if let Some(mut between) = after.older {
                 print(&mut between)?;
             }
-            newer = next;
+            newer = after.newer;
             print(&mut newer)?;
         }
         if is_over {
@@ -59,54 +59,13 @@ pub(crate) fn logs(context: &Context, args: &args::Logs) -> anyhow::Result<Answe
 
 fn print(log: &mut File) -> anyhow::Result<()> {
     let mut out = report::standard_output();
+    if log.metadata()?.len() < log.stream_position()? {
+        // It has begun anew, since there was no room for another one.
+        log.rewind()?;
+    }
     std::io::copy(log, &mut out)?;
     out.flush()?;
     Ok(())
-}
-
-/// The older file, if there is one, and the newer; none if there is no log.
-fn open(folder: &Path) -> anyhow::Result<Option<(Option<File>, File)>> {
-    let open = |name: &str| {
-        let path = folder.join(name);
-        match File::open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            file => file.map(Some).with_context(|| format!("cannot open {}", path.display())),
-        }
-    };
-    // Until both are of one moment: the newer may become the older meanwhile.
-    for _ in 0..ATTEMPTS {
-        let (newer, older, again) = (open(LOG)?, open(OLDER)?, open(LOG)?);
-        match (newer, older, again) {
-            (None, None, None) => return Ok(None),
-            (Some(newer), older, Some(again)) if is_same(&newer, &again)? => {
-                return Ok(Some((older, newer)));
-            }
-            _ => std::thread::sleep(Duration::from_millis(1)),
-        }
-    }
-    bail!("the log in {} changes too fast to be read", folder.display())
-}
-
-/// A file turns older once in many mebibytes.
-const ATTEMPTS: u32 = 1000;
-
-/// What there is besides this file, if it is no longer the newer one: a file that was the newer one between, and the newer
-/// one now.
-fn turned(folder: &Path, file: &File) -> anyhow::Result<Option<(Option<File>, File)>> {
-    let Some((older, newer)) = open(folder)? else { return Ok(None) };
-    if is_same(file, &newer)? {
-        return Ok(None);
-    }
-    let between = match older {
-        Some(older) if !is_same(file, &older)? => Some(older),
-        _ => None,
-    };
-    Ok(Some((between, newer)))
-}
-
-fn is_same(one: &File, other: &File) -> anyhow::Result<bool> {
-    let (one, other) = (one.metadata()?, other.metadata()?);
-    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
 /// Where the last lines of a file begin, and how many they are.

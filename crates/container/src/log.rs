@@ -2,24 +2,34 @@
 //!
 //! It is in two files. When the newer one has half of what the log may have, it becomes the older one, in the place of the
 //! one before. Whoever writes is never told of a full disk and never waits for more than a write of the host's takes.
+//!
+//! A turn takes three steps, and a reader may look, or the writer be killed, after each:
+//!
+//! 1. an empty file is made under a name of its own, and the newer file gets a second name: nobody reads either;
+//! 2. the second name takes the place of the older file: both names are of one file, and the older half is gone;
+//! 3. the empty file takes the place of the newer one.
+//!
+//! So there is a newer file at every moment, and a reader finds each half once. Whoever opens the log to write finishes a turn
+//! that was begun.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 use std::num::NonZeroU64;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
-use rustix::io::Errno;
+use std::time::Duration;
 
 /// The newer file in a container's folder.
 pub const LOG: &str = "log";
 
 /// The older one.
-pub const OLDER: &str = "log.old";
+const OLDER: &str = "log.old";
 
-/// A new one before it has its name.
+/// An empty one before it is the newer one.
 const NEXT: &str = "log.next";
+
+/// The second name of the newer one before it is the older one.
+const TURNING: &str = "log.turn";
 
 /// What a log may have if nothing is said: days of what servers say, and a thousand of them are 64 GiB at most.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(64 << 20).expect("not zero");
@@ -40,7 +50,14 @@ impl Log {
         let file = File::options().create(true).append(true).open(folder.join(LOG))?;
         let length = file.metadata()?.len();
         let half = most.map_or(u64::MAX, |most| most.get().div_ceil(2));
-        Ok(Self { folder: folder.to_owned(), file, length, half })
+        let mut log = Self { folder: folder.to_owned(), file, length, half };
+        // What was begun, but not finished.
+        log.remove_names();
+        let older = open(folder, OLDER)?;
+        if older.is_some_and(|older| is_same(&older, &log.file).unwrap_or_default()) {
+            log.begin()?;
+        }
+        Ok(log)
     }
 
     /// Adds to it. What a full disk has no room for is lost.
@@ -79,54 +96,261 @@ impl Log {
         }
     }
 
-    /// Begins a new file.
+    /// Begins a new file; what there is becomes the older one.
+    fn turn(&mut self) -> io::Result<()> {
+        self.remove_names();
+        let turned = self.keep().and_then(|()| self.begin());
+        if turned.is_err() {
+            self.remove_names();
+        }
+        turned
+    }
+
+    /// Makes what there is the older file, too. Stores are on file systems that have links: all objects get their names so.
     #[expect(
         clippy::disallowed_methods,
         reason = "a log does not outlive a crash of the host whole"
     )]
-    fn turn(&mut self) -> io::Result<()> {
-        let [log, older, next] = [LOG, OLDER, NEXT].map(|it| self.folder.join(it));
-        // First, so that there is always one to write to.
-        let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
-        let file = File::options().create(true).append(true).custom_flags(flags).open(&next)?;
-        file.set_len(0)?;
-        // At every moment there is a log, for who reads it and for when this process is killed.
-        match renameat_with(CWD, &next, CWD, &log, RenameFlags::EXCHANGE) {
-            Ok(()) => std::fs::rename(next, older)?,
-            // The file system cannot.
-            Err(Errno::INVAL | Errno::NOSYS) => {
-                std::fs::rename(&log, older)?;
-                std::fs::rename(next, log)?;
-            }
-            Err(errno) => return Err(errno.into()),
-        }
+    fn keep(&self) -> io::Result<()> {
+        let [log, older, turning] = [LOG, OLDER, TURNING].map(|it| self.folder.join(it));
+        // First, while nothing is lost yet: the disk may have no room for it.
+        self.make_next()?;
+        std::fs::hard_link(log, &turning)?;
+        std::fs::rename(&turning, older)?;
+        // rename(2): of two names of one file both stay.
+        drop(std::fs::remove_file(turning));
+        Ok(())
+    }
+
+    /// Puts an empty file in the place of the newer one, which the older one has.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a log does not outlive a crash of the host whole"
+    )]
+    fn begin(&mut self) -> io::Result<()> {
+        let next = self.folder.join(NEXT);
+        let file = match File::options().append(true).open(&next) {
+            Err(error) if error.kind() == ErrorKind::NotFound => self.make_next()?,
+            file => file?,
+        };
+        std::fs::rename(next, self.folder.join(LOG))?;
         (self.file, self.length) = (file, 0);
         Ok(())
     }
+
+    fn make_next(&self) -> io::Result<File> {
+        File::options().append(true).create_new(true).open(self.folder.join(NEXT))
+    }
+
+    /// Removes what a turn that was not finished has left besides the two files.
+    fn remove_names(&self) {
+        for name in [NEXT, TURNING] {
+            drop(std::fs::remove_file(self.folder.join(name)));
+        }
+    }
+}
+
+/// The two files of a log at one moment, open for reading.
+#[derive(Debug)]
+pub struct Halves {
+    /// What was written before the newer one; none if that is all.
+    pub older: Option<File>,
+    /// What is written to.
+    pub newer: File,
+}
+
+/// A file turns older once in many mebibytes.
+const ATTEMPTS: u32 = 1000;
+
+impl Halves {
+    /// Of the log in a container's folder; none if there is none.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn open(folder: &Path) -> io::Result<Option<Self>> {
+        // Until both are of one moment: the newer may become the older meanwhile.
+        for _ in 0..ATTEMPTS {
+            let (newer, older, again) =
+                (open(folder, LOG)?, open(folder, OLDER)?, open(folder, LOG)?);
+            match (newer, again) {
+                (None, None) => return Ok(None),
+                (Some(newer), Some(again)) if is_same(&newer, &again)? => {
+                    // Within a turn one file has both names.
+                    let is_half = |older: &File| is_same(older, &newer).map(|it| !it);
+                    let older = match older {
+                        Some(older) if is_half(&older)? => Some(older),
+                        _ => None,
+                    };
+                    return Ok(Some(Self { older, newer }));
+                }
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        Err(io::Error::other("it changes too fast to be read"))
+    }
+
+    /// What was written after this file, which was the newer one; none if it is that still, or if the log is gone.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn after(folder: &Path, file: &File) -> io::Result<Option<Self>> {
+        let Some(Self { older, newer }) = Self::open(folder)? else { return Ok(None) };
+        if is_same(file, &newer)? {
+            return Ok(None);
+        }
+        let older = match older {
+            Some(older) if !is_same(file, &older)? => Some(older),
+            _ => None,
+        };
+        Ok(Some(Self { older, newer }))
+    }
+}
+
+/// One of the files; none if it is not there, or is something else.
+fn open(folder: &Path, name: &str) -> io::Result<Option<File>> {
+    match File::open(folder.join(name)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Ok(file) if !file.metadata()?.is_file() => Ok(None),
+        file => file.map(Some),
+    }
+}
+
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+
+    /// What a reader finds: the older half and the newer one.
+    fn found(folder: &Path) -> [String; 2] {
+        let text = |file: File| io::read_to_string(file).unwrap();
+        let Halves { older, newer } = Halves::open(folder).unwrap().unwrap();
+        [older.map(text).unwrap_or_default(), text(newer)]
+    }
 
     fn texts(folder: &Path) -> [String; 2] {
         [OLDER, LOG].map(|it| std::fs::read_to_string(folder.join(it)).unwrap_or_default())
     }
 
-    /// As after a kill between the two names: the one that is left over has what was the older one.
-    #[test]
-    fn there_is_always_a_log_and_no_link_is_written_to() {
+    /// A log with a full newer half.
+    fn full() -> (tempfile::TempDir, Log) {
         let folder = tempfile::tempdir().unwrap();
         let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
-        std::fs::write(folder.path().join(NEXT), "left over").unwrap();
-        log.write(b"012345678\nnew\n");
-        assert_eq!(texts(folder.path()), ["012345678\n", "new\n"]);
-        assert!(!folder.path().join(NEXT).exists());
+        log.write(b"older 678\nnewer 678\n");
+        assert_eq!(texts(folder.path()), ["older 678\n", "newer 678\n"]);
+        (folder, log)
+    }
+
+    #[test]
+    fn a_turn_that_was_not_finished_loses_nothing_and_repeats_nothing() {
+        let both = ["older 678\n", "newer 678\n"];
+        type Step = fn(&Log);
+        let make: Step = |log| drop(log.make_next().unwrap());
+        let link: Step = |log| {
+            let [from, to] = [LOG, TURNING].map(|it| log.folder.join(it));
+            std::fs::hard_link(from, to).unwrap();
+        };
+        let keep: Step = |log| log.keep().unwrap();
+        // Each row is killed after its last step.
+        for (steps, expect) in [
+            (&[make][..], both),
+            (&[make, link], both),
+            (&[link], both),
+            // The older half has gone, and the newer one is there once.
+            (&[keep], ["", both[1]]),
+            (&[keep, link], ["", both[1]]),
+        ] {
+            let (folder, log) = full();
+            let following = Halves::open(folder.path()).unwrap().unwrap();
+            steps.iter().for_each(|step| step(&log));
+            drop(log);
+            assert_eq!(found(folder.path()), expect);
+            assert!(Halves::after(folder.path(), &following.newer).unwrap().is_none());
+            // Whoever goes on finishes it.
+            let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
+            let finished = found(folder.path());
+            assert_eq!(finished.concat(), expect.concat());
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+            log.write(b"next\n");
+            assert_eq!(found(folder.path()), ["newer 678\n", "next\n"]);
+            let after = Halves::after(folder.path(), &following.newer).unwrap().unwrap();
+            assert!(after.older.is_none(), "it was read");
+            assert_eq!(io::read_to_string(after.newer).unwrap(), "next\n");
+        }
+    }
+
+    /// It cannot turn: so the file begins anew, and is the one that is read.
+    #[test]
+    fn what_stands_in_the_way_costs_no_more_than_a_half() {
+        for name in [OLDER, NEXT, TURNING] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+            for _ in 0..3 {
+                log.write(b"first 678\nnewer 678\n");
+                assert_eq!(found(folder.path()), ["", "newer 678\n"], "{name}");
+            }
+            std::fs::remove_dir(folder.path().join(name)).unwrap();
+            log.write(b"last\n");
+            assert_eq!(found(folder.path()), ["newer 678\n", "last\n"], "{name}");
+        }
+    }
+
+    /// Whoever looks at any moment finds all that was written before, as far as two halves go, and each line once.
+    #[test]
+    fn who_reads_meanwhile_misses_no_half_and_sees_none_twice() {
+        const LINES: u64 = 10_000;
+        let folder = tempfile::tempdir().unwrap();
+        // A half has ten lines of ten bytes.
+        let mut log = Log::open(folder.path(), NonZeroU64::new(200)).unwrap();
+        let written = AtomicU64::new(0);
+        let numbers =
+            |text: &str| -> Vec<u64> { text.lines().map(|it| it.parse().unwrap()).collect() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..=LINES {
+                    log.write(format!("{number:09}\n").as_bytes());
+                    written.store(number, Ordering::SeqCst);
+                }
+            });
+            let mut at = 0;
+            while at < LINES {
+                let before = written.load(Ordering::SeqCst);
+                let Halves { older, mut newer } = Halves::open(folder.path()).unwrap().unwrap();
+                let mut text = older.map(|it| io::read_to_string(it).unwrap()).unwrap_or_default();
+                newer.read_to_string(&mut text).unwrap();
+                let seen = numbers(&text);
+                let (first, last) = (seen.first().copied(), seen.last().copied().unwrap_or(0));
+                assert!(last >= before, "{last} {before}");
+                assert!(seen.iter().copied().eq(first.unwrap_or(1)..=last), "{seen:?}");
+                at = last;
+                // Then it follows, for a while: halves that came and went meanwhile it cannot have seen.
+                if let Some(Halves { older, newer }) = Halves::after(folder.path(), &newer).unwrap()
+                {
+                    let rest = io::read_to_string(older.unwrap_or(newer)).unwrap();
+                    let next = numbers(&rest).first().copied();
+                    assert!(next.is_none_or(|next| next > last), "{next:?} after {last}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn no_link_is_written_to() {
+        let (folder, mut log) = full();
         let other = folder.path().join("other");
         std::fs::write(&other, "others'").unwrap();
         std::os::unix::fs::symlink(&other, folder.path().join(NEXT)).unwrap();
         log.write(b"012345678\nnew\n");
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "others'");
+        assert_eq!(texts(folder.path()), ["012345678\n", "new\n"]);
+        assert!(!folder.path().join(NEXT).exists());
     }
 
     #[test]
