@@ -12,7 +12,7 @@ use container::kept;
 use container::monitor::KILLED;
 use container::state::{Code, Reason, State};
 use container::userns::IdMap;
-use kernel::process::Signals;
+use kernel::process::{Signal, Signals};
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
 
@@ -261,6 +261,7 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
         Duration::from_secs(args.time.or(own).unwrap_or(PATIENCE).into())
     };
     let since = std::time::Instant::now();
+    let mut sent = Vec::new();
     for it in &running {
         let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
         let mut signal = asked;
@@ -287,11 +288,19 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
             }
             std::thread::sleep(GLANCE);
         }
+        sent.push(signal);
     }
-    for it in &running {
-        let rest = patience(it).saturating_sub(since.elapsed());
-        if !detached::wait(Some(rest), &|| is_alive(&store, it))? {
-            kill(&store, it)?;
+    for (it, signal) in running.iter().zip(&sent) {
+        let is_term = signal == "TERM" || *signal == Signal::TERM.as_raw().to_string();
+        loop {
+            let rest = patience(it).saturating_sub(since.elapsed());
+            if detached::wait(Some(rest.min(GLANCE)), &|| is_alive(&store, it))? {
+                break;
+            }
+            if rest.is_zero() || is_term && detached::drops_term(&it.folder) {
+                kill(&store, it)?;
+                break;
+            }
         }
     }
     Ok(Answer::Yes)

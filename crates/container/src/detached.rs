@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
+use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals, has_executed};
 use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
@@ -19,7 +19,7 @@ use crate::monitor::{
 };
 use crate::program::{Named, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
-use crate::spared::Terms;
+use crate::spared::{Terms, first_process, is_spared};
 use crate::state::{End, State};
 use crate::streams::{Pump, Streams};
 use crate::user::User;
@@ -194,6 +194,15 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
         Some(Err(error)) => Err(format!("cannot send {signal} to {id}: {error}")),
         None => Err(format!("{id} has not started")),
     }
+}
+
+/// Whether the kernel drops a `SIGTERM` for a container's first process, which has no use for it: waiting is in vain.
+#[must_use]
+pub fn drops_term(folder: &Path) -> bool {
+    // gVisor's kernel is another, and its processes have no masks here.
+    runtime_of(folder).is_some_and(|it| it.kind != Kind::Runsc)
+        && first_process(folder)
+            .is_some_and(|pid| has_executed(pid) == Some(true) && is_spared(pid, Signal::TERM))
 }
 
 /// Waits until a container has ended, or the time is over; returns whether it has. `is_alive` asks for its lock.
@@ -385,7 +394,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         return Err(error.into());
     }
     let said = complaint(&complaints(&notes.log), runtime.kind);
-    let why = said.map_or(Refusal::Other, |said| Refusal::of(&said));
+    let why = said.map_or(Refusal::Other, |said| Refusal::of(&said, named.program));
     if has_started && why == Refusal::Other {
         return Ok(exit);
     }

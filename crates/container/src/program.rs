@@ -154,13 +154,21 @@ pub enum Refusal {
 impl Refusal {
     /// What crun 1.8, runc 1.1 and runsc say of programs begins or goes on with these. Asked only when nothing was found to be wrong beforehand:
     /// the container may have changed since, or the file is not for this user.
-    pub(crate) fn of(message: &str) -> Self {
+    /// Their words are looked for outside of the `program`'s own name.
+    pub(crate) fn of(message: &str, program: &str) -> Self {
         const PROGRAM: [&str; 6] =
             ["exec: ", "executable", "eaccess ", "failed to load ", "error finding ", "execve"];
         const DIRECTORY: [&str; 3] = ["chdir", "cwd", "working directory"];
         const ABSENT: [&str; 2] = ["no such file", "not found"];
         const UNUSABLE: [&str; 4] =
             ["permission denied", "not permitted", "format error", "is a directory"];
+        let mut message = message.to_owned();
+        for quote in ['"', '`'] {
+            message = message.replace(&format!("{quote}{program}{quote}"), "");
+        }
+        if program.contains('/') {
+            message = message.replace(program, "");
+        }
         let message = message.to_lowercase();
         let has = |words: &[&str]| words.iter().any(|it| message.contains(it));
         if !has(&PROGRAM) || has(&DIRECTORY) {
@@ -478,8 +486,23 @@ mod tests {
             ("", Refusal::Other),
         ];
         for (said, expect) in cases {
-            assert_eq!(Refusal::of(said), expect, "{said}");
+            assert_eq!(Refusal::of(said, "/x"), expect, "{said}");
         }
+    }
+
+    #[test]
+    fn a_programs_name_is_not_what_is_wrong_with_it() {
+        let said =
+            "exec failed: unable to start container process: exec: \"/etc/cwd\": permission denied";
+        assert_eq!(Refusal::of(said, "/etc/cwd"), Refusal::Unusable);
+        assert_eq!(
+            Refusal::of("exec: \"chdir\": executable file not found", "chdir"),
+            Refusal::Absent
+        );
+        assert_eq!(
+            Refusal::of("chdir to \"/permission denied\"", "/permission denied"),
+            Refusal::Other
+        );
     }
 
     #[test]

@@ -73,6 +73,26 @@ fn a_stop_signal_that_is_none_is_no_reason_to_live() {
 }
 
 #[test]
+fn stop_does_not_wait_for_what_the_kernel_drops() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let name = format!("deaf-{runtime}");
+        let _guard = Rm(&place, &name);
+        place.out(&format!("run -d --runtime {runtime} --name {name} a -- sleep 1000000"));
+        let mut stop = place.command(&["stop", "--time", "1000000", &name]).spawn().unwrap();
+        wait_for("stop to end", || stop.try_wait().unwrap().is_some());
+        assert_eq!(place.out(&format!("wait {name}")), "137\n", "{runtime}");
+        place.out(&format!("rm {name}"));
+        // What handles it has its time.
+        let script = "trap 'sleep 0.3; exit 3' TERM; echo up; while :; do sleep 0.02; done";
+        start(&place, &["--name", &name, "--runtime", runtime], script);
+        wait_for("it to listen", || place.out(&format!("logs {name}")) == "up\n");
+        place.out(&format!("stop {name}"));
+        assert_eq!(place.out(&format!("wait {name}")), "3\n", "{runtime}");
+    }
+}
+
+#[test]
 fn stop_asks_and_waits_as_run_was_told() {
     let Some(place) = place() else { return };
     for runtime in all_runtimes() {
