@@ -69,11 +69,14 @@ impl Store {
     /// on a device go on showing what is there.
     fn drop_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         let mut damaged: BTreeMap<ObjectId, BTreeSet<ObjectId>> = BTreeMap::new();
+        let mut failed = None;
         for (damage, _) in &report.damage {
-            if let Damage::Stored { object, blob, .. } = damage
-                && !self.is_sound_stored(blob, object)?
-            {
-                damaged.entry(*blob).or_default().insert(*object);
+            let Damage::Stored { object, blob, .. } = damage else { continue };
+            match self.is_sound_stored(blob, object) {
+                Ok(true) => {}
+                Ok(false) => drop(damaged.entry(*blob).or_default().insert(*object)),
+                // What nobody could look at keeps none of the others.
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
         let mut dropped = 0;
@@ -89,7 +92,7 @@ impl Store {
             dropped += lost as u64;
             self.drop_entries(&blob, &index, &keep, &records)?;
         }
-        Ok(dropped)
+        failed.map_or(Ok(dropped), Err)
     }
 
     /// Whether there was one to remove.
