@@ -64,7 +64,20 @@ enum ModeName {
 impl Args {
     /// What `make test` has time for.
     pub(crate) fn sample() -> Self {
-        let verbs = ["import oci", "export oci", "export erofs", "convert", "merge", "mount, "];
+        let verbs = [
+            "import oci",
+            "pull, packed",
+            "push",
+            "export oci",
+            "export erofs",
+            "convert",
+            "merge",
+            "fsck --repair",
+            "mount, ",
+            "run --read-only",
+            "run -d",
+            "stop",
+        ];
         Self { verbs: verbs.map(String::from).to_vec(), most: Some(1), ..Self::default() }
     }
 
