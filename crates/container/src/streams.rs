@@ -267,7 +267,14 @@ fn pass_on(
             };
             waiting[0].revents().is_empty()
         };
-        let count = if is_over { 0 } else { reader.read(&mut bytes)? };
+        let count = match is_over {
+            true => Ok(0),
+            false => reader.read(&mut bytes),
+        };
+        let count = match count {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            count => count?,
+        };
         match bytes.get(..count) {
             None | Some([]) => return Ok(()),
             Some(bytes) => sink(bytes)?,
