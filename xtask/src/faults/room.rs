@@ -155,12 +155,20 @@ impl Room {
         let (out, err) = (self.path("out"), self.path("err"));
         command.stdout(File::create(&out)?).stderr(File::create(&err)?);
         let given = self.path("in");
-        fs::write(&given, input)?;
+        fs::write(&given, self.input(input)?)?;
         let status = command.stdin(File::open(&given)?).status()?;
         let read = |path: &Path| -> Result<String> {
             Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
         };
         Ok(Ran { code: status.code(), out: read(&out)?, err: read(&err)? })
+    }
+
+    /// What standard input has: this, or, with a `<` before it, what this file has.
+    fn input(&self, text: &str) -> Result<Vec<u8>> {
+        Ok(match text.strip_prefix('<') {
+            Some(file) => fs::read(self.live().join(file))?,
+            None => text.into(),
+        })
     }
 
     /// Runs a line that succeeds.
@@ -181,10 +189,7 @@ impl Room {
         let variables = self.variables();
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
-        let input = match verb.input.strip_prefix('<') {
-            Some(file) => fs::read(live.join(file))?,
-            None => verb.input.into(),
-        };
+        let input = self.input(verb.input)?;
         let place = faults::Place {
             folder: &live,
             input: &input,

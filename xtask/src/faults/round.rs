@@ -82,8 +82,10 @@ impl Model {
             bail!("{}: {:?}: {}", verb.line, model.ran.code, model.ran.err);
         }
         model.only_prints &= model.ran.out == second.ran.out;
-        if !model.store.keys().eq(second.store.keys()) {
-            // The verb writes down when it was done, so digests are others each time.
+        let notes = verb.name == "push";
+        if notes || !model.store.keys().eq(second.store.keys()) {
+            // The verb writes down when it was done, so digests are others each time. A push that cannot note in a layer's
+            // record where it went is a push.
             model.store = shape(&model.store);
         }
         model.before.mask(&second.before);
