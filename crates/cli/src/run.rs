@@ -529,7 +529,7 @@ fn ending(signals: &Signals) -> Option<Signal> {
 /// Where it is noted which runtimes have worked: gone with the next start of the machine.
 fn notes() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from("/run/quire"));
+        return Some(PathBuf::from(container::notes::FOLDER));
     }
     let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     Some(folder.filter(|it| it.is_absolute())?.join("quire"))

@@ -14,13 +14,15 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::Value;
 
+use crate::pace::Pace;
+
 /// Where the counts are, below which directory. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`, "memory.events";
 /// `cgroup-v1/memory.rst`, "OOM Control".
 const UNIFIED: (&str, &str) = ("/sys/fs/cgroup", "memory.events");
 const LEGACY: (&str, &str) = ("/sys/fs/cgroup/memory", "memory.oom_control");
 
-/// How often somebody looks whether the runtime has made the cgroup yet.
-const MADE: Duration = Duration::from_millis(2);
+/// How soon somebody looks again whether the runtime has made the cgroup, or the kernel has killed: less often when it takes long.
+const LOOK: Duration = Duration::from_millis(2);
 /// How long the kernel may take to tell that a cgroup is gone.
 const GONE: Duration = Duration::from_millis(100);
 
@@ -123,17 +125,19 @@ impl Ear {
 
 fn listen(cgroup: &str, ended: &PipeReader) -> Heard {
     let mut heard = Heard::default();
+    let pace = Pace::new(LOOK);
     let mut counts = loop {
         if let Some(counts) = Counts::open(cgroup) {
             break counts;
         }
-        if wait(&[PollFd::new(ended, PollFlags::IN)], Some(MADE)) {
+        if wait(&[PollFd::new(ended, PollFlags::IN)], Some(pace.pause())) {
             return heard;
         }
     };
     heard.bell = if counts.is_legacy { bell(cgroup, &counts.file).ok() } else { None };
-    // Where there is neither, or the kernel tells late, it is looked at again and again from the first sign on.
-    let mut is_alert = counts.is_legacy && heard.bell.is_none();
+    // Where there is neither, or the kernel tells late, it is looked at again and again after a sign.
+    let is_deaf = counts.is_legacy && heard.bell.is_none();
+    let mut alert = is_deaf.then(|| Pace::new(LOOK));
     loop {
         match counts.killed() {
             Ok(0) => {}
@@ -149,13 +153,15 @@ fn listen(cgroup: &str, ended: &PipeReader) -> Heard {
             None => PollFd::new(&counts.file, PollFlags::PRI),
         };
         let mut signs = [sign, PollFd::new(ended, PollFlags::IN)];
-        let most = is_alert.then(|| Timespec::try_from(MADE).ok()).flatten();
+        let most = alert.as_ref().and_then(|it| Timespec::try_from(it.pause()).ok());
         match poll(&mut signs, most.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => break,
         }
         let (is_sign, is_over) = (!signs[0].revents().is_empty(), !signs[1].revents().is_empty());
-        is_alert |= is_sign;
+        if is_sign {
+            alert = Some(Pace::new(LOOK));
+        }
         if let (true, Some(bell)) = (is_sign, &heard.bell) {
             heard.rings += ring(bell);
         }

@@ -266,7 +266,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
     let ear = Ear::of(start.config).map_err(streams_failed)?;
-    let lesson = lesson.map(Lesson::wait);
+    let lesson = lesson.map(|it| it.wait(&pid_file));
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
     let prompt = start.be_prompt();
     let terms = Terms::new(start.folder, kind);

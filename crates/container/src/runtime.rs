@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::Access;
 
+use crate::notes;
+
 /// The runtimes we know how to start, the quickest first.
 const KNOWN: [(&str, Kind); 3] =
     [("crun", Kind::Crun), ("runc", Kind::Runc), ("runsc", Kind::Runsc)];
@@ -101,19 +103,17 @@ impl Runtime {
     fn has_worked(&self, notes: Option<&Path>) -> bool {
         let note = notes.zip(std::fs::metadata(&self.path).ok()).map(|(notes, program)| {
             let (seconds, part) = (program.mtime(), program.mtime_nsec());
-            notes.join(format!("runtime-{}-{}-{seconds}-{part}", program.dev(), program.ino()))
+            let (device, inode) = (program.dev(), program.ino());
+            (notes, format!("runtime-{device}-{inode}-{seconds}-{part}"))
         });
-        if note.as_ref().is_some_and(|note| note.exists()) {
+        if note.as_ref().is_some_and(|(notes, name)| notes::read(notes, name, 0).is_ok()) {
             return true;
         }
         let works = self.works();
-        if let Some(note) = note.filter(|_| works)
-            && let Err(error) = note
-                .parent()
-                .map_or(Ok(()), std::fs::create_dir_all)
-                .and_then(|()| std::fs::write(&note, ""))
+        if let Some((notes, name)) = note.filter(|_| works)
+            && let Err(error) = notes::write(notes, &name, b"")
         {
-            tracing::debug!(note = %note.display(), %error, "will be asked again");
+            tracing::debug!(name, %error, "will be asked again");
         }
         works
     }

@@ -15,11 +15,12 @@ use crate::bundle::Access;
 use crate::headroom::{Headroom, HeadroomError};
 use crate::monitor::{ROOT, RunError};
 use crate::names::{NameFile, NameMount};
+use crate::notes;
 use crate::upper::{Doomed, UpperError};
 use crate::userns::IdMap;
 
 /// Runtimes prepare a container of a user namespace as its root, who is nobody to the host: the folders of a store, and
-/// above it, need not let him through. This one does.
+/// above it, need not let him through. This one does, in [`notes::FOLDER`].
 const OPEN: &str = "/run/quire/userns";
 
 /// The places for the root and for what else is mounted. Those for a user namespace are the same for all containers, each
@@ -215,16 +216,21 @@ impl Stage {
 
 /// Makes a directory that everybody may pass through, whatever the umask.
 fn make_open(path: &Path) -> io::Result<()> {
-    let parent = path.parent().unwrap_or(path);
-    for path in [parent, path] {
-        match std::fs::DirBuilder::new().mode(0o755).create(path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let mode = std::fs::metadata(path)?.permissions().mode();
-        if mode & 0o001 == 0 {
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode | 0o111))?;
-        }
+    if let Some(parent) = path.parent() {
+        drop(notes::make(parent)?);
+        open_to_all(parent)?;
+    }
+    match std::fs::DirBuilder::new().mode(0o755).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    open_to_all(path)
+}
+
+fn open_to_all(path: &Path) -> io::Result<()> {
+    let mode = std::fs::metadata(path)?.permissions().mode();
+    if mode & 0o001 == 0 {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode | 0o111))?;
     }
     Ok(())
 }

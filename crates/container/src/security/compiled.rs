@@ -5,22 +5,23 @@
 //! annotation `run.oci.seccomp_bpf_data`, in base64. Source: crun 1.8.1, `src/libcrun/seccomp.c`,
 //! `libcrun_generate_seccomp`.
 //!
-//! What is kept is crun's own result for the very same filter, made by the very same program.
+//! What is kept is crun's own result for the very same filter, made by the very same program with the same library.
 
-use std::fs::{DirBuilder, DirEntry, File, Metadata, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rustix::fs::OFlags;
 use serde_json::Value;
 use store::Digest;
 
+use crate::notes;
+use crate::pace::Pace;
 use crate::runtime::{Kind, Runtime};
 
 const ANNOTATION: &str = "run.oci.seccomp_bpf_data";
@@ -31,11 +32,16 @@ const INSTRUCTION: usize = 8;
 /// Bytes of the longest filter. Source: `linux/bpf_common.h`, `BPF_MAXINSNS`.
 const FILTER_MAX: usize = 4096 * INSTRUCTION;
 
-/// Most hosts need one or two. Each takes 10 kB of memory, and whoever asks for other rights each time needs no more.
-const NOTES_MAX: usize = 64;
-
-/// How often it is looked whether crun has made its file: it is there for all of a container's life.
+/// How soon it is looked again whether crun has made its file: it is there for all of a container's life.
 const LOOK: Duration = Duration::from_micros(300);
+
+/// How long somebody looks for a file that crun makes before it notes its process.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Where the library is that compiles, if crun has it not inside. What the loader finds elsewhere is in its cache. Source: ld.so(8).
+const LIBRARY: &str = "libseccomp.so.2";
+const FOLDERS: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"];
+const LOADER_CACHE: &str = "/etc/ld.so.cache";
 
 /// The filter of a container that is about to start.
 #[derive(Debug)]
@@ -50,7 +56,8 @@ pub(crate) enum Compiled {
 #[derive(Debug)]
 pub(crate) struct Lesson {
     made: PathBuf,
-    note: PathBuf,
+    notes: PathBuf,
+    name: String,
 }
 
 impl Compiled {
@@ -67,14 +74,14 @@ impl Compiled {
             return None;
         }
         let program = std::fs::metadata(&runtime.path).ok()?;
-        let note = notes?.join(name(filter, &program));
-        match read(&note) {
+        let (notes, name) = (notes?.to_owned(), name(filter, &program, &libraries()));
+        match read(&notes, &name) {
             Ok(filter) => Some(Self::Known(filter)),
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    tracing::debug!(note = %note.display(), %error, "the filter is compiled again");
+                    tracing::debug!(name, %error, "the filter is compiled again");
                 }
-                Some(Self::Unknown(Lesson { made, note }))
+                Some(Self::Unknown(Lesson { made, notes, name }))
             }
         }
     }
@@ -90,33 +97,29 @@ impl Compiled {
     }
 }
 
-/// All that the result depends on.
-fn name(filter: &Value, program: &Metadata) -> String {
-    let (device, inode, size) = (program.dev(), program.ino(), program.size());
-    let (seconds, part) = (program.mtime(), program.mtime_nsec());
-    let all = format!("{device} {inode} {size} {seconds} {part} {filter}");
+/// The name of a note, which is all that the result depends on.
+fn name(filter: &Value, program: &Metadata, libraries: &[PathBuf]) -> String {
+    let libraries = libraries.iter().map(|it| std::fs::metadata(it).ok());
+    let files: Vec<_> = [Some(program.clone())].into_iter().chain(libraries).collect();
+    let identity = |it: &Metadata| (it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec());
+    let files: Vec<_> = files.iter().map(|it| it.as_ref().map(identity)).collect();
+    let all = format!("{files:?} {filter}");
     format!("filter-{}", Digest::sha256(all.as_bytes()).to_string().replace(':', "-"))
 }
 
-/// A note: the filter, and before it the digest of that.
-fn read(note: &Path) -> io::Result<Vec<u8>> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let flags = i32::try_from(flags.bits()).unwrap_or_default();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(note)?;
-    let found = file.metadata()?;
-    let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o22 == 0;
-    let odd = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-    if !found.is_file() || !is_ours {
-        return Err(odd("it is not a file that only this user can write"));
+/// Files that are others when the loader takes another library.
+fn libraries() -> Vec<PathBuf> {
+    let own = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let folders = FOLDERS.into_iter().chain([own.as_str()]);
+    folders.map(|it| Path::new(it).join(LIBRARY)).chain([LOADER_CACHE.into()]).collect()
+}
+
+fn read(notes: &Path, name: &str) -> io::Result<Vec<u8>> {
+    let filter = notes::read(notes, name, FILTER_MAX)?;
+    match is_filter(&filter) {
+        true => Ok(filter),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no filter")),
     }
-    let mut bytes = Vec::new();
-    file.take(FILTER_MAX as u64 + 128).read_to_end(&mut bytes)?;
-    let end = bytes.iter().position(|it| *it == b'\n').ok_or_else(|| odd("it has no digest"))?;
-    let filter = bytes.split_off(end + 1);
-    if bytes[..end] != *Digest::sha256(&filter).to_string().as_bytes() || !is_filter(&filter) {
-        return Err(odd("it is not as it was written"));
-    }
-    Ok(filter)
 }
 
 /// Whether this is a whole program: its last instruction returns.
@@ -136,51 +139,42 @@ impl Lesson {
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "it is gone with the next start of the machine")]
     fn note(&self, made: File) -> io::Result<()> {
         let mut filter = Vec::new();
         made.take(FILTER_MAX as u64 + 1).read_to_end(&mut filter)?;
         if !is_filter(&filter) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no filter"));
         }
-        if let Some(folder) = self.note.parent() {
-            DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
-            let is_filter = |it: &io::Result<DirEntry>| {
-                it.as_ref()
-                    .is_ok_and(|it| it.file_name().as_encoded_bytes().starts_with(b"filter-"))
-            };
-            if std::fs::read_dir(folder)?.filter(is_filter).count() >= NOTES_MAX {
-                return Err(io::Error::other("there are many already"));
-            }
-        }
-        let new = self.note.with_extension(std::process::id().to_string());
-        let written = || -> io::Result<()> {
-            let mut file =
-                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-            writeln!(file, "{}", Digest::sha256(&filter))?;
-            file.write_all(&filter)?;
-            std::fs::rename(&new, &self.note)
-        };
-        written().inspect_err(|_| drop(std::fs::remove_file(&new)))
+        notes::write(&self.notes, &self.name, &filter)
     }
 
     /// Waits for the file in a thread: the container may have ended, and the file with it, before anybody hears that it runs.
-    pub(crate) fn wait(self) -> Waiting {
+    /// It is not waited for much longer than for `pid`, the file that crun makes after it.
+    pub(crate) fn wait(self, pid: &Path) -> Waiting {
         let is_over = std::sync::Arc::new(AtomicBool::new(false));
         let over = std::sync::Arc::clone(&is_over);
-        let made = self.made.clone();
-        let look = move || {
-            while !over.load(Ordering::Relaxed) {
-                if let Ok(file) = File::open(&made) {
-                    return Some(file);
-                }
-                std::thread::sleep(LOOK);
-            }
-            None
-        };
+        let (made, pid) = (self.made.clone(), pid.to_owned());
+        let look = move || look(&made, &pid, PATIENCE, &over);
         let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(look).ok();
         Waiting { lesson: self, is_over, thread }
     }
+}
+
+/// Looks for a file until it is there, or has not come for so long after the other, or nobody wants it any more.
+fn look(made: &Path, pid: &Path, patience: Duration, is_over: &AtomicBool) -> Option<File> {
+    let pace = Pace::new(LOOK);
+    let mut since = None;
+    while !is_over.load(Ordering::Relaxed) {
+        if let Ok(file) = File::open(made) {
+            return Some(file);
+        }
+        if pid.exists() && since.get_or_insert_with(Instant::now).elapsed() >= patience {
+            break;
+        }
+        // It is woken when nobody wants it any more.
+        std::thread::park_timeout(pace.pause());
+    }
+    None
 }
 
 /// Somebody waits for a filter.
@@ -202,7 +196,9 @@ impl Waiting {
 
     fn stop(&mut self) -> Option<File> {
         self.is_over.store(true, Ordering::Relaxed);
-        self.thread.take().and_then(|it| it.join().ok()).flatten()
+        let thread = self.thread.take()?;
+        thread.thread().unpark();
+        thread.join().ok().flatten()
     }
 }
 
@@ -215,8 +211,6 @@ impl Drop for Waiting {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
-
     use serde_json::json;
 
     use super::*;
@@ -225,85 +219,59 @@ mod tests {
     const ALLOW: [u8; 8] = [0x06, 0, 0, 0, 0, 0, 0xff, 0x7f];
 
     fn lesson(folder: &Path) -> Lesson {
-        Lesson { made: folder.join("seccomp.bpf"), note: folder.join("notes/filter-x") }
+        let (made, notes) = (folder.join("seccomp.bpf"), folder.join("notes"));
+        Lesson { made, notes, name: "filter-x".to_owned() }
     }
 
     #[test]
-    fn only_what_was_written_is_read() {
+    fn what_is_no_filter_is_neither_kept_nor_taken() {
         let folder = tempfile::tempdir().unwrap();
         let lesson = lesson(folder.path());
+        let read = || read(&lesson.notes, &lesson.name);
         lesson.learn();
-        assert_eq!(read(&lesson.note).unwrap_err().kind(), io::ErrorKind::NotFound);
-        std::fs::write(&lesson.made, ALLOW).unwrap();
-        lesson.learn();
-        assert_eq!(read(&lesson.note).unwrap(), ALLOW);
-        let good = std::fs::read(&lesson.note).unwrap();
-        for at in 0..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 1;
-            std::fs::write(&lesson.note, bad).unwrap();
-            assert!(read(&lesson.note).is_err(), "byte {at}");
-        }
-        for end in 0..good.len() {
-            std::fs::write(&lesson.note, &good[..end]).unwrap();
-            assert!(read(&lesson.note).is_err(), "{end} bytes");
-        }
-        std::fs::write(&lesson.note, &good).unwrap();
-        let mode =
-            |bits| std::fs::set_permissions(&lesson.note, std::fs::Permissions::from_mode(bits));
-        mode(0o666).unwrap();
-        assert!(read(&lesson.note).is_err(), "others can write it");
-        mode(0o600).unwrap();
-        assert!(read(&lesson.note).is_ok());
-        let aside = folder.path().join("aside");
-        std::fs::copy(&lesson.note, &aside).unwrap();
-        std::fs::remove_file(&lesson.note).unwrap();
-        symlink(&aside, &lesson.note).unwrap();
-        assert!(read(&lesson.note).is_err(), "a link");
-    }
-
-    #[test]
-    fn what_is_no_filter_is_not_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let lesson = lesson(folder.path());
         let long = ALLOW.repeat(4097);
         for bytes in [&b""[..], &ALLOW[..7], &[0; 8], &[ALLOW, [0; 8]].concat(), &long] {
             std::fs::write(&lesson.made, bytes).unwrap();
             lesson.learn();
-            assert!(!lesson.note.exists(), "{} bytes", bytes.len());
+            assert_eq!(read().unwrap_err().kind(), io::ErrorKind::NotFound, "{}", bytes.len());
         }
-    }
-
-    #[test]
-    fn there_are_not_many_notes() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("seccomp.bpf"), ALLOW).unwrap();
-        let of = |number: usize| Lesson {
-            made: folder.path().join("seccomp.bpf"),
-            note: folder.path().join(format!("notes/filter-{number}")),
-        };
-        (0..NOTES_MAX + 3).for_each(|it| of(it).learn());
-        let kept = (0..NOTES_MAX + 3).filter(|it| of(*it).note.exists()).count();
-        assert_eq!(kept, NOTES_MAX);
+        std::fs::write(&lesson.made, ALLOW).unwrap();
+        lesson.learn();
+        assert_eq!(read().unwrap(), ALLOW);
+        notes::write(&lesson.notes, &lesson.name, &ALLOW[..7]).unwrap();
+        assert_eq!(read().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
     fn a_container_that_is_gone_leaves_its_filter() {
         let folder = tempfile::tempdir().unwrap();
         let lesson = lesson(folder.path());
-        let (made, note) = (lesson.made.clone(), lesson.note.clone());
-        let waiting = lesson.wait();
+        let made = lesson.made.clone();
+        let (notes, pid) = (folder.path().join("notes"), folder.path().join("pid"));
+        let waiting = lesson.wait(&pid);
         std::fs::write(&made, ALLOW).unwrap();
         while waiting.thread.as_ref().is_some_and(|it| !it.is_finished()) {
             std::thread::yield_now();
         }
         std::fs::remove_file(&made).unwrap();
         waiting.finish(true);
-        assert_eq!(read(&note).unwrap(), ALLOW);
-        let lesson = Lesson { made, note: folder.path().join("other") };
-        let waiting = lesson.wait();
+        assert_eq!(read(&notes, "filter-x").unwrap(), ALLOW);
+        let other = "filter-y".to_owned();
+        let waiting = Lesson { made, notes: notes.clone(), name: other.clone() }.wait(&pid);
         waiting.finish(false);
-        assert!(!folder.path().join("other").exists());
+        assert_eq!(read(&notes, &other).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// As with a crun that has no filters, or keeps them elsewhere.
+    #[test]
+    fn a_filter_that_does_not_come_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (made, pid) = (folder.path().join("seccomp.bpf"), folder.path().join("pid"));
+        std::fs::write(&pid, "1").unwrap();
+        let look = || look(&made, &pid, Duration::ZERO, &AtomicBool::new(false));
+        assert!(look().is_none());
+        std::fs::write(&made, ALLOW).unwrap();
+        assert!(look().is_some());
     }
 
     #[test]
@@ -316,10 +284,20 @@ mod tests {
             json!({"defaultAction": "SCMP_ACT_ERRNO"}),
             json!({"defaultAction": "SCMP_ACT_ALLOW"}),
         ];
-        assert_ne!(name(&filters[0], &one), name(&filters[1], &one));
+        let library = folder.path().join(LIBRARY);
+        let name = |filter: usize, program| {
+            super::name(&filters[filter], program, std::slice::from_ref(&library))
+        };
+        let bare = name(0, &one);
+        assert_ne!(bare, name(1, &one));
+        std::fs::write(&library, "one").unwrap();
+        let with_library = name(0, &one);
+        assert_ne!(with_library, bare);
+        std::fs::write(&library, "other").unwrap();
+        assert_ne!(with_library, name(0, &one));
         std::fs::write(&program, "other").unwrap();
         let other = std::fs::metadata(&program).unwrap();
-        assert_ne!(name(&filters[0], &one), name(&filters[0], &other));
+        assert_ne!(name(0, &one), name(0, &other));
         let runtime = Runtime { path: program, kind: Kind::Runc };
         let config = json!({"linux": {"seccomp": filters[0]}});
         let of =

@@ -1,0 +1,241 @@
+//! What is worth knowing until the next start of the machine: small files in a folder that its owner alone can write.
+//!
+//! A note is a digest in a line, over the note's name and what follows. Each is written as the one draft that there is, under a
+//! lock, and renamed: what a process leaves that was killed is the next one's draft.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, mkdirat, openat,
+    renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+use store::Digest;
+
+/// Where root's notes are: gone with the next start of the machine.
+pub const FOLDER: &str = "/run/quire";
+
+/// A note before it has its name.
+const DRAFT: &str = "draft";
+
+/// How many notes of a kind there are: most hosts need one or two, and of the largest kind each takes 10 kB of memory. A kind
+/// is what a name has before its first hyphen.
+pub(crate) const NOTES_MAX: usize = 64;
+
+/// A line with a digest is shorter.
+const DIGEST_MAX: usize = 128;
+
+/// What a note says, of so many bytes at most.
+pub(crate) fn read(folder: &Path, name: &str, most: usize) -> io::Result<Vec<u8>> {
+    let folder = open(folder)?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(openat(&folder, name, flags, Mode::empty())?);
+    let found = file.metadata()?;
+    if !found.is_file() || !is_ours(found.uid(), found.mode()) {
+        return Err(odd("it is not a file that only this user can write"));
+    }
+    let mut bytes = Vec::new();
+    file.take((most + DIGEST_MAX) as u64).read_to_end(&mut bytes)?;
+    let end = bytes.iter().position(|it| *it == b'\n').ok_or_else(|| odd("it has no digest"))?;
+    let text = bytes.split_off(end + 1);
+    if bytes[..end] != *digest(name, &text).as_bytes() {
+        return Err(odd("it is not as it was written"));
+    }
+    Ok(text)
+}
+
+/// Writes a note, in the place of the oldest one of its kind if there are many.
+pub(crate) fn write(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+    let folder = make(folder)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let mut draft = File::from(openat(&folder, DRAFT, flags | OFlags::CLOEXEC, mode)?);
+    // Whoever has it is about to rename it, and this note can be written another time.
+    flock(&draft, FlockOperation::NonBlockingLockExclusive)?;
+    let (found, named) = (fstat(&draft)?, statat(&folder, DRAFT, AtFlags::SYMLINK_NOFOLLOW)?);
+    if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino) {
+        return Err(io::Error::other("somebody else has just written a note"));
+    }
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || !is_ours_by(&found) {
+        return Err(odd("the draft is not a file that only this user can write"));
+    }
+    draft.set_len(0)?;
+    writeln!(draft, "{}", digest(name, text))?;
+    draft.write_all(text)?;
+    make_room(folder.as_fd(), name)?;
+    Ok(renameat(&folder, DRAFT, &folder, name)?)
+}
+
+/// Makes the folder if it is not there, whatever the umask; an error if others can write what is there.
+pub(crate) fn make(path: &Path) -> io::Result<OwnedFd> {
+    let mode = Mode::from_raw_mode(0o755);
+    match mkdirat(CWD, path, mode) {
+        Ok(()) => {
+            let folder = open(path)?;
+            rustix::fs::fchmod(&folder, mode)?;
+            Ok(folder)
+        }
+        Err(Errno::EXIST) => open(path),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = openat(CWD, path, flags, Mode::empty())?;
+    if !is_ours_by(&fstat(&folder)?) {
+        return Err(odd("it is not a directory that only this user can write"));
+    }
+    Ok(folder)
+}
+
+fn make_room(folder: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let kind = |name: &[u8]| name.split(|it| *it == b'-').next().map(<[u8]>::to_vec);
+    let mut others = Vec::new();
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let other = entry.file_name();
+        if kind(other.to_bytes()) == kind(name.as_bytes()) && other.to_bytes() != name.as_bytes() {
+            let found = statat(folder, other, AtFlags::SYMLINK_NOFOLLOW)?;
+            others.push((found.st_mtime, found.st_mtime_nsec, other.to_owned()));
+        }
+    }
+    others.sort();
+    let many = (others.len() + 1).saturating_sub(NOTES_MAX);
+    for (_, _, other) in &others[..many] {
+        unlinkat(folder, other, AtFlags::empty())?;
+    }
+    Ok(())
+}
+
+fn digest(name: &str, text: &[u8]) -> String {
+    Digest::sha256(&[name.as_bytes(), b"\n", text].concat()).to_string()
+}
+
+fn is_ours(user: u32, mode: u32) -> bool {
+    user == rustix::process::geteuid().as_raw() && mode & 0o22 == 0
+}
+
+fn is_ours_by(found: &Stat) -> bool {
+    is_ours(found.st_uid, found.st_mode)
+}
+
+fn odd(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn only_what_was_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = folder.path().join("notes");
+        let read = || read(&notes, "kind-x", 3);
+        assert_eq!(read().unwrap_err().kind(), io::ErrorKind::NotFound);
+        write(&notes, "kind-x", b"abc").unwrap();
+        assert_eq!(read().unwrap(), b"abc");
+        let note = notes.join("kind-x");
+        let good = std::fs::read(&note).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            std::fs::write(&note, bad).unwrap();
+            assert!(read().is_err(), "byte {at}");
+        }
+        for end in 0..good.len() {
+            std::fs::write(&note, &good[..end]).unwrap();
+            assert!(read().is_err(), "{end} bytes");
+        }
+        std::fs::write(&note, &good).unwrap();
+        set_mode(&note, 0o666);
+        assert!(read().is_err(), "others can write it");
+        set_mode(&note, 0o600);
+        assert!(read().is_ok());
+        let aside = folder.path().join("aside");
+        std::fs::copy(&note, &aside).unwrap();
+        std::fs::remove_file(&note).unwrap();
+        symlink(&aside, &note).unwrap();
+        assert!(read().is_err(), "a link");
+    }
+
+    #[test]
+    fn a_note_is_no_other_notes() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = folder.path().join("notes");
+        write(&notes, "kind-x", b"abc").unwrap();
+        std::fs::copy(notes.join("kind-x"), notes.join("kind-y")).unwrap();
+        set_mode(&notes.join("kind-y"), 0o600);
+        assert_eq!(read(&notes, "kind-y", 3).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_has_no_notes() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = folder.path().join("notes");
+        write(&notes, "kind-x", b"abc").unwrap();
+        for mode in [0o775, 0o757, 0o1777] {
+            set_mode(&notes, mode);
+            assert!(read(&notes, "kind-x", 3).is_err(), "{mode:o}");
+            assert!(write(&notes, "kind-x", b"abc").is_err(), "{mode:o}");
+        }
+        set_mode(&notes, 0o755);
+        let link = folder.path().join("link");
+        symlink(&notes, &link).unwrap();
+        assert!(read(&link, "kind-x", 3).is_err() && write(&link, "kind-x", b"abc").is_err());
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&notes, Some(1), None).unwrap();
+            assert!(read(&notes, "kind-x", 3).is_err(), "somebody else's");
+            assert!(write(&notes, "kind-x", b"abc").is_err(), "somebody else's");
+        }
+    }
+
+    #[test]
+    fn there_are_not_many_notes_and_the_newest_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = folder.path().join("notes");
+        write(&notes, "other-1", b"").unwrap();
+        for number in 0..NOTES_MAX + 3 {
+            // Somebody was killed when he had written half of one.
+            std::fs::write(notes.join(DRAFT), "half").unwrap();
+            set_mode(&notes.join(DRAFT), 0o600);
+            let name = format!("kind-{number}");
+            write(&notes, &name, b"abc").unwrap();
+            assert!(read(&notes, &name, 3).is_ok(), "{name}");
+        }
+        let names = std::fs::read_dir(&notes).unwrap().map(|it| it.unwrap().file_name());
+        assert_eq!(names.count(), NOTES_MAX + 1);
+        assert!(read(&notes, "other-1", 0).is_ok(), "of another kind");
+        // One that is there takes no other one's place.
+        write(&notes, &format!("kind-{}", NOTES_MAX + 2), b"abc").unwrap();
+        assert_eq!(std::fs::read_dir(&notes).unwrap().count(), NOTES_MAX + 1);
+    }
+
+    #[test]
+    fn one_writes_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = folder.path().join("notes");
+        drop(make(&notes).unwrap());
+        let draft = File::create(notes.join(DRAFT)).unwrap();
+        set_mode(&notes.join(DRAFT), 0o600);
+        flock(&draft, FlockOperation::LockExclusive).unwrap();
+        assert!(write(&notes, "kind-x", b"abc").is_err());
+        drop(draft);
+        write(&notes, "kind-x", b"abc").unwrap();
+        // A link would lead what is written elsewhere.
+        symlink(folder.path().join("aside"), notes.join(DRAFT)).unwrap();
+        assert!(write(&notes, "kind-x", b"abc").is_err());
+        assert!(!folder.path().join("aside").exists());
+    }
+}
