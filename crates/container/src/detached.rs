@@ -173,7 +173,8 @@ pub fn watch(
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
-    let End { exit, reason } = deadline.end(exit, || crate::memory::killed(start.config) > 0);
+    let lacked_memory = || crate::memory::was_lacking(start.config, start.folder);
+    let End { exit, reason } = deadline.end(exit, lacked_memory);
     pump.finish().map_err(write_failed)?;
     let last = ended();
     state.lost = last.exit.is_some();
@@ -184,10 +185,14 @@ pub fn watch(
 }
 
 /// Sends a signal, by number or name, to a container's first process.
+/// After `KILL` the container has not ended for want of memory.
 ///
 /// # Errors
 /// A sentence.
 pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
+    if is_kill(signal) {
+        crate::memory::note_kill(folder);
+    }
     match ask(folder, &["kill", id, signal]) {
         Some(Ok(Exit::Code(0))) => Ok(()),
         Some(Ok(_)) => Err(format!("the runtime did not send {signal} to {id}")),
@@ -203,6 +208,10 @@ pub fn drops_term(folder: &Path) -> bool {
     runtime_of(folder).is_some_and(|it| it.kind != Kind::Runsc)
         && first_process(folder)
             .is_some_and(|pid| has_executed(pid) == Some(true) && is_spared(pid, Signal::TERM))
+}
+
+fn is_kill(signal: &str) -> bool {
+    signal == "KILL" || signal.parse() == Ok(Signal::KILL.as_raw())
 }
 
 /// Waits until a container has ended, or the time is over; returns whether it has. `is_alive` asks for its lock.

@@ -76,6 +76,26 @@ pub fn killed_in(folder: &Path) -> u64 {
     killed(&serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
+/// In a container's folder: how many processes the kernel had killed when Quire was about to kill the container.
+const BEFORE: &str = "killed";
+
+/// Notes that Quire is about to kill a container: what the kernel killed before did not end it.
+pub(crate) fn note_kill(folder: &Path) {
+    if let Err(error) = std::fs::write(folder.join(BEFORE), killed_in(folder).to_string()) {
+        tracing::debug!(%error, "it may be told that the kernel has killed the container");
+    }
+}
+
+/// What was noted; none if Quire has not killed the container.
+fn noted(folder: &Path) -> Option<u64> {
+    std::fs::read_to_string(folder.join(BEFORE)).ok()?.parse().ok()
+}
+
+/// Whether a container that was killed lacked memory, from its counts as they are.
+pub(crate) fn was_lacking(config: &Value, folder: &Path) -> bool {
+    killed(config) > noted(folder).unwrap_or(0)
+}
+
 /// Listens while a runtime has the container.
 #[derive(Debug)]
 pub(crate) struct Ear {
@@ -86,7 +106,8 @@ pub(crate) struct Ear {
 /// What was heard.
 #[derive(Debug, Default)]
 struct Heard {
-    has_killed: bool,
+    /// How many processes the kernel has killed.
+    killed: u64,
     /// The kernel's bell, which rings when memory has run out, and once more when the cgroup goes.
     bell: Option<OwnedFd>,
     rings: u64,
@@ -105,13 +126,15 @@ impl Ear {
         Ok(Some(Self { thread, over }))
     }
 
-    /// When the container has ended: whether something in it was killed. `was_killed` says whether its end looks like that.
-    pub(crate) fn finish(self, was_killed: bool) -> bool {
+    /// When the container with this folder has ended: whether the kernel killed something in it, and Quire did not end it
+    /// after that. `was_killed` says whether its end looks like that.
+    pub(crate) fn finish(self, was_killed: bool, folder: &Path) -> bool {
         drop(self.over);
         // What it panics of is no reason to lose the container's end.
         let Ok(heard) = self.thread.join() else { return false };
-        if heard.has_killed || !was_killed {
-            return heard.has_killed;
+        let noted = noted(folder);
+        if heard.killed > 0 || noted.is_some() || !was_killed {
+            return heard.killed > noted.unwrap_or(0);
         }
         // One ring may have been either: the other is still to come.
         let Some(bell) = heard.bell else { return false };
@@ -138,16 +161,9 @@ fn listen(cgroup: &str, ended: &PipeReader) -> Heard {
     // Where there is neither, or the kernel tells late, it is looked at again and again after a sign.
     let is_deaf = counts.is_legacy && heard.bell.is_none();
     let mut alert = is_deaf.then(|| Pace::new(LOOK));
-    loop {
-        match counts.killed() {
-            Ok(0) => {}
-            Ok(_) => {
-                heard.has_killed = true;
-                return heard;
-            }
-            // It is gone.
-            Err(_) => break,
-        }
+    // Until it is gone.
+    while let Ok(killed) = counts.killed() {
+        heard.killed = killed;
         let sign = match &heard.bell {
             Some(bell) => PollFd::new(bell, PollFlags::IN),
             None => PollFd::new(&counts.file, PollFlags::PRI),
@@ -230,6 +246,29 @@ mod tests {
         let mut limited = config("/quire-none-1");
         assert!(Ear::of(&limited).unwrap().is_none());
         limited["linux"]["resources"]["memory"]["limit"] = 1.into();
-        assert!(!Ear::of(&limited).unwrap().unwrap().finish(true));
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!Ear::of(&limited).unwrap().unwrap().finish(true, folder.path()));
+    }
+
+    /// One that Quire kills, which the kernel has killed children of before.
+    #[test]
+    fn what_was_killed_before_quire_killed_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |killed, noted: Option<&str>, expect| {
+            drop(std::fs::remove_file(folder.path().join(BEFORE)));
+            if let Some(noted) = noted {
+                std::fs::write(folder.path().join(BEFORE), noted).unwrap();
+            }
+            let (_ended, over) = io::pipe().unwrap();
+            let heard = Heard { killed, ..Heard::default() };
+            let ear = Ear { thread: std::thread::spawn(|| heard), over };
+            assert_eq!(ear.finish(true, folder.path()), expect, "{killed} {noted:?}");
+        };
+        check(0, None, false);
+        check(1, None, true);
+        check(1, Some("1"), false);
+        check(2, Some("1"), true);
+        note_kill(folder.path());
+        assert_eq!(noted(folder.path()), Some(0));
     }
 }

@@ -295,7 +295,10 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     drop(prompt);
     let exit = terms.exit(exit);
     // Always, so that this process has one thread again.
-    let lacked_memory = ear.is_some_and(|ear| ear.finish(exit.shell_code() == KILLED));
+    let lacked_memory = {
+        let was_killed = exit.shell_code() == KILLED;
+        ear.is_some_and(|ear| ear.finish(was_killed, start.folder))
+    };
     let end = deadline.end(exit, || lacked_memory);
     streams.finish().map_err(streams_failed)?;
     // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
@@ -379,6 +382,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
 /// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the
 /// runtime cannot be asked that, it ends itself, and [`crate::teardown::clear`] what it leaves.
 pub(crate) fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
+    crate::memory::note_kill(start.folder);
     if !send(start, Signal::KILL) {
         // It may have ended just now.
         let _gone = runtime.signal(Signal::KILL);

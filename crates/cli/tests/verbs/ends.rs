@@ -1,5 +1,8 @@
 //! How containers end that do not end by themselves. Needs root.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+
 use crate::containers::{Rm, ps, start};
 use crate::runs::{all_runtimes, place, runtimes, wait_for};
 use crate::{program, write};
@@ -191,6 +194,43 @@ fn what_the_kernel_kills_for_memory_says_so() {
         let ran = place.run_each(&["exec", &name, "sh", "-c", hog]);
         assert!(ran.code == Some(137) && ran.err.contains(said), "{runtime}: {ran:?}");
         let ran = place.run_each(&["exec", &name, "sh", "-c", "kill -KILL $$"]);
+        assert!(ran.code == Some(137) && !ran.err.contains(said), "{runtime}: {ran:?}");
+    }
+}
+
+/// A shell whose child the kernel has killed, and which goes on.
+#[test]
+fn what_quire_kills_was_not_killed_for_memory() {
+    let Some(place) = place() else { return };
+    let script = "trap : INT TERM; sh -c 'a=xxxxxxxxxxxxxxxx; while :; do a=$a$a; done'; echo killed $?; \
+                  while :; do sleep 0.02; done";
+    let said = "ran out of memory";
+    for runtime in runtimes() {
+        let options = ["--runtime", runtime, "-m", "24m"];
+        let name = format!("survivor-{runtime}");
+        let _guard = Rm(&place, &name);
+        for how in [&["stop", "-t", "1"][..], &["stop", "--signal", "KILL"]] {
+            start(&place, &[&options[..], &["--name", &name]].concat(), script);
+            let log = || place.out(&format!("logs {name}"));
+            wait_for("the child to be killed", || log().contains("killed 137\n"));
+            place.run_each(&[how, &[name.as_str()]].concat());
+            let ran = place.run(&format!("wait {name}"));
+            assert!(ran.out == "137\n" && !ran.err.contains(said), "{runtime} {how:?}: {ran:?}");
+            assert!(ps(&place, &name).unwrap()["reason"].is_null(), "{runtime} {how:?}");
+            place.out(&format!("rm {name}"));
+        }
+        // The third request kills one that has a terminal of nobody's.
+        let run = [&["run"], &options[..], &["a", "--", "sh", "-c", script]].concat();
+        let mut run = place.command(&run);
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "killed 137", "{runtime}");
+        let pid = rustix::process::Pid::from_child(&run);
+        while run.try_wait().unwrap().is_none() {
+            rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        let ran = crate::Ran::of(&run.wait_with_output().unwrap());
         assert!(ran.code == Some(137) && !ran.err.contains(said), "{runtime}: {ran:?}");
     }
 }
