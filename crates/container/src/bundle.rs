@@ -223,8 +223,9 @@ pub fn configure(
     let mut config = runtime_config(&process, user, wishes, image, place);
     let view = View::of_bundle(root, &config);
     process.working_dir = view.working_dir(&process.working_dir)?;
-    let names: Vec<_> =
-        wishes.names.iter().filter_map(|it| name_mount(&view, wishes, it)).collect();
+    let paths: Vec<_> = wishes.names.iter().map(|it| it.place).collect();
+    let names = wishes.names.iter().zip(view.file_places(&paths));
+    let names: Vec<_> = names.filter_map(|(it, place)| name_mount(wishes, it, place)).collect();
     config["process"]["cwd"] = process.working_dir.as_str().into();
     if let Some(mounts) = config["mounts"].as_array_mut() {
         mounts.extend(names);
@@ -234,8 +235,8 @@ pub fn configure(
 
 /// A file with names, where links of the image lead, but never out of the root; none if what was asked for or something
 /// that is no file is there.
-fn name_mount(view: &View<'_>, wishes: &Wishes, file: &NameMount) -> Option<Value> {
-    let FilePlace::At(place) = view.file_place(file.place.as_bytes()) else {
+fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<Value> {
+    let FilePlace::At(place) = place else {
         tracing::debug!(file.place, "stays as the container has it: nothing can be mounted there");
         return None;
     };

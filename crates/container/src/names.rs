@@ -1,6 +1,6 @@
 //! Who a container is and whom it finds by name: `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` (decision 15).
 
-use std::io::{ErrorKind, Read as _};
+use std::io::{Error, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -93,7 +93,8 @@ pub fn files(
     network: &Network,
     hostname: &str,
 ) -> Result<Vec<NameFile>, NamesError> {
-    let mut files = vec![NameFile { place: HOSTNAME, text: format!("{hostname}\n") }];
+    // Where an image's links let only one of them be there, the first one is.
+    let mut files = Vec::new();
     if let Some(extra) = &names.hosts {
         // Nobody there can be reached without a network, and who they are is the host's affair.
         let base = match network {
@@ -115,6 +116,7 @@ pub fn files(
         let text = resolver_text(resolver, &host, is_elsewhere);
         files.push(NameFile { place: RESOLVER, text });
     }
+    files.push(NameFile { place: HOSTNAME, text: format!("{hostname}\n") });
     Ok(files)
 }
 
@@ -126,7 +128,11 @@ fn read(path: &Path) -> Result<String, NamesError> {
         file => file.map_err(failed)?,
     };
     let mut bytes = Vec::new();
-    file.take(LARGEST).read_to_end(&mut bytes).map_err(failed)?;
+    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > LARGEST {
+        let text = "it is larger than 16 MiB: --no-hosts and --dns none leave the image's files";
+        return Err(failed(Error::new(ErrorKind::FileTooLarge, text)));
+    }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -179,11 +185,14 @@ fn resolver_text(wanted: &Resolver, host: &str, is_elsewhere: bool) -> String {
         return host.to_owned();
     }
     let own = || {
-        let servers = servers(host);
         // Those of the host's own loopback are not in another network's.
-        servers.filter(|it| !is_elsewhere || !it.is_loopback()).collect()
+        servers(host)
+            .filter(|it| !is_elsewhere || it.is_elsewhere_too())
+            .map(|it| it.text)
+            .collect()
     };
-    let servers = wanted.servers.clone().unwrap_or_else(own);
+    let wanted_servers = |servers: &Vec<IpAddr>| servers.iter().map(IpAddr::to_string).collect();
+    let servers: Vec<_> = wanted.servers.as_ref().map_or_else(own, wanted_servers);
     let search = wanted.search.clone().unwrap_or_else(|| {
         // The last one counts.
         words(host, &["search", "domain"]).last().unwrap_or_default()
@@ -201,8 +210,40 @@ fn resolver_text(wanted: &Resolver, host: &str, is_elsewhere: bool) -> String {
     text
 }
 
-fn servers(text: &str) -> impl Iterator<Item = IpAddr> {
-    words(text, &["nameserver"]).filter_map(|it| it.first()?.parse().ok())
+/// A name server of the host's.
+struct HostServer {
+    /// As the host has it: an address of one link names its interface, as `fe80::1%eth0` does.
+    text: String,
+    /// None if it is written as only some programs read it, such as `127.1`.
+    address: Option<IpAddr>,
+}
+
+impl HostServer {
+    fn is_loopback(&self) -> bool {
+        self.address.is_none_or(|it| it.is_loopback())
+    }
+
+    /// Whether it can be asked from another network, too.
+    fn is_elsewhere_too(&self) -> bool {
+        if self.address.is_none() {
+            tracing::warn!(
+                server = self.text,
+                "a name server of the host's is left out: it is no address"
+            );
+        }
+        !self.is_loopback()
+    }
+}
+
+fn servers(text: &str) -> impl Iterator<Item = HostServer> {
+    words(text, &["nameserver"]).filter_map(|words| {
+        let text = words.into_iter().next()?;
+        let address = match text.split_once('%') {
+            Some((address, _)) => address.parse().map(IpAddr::V6).ok(),
+            None => text.parse().ok(),
+        };
+        Some(HostServer { text, address })
+    })
 }
 
 /// What follows these words at the beginnings of lines.
@@ -264,5 +305,27 @@ mod tests {
             false,
             "search x\nnameserver 127.0.0.1\nnameserver 9.9.9.9\noptions debug\n",
         );
+    }
+    /// As routers that announce themselves as name servers are noted.
+    #[test]
+    fn a_name_server_of_one_link_stays() {
+        let host =
+            "nameserver fe80::1%eth0\nnameserver ::1%lo\nnameserver 127.1\nnameserver 9.9.9.9\n";
+        let wanted = Resolver { options: Some(vec!["debug".to_owned()]), ..Resolver::default() };
+        assert_eq!(resolver_text(&wanted, host, false), format!("{host}options debug\n"));
+        let elsewhere = "nameserver fe80::1%eth0\nnameserver 9.9.9.9\n";
+        assert_eq!(resolver_text(&Resolver::default(), host, true), elsewhere);
+        assert!(servers("nameserver 127.0.0.53\nnameserver ::1%lo\n").all(|it| it.is_loopback()));
+        assert!(!servers("nameserver fe80::1%eth0\n").all(|it| it.is_loopback()));
+    }
+
+    #[test]
+    fn a_file_of_the_host_is_never_read_in_part() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(LARGEST).unwrap();
+        assert_eq!(read(file.path()).unwrap().len() as u64, LARGEST);
+        file.as_file().set_len(LARGEST + 1).unwrap();
+        let error = read(file.path()).unwrap_err();
+        assert!(error.source.to_string().contains("larger than 16 MiB"), "{}", error.source);
     }
 }

@@ -228,8 +228,7 @@ pub(crate) fn empty(image: BorrowedFd<'_>) -> Result<Detached, UpperError> {
 /// Which files an image lacks, where its links lead: paths without links.
 pub(crate) fn missing(image: BorrowedFd<'_>, files: &[&str]) -> Vec<String> {
     let view = View::of_root(image, Access::ReadOnly);
-    let places = files.iter().map(|file| view.file_place(file.as_bytes()));
-    let absent = places.filter_map(|place| match place {
+    let absent = view.file_places(files).into_iter().filter_map(|place| match place {
         FilePlace::Absent(path) => Some(path),
         FilePlace::At(_) | FilePlace::Taken => None,
     });

@@ -20,6 +20,12 @@ const LINKS: u32 = 40;
 /// Places of the kernel's own file systems, and of devices, in every container.
 const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
+/// Bytes of the longest name of a file. Source: `linux/limits.h`, `NAME_MAX`.
+const NAME_MAX: usize = 255;
+
+/// Bytes of the longest path at which a runtime mounts a file: it puts the root's path before it, and `PATH_MAX` is 4096.
+const PLACE_MAX: usize = 2048;
+
 /// A working directory that a program cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkingDirError {
@@ -211,6 +217,18 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Where files can be mounted in the places of what these paths lead to, in order. Of two places of which one is below
+    /// the other, which cannot both be of files, the second is taken.
+    pub(crate) fn file_places(&self, paths: &[&str]) -> Vec<FilePlace> {
+        let mut places: Vec<FilePlace> = Vec::new();
+        for path in paths {
+            let place = self.file_place(path.as_bytes());
+            let clashes = places.iter().any(|it| clash(it, &place));
+            places.push(if clashes { FilePlace::Taken } else { place });
+        }
+        places
+    }
+
     /// Where a file can be mounted in the place of what a path leads to. What somebody has mounted from the host stays as it
     /// is; in a file system that is new and the container's own there is room.
     pub(crate) fn file_place(&self, path: &[u8]) -> FilePlace {
@@ -225,6 +243,10 @@ impl<'a> View<'a> {
         let (false, Ok(resolved), Some(last)) = (is_taken, resolved, steps.last()) else {
             return FilePlace::Taken;
         };
+        // What is not there has names that no kernel has looked at.
+        if names.iter().any(|it| it.len() > NAME_MAX) || resolved.len() > PLACE_MAX {
+            return FilePlace::Taken;
+        }
         match (&last.place, last.access) {
             (Place::Found(_, FileType::RegularFile, _), _) | (Place::Absent, Access::Writable) => {
                 FilePlace::At(resolved)
@@ -318,6 +340,16 @@ impl<'a> View<'a> {
         };
         Ok(Some(Step { name: name.to_owned(), place, access: mount.access }))
     }
+}
+
+/// Whether one is below the other.
+fn clash(one: &FilePlace, other: &FilePlace) -> bool {
+    let path = |place: &FilePlace| match place {
+        FilePlace::At(path) | FilePlace::Absent(path) => Some(format!("{path}/")),
+        FilePlace::Taken => None,
+    };
+    let (Some(one), Some(other)) = (path(one), path(other)) else { return false };
+    one != other && (one.starts_with(&other) || other.starts_with(&one))
 }
 
 /// The names of a path, the first one last.
@@ -509,6 +541,38 @@ mod tests {
         check(&config, "/up-file", at("/etc/shadow"));
         check(&config, "/den/none", at("/den/none"));
         check(&config, "/opt/shared/none", FilePlace::Taken);
+    }
+
+    #[test]
+    fn odd_links_of_an_image_have_no_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = format!("/{}", "n".repeat(256));
+        let deep = "/d".repeat(1500);
+        for (name, target) in [
+            ("above", "/x"),
+            ("below", "/x/y"),
+            ("beside", "/xy"),
+            ("long", &long),
+            ("long-below", &format!("/none{long}")),
+            ("deep", &deep),
+        ] {
+            symlink(target, folder.path().join(name)).unwrap();
+        }
+        let root = std::fs::File::open(folder.path()).unwrap();
+        let at = |path: &str| FilePlace::At(path.to_owned());
+        let absent = |path: &str| FilePlace::Absent(path.to_owned());
+        for (access, place) in
+            [(Access::ReadOnly, &absent as &dyn Fn(&str) -> FilePlace), (Access::Writable, &at)]
+        {
+            let view = View::of_root(root.as_fd(), access);
+            let check = |paths: [&str; 3], expect: [FilePlace; 3]| {
+                assert_eq!(view.file_places(&paths), expect, "{paths:?}");
+            };
+            let taken = || FilePlace::Taken;
+            check(["/above", "/below", "/beside"], [place("/x"), taken(), place("/xy")]);
+            check(["/below", "/above", "/below"], [place("/x/y"), taken(), place("/x/y")]);
+            check(["/long", "/long-below", "/deep"], [taken(), taken(), taken()]);
+        }
     }
 
     #[test]

@@ -167,10 +167,23 @@ fn links_of_an_image_lead_nowhere_else() {
         )
         .unwrap();
     });
+    // Files below files, and names that no file can have.
+    for (name, hosts, hostname) in [("above", "/x/y", "/x"), ("below", "/x", "/x/y")] {
+        image(&place, name, |tree| {
+            std::fs::create_dir(tree.join("etc")).unwrap();
+            symlink(hosts, tree.join("etc/hosts")).unwrap();
+            symlink(hostname, tree.join("etc/hostname")).unwrap();
+            symlink(format!("/none/{}", "n".repeat(256)), tree.join("etc/resolv.conf")).unwrap();
+        });
+    }
     for runtime in all_runtimes() {
         for more in [&[][..], &["--read-only"], &["--userns", "auto"]] {
             let options =
                 [&["--runtime", runtime, "--network", "host", "--dns", "192.0.2.1"], more].concat();
+            for image in ["above", "below"] {
+                let shown = run(&place, &options, image, "cat /etc/hosts");
+                assert!(shown.contains("localhost"), "{runtime} {more:?} {image}: {shown}");
+            }
             let script =
                 "cat /etc/resolv.conf; cat /etc/hosts; echo 10.9.9.9 x >> /etc/hosts; true";
             let shown = run(&place, &options, "links", script);
