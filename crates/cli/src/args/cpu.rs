@@ -10,7 +10,7 @@ fn quota(text: &str) -> Result<NonZeroU32, String> {
     let number: f64 = text.parse().map_err(|_error| "it is a number, such as 1.5".to_owned())?;
     // Source: Linux `kernel/sched/core.c`, `min_cfs_quota_period`: a millisecond, a hundredth of the period.
     if !(0.01..=10_000.0).contains(&number) {
-        return Err("it is a number of processors from 0.01 on".to_owned());
+        return Err("it is a number of processors from 0.01 to 10000".to_owned());
     }
     let quota = (number * f64::from(CPU_PERIOD)).round();
     #[expect(
@@ -22,30 +22,41 @@ fn quota(text: &str) -> Result<NonZeroU32, String> {
     NonZeroU32::new(quota).ok_or_else(|| "it is too small".to_owned())
 }
 
+/// Shares as cgroup v1 has them. Source: Linux `kernel/sched/sched.h`, `MIN_SHARES` and `MAX_SHARES`.
+fn shares(text: &str) -> Result<NonZeroU64, String> {
+    let number =
+        text.parse().ok().filter(|it| (2..=262_144).contains(it)).and_then(NonZeroU64::new);
+    number.ok_or_else(|| "it is a number from 2 to 262144".to_owned())
+}
+
 /// Source: cpuset(7), "List format".
 fn list(text: &str) -> Result<String, String> {
-    let is_number =
-        |it: &str| it.parse::<u16>().is_ok() && it.bytes().all(|it| it.is_ascii_digit());
-    let is_range = |it: &str| match it.split_once('-') {
-        Some((first, last)) => is_number(first) && is_number(last),
-        None => is_number(it),
+    let number = |it: &str| {
+        let is_number = !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
+        if !is_number {
+            return Err("it is a list of processors, such as 0-2,7".to_owned());
+        }
+        it.parse::<u16>().map_err(|_error| format!("the largest processor number is {}", u16::MAX))
     };
-    match text.split(',').all(is_range) {
-        true => Ok(text.to_owned()),
-        false => Err("it is a list of processors, such as 0-2,7".to_owned()),
+    for range in text.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        if number(first)? > number(last)? {
+            return Err(format!("the range {range} ends before it begins"));
+        }
     }
+    Ok(text.to_owned())
 }
 
 // How much of the processors it may use.
 #[derive(Debug, Args)]
 pub(crate) struct Cpu {
-    /// The most processors that it may use, such as 1.5
+    /// Number of processors, for example 1.5
     #[arg(long, value_name = "NUMBER", value_parser = quota)]
     pub(crate) cpus: Option<NonZeroU32>,
-    /// Its share where there are not enough processors; others have 1024
-    #[arg(long, value_name = "SHARES")]
+    /// Relative share of busy processors, from 2 to 262144; the default is 1024
+    #[arg(long, value_name = "SHARES", value_parser = shares)]
     pub(crate) cpu_shares: Option<NonZeroU64>,
-    /// Which processors it may use, such as 0-2,7
+    /// Processors to run on, for example 0-2,7
     #[arg(long, value_name = "LIST", value_parser = list)]
     pub(crate) cpuset_cpus: Option<String>,
 }
@@ -64,11 +75,26 @@ mod tests {
         for text in ["", "0", "0.001", "-1", "x", "NaN", "inf", "1e9"] {
             assert_eq!(found(text), None, "{text}");
         }
-        for text in ["0", "0-2", "0,3-4,7"] {
+        for text in ["0", "0-2", "0,3-4,7", "3-3", "65535"] {
             assert_eq!(list(text).as_deref(), Ok(text));
         }
         for text in ["", ",", "0-", "-1", "a", "0 1", "0-1-2", "+1"] {
             assert!(list(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_names_them() {
+        let refused = |text: &str| list(text).unwrap_err();
+        assert_eq!(refused("1-0"), "the range 1-0 ends before it begins");
+        assert_eq!(refused("0,7-3"), "the range 7-3 ends before it begins");
+        assert_eq!(refused("65536"), "the largest processor number is 65535");
+        assert!(quota("10001").unwrap_err().contains("from 0.01 to 10000"));
+        for text in ["2", "1024", "262144"] {
+            assert_eq!(shares(text).map(|it| it.to_string()).as_deref(), Ok(text));
+        }
+        for text in ["", "0", "1", "-1", "262145", "1.5", "x"] {
+            assert_eq!(shares(text).unwrap_err(), "it is a number from 2 to 262144", "{text}");
         }
     }
 }
