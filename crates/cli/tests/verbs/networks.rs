@@ -110,22 +110,40 @@ fn a_container_sees_its_own_limits_and_changes_none() {
     }
 }
 
+/// The weights of cgroup v2 that runtimes make of shares of v1. Source: `ConvertCPUSharesToCgroupV2Value` of
+/// opencontainers/cgroups; the second formula is that of runc from 1.3.2 on and of crun from 1.23 on.
+fn weights(shares: u32) -> [u32; 2] {
+    let exponent = f64::from(shares).log2();
+    let power = (exponent * exponent + 125.0 * exponent) / 612.0 - 7.0 / 34.0;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to 10000")]
+    let curved = 10_f64.powf(power).ceil() as u32;
+    [1 + (shares - 2) * 9999 / 262_142, curved]
+}
+
+#[test]
+fn shares_have_a_weight() {
+    assert_eq!([512, 2048].map(weights), [[20, 59], [79, 174]]);
+}
+
 #[test]
 fn processors_are_limited() {
     let Some(place) = place() else { return };
-    // Of cgroup v1, and of v2, whose weight the runtime computes.
-    let show = "cd /sys/fs/cgroup; cat cpu/cpu.cfs_quota_us cpu/cpu.shares cpuset/cpuset.cpus 2>&- || \
-                { read -r quota period < cpu.max; echo $quota; echo 512; cat cpuset.cpus; }";
+    // Of cgroup v1, and of v2.
+    let show = "cd /sys/fs/cgroup; if test -e cpu.max; then read -r quota period < cpu.max; echo $quota; \
+                echo weight; cat cpu.weight cpuset.cpus; \
+                else cat cpu/cpu.cfs_quota_us; echo shares; cat cpu/cpu.shares cpuset/cpuset.cpus; fi";
     for runtime in runtimes() {
-        let options =
-            ["run", "--quiet", "--runtime", runtime, "--cpus", "1.5", "--cpu-shares", "512"];
-        let options = [&options[..], &["--cpuset-cpus", "0"]].concat();
-        let ran = place.run_each(&[&options[..], &["a", "--", "sh", "-c", show]].concat());
-        assert_eq!(
-            (ran.code, ran.out.as_str()),
-            (Some(0), "150000\n512\n0\n"),
-            "{runtime}: {}",
-            ran.err
-        );
+        for shares in [512, 2048] {
+            let text = shares.to_string();
+            let options = ["run", "--quiet", "--runtime", runtime, "--cpus", "1.5"];
+            let options = [&options[..], &["--cpu-shares", &text, "--cpuset-cpus", "0"]].concat();
+            let ran = place.run_each(&[&options[..], &["a", "--", "sh", "-c", show]].concat());
+            assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+            let lines: Vec<_> = ran.out.lines().collect();
+            let [quota, unit, found, processors] = lines[..] else { panic!("{}", ran.out) };
+            assert_eq!((quota, processors), ("150000", "0"), "{runtime}");
+            let expect = if unit == "shares" { [shares; 2] } else { weights(shares) };
+            assert!(expect.contains(&found.parse().unwrap()), "{runtime}: {found} {unit}");
+        }
     }
 }
