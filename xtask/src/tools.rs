@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::cache::{Cache, remove};
 use crate::process::{find, is_root, quiet};
@@ -155,36 +157,41 @@ const RUNSC: &str = "gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237"
 
 /// `crane`, built into the cache: `crane/bin/crane`. It takes Go, which is installed for that.
 pub(crate) fn crane(cache: &Cache) -> Result<PathBuf> {
-    go_tool(cache, "crane", CRANE, || install(&[("go", "golang-go")]))
+    go_tool(cache, "crane", CRANE)
 }
 
-/// `runsc`, built into the cache: `runsc/bin/runsc`. Go is not installed for that: what a Debian release has may be too old.
+/// The Go that builds it, where the one that is here is too old: a module, which the module proxy has and whose digest Go looks
+/// up. Source: go.dev/doc/toolchain, "Downloading toolchains".
+const GO: &str = "golang.org/toolchain@v0.0.1-go1.26.3.linux-";
+
+/// `runsc`, built into the cache: `runsc/bin/runsc`.
 pub(crate) fn runsc(cache: &Cache) -> Result<PathBuf> {
-    let go = || match find("go") {
-        Some(_) => Ok(()),
-        None => bail!(Skipped(String::from("there is no runsc, nor a Go to build it"))),
-    };
-    go_tool(cache, "runsc", RUNSC, go)
+    go_tool(cache, "runsc", RUNSC)
 }
 
-/// A program of the Go module proxy, built into the cache: `NAME/bin/NAME`.
-fn go_tool(
-    cache: &Cache,
-    name: &str,
-    module: &str,
-    needs: impl FnOnce() -> Result<()>,
-) -> Result<PathBuf> {
+/// A program of the Go module proxy, built into the cache: `NAME/bin/NAME`. It takes Go, which is installed for that.
+fn go_tool(cache: &Cache, name: &str, module: &str) -> Result<PathBuf> {
     let dir = cache.entry(name, false, |draft| {
-        needs()?;
+        install(&[("go", "golang-go")])?;
         println!("building {module}, once");
         let (bin, build) = (draft.join("bin"), draft.join("build"));
-        let mut go = Command::new("go");
-        // Modules are read-only files unless one asks otherwise, and then cannot be removed by everybody.
-        go.args(["install", "-modcacherw", module]).env("GOBIN", bin);
-        go.env("GOPATH", build.join("path")).env("GOCACHE", build.join("cache"));
-        // Static, since runsc executes itself in empty roots.
-        go.env("CGO_ENABLED", "0").env_remove("GOFLAGS");
-        let made = quiet(go.env("GOTOOLCHAIN", "local"));
+        let go = |program: &Path, words: &[&str]| {
+            let mut go = Command::new(program);
+            // Modules are read-only files unless one asks otherwise, and then cannot be removed by everybody.
+            go.args(words).env("GOFLAGS", "-modcacherw").env("GOBIN", &bin);
+            go.env("GOPATH", build.join("path")).env("GOCACHE", build.join("cache"));
+            // Static, since runsc executes itself in empty roots.
+            go.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local");
+            go
+        };
+        let mut made = quiet(&mut go(Path::new("go"), &["install", module]));
+        let is_too_old =
+            |error: &str| error.contains("requires go >=") || error.contains("invalid go version");
+        if made.as_ref().is_err_and(|error| is_too_old(&format!("{error:#}"))) {
+            made = newer_go(&go).and_then(|root| {
+                quiet(go(&root.join("bin/go"), &["install", module]).env("GOROOT", &root))
+            });
+        }
         remove(&build)?;
         // Where nothing can be downloaded, Go says so in many words.
         let offline = |error: &str| error.contains("dial tcp") || error.contains("lookup ");
@@ -192,13 +199,38 @@ fn go_tool(
             Err(error) if offline(&format!("{error:#}")) => {
                 bail!(Skipped(format!("{name} is not there and cannot be downloaded")))
             }
-            Err(error) if format!("{error:#}").contains("requires go >=") => {
-                bail!(Skipped(format!("there is no {name}, and this Go is too old to build it")))
-            }
             made => made.map(drop),
         }
     })?;
     Ok(dir.join("bin").join(name))
+}
+
+/// Downloads [`GO`]; returns where it is. Modules have neither executable files nor other modules in them, which Go itself
+/// mends when it downloads one. Source: Go `src/cmd/go/internal/toolchain/select.go`.
+fn newer_go(go: &dyn Fn(&Path, &[&str]) -> Command) -> Result<PathBuf> {
+    let machine = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let module = format!("{GO}{machine}");
+    println!("downloading {module}, for this build alone");
+    let said = quiet(&mut go(Path::new("go"), &["mod", "download", "-json", &module]))?;
+    let said: serde_json::Value = serde_json::from_str(&said)?;
+    let root =
+        said["Dir"].as_str().map(PathBuf::from).context("Go does not say where it put it")?;
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        let is_programs = folder.ends_with("bin") || folder.starts_with(root.join("pkg/tool"));
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
+                folders.push(path);
+            } else if entry.file_name() == "_go.mod" {
+                fs::copy(&path, path.with_file_name("go.mod"))?;
+            } else if is_programs {
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+    }
+    Ok(root)
 }
 
 /// `NAME@VERSION`: the one on `PATH`, else one built into the cache. A debug build of cargo-deny takes one or two minutes, a
