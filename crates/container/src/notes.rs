@@ -88,7 +88,8 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = openat(CWD, path, flags, Mode::empty())?;
     if !is_ours_by(&fstat(&folder)?) {
-        return Err(odd("it is not a directory that only this user can write"));
+        let path = path.display();
+        return Err(odd(&format!("{path} is not a directory that only this user can write")));
     }
     Ok(folder)
 }

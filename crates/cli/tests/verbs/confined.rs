@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::containers::{Rm, start};
-use crate::runs::{all_runtimes, cgroups, place, runtimes};
+use crate::runs::{all_runtimes, cgroups, in_own_mounts, place, runtimes};
 use crate::{Place, add_programs, program};
 
 /// An image with a program that makes calls and says what became of them.
@@ -108,6 +108,25 @@ fn a_filter_that_is_compiled_already_is_the_same() {
     let out = place.out("run --runtime crun a -- calls");
     for (call, expect) in REFUSED {
         assert_eq!(result(&out, call), expect, "run: {call}");
+    }
+}
+
+/// Whatever the umask of whoever makes it.
+#[test]
+fn what_is_kept_of_runtimes_and_filters_root_alone_can_write() {
+    let Some(place) = place() else { return };
+    if !runtimes().any(|it| it == "crun") {
+        return;
+    }
+    for umask in ["000", "077"] {
+        let script = format!(
+            "mount -t tmpfs tmpfs /run && umask {umask} && \"$@\" && stat -c %a /run/quire"
+        );
+        for more in [&[][..], &["--userns", "auto"]] {
+            let run = [&["run", "--quiet", "--runtime", "crun"], more, &["a", "--", "true"]];
+            let Some(ran) = in_own_mounts(&place, &script, &run.concat()) else { return };
+            assert_eq!((ran.code, &ran.out[..]), (Some(0), "755\n"), "{umask}: {}", ran.err);
+        }
     }
 }
 

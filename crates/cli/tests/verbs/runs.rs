@@ -27,6 +27,26 @@ pub(crate) fn place() -> Option<Place> {
     Some(place)
 }
 
+/// Has a shell run quire, as `"$@"`, in a mount namespace of its own: what is mounted there is gone with it.
+pub(crate) fn in_own_mounts(place: &Place, script: &str, arguments: &[&str]) -> Option<Ran> {
+    if program("unshare").is_none() || program("mount").is_none() {
+        testing::skipped("unshare and mount of util-linux are not here");
+        return None;
+    }
+    let quire = place.command(arguments);
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+    command.arg(quire.get_program()).args(quire.get_args());
+    for (name, value) in quire.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.stdin(Stdio::null()).current_dir(place.path("."));
+    Some(Ran::of(&command.output().unwrap()))
+}
+
 /// Those whose containers are on this kernel.
 pub(crate) fn runtimes() -> impl Iterator<Item = &'static str> {
     ["crun", "runc"].into_iter().filter(|name| program(name).is_some())
