@@ -92,6 +92,18 @@ impl Seat {
         }
     }
 
+    /// Sends this until the terminal shows that.
+    fn ask(&mut self, bytes: &[u8], text: &str) {
+        wait_for(text, || {
+            self.send(bytes);
+            for _ in 0..25 {
+                self.look();
+            }
+            self.shown.windows(text.len()).any(|it| it == text.as_bytes())
+        });
+        self.see(text);
+    }
+
     fn send(&self, bytes: &[u8]) {
         File::from(self.master.try_clone().unwrap()).write_all(bytes).unwrap();
     }
@@ -221,9 +233,9 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
         // Before it has its handlers, it is a program without.
         seat.see("a 42\r\n");
         seat.send(b"\x03\x03\x03");
-        // What was typed before its terminal has taken the last of them is thrown away.
+        // What was typed, or written, before its terminal has taken the last of them is thrown away: also a prompt.
         seat.see("^C");
-        seat.see("# ");
+        seat.ask(b"\r", "# ");
         for command in ["echo b $((6*7))\r", "sleep 60\r"] {
             seat.send(command.as_bytes());
         }
