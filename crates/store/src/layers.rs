@@ -203,6 +203,8 @@ impl<'t> LayerDraft<'t> {
                 LayerPlace::Newer
             }
             Ok(None) => LayerPlace::Free,
+            // What it knows of blobs would be lost.
+            Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(%error, "the layer is written anew");
                 LayerPlace::Damaged
