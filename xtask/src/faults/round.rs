@@ -70,7 +70,8 @@ impl Model {
                 bail!("{}: left without faults: {}", verb.line, left.join(", "));
             }
             let candidates = traced.candidates;
-            let only_prints = before == after;
+            // A repair tells what it has met, and meets the fault as well.
+            let only_prints = before == after && !verb.line.contains("--repair");
             models.push(Self { verb, ran, only_prints, before, after, settled, store, candidates });
         }
         let second = models.pop().expect("two were made");
@@ -133,6 +134,7 @@ impl Model {
                 // What could not be removed then could not: it has a name that says whose it is.
                 now.output.retain(|path, _| !path.to_string_lossy().contains(".quire-"));
                 now.output.retain(|path, _| !path.to_string_lossy().contains(".tmp-"));
+                now.output = without_empty(&now.output, &self.before.output);
             }
             if !now.is_between(&self.before, &self.after) {
                 wrong.push(format!("half done: {}", now.against(&self.before)));
@@ -210,6 +212,20 @@ fn shape(store: &BTreeMap<PathBuf, String>) -> BTreeMap<PathBuf, String> {
     counts.remove(Path::new("objects"));
     let counts = counts.into_iter().map(|(path, count)| (path, format!("{count} files")));
     counts.chain([(PathBuf::from(SHAPE), String::new())]).collect()
+}
+
+/// What is there without new folders that hold no file: where no call succeeds, they cannot be removed either.
+fn without_empty(
+    output: &BTreeMap<PathBuf, String>,
+    before: &BTreeMap<PathBuf, String>,
+) -> BTreeMap<PathBuf, String> {
+    let is_file = |kind: &String| kind != "directory";
+    let holds =
+        |folder: &Path| output.iter().any(|(it, kind)| is_file(kind) && it.starts_with(folder));
+    let kept = output
+        .iter()
+        .filter(|(path, kind)| is_file(kind) || before.contains_key(*path) || holds(path));
+    kept.map(|(path, kind)| (path.clone(), kind.clone())).collect()
 }
 
 fn state(room: &Room, verb: &Verb) -> Result<State> {

@@ -148,7 +148,6 @@ pub(super) const VERBS: &[Verb] = &[
     plain("du", App, "du --json"),
     plain("ls", App, "ls -l app:1:/etc"),
     plain("tree", App, "tree app:1"),
-    plain("doctor", App, "doctor --json"),
     Verb { before: &["!chattr -R -f -i store; true"], ..plain("unseal", App, "unseal") },
     plain("cat", App, "cat app:1:/etc/long"),
     plain("cat, packed", App, "cat packed:1:/etc/long"),
