@@ -180,7 +180,7 @@ pub fn watch(
     state.lost = last.exit.is_some();
     (state.written, state.reason) = (last.written, reason);
     let exit = last.exit.unwrap_or(exit);
-    state.finish(Some(exit), now(), start.folder).map_err(write_failed)?;
+    finish(&mut state, exit, now(), start.folder).map_err(write_failed)?;
     Ok(End { exit, reason })
 }
 
@@ -198,6 +198,19 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
         Some(Ok(_)) => Err(format!("the runtime did not send {signal} to {id}")),
         Some(Err(error)) => Err(format!("cannot send {signal} to {id}: {error}")),
         None => Err(format!("{id} has not started")),
+    }
+}
+
+/// For how long the end of a container is tried to be noted: a disk may be full for a moment.
+const NOTING: std::time::Duration = std::time::Duration::from_secs(5);
+
+fn finish(state: &mut State, exit: Exit, now: i64, folder: &Path) -> io::Result<()> {
+    let since = std::time::Instant::now();
+    loop {
+        match state.finish(Some(exit), now, folder) {
+            Err(_) if since.elapsed() < NOTING => std::thread::sleep(GLANCE),
+            result => return result,
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kernel::allocation::{allocate, extents, overwrite_in_place, release};
-use kernel::files::{Named, copy_sparse, link, unnamed};
+use kernel::files::{Named, copy_sparse, link, read_full, unnamed, write_all};
 use kernel::loopdev::Access;
 use kernel::mount::{Durability, Ext4Options, MountError};
 use rustix::fs::{Mode, OFlags};
@@ -164,7 +164,7 @@ const NOTE_MAX: usize = 1024;
 /// tables of inodes, and what is free. All else that it has is copied with data, or belongs to the balloon.
 fn take_first(template: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut note = [0; NOTE_MAX];
-    let length = rustix::io::pread(template, &mut note, 0)?;
+    let length = read_full(template, &mut note, 0)?;
     let text = note.get(..length).unwrap_or_default().split(|&it| it == b'\n').next();
     let text = String::from_utf8_lossy(text.unwrap_or_default());
     let numbers: Result<Vec<u64>, _> = text.split_whitespace().map(str::parse).collect();
@@ -193,7 +193,7 @@ pub(crate) struct Geometry {
 impl Geometry {
     pub(crate) fn read(file: BorrowedFd<'_>) -> Result<Self, Errno> {
         let mut bytes = [0; 1024];
-        if rustix::io::pread(file, &mut bytes, 1024)? != bytes.len() {
+        if read_full(file, &mut bytes, 1024)? != bytes.len() {
             return Err(Errno::IO);
         }
         let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|it| bytes[at + it])));
@@ -213,7 +213,9 @@ impl Geometry {
     pub(crate) fn table(&self, file: BorrowedFd<'_>, group: u64) -> Result<Range<u64>, Errno> {
         let mut bytes = [0; 64];
         let length = usize::try_from(self.descriptor).map_or(64, |it| it.min(64));
-        rustix::io::pread(file, &mut bytes[..length], BLOCK + group * self.descriptor)?;
+        if read_full(file, &mut bytes[..length], BLOCK + group * self.descriptor)? != length {
+            return Err(Errno::IO);
+        }
         let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|it| bytes[at + it])));
         let start = (word(0x8) | word(0x28) << 32) * BLOCK;
         Ok(start..start + self.table)
@@ -267,8 +269,7 @@ fn inflate(
         if text.len() > NOTE_MAX {
             return Err(Errno::NOSPC);
         }
-        rustix::io::pwrite(template, text.as_bytes(), 0)?;
-        Ok(())
+        write_all(template, text.as_bytes(), 0)
     }))
 }
 
@@ -301,7 +302,7 @@ fn template(
         Backing::Whole => "-whole",
     };
     // The number changes with what is done here.
-    let name = format!(".ext4-2-{size}{journal}{whole}");
+    let name = format!(".ext4-3-{size}{journal}{whole}");
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(folder, &*name, flags, Mode::empty()) {
         Err(Errno::NOENT) => {}

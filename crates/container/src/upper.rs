@@ -426,10 +426,7 @@ fn write(at: BorrowedFd<'_>, path: &str, bytes: &[u8]) -> Result<(), Errno> {
     let flags =
         OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(at, path, flags, Mode::from_raw_mode(0o600))?;
-    match rustix::io::write(file, bytes)? == bytes.len() {
-        true => Ok(()),
-        false => Err(Errno::NOSPC),
-    }
+    kernel::files::write_all(file.as_fd(), bytes, 0)
 }
 
 /// Where the mark is, if it is there.
@@ -453,7 +450,7 @@ fn read(at: BorrowedFd<'_>, path: &str) -> Result<Vec<u8>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(at, path, flags, Mode::empty())?;
     let mut bytes = vec![0; 16 << 10];
-    let length = rustix::io::read(file, &mut bytes)?;
+    let length = kernel::files::read_full(file.as_fd(), &mut bytes, 0)?;
     bytes.truncate(length);
     Ok(bytes)
 }

@@ -215,7 +215,28 @@ fn copy_bytes(
     }
 }
 
-fn write_all(to: BorrowedFd<'_>, mut rest: &[u8], mut position: u64) -> Result<(), Errno> {
+/// Reads what a file has from `position` on, until `into` is full or the file has ended. Returns how many bytes that are.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn read_full(from: BorrowedFd<'_>, into: &mut [u8], position: u64) -> Result<usize, Errno> {
+    let mut length = 0;
+    while let Some(rest) = into.get_mut(length..).filter(|it| !it.is_empty()) {
+        match rustix::io::pread(from, rest, position + length as u64) {
+            Ok(0) => break,
+            Ok(count) => length += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(length)
+}
+
+/// Writes all of this into a file, at `position`.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn write_all(to: BorrowedFd<'_>, mut rest: &[u8], mut position: u64) -> Result<(), Errno> {
     while !rest.is_empty() {
         match rustix::io::pwrite(to, rest, position) {
             Ok(0) => return Err(Errno::IO),
