@@ -67,8 +67,15 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let (_, mut config) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
     add_init(wanted, &mut config)?;
     let directory = &args.directory;
-    let folder = make_folder(context, directory, owners)?;
-    publish(&folder, directory, &config, &names, &root.mount)?;
+    let was_there = std::fs::symlink_metadata(directory).is_ok();
+    let made = make_folder(context, directory, owners)
+        .and_then(|folder| publish(&folder, directory, &config, &names, &root.mount));
+    if let Err(error) = made {
+        if !was_there {
+            let _removed = std::fs::remove_dir(directory);
+        }
+        return Err(error);
+    }
     if owners == Owners::Mapped
         && let Some(closed) = closed_above(directory)
     {

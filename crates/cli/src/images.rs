@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 
+use anyhow::Context as _;
 use image::erofs::read::{Cached, FileType, Image};
 use image::tree::{Node, Tree};
 use image::verity::ObjectId;
@@ -27,12 +28,23 @@ pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Ans
         return report::answer(answer, printed.map(drop));
     }
     let mut sizes = BTreeMap::new();
-    let rows = refs.iter().map(|(name, reference)| {
-        let bytes =
-            *sizes.entry(reference.image).or_insert_with(|| content_of(&store, &reference.image));
-        Row { name, reference, bytes, made: made(&store, reference) }
-    });
-    let rows: Vec<_> = rows.collect();
+    let mut answer = answer;
+    let mut rows = Vec::new();
+    for (name, reference) in &refs {
+        let bytes = match sizes.get(&reference.image) {
+            Some(bytes) => *bytes,
+            None => {
+                let read = content_of(&store, &reference.image);
+                if let Err(error) = &read {
+                    // `fsck` tells whether it is damaged.
+                    report::error_line(&format!("quire: no size of {name} is known: {error:#}"));
+                    answer = Answer::No;
+                }
+                *sizes.entry(reference.image).or_insert(read.ok())
+            }
+        };
+        rows.push(Row { name, reference, bytes, made: made(&store, reference) });
+    }
     let printed = match context.json {
         true => print_json(&rows, &bad),
         false => print_list(args, &rows),
@@ -99,17 +111,18 @@ fn made(store: &Store, reference: &Reference) -> Option<i64> {
     report::seconds(load(store, &config).ok()??["created"].as_str()?)
 }
 
-/// The lengths of all regular files of an image, each inode once; none if it cannot be read, which is for `fsck` to tell.
-fn content_of(store: &Store, id: &ObjectId) -> Option<u64> {
-    let opened = store.open_image(id).ok()?;
-    let image = Image::open(Cached::new(&opened.image)).ok()?;
+/// The lengths of all regular files of an image, each inode once.
+fn content_of(store: &Store, id: &ObjectId) -> anyhow::Result<u64> {
+    let opened = store.open_image(id)?;
+    let failed = || format!("cannot read image {id}");
+    let image = Image::open(Cached::new(&opened.image)).with_context(failed)?;
     let (mut walk, mut bytes) = (image.walk(), 0_u64);
-    while let Some(step) = walk.next().ok()? {
+    while let Some(step) = walk.next().with_context(failed)? {
         if step.is_new && step.inode.file_type() == FileType::Regular {
             bytes = bytes.saturating_add(step.inode.size());
         }
     }
-    Some(bytes)
+    Ok(bytes)
 }
 
 /// Names that nobody can read are an answer too, however little is said otherwise.

@@ -26,29 +26,30 @@ pub(crate) fn logs(context: &Context, args: &args::Logs) -> anyhow::Result<Answe
         bail!("container {} was not started with --detach: it has no log", found.id)
     };
     if let Some(lines) = args.tail {
-        let start = last_lines(&mut newer, lines)?;
+        let start = last_lines(&mut newer, lines).with_context(failed)?;
         newer.seek(SeekFrom::Start(start.at))?;
         if let Some(older) = &mut older {
-            let start = last_lines(older, lines.saturating_sub(start.lines))?;
+            let start =
+                last_lines(older, lines.saturating_sub(start.lines)).with_context(failed)?;
             older.seek(SeekFrom::Start(start.at))?;
         }
     }
     if let Some(mut older) = older {
-        print(&mut older)?;
+        print(&mut older).with_context(failed)?;
     }
     loop {
         // Asked first: what is written until then is printed below.
         let is_over = !args.follow || find(&store, &found.id).map_or(true, |it| !it.is_running());
-        print(&mut newer)?;
+        print(&mut newer).with_context(failed)?;
         // A container that is gone has taken its log along, and all of that was printed.
         while let Some(after) = Halves::after(&found.folder, &newer).with_context(failed)? {
             // What was written before it became the older one.
-            print(&mut newer)?;
+            print(&mut newer).with_context(failed)?;
             if let Some(mut between) = after.older {
-                print(&mut between)?;
+                print(&mut between).with_context(failed)?;
             }
             newer = after.newer;
-            print(&mut newer)?;
+            print(&mut newer).with_context(failed)?;
         }
         if is_over {
             return Ok(Answer::Yes);
