@@ -113,6 +113,27 @@ fn files_are_short_enough_to_read() {
 }
 
 #[test]
+fn documents_have_lines_that_fit() {
+    const COLUMNS: usize = 120;
+    let mut long = Vec::new();
+    for path in tracked().into_iter().filter(|path| path.ends_with(".md")) {
+        // Benches write their pages.
+        if path.starts_with("docs/performance/") && !path.ends_with("README.md") {
+            continue;
+        }
+        let mut is_code = false;
+        for (number, line) in text(&path).unwrap_or_default().lines().enumerate() {
+            is_code ^= line.trim_start().starts_with("```");
+            let is_table = line.trim_start().starts_with('|');
+            if !is_code && !is_table && line.chars().count() > COLUMNS {
+                long.push(format!("{path}:{}", number + 1));
+            }
+        }
+    }
+    assert_eq!(long, Vec::<String>::new());
+}
+
+#[test]
 fn the_lock_file_stays_small() {
     let lock = text("Cargo.lock").unwrap();
     let packages = lock.lines().filter(|line| *line == "[[package]]").count();
