@@ -183,9 +183,15 @@ impl Changes {
                     |errno: Errno| KeptError::Open { path: path.clone(), source: errno.into() };
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(failed)?;
-                match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
-                    Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path)),
-                    result => result.map_err(failed)?,
+                let since = std::time::Instant::now();
+                loop {
+                    match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+                        Err(Errno::WOULDBLOCK) if since.elapsed() < RELEASED => {
+                            std::thread::sleep(crate::detached::GLANCE);
+                        }
+                        Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path)),
+                        result => break result.map_err(failed)?,
+                    }
                 }
                 let upper = at_rest(opened.as_fd())?;
                 let found = rustix::fs::fstat(&upper).map_err(failed)?;
@@ -198,6 +204,9 @@ impl Changes {
         }
     }
 }
+
+/// A monitor that ends lets go of one lock after the other, of the container's before the directory's.
+const RELEASED: Duration = Duration::from_secs(1);
 
 /// The kernel may take a moment to unmount what the last process has let go of.
 const UNMOUNTED: Duration = Duration::from_secs(30);

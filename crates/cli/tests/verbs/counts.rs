@@ -58,7 +58,9 @@ fn images_have_sizes_and_ages_of_their_own() {
     // One whose image cannot be read is listed all the same.
     let image = listed[0]["image"].as_str().unwrap();
     std::fs::remove_file(place.path("store/images").join(image)).unwrap();
-    assert!(place.out("images").contains('?'));
+    let ran = place.run("images");
+    assert!(ran.code == Some(1) && ran.out.contains('?'), "{ran:?}");
+    assert!(ran.err.contains("no size of a:latest is known"), "{}", ran.err);
 }
 
 #[test]
