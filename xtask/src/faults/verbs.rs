@@ -152,7 +152,7 @@ pub(super) const VERBS: &[Verb] = &[
     plain("cat", App, "cat app:1:/etc/long"),
     plain("cat, packed", App, "cat packed:1:/etc/long"),
     plain("show", App, "show app:1"),
-    plain("images", App, "images"),
+    plain("images", App, "images --json"),
     plain("dump", App, "dump app:1"),
     plain("diff of images", App, "diff app:1 old:1"),
     Verb {
