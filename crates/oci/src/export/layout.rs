@@ -35,6 +35,7 @@ pub struct LayoutReport {
 }
 
 const INDEX: &str = "index.json";
+const BLOBS: &str = "blobs";
 const MARKER: &str = "oci-layout";
 const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
@@ -83,7 +84,7 @@ pub fn to_layout(
         .filter_map(|it| Some(blob_path(directory, &it.0).parent()?.to_owned()))
         .collect();
     folders.dedup();
-    for folder in folders.iter().map(PathBuf::as_path).chain([&*directory.join("blobs")]) {
+    for folder in folders.iter().map(PathBuf::as_path).chain([&*directory.join(BLOBS)]) {
         sync(folder)?;
     }
     if is_new {
@@ -228,7 +229,7 @@ fn replace(
 fn blob_path(directory: &Path, digest: &Digest) -> PathBuf {
     let text = digest.to_string();
     let (algorithm, hex) = text.split_once(':').unwrap_or_default();
-    directory.join("blobs").join(algorithm).join(hex)
+    directory.join(BLOBS).join(algorithm).join(hex)
 }
 
 fn sync(directory: &Path) -> Result<(), ExportError> {
@@ -253,14 +254,17 @@ fn is_new(directory: &Path) -> Result<bool, ExportError> {
     let failed = |source| ExportError::File { path: directory.to_owned(), source };
     let (mut is_empty, mut is_marked) = (true, false);
     for entry in fs::read_dir(directory).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
         if name == INDEX {
             return Ok(false);
         } else if name == MARKER {
             is_marked = true;
-            is_empty &= is_unfinished_marker(&directory.join(MARKER)).map_err(failed)?;
+            is_empty &= is_unfinished_marker(&entry.path()).map_err(failed)?;
+        } else if name == BLOBS {
+            is_empty &= has_directories_only(&entry).map_err(failed)?;
         } else {
-            is_empty &= name == "blobs" || name.as_encoded_bytes().starts_with(DRAFT.as_bytes());
+            is_empty &= name.as_encoded_bytes().starts_with(DRAFT.as_bytes());
         }
     }
     match (is_empty, is_marked) {
@@ -268,6 +272,19 @@ fn is_new(directory: &Path) -> Result<bool, ExportError> {
         (false, true) => Ok(false),
         (false, false) => Err(ExportError::NotEmpty(directory.to_owned())),
     }
+}
+
+/// Whether this is a directory of directories, as blobs are in. A link could lead anywhere.
+fn has_directories_only(entry: &fs::DirEntry) -> io::Result<bool> {
+    if !entry.file_type()?.is_dir() {
+        return Ok(false);
+    }
+    for below in fs::read_dir(entry.path())? {
+        if !below?.file_type()?.is_dir() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Whether this is what an export writes there, or the beginning of it, which a power cut may leave.

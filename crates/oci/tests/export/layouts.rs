@@ -230,8 +230,20 @@ fn what_is_somebodys_stays() {
     fs::create_dir(&waits).unwrap();
     let mode = rustix::fs::Mode::RWXU;
     rustix::fs::mkfifoat(rustix::fs::CWD, waits.join("oci-layout"), mode).unwrap();
-    // Who asks whether the file is whole does not wait either; what comes then is for the reader of layouts to say.
     assert!(export(&home, &image, &waits, Some("1")).is_err());
+    // Nor a folder of blobs that is somewhere else.
+    let elsewhere = home.path("elsewhere");
+    fs::create_dir_all(elsewhere.join("sha256")).unwrap();
+    let before = files(&elsewhere);
+    for (link, target) in [("blobs", ""), ("blobs/sha256", "sha256")] {
+        let linked = home.path(&link.replace('/', "-"));
+        let link = linked.join(link);
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(elsewhere.join(target), link).unwrap();
+        let error = export(&home, &image, &linked, Some("1")).unwrap_err();
+        assert!(matches!(error, ExportError::NotEmpty(_)), "{error}");
+        assert_eq!(files(&elsewhere), before);
+    }
 }
 
 #[test]
