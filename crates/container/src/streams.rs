@@ -87,7 +87,7 @@ impl Streams {
             let (reader, writer) = io::pipe()?;
             command.stdin(reader.try_clone()?);
             let ended = ended.try_clone()?;
-            let has_position = file.metadata()?.is_file();
+            let has_position = file.metadata()?.is_file() && file.stream_position().is_ok();
             let thread = std::thread::spawn(move || {
                 let unsent = feed(&mut file, writer, &ended);
                 (file, unsent)
@@ -126,16 +126,13 @@ impl Streams {
     /// Waits until all that was said until now is written: call it when the program has ended.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         drop(self.running.take());
-        if let Some(input) = self.input {
-            input.give_back()?;
-        }
         for output in self.outputs {
             match output.join() {
                 Ok(result) => result?,
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        Ok(())
+        self.input.map_or(Ok(()), Input::give_back)
     }
 }
 
