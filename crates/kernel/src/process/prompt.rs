@@ -25,8 +25,8 @@ pub fn be_prompt() -> io::Result<Prompt> {
     }
     // Of a thread on Linux, whatever POSIX says: setpriority(2), "C library/kernel differences".
     let nice = rustix::process::getpriority_process(None)?;
-    set_policy(libc::SCHED_OTHER, 0)?;
     rustix::process::setpriority_process(None, -20)?;
+    set_policy(libc::SCHED_OTHER, 0)?;
     Ok(Prompt { nice: Some(nice), thread: PhantomData })
 }
 
