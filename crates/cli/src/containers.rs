@@ -12,7 +12,7 @@ use container::kept;
 use container::monitor::KILLED;
 use container::state::{Code, Reason, State};
 use container::userns::IdMap;
-use kernel::process::{Signal, Signals};
+use kernel::process::Signals;
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
 
@@ -239,6 +239,8 @@ fn running(store: &Store, name: &str, signals: &Signals) -> anyhow::Result<(Foun
 /// How often what another process does is looked at.
 const GLANCE: Duration = Duration::from_millis(50);
 
+const TERM: u8 = 15;
+
 /// For how many seconds `stop` waits if nobody says another number; as with podman.
 const PATIENCE: u32 = 10;
 
@@ -261,46 +263,50 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
         Duration::from_secs(args.time.or(own).unwrap_or(PATIENCE).into())
     };
     let since = std::time::Instant::now();
-    let mut sent = Vec::new();
+    // Of each, whether the kernel has dropped what it was sent.
+    let mut dropped = Vec::new();
     for it in &running {
         let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
-        let mut signal = asked;
-        if let (None, Some(own)) = (signal, own) {
-            // What an image says is no reason to let it run.
-            let number = signal_number(own);
-            signal = number
-                .map_err(|error| context.remark(&format!("{error:#}: {} gets TERM", it.id)))
-                .ok();
-        }
-        let mut signal = signal.map_or_else(|| "TERM".to_owned(), |it| it.to_string());
-        while let Err(message) = detached::signal(&it.folder, &it.id, &signal) {
+        // What an image says is no reason to let it run.
+        let by_image = |own| match signal_number(own) {
+            Ok(number) => number,
+            Err(error) => {
+                context.remark(&format!("{error:#}: {} gets TERM", it.id));
+                TERM
+            }
+        };
+        let mut signal = asked.unwrap_or_else(|| own.map_or(TERM, by_image));
+        let drops = loop {
+            let drops = signal == TERM && detached::drops_term(&it.folder);
+            let Err(message) = detached::signal(&it.folder, &it.id, &signal.to_string()) else {
+                break drops;
+            };
             // It may have ended since.
             if !is_alive(&store, it)? {
-                break;
+                break drops;
             }
             // Or it has not started yet.
             if load_state(&it.folder, &it.id)?.is_some() || since.elapsed() >= patience(it) {
-                if args.signal.is_some() || signal == "TERM" {
+                if asked.is_some() || signal == TERM {
                     bail!(message);
                 }
                 context.remark(&format!("{message}: it gets TERM"));
-                "TERM".clone_into(&mut signal);
+                signal = TERM;
             }
             std::thread::sleep(GLANCE);
-        }
-        sent.push(signal);
+        };
+        dropped.push(drops);
     }
-    for (it, signal) in running.iter().zip(&sent) {
-        let is_term = signal == "TERM" || *signal == Signal::TERM.as_raw().to_string();
-        loop {
-            let rest = patience(it).saturating_sub(since.elapsed());
-            if detached::wait(Some(rest.min(GLANCE)), &|| is_alive(&store, it))? {
-                break;
-            }
-            if rest.is_zero() || is_term && detached::drops_term(&it.folder) {
-                kill(&store, it)?;
-                break;
-            }
+    for (it, dropped) in running.iter().zip(dropped) {
+        let rest = patience(it).saturating_sub(since.elapsed());
+        let wait = |most| detached::wait(Some(most), &|| is_alive(&store, it));
+        let mut is_over = wait(if dropped { rest.min(GLANCE) } else { rest })?;
+        if !is_over && dropped && !detached::drops_term(&it.folder) {
+            // It handles it by now, and may have got it.
+            is_over = wait(rest)?;
+        }
+        if !is_over {
+            kill(&store, it)?;
         }
     }
     Ok(Answer::Yes)

@@ -214,7 +214,8 @@ fn finish(state: &mut State, exit: Exit, now: i64, folder: &Path) -> io::Result<
     }
 }
 
-/// Whether the kernel drops a `SIGTERM` for a container's first process, which has no use for it: waiting is in vain.
+/// Whether the kernel drops a `SIGTERM` for a container's first process, which has no use for it. Ask before one is sent: who
+/// handles it may give up the handler with it.
 #[must_use]
 pub fn drops_term(folder: &Path) -> bool {
     // gVisor's kernel is another, and its processes have no masks here.

@@ -56,20 +56,28 @@ impl<'a> Terms<'a> {
         Self { folder, kind, looks: Cell::new(0), is_killed: Cell::new(false) }
     }
 
-    /// A signal has been passed on.
+    /// A signal is about to be passed on. A process that handles it now gets it, even if it does not handle another one: many
+    /// give up their handler with the first.
     pub(crate) fn note(&self, signal: Signal) {
         // gVisor's kernel is another, and its processes have no masks here.
-        if signal == Signal::TERM && self.kind != Kind::Runsc {
+        if signal != Signal::TERM || self.kind == Kind::Runsc {
+            return;
+        }
+        if self.executed().and_then(|pid| fate(pid, signal)) != Some(Fate::Taken) {
             self.looks.set(LOOKS);
         }
+    }
+
+    /// The first process, if it has executed its program.
+    fn executed(&self) -> Option<Pid> {
+        first_process(self.folder).filter(|pid| has_executed(*pid) == Some(true))
     }
 
     /// Calls `kill` if the first process has been spared one; answers when it is to be looked at again, if it has not executed
     /// its program yet: until then its masks are the runtime's.
     pub(crate) fn look(&self, kill: impl FnOnce()) -> Option<Duration> {
         let left = self.looks.get().checked_sub(1)?;
-        let executed = first_process(self.folder).filter(|pid| has_executed(*pid) == Some(true));
-        let Some(pid) = executed else { return Some(GLANCE) };
+        let Some(pid) = self.executed() else { return Some(GLANCE) };
         match fate(pid, Signal::TERM) {
             Some(Fate::Blocked) if left > 0 => {
                 self.looks.set(left);
@@ -112,6 +120,38 @@ fn fate_by(status: &str, signal: Signal) -> Option<Fate> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As Node.js does with `process.once('SIGTERM', …)`.
+    #[test]
+    fn who_gives_up_a_handler_has_got_the_signal() {
+        use std::io::{BufRead as _, BufReader};
+
+        let script =
+            "trap 'trap - TERM; echo down; exec cat' TERM; echo up; while :; do sleep 0.01; done";
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", script]).stdin(std::process::Stdio::piped());
+        let mut child = shell.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(PID), child.id().to_string()).unwrap();
+        let terms = Terms::new(folder.path(), Kind::Crun);
+        let looked = || {
+            let killed = Cell::new(false);
+            terms.look(|| killed.set(true));
+            killed.get()
+        };
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "up");
+        terms.note(Signal::TERM);
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), "down");
+        assert!(is_spared(pid, Signal::TERM) && !looked());
+        // A second one would be lost on process 1.
+        terms.note(Signal::TERM);
+        assert!(looked());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     /// Lines as Linux 6.18 prints them: of `sleep`, bash, a program under `nohup`-like ignoring, and one with signalfd.
     #[test]

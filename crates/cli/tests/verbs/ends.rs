@@ -86,12 +86,17 @@ fn stop_does_not_wait_for_what_the_kernel_drops() {
         wait_for("stop to end", || stop.try_wait().unwrap().is_some());
         assert_eq!(place.out(&format!("wait {name}")), "137\n", "{runtime}");
         place.out(&format!("rm {name}"));
-        // What handles it has its time.
-        let script = "trap 'sleep 0.3; exit 3' TERM; echo up; while :; do sleep 0.02; done";
-        start(&place, &["--name", &name, "--runtime", runtime], script);
-        wait_for("it to listen", || place.out(&format!("logs {name}")) == "up\n");
-        place.out(&format!("stop {name}"));
-        assert_eq!(place.out(&format!("wait {name}")), "3\n", "{runtime}");
+        // What handles it has its time, also without a handler for a second one.
+        for script in
+            ["trap 'sleep 0.5; exit 3' TERM", "trap 'trap - TERM; sleep 0.5; exit 3' TERM"]
+        {
+            let script = format!("{script}; echo up; while :; do sleep 0.02; done");
+            start(&place, &["--name", &name, "--runtime", runtime], &script);
+            wait_for("it to listen", || place.out(&format!("logs {name}")) == "up\n");
+            place.out(&format!("stop {name}"));
+            assert_eq!(place.out(&format!("wait {name}")), "3\n", "{runtime}");
+            place.out(&format!("rm {name}"));
+        }
     }
 }
 
