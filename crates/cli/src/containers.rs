@@ -1,5 +1,6 @@
 //! Containers that are there: `ps`, `exec`, `stop`, `wait`, and what `rm` does about them.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -8,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use container::detached::{self, More};
-use container::kept;
 use container::monitor::KILLED;
 use container::state::{Code, Reason, State};
 use container::userns::IdMap;
-use kernel::process::Signals;
+use container::{Terms, kept};
+use kernel::process::{Signal, Signals};
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
 
@@ -263,9 +264,8 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
         Duration::from_secs(args.time.or(own).unwrap_or(PATIENCE).into())
     };
     let since = std::time::Instant::now();
-    // Of each, whether the kernel has dropped what it was sent.
-    let mut dropped = Vec::new();
-    for it in &running {
+    let terms: Vec<_> = running.iter().map(|it| Terms::of(&it.folder)).collect();
+    for (it, terms) in running.iter().zip(&terms) {
         let own = it.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
         // What an image says is no reason to let it run.
         let by_image = |own| match signal_number(own) {
@@ -276,14 +276,15 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
             }
         };
         let mut signal = asked.unwrap_or_else(|| own.map_or(TERM, by_image));
-        let drops = loop {
-            let drops = signal == TERM && detached::drops_term(&it.folder);
-            let Err(message) = detached::signal(&it.folder, &it.id, &signal.to_string()) else {
-                break drops;
-            };
+        loop {
+            let name = if signal == TERM { "TERM".to_owned() } else { signal.to_string() };
+            if signal == TERM {
+                terms.note(Signal::TERM);
+            }
+            let Err(message) = detached::signal(&it.folder, &it.id, &name) else { break };
             // It may have ended since.
             if !is_alive(&store, it)? {
-                break drops;
+                break;
             }
             // Or it has not started yet.
             if load_state(&it.folder, &it.id)?.is_some() || since.elapsed() >= patience(it) {
@@ -294,18 +295,19 @@ pub(crate) fn stop(context: &Context, args: &args::Stop) -> anyhow::Result<Answe
                 signal = TERM;
             }
             std::thread::sleep(GLANCE);
-        };
-        dropped.push(drops);
-    }
-    for (it, dropped) in running.iter().zip(dropped) {
-        let rest = patience(it).saturating_sub(since.elapsed());
-        let wait = |most| detached::wait(Some(most), &|| is_alive(&store, it));
-        let mut is_over = wait(if dropped { rest.min(GLANCE) } else { rest })?;
-        if !is_over && dropped && !detached::drops_term(&it.folder) {
-            // It handles it by now, and may have got it.
-            is_over = wait(rest)?;
         }
-        if !is_over {
+    }
+    for (it, terms) in running.iter().zip(&terms) {
+        let rest = patience(it).saturating_sub(since.elapsed());
+        let is_deaf = Cell::new(false);
+        let is_waited_for = || -> anyhow::Result<bool> {
+            let is_alive = is_alive(&store, it)?;
+            if is_alive {
+                terms.look(|| is_deaf.set(true));
+            }
+            Ok(is_alive && !is_deaf.get())
+        };
+        if !detached::wait(Some(rest), &is_waited_for)? || is_deaf.get() {
             kill(&store, it)?;
         }
     }

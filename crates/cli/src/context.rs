@@ -148,7 +148,7 @@ impl Context {
     fn room_hint(&self, error: &anyhow::Error) -> Option<String> {
         let refusal = refusal(error)?;
         let outside = error.downcast_ref::<Outside>();
-        if let Some(Outside(None)) = outside {
+        if matches!(outside, Some(Outside(None))) || report::is_of_output(error) {
             return None;
         }
         let disk = error.chain().find_map(|cause| cause.downcast_ref::<store::DiskError>());

@@ -26,7 +26,27 @@ impl Write for Output {
 
 /// The cause is in the text: as a source it would be taken for the store's.
 fn blame(error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("cannot write to standard output: {error}"))
+    io::Error::new(error.kind(), OutputError(error.to_string()))
+}
+
+/// Standard output takes no more; with the system's words.
+#[derive(Debug)]
+struct OutputError(String);
+
+impl std::fmt::Display for OutputError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot write to standard output: {}", self.0)
+    }
+}
+
+impl std::error::Error for OutputError {}
+
+/// Whether standard output took no more, which has nothing to do with any store.
+pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let cause = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        cause.is_some_and(|it| it.is::<OutputError>())
+    })
 }
 
 /// Text for a terminal: what is not seen itself, but may change how the rest is shown, is escaped.

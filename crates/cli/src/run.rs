@@ -23,6 +23,7 @@ use container::stage::Stage;
 use container::state::Reason;
 use container::{Refusal, detached, filestore, kept};
 use kernel::process::{Exit, Signal, Signals, finish_behind, start_behind};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
 
@@ -70,19 +71,20 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer> {
     // Before anything else: no signal may end us between the container's folder and its removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
-    let ready = prepare(context, args, signals)?;
+    let mut ready = prepare(context, args, signals)?;
     if args.detach {
-        let id = ready.id.clone();
+        let (id, path) = (ready.id.clone(), ready.path.clone());
         let signals = Arc::clone(&ready.signals);
         let (report, monitor) = start_behind(|report| ready.watch(report, None))?;
-        return started(&id, report, &monitor, &signals);
+        return started(&id, &path, report, &monitor, &signals);
     }
     if ready.terminal == Terminal::New && ready.runtime.kind != Kind::Runsc {
         return attached::run(context, ready);
     }
     ready.offer();
     let remark = |text: &str| context.remark(text);
-    let result = container::monitor::run(&ready.start(None), &remark);
+    let config = ready.config.take();
+    let result = container::monitor::run(&ready.start(config, None), &remark);
     let has_lost = ready.has_lost();
     let ended = ready.end(Runs::Perhaps, || {});
     // What went wrong with the program comes before what goes wrong after it.
@@ -258,7 +260,7 @@ pub(crate) const LOST: &str = "the disk of the store is full or failing: some of
                                it may have read zeros in its place";
 
 impl Ready {
-    fn start<'a>(&'a self, console: Option<&'a str>) -> Start<'a> {
+    fn start<'a>(&'a self, config: Value, console: Option<&'a str>) -> Start<'a> {
         Start {
             id: &self.id,
             folder: &self.path,
@@ -267,7 +269,7 @@ impl Ready {
             stage: &self.stage,
             process: &self.process,
             owner: self.owner,
-            config: &self.config,
+            config,
             terminal: self.terminal,
             console,
             runtime: &self.runtime,
@@ -310,7 +312,8 @@ impl Ready {
 
     /// In a process of its own: sees the container through to its end, and tells by `report` how it began, and to whoever
     /// sits at its terminal how it ended, too.
-    fn watch(self, report: OwnedFd, seat: Option<Seat>) {
+    fn watch(mut self, report: OwnedFd, seat: Option<Seat>) {
+        let config = self.config.take();
         let mut report = Some(File::from(report));
         let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
         let console = seat.as_ref().map(|seat| seat.console.clone());
@@ -328,8 +331,8 @@ impl Ready {
             let exit = lost.then_some(Exit::Code(FAILED.into()));
             Last { exit, written: self.root.doomed.written() }
         };
-        let start = self.start(console.as_deref());
-        let result = detached::watch(&start, &self.stop, &clock, &mut started, &mut ended);
+        let start = self.start(config, console.as_deref());
+        let result = detached::watch(start, &self.stop, &clock, &mut started, &mut ended);
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();
         let is_unwanted = detached::is_unwanted(&self.path);
@@ -466,6 +469,7 @@ impl std::error::Error for NotStarted {}
 /// Waits until the monitor says how the start went. A signal that ends programs ends the start, unless that was faster.
 fn started(
     id: &str,
+    folder: &Path,
     report: OwnedFd,
     monitor: &kernel::process::Process,
     signals: &Signals,
@@ -489,12 +493,34 @@ fn started(
     }
     match (said.split_first(), asked) {
         (Some((0, _)), _) => {
-            report::line(id)?;
-            Ok(Answer::Yes)
+            match report::line(id) {
+                Err(error) if !report::is_broken_pipe(&error) => {
+                    // Whoever asked for it is told that this failed, and may not know its name.
+                    Err(error.context(if take_back(id, folder, monitor) {
+                        format!("container {id} was removed again")
+                    } else {
+                        format!("container {id} stays: `quire rm --force {id}` removes it")
+                    }))
+                }
+                printed => printed.map(|()| Answer::Yes),
+            }
         }
         _ => not_started(id, &said, asked),
     }
 }
+
+/// Kills a container and waits until its monitor has ended, which removes it; returns whether it is gone. A container that
+/// ended by itself just before stays.
+fn take_back(id: &str, folder: &Path, monitor: &kernel::process::Process) -> bool {
+    let _asked = detached::unwant(folder);
+    let _killed = detached::signal(folder, id, "KILL");
+    let time = Timespec { tv_sec: UNWANTED, tv_nsec: 0 };
+    let _ended = poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&time));
+    !folder.exists()
+}
+
+/// For how many seconds the end of a killed container is waited for.
+const UNWANTED: i64 = 20;
 
 /// What a container's monitor `said` of it that has not started, perhaps since it was `asked` to end.
 fn not_started(id: &str, said: &[u8], asked: Option<Signal>) -> anyhow::Result<Answer> {

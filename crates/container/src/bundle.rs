@@ -132,6 +132,9 @@ pub enum BundleError {
     /// A working directory that cannot be had.
     #[error(transparent)]
     WorkingDir(#[from] WorkingDirError),
+    /// Where its names go cannot be looked up.
+    #[error("cannot look for /etc/hosts and the like in the root")]
+    Places(#[source] rustix::io::Errno),
 }
 
 /// What is executed, with which environment and where.
@@ -224,7 +227,8 @@ pub fn configure(
     let view = View::of_bundle(root, &config);
     process.working_dir = view.working_dir(&process.working_dir)?;
     let paths: Vec<_> = wishes.names.iter().map(|it| it.place).collect();
-    let names = wishes.names.iter().zip(view.file_places(&paths));
+    let places = view.file_places(&paths).map_err(BundleError::Places)?;
+    let names = wishes.names.iter().zip(places);
     let names: Vec<_> = names.filter_map(|(it, place)| name_mount(wishes, it, place)).collect();
     config["process"]["cwd"] = process.working_dir.as_str().into();
     if let Some(mounts) = config["mounts"].as_array_mut() {

@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals, has_executed};
+use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
 use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
@@ -19,8 +19,8 @@ use crate::monitor::{
 };
 use crate::program::{Named, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
-use crate::spared::{Terms, first_process, is_spared};
-use crate::state::{End, State};
+use crate::spared::Terms;
+use crate::state::{Code, End, State};
 use crate::streams::{Pump, Streams};
 use crate::user::User;
 use crate::view::{View, check_inside};
@@ -66,7 +66,7 @@ pub struct Stop {
 /// # Errors
 /// [`RunError`] when it did not start.
 pub fn watch(
-    start: &Start<'_>,
+    mut start: Start<'_>,
     stop: &Stop,
     now: &dyn Fn() -> i64,
     started: &mut dyn FnMut(),
@@ -75,7 +75,7 @@ pub fn watch(
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
     kernel::process::set_subreaper().map_err(runtime_failed)?;
-    let Prepared { doubt, lesson } = prepare(start)?;
+    let Prepared { doubt, lesson } = prepare(&start)?;
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
     let (reader, output) = io::pipe().map_err(write_failed)?;
     if let Some((user, group)) = start.owner {
@@ -155,11 +155,14 @@ pub fn watch(
         stop_timeout: stop.timeout,
         written: None,
     };
-    state.begin(start.folder).map_err(write_failed)?;
+    let code = state.begin(start.folder).map_err(write_failed)?;
     started();
+    // From here on it only waits, once for each container of the host.
+    start.forget_calls();
+    kernel::process::trim_heap();
     let prompt = start.be_prompt();
     let terms = Terms::new(start.folder, start.runtime.kind);
-    let mut deadline = Deadline::of(start);
+    let mut deadline = Deadline::of(&start);
     let mut deliver = |signal| {
         terms.note(signal);
         container.signal(signal)
@@ -167,20 +170,20 @@ pub fn watch(
     let mut meanwhile = || {
         // It may have ended just now.
         let again = terms.look(|| drop(container.signal(Signal::KILL)));
-        let rest = deadline.look(|| kill(start, &container));
+        let rest = deadline.look(|| kill(&start, &container));
         again.into_iter().chain(rest).chain(start.look()).min()
     };
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
-    let lacked_memory = || crate::memory::was_lacking(start.config, start.folder);
+    let lacked_memory = || crate::memory::was_lacking(&start.config, start.folder);
     let End { exit, reason } = deadline.end(exit, lacked_memory);
     pump.finish().map_err(write_failed)?;
     let last = ended();
     state.lost = last.exit.is_some();
     (state.written, state.reason) = (last.written, reason);
     let exit = last.exit.unwrap_or(exit);
-    finish(&mut state, exit, now(), start.folder).map_err(write_failed)?;
+    finish(&mut state, exit, &code, now(), start.folder).map_err(write_failed)?;
     Ok(End { exit, reason })
 }
 
@@ -204,24 +207,20 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
 /// For how long the end of a container is tried to be noted: a disk may be full for a moment.
 const NOTING: std::time::Duration = std::time::Duration::from_secs(5);
 
-fn finish(state: &mut State, exit: Exit, now: i64, folder: &Path) -> io::Result<()> {
+fn finish(state: &mut State, exit: Exit, code: &Code, now: i64, folder: &Path) -> io::Result<()> {
+    let saved = again(|| state.finish(Some(exit), now, folder));
+    let noted = again(|| code.note(state));
+    saved.and(noted)
+}
+
+fn again(mut note: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let since = std::time::Instant::now();
     loop {
-        match state.finish(Some(exit), now, folder) {
+        match note() {
             Err(_) if since.elapsed() < NOTING => std::thread::sleep(GLANCE),
             result => return result,
         }
     }
-}
-
-/// Whether the kernel drops a `SIGTERM` for a container's first process, which has no use for it. Ask before one is sent: who
-/// handles it may give up the handler with it.
-#[must_use]
-pub fn drops_term(folder: &Path) -> bool {
-    // gVisor's kernel is another, and its processes have no masks here.
-    runtime_of(folder).is_some_and(|it| it.kind != Kind::Runsc)
-        && first_process(folder)
-            .is_some_and(|pid| has_executed(pid) == Some(true) && is_spared(pid, Signal::TERM))
 }
 
 fn is_kill(signal: &str) -> bool {

@@ -42,6 +42,12 @@ pub(crate) struct Log {
     length: u64,
     /// The most that one file may have.
     half: u64,
+    /// Bytes of the container that are lost, and that no note in the log counts yet.
+    lost: u64,
+    /// Lost bytes that the notes in the newer file count.
+    told: u64,
+    /// Length of those notes, in bytes.
+    notes: u64,
 }
 
 impl Log {
@@ -50,7 +56,8 @@ impl Log {
         let file = File::options().create(true).append(true).open(folder.join(LOG))?;
         let length = file.metadata()?.len();
         let half = most.map_or(u64::MAX, |most| most.get().div_ceil(2));
-        let mut log = Self { folder: folder.to_owned(), file, length, half };
+        let mut log =
+            Self { folder: folder.to_owned(), file, length, half, lost: 0, told: 0, notes: 0 };
         // What was begun, but not finished.
         log.remove_names();
         let older = open(folder, OLDER)?;
@@ -60,9 +67,10 @@ impl Log {
         Ok(log)
     }
 
-    /// Adds to it. What a full disk has no room for is lost.
+    /// Adds to it. What a full disk has no room for is lost, and the log says so as soon as there is room for that.
     pub(crate) fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
+            self.tell();
             let room = self.half.saturating_sub(self.length);
             let fits = usize::try_from(room).map_or(bytes.len(), |room| room.min(bytes.len()));
             let (mut now, mut later) = bytes.split_at(fits);
@@ -79,7 +87,10 @@ impl Log {
                 Err(error) => {
                     tracing::debug!(%error, "some of what the container wrote is lost");
                     // Some of it may be there.
-                    self.length = self.file.metadata().map_or(self.length, |it| it.len());
+                    let length = self.found();
+                    self.lost +=
+                        (now.len() as u64).saturating_sub(length.saturating_sub(self.length));
+                    self.length = length;
                     if now.len() == bytes.len() {
                         return;
                     }
@@ -88,12 +99,39 @@ impl Log {
             if !later.is_empty() && self.turn().is_err() {
                 // Without a second file the first begins anew, lest it grows.
                 match self.file.set_len(0) {
-                    Ok(()) => self.length = 0,
-                    Err(_) => return,
+                    Ok(()) => {
+                        self.lost += self.length + self.told;
+                        (self.length, self.told, self.notes) = (0, 0, 0);
+                    }
+                    Err(_) => return self.lost += later.len() as u64,
                 }
             }
             bytes = later;
         }
+    }
+
+    /// Writes a note that counts the lost bytes. It may stand within a line whose rest is lost.
+    fn tell(&mut self) {
+        if self.lost == 0 {
+            return;
+        }
+        let lost = self.lost;
+        let note = format!(
+            "\nquire: {lost} bytes that the container wrote here are lost: the disk took no more\n"
+        );
+        match self.file.write_all(note.as_bytes()) {
+            Ok(()) => {
+                self.notes += note.len() as u64;
+                (self.told, self.lost) = (self.told + lost, 0);
+            }
+            // A part of the note that was written counts as the container's.
+            Err(_) => self.length = self.found(),
+        }
+    }
+
+    /// Bytes of the container in the newer file. Notes do not count, so that a small log has room for them.
+    fn found(&self) -> u64 {
+        self.file.metadata().map_or(self.length, |it| it.len().saturating_sub(self.notes))
     }
 
     /// Begins a new file; what there is becomes the older one.
@@ -134,7 +172,7 @@ impl Log {
             file => file?,
         };
         std::fs::rename(next, self.folder.join(LOG))?;
-        (self.file, self.length) = (file, 0);
+        (self.file, self.length, self.told, self.notes) = (file, 0, 0, 0);
         Ok(())
     }
 
@@ -147,6 +185,12 @@ impl Log {
         for name in [NEXT, TURNING] {
             drop(std::fs::remove_file(self.folder.join(name)));
         }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
 
@@ -292,13 +336,18 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
             std::fs::create_dir(folder.path().join(name)).unwrap();
-            for _ in 0..3 {
+            let mut newer = String::new();
+            for lost in [10, 30, 50] {
                 log.write(b"first 678\nnewer 678\n");
-                assert_eq!(found(folder.path()), ["", "newer 678\n"], "{name}");
+                newer = format!(
+                    "\nquire: {lost} bytes that the container wrote here are lost: the disk took no more\n\
+                     newer 678\n"
+                );
+                assert_eq!(found(folder.path()), ["", &newer], "{name}");
             }
             std::fs::remove_dir(folder.path().join(name)).unwrap();
             log.write(b"last\n");
-            assert_eq!(found(folder.path()), ["newer 678\n", "last\n"], "{name}");
+            assert_eq!(found(folder.path()), [&newer, "last\n"], "{name}");
         }
     }
 
@@ -376,14 +425,22 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_loses_what_it_has_no_room_for() {
+    fn a_full_disk_loses_what_it_has_no_room_for_and_the_log_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let file = File::options().write(true).open("/dev/full").unwrap();
         let gone = folder.path().join("gone");
-        let mut log = Log { folder: gone, file, length: 0, half: 10 };
+        let mut log = Log { folder: gone, file, length: 0, half: 10, lost: 0, told: 0, notes: 0 };
         log.write(b"0123456789\n0123456789\n0123456789\n");
         log.file = File::options().append(true).create(true).open(folder.path().join(LOG)).unwrap();
+        log.half = 1000;
         log.write(b"back\n");
-        assert_eq!(texts(folder.path())[1], "back\n");
+        log.write(b"again\n");
+        let note =
+            "\nquire: 33 bytes that the container wrote here are lost: the disk took no more\n";
+        assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n"));
+        // Also if nothing is written any more.
+        log.lost = 33;
+        drop(log);
+        assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n{note}"));
     }
 }

@@ -48,7 +48,7 @@ pub struct Start<'a> {
     /// Who executes it, if the host has another number for that: what it writes belongs to them.
     pub owner: Option<(u32, u32)>,
     /// The bundle's configuration, with the stage's root as its root.
-    pub config: &'a Value,
+    pub config: Value,
     /// Whether the configuration gives it a terminal of its own: then the runtime's standard error is not its.
     pub terminal: Terminal,
     /// Where the runtime is to send the terminal, if this process or its parent has that socket.
@@ -83,6 +83,13 @@ impl Start<'_> {
     /// What is done while the container runs; answers when it is to be done again.
     pub(crate) fn look(&self) -> Option<Duration> {
         self.headrooms.iter().map(Headroom::look).min()
+    }
+
+    /// Drops the seccomp filter from the configuration. Only the runtime needs it, and it takes as much memory as the rest.
+    pub(crate) fn forget_calls(&mut self) {
+        if let Some(calls) = self.config.pointer_mut("/linux/seccomp") {
+            calls.take();
+        }
     }
 }
 
@@ -243,7 +250,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let mut command = command(start.runtime, start.folder);
     let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
     let kind = start.runtime.kind;
-    let (config, process) = (start.config, &start.config["process"]);
+    let (config, process) = (&start.config, &start.config["process"]);
     let streams = Streams::of(&mut command, kind, config, process).map_err(streams_failed)?;
     // Runtimes write their errors to standard error as well as into their log, and to the former for people only if
     // there is a log. A container with a terminal of its own does not share standard error: then that is covered, and
@@ -265,7 +272,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let deaf = kind == Kind::Runsc && !covered;
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
-    let ear = Ear::of(start.config).map_err(streams_failed)?;
+    let ear = Ear::of(&start.config).map_err(streams_failed)?;
     let lesson = lesson.map(|it| it.wait(&pid_file));
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
     let prompt = start.be_prompt();
@@ -340,7 +347,7 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
     // that are not known here.
-    let view = View::of_bundle(start.root.as_fd(), start.config);
+    let view = View::of_bundle(start.root.as_fd(), &start.config);
     let named = start.process.args.first().map(|program| Named {
         program,
         working_dir: &start.process.working_dir,
@@ -362,7 +369,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     };
     let config = start.folder.join("config.json");
     let made = start.folder.join(STATE).join(start.id).join("seccomp.bpf");
-    let (text, lesson) = match Compiled::of(start.runtime, start.config, made, start.notes) {
+    let (text, lesson) = match Compiled::of(start.runtime, &start.config, made, start.notes) {
         Some(Compiled::Known(filter)) => {
             let mut config = start.config.clone();
             Compiled::annotate(&filter, &mut config);

@@ -228,7 +228,7 @@ fn assemble_in(
         check_owner(layers, &image, map)?;
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
-    let missing = crate::upper::missing(lower.as_fd(), shape.places);
+    let missing = crate::upper::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
     let bottom = match missing.is_empty() {
         true => None,
         false => Some(crate::upper::files(&missing, shape.map).map_err(upper_failed)?),

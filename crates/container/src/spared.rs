@@ -5,10 +5,10 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 
-use kernel::process::{Exit, Pid, Signal, has_executed};
+use kernel::process::{Exit, Pid, Signal, has_executed, waits_for_signals};
 
 use crate::detached::GLANCE;
-use crate::monitor::PID;
+use crate::monitor::{PID, runtime_of};
 use crate::runtime::Kind;
 
 /// The number of a container's first process, as soon as that is on its way.
@@ -34,8 +34,15 @@ pub(crate) fn is_spared(pid: Pid, signal: Signal) -> bool {
 }
 
 fn fate(pid: Pid, signal: Signal) -> Option<Fate> {
+    // sigtimedwait(2) unblocks the signals that it waits for until it returns, and the kernel keeps them all the same. It is
+    // looked for before and after the masks are read, since a process that got its signal waits no more. Source: Linux
+    // `kernel/signal.c`, `do_sigtimedwait`, `sig_ignored`.
+    let waited = waits_for_signals(pid);
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
-    fate_by(&status.ok()?, signal)
+    match fate_by(&status.ok()?, signal)? {
+        Fate::Spared if waited || waits_for_signals(pid) => Some(Fate::Taken),
+        fate => Some(fate),
+    }
 }
 
 /// How often a signal is looked after that is blocked. Shells block all for a moment whenever they make a child.
@@ -43,28 +50,43 @@ const LOOKS: u32 = 100;
 
 /// `SIGTERM` for a container: it ends a first process that has no use for it, as it would anywhere but in a container.
 #[derive(Debug)]
-pub(crate) struct Terms<'a> {
+pub struct Terms<'a> {
     folder: &'a Path,
-    kind: Kind,
+    /// The container's runtime; none if it is not known.
+    kind: Option<Kind>,
     /// How often it is to be seen yet whether one that has arrived is lost.
     looks: Cell<u32>,
+    /// Whether the last look found that the kernel drops the signal. A single look may hit a moment between two waits.
+    is_deaf: Cell<bool>,
     is_killed: Cell<bool>,
 }
 
 impl<'a> Terms<'a> {
     pub(crate) const fn new(folder: &'a Path, kind: Kind) -> Self {
-        Self { folder, kind, looks: Cell::new(0), is_killed: Cell::new(false) }
+        Self::with(folder, Some(kind))
+    }
+
+    /// For a container that another process watches over, by its folder.
+    #[must_use]
+    pub fn of(folder: &'a Path) -> Self {
+        Self::with(folder, runtime_of(folder).map(|it| it.kind))
+    }
+
+    const fn with(folder: &'a Path, kind: Option<Kind>) -> Self {
+        let (is_deaf, is_killed) = (Cell::new(false), Cell::new(false));
+        Self { folder, kind, looks: Cell::new(0), is_deaf, is_killed }
     }
 
     /// A signal is about to be passed on. A process that handles it now gets it, even if it does not handle another one: many
     /// give up their handler with the first.
-    pub(crate) fn note(&self, signal: Signal) {
+    pub fn note(&self, signal: Signal) {
         // gVisor's kernel is another, and its processes have no masks here.
-        if signal != Signal::TERM || self.kind == Kind::Runsc {
+        if signal != Signal::TERM || self.kind.is_none_or(|it| it == Kind::Runsc) {
             return;
         }
         if self.executed().and_then(|pid| fate(pid, signal)) != Some(Fate::Taken) {
             self.looks.set(LOOKS);
+            self.is_deaf.set(false);
         }
     }
 
@@ -73,14 +95,20 @@ impl<'a> Terms<'a> {
         first_process(self.folder).filter(|pid| has_executed(*pid) == Some(true))
     }
 
-    /// Calls `kill` if the first process has been spared one; answers when it is to be looked at again, if it has not executed
-    /// its program yet: until then its masks are the runtime's.
-    pub(crate) fn look(&self, kill: impl FnOnce()) -> Option<Duration> {
+    /// Calls `kill` if two looks in turn found that the kernel drops the signal. Returns when to look again, if that is not
+    /// decided yet: until the first process executes its program, its masks are the runtime's.
+    pub fn look(&self, kill: impl FnOnce()) -> Option<Duration> {
         let left = self.looks.get().checked_sub(1)?;
         let Some(pid) = self.executed() else { return Some(GLANCE) };
-        match fate(pid, Signal::TERM) {
+        let fate = fate(pid, Signal::TERM);
+        let was_deaf = self.is_deaf.replace(fate == Some(Fate::Spared));
+        match fate {
             Some(Fate::Blocked) if left > 0 => {
                 self.looks.set(left);
+                return Some(GLANCE);
+            }
+            Some(Fate::Spared) if !was_deaf => {
+                self.looks.set(left.max(1));
                 return Some(GLANCE);
             }
             Some(Fate::Spared) => {
@@ -137,7 +165,9 @@ mod tests {
         let terms = Terms::new(folder.path(), Kind::Crun);
         let looked = || {
             let killed = Cell::new(false);
-            terms.look(|| killed.set(true));
+            for _ in 0..2 {
+                terms.look(|| killed.set(true));
+            }
             killed.get()
         };
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -149,6 +179,30 @@ mod tests {
         // A second one would be lost on process 1.
         terms.note(Signal::TERM);
         assert!(looked());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// As tini and docker-init do.
+    #[test]
+    fn who_waits_for_a_signal_gets_it() {
+        let script = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print(flush=True); \
+                      signal.sigwait([15])";
+        let Some(python) = testing::program("python3") else {
+            testing::skipped("python3 is not here");
+            return;
+        };
+        let mut python = std::process::Command::new(python);
+        let mut child = python.args(["-c", script]).spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        while !waits_for_signals(pid) {
+            assert_eq!(child.try_wait().unwrap(), None, "it has ended");
+            std::thread::sleep(GLANCE);
+        }
+        // That alone would say the contrary.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        assert_eq!(fate_by(&status, Signal::TERM), Some(Fate::Spared));
+        assert_eq!(fate(pid, Signal::TERM), Some(Fate::Taken));
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -1,7 +1,7 @@
 //! What is known of a container that outlives its command: one file in its folder, written by its monitor.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use kernel::process::Exit;
@@ -12,7 +12,9 @@ const STATE: &str = "state.json";
 const CODE: &str = "code";
 /// The state while it is being written.
 const NEXT: &str = "state.next";
-/// At least as many bytes as an exit code takes, and a state.
+/// In it, of a container of which the disk has lost something.
+const LOST: &str = "lost";
+/// At least as many bytes as that takes, as `255 lost timeout`, and a state.
 const CODE_MAX: usize = 16;
 const STATE_MAX: usize = 4096;
 
@@ -65,6 +67,14 @@ impl Reason {
         }
     }
 
+    /// For programs.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Memory => "memory",
+        }
+    }
+
     /// In a sentence.
     #[must_use]
     pub const fn sentence(self) -> &'static str {
@@ -87,26 +97,44 @@ pub struct End {
 }
 
 impl State {
-    /// What the folder has; none before the container has started, and where a crash of the host has cut it short.
+    /// What the folder has; none before the container has started, and where a crash of the host has cut it short. Of a
+    /// container whose end could be noted by its code alone, as on a disk that is full for good, that is the end.
     ///
     /// # Errors
     /// The disk's.
     pub fn load(folder: &Path) -> std::io::Result<Option<Self>> {
-        match std::fs::read(folder.join(STATE)) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+        let mut state: Option<Self> = match std::fs::read(folder.join(STATE)) {
+            Ok(bytes) => serde_json::from_slice(&bytes).ok(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if let Some(state) = state.as_mut().filter(|it| it.finished.is_none())
+            && let Some(code) = Code::open(folder)?
+            && let Some((number, words)) = code.look()
+        {
+            (state.code, state.finished) = (Some(number), Some(code.0.metadata()?.mtime()));
+            state.lost = words.contains(LOST);
+            let reasons = [Reason::Timeout, Reason::Memory];
+            state.reason = reasons.into_iter().find(|it| words.contains(it.word()));
         }
+        Ok(state)
     }
 
-    /// Notes the start, and takes the room that it takes to note the end: the container may fill the disk.
+    /// Notes the start, and takes what it takes to note the end: room, since the container may fill the disk, and a
+    /// descriptor, which may be had no more.
     ///
     /// # Errors
     /// The disk's.
-    pub fn begin(&self, folder: &Path) -> std::io::Result<()> {
-        std::fs::write(folder.join(CODE), [b' '; CODE_MAX])?;
+    pub fn begin(&self, folder: &Path) -> std::io::Result<Code> {
+        let code = File::create(folder.join(CODE))?;
+        code.write_all_at(&[b' '; CODE_MAX], 0)?;
         self.save(folder)?;
-        std::fs::write(folder.join(NEXT), [b' '; STATE_MAX])
+        if let Err(error) = std::fs::write(folder.join(NEXT), [b' '; STATE_MAX]) {
+            // A container that has this has started.
+            std::fs::remove_file(folder.join(STATE))?;
+            return Err(error);
+        }
+        Ok(Code(code))
     }
 
     /// Writes it: whoever reads sees the old one or this.
@@ -127,17 +155,13 @@ impl State {
         std::fs::rename(next, folder.join(STATE))
     }
 
-    /// Notes the end.
+    /// Notes the end; `exit` is none if nobody knows how it ended.
     ///
     /// # Errors
     /// The disk's.
     pub fn finish(&mut self, exit: Option<Exit>, now: i64, folder: &Path) -> std::io::Result<()> {
         self.finished = Some(now);
         self.code = exit.map(Exit::shell_code);
-        if let Some(code) = self.code {
-            let file = File::options().write(true).open(folder.join(CODE));
-            file.and_then(|file| file.write_all_at(code.to_string().as_bytes(), 0))?;
-        }
         self.save(folder)
     }
 }
@@ -159,12 +183,32 @@ impl Code {
         }
     }
 
+    /// Notes the end once more. That is to be after the state is saved, or cannot be saved: whoever finds a code takes it for
+    /// all that there is to know.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn note(&self, state: &State) -> std::io::Result<()> {
+        let Some(code) = state.code else { return Ok(()) };
+        let lost = state.lost.then_some(LOST);
+        let words = lost.into_iter().chain(state.reason.map(Reason::word));
+        let words: Vec<_> =
+            [code.to_string()].into_iter().chain(words.map(str::to_owned)).collect();
+        self.0.write_all_at(words.join(" ").as_bytes(), 0)
+    }
+
     /// The exit code, as shells have it; none if nobody knows it, or not yet.
     #[must_use]
     pub fn read(&self) -> Option<i32> {
+        self.look().map(|(code, _)| code)
+    }
+
+    fn look(&self) -> Option<(i32, String)> {
         let mut bytes = [0; CODE_MAX];
         let length = self.0.read_at(&mut bytes, 0).ok()?;
-        std::str::from_utf8(&bytes[..length]).ok()?.trim().parse().ok()
+        let text = std::str::from_utf8(&bytes[..length]).ok()?.trim();
+        let (code, words) = text.split_once(' ').unwrap_or((text, ""));
+        Some((code.parse().ok()?, words.to_owned()))
     }
 }
 
@@ -189,16 +233,44 @@ mod tests {
             written: None,
         };
         assert!(Code::open(folder.path()).unwrap().is_none());
-        state.begin(folder.path()).unwrap();
+        let end = state.begin(folder.path()).unwrap();
         assert_eq!(State::load(folder.path()).unwrap(), Some(state.clone()));
         let code = Code::open(folder.path()).unwrap().unwrap();
         assert_eq!(code.read(), None);
         state.finish(Some(Exit::Signal(9)), 7, folder.path()).unwrap();
+        assert_eq!(end.read(), None);
+        end.note(&state).unwrap();
         let loaded = State::load(folder.path()).unwrap().unwrap();
         assert_eq!((loaded.finished, loaded.code), (Some(7), Some(137)));
         std::fs::remove_file(folder.path().join(CODE)).unwrap();
         assert_eq!(code.read(), Some(137));
         std::fs::write(folder.path().join(STATE), "{").unwrap();
         assert_eq!(State::load(folder.path()).unwrap(), None);
+    }
+
+    #[test]
+    fn an_end_whose_state_cannot_be_written_is_known_by_its_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes =
+            r#"{"monitor":1,"pid":2,"started":3,"stop_signal":"TERM","finished":null,"code":null}"#;
+        let mut state: State = serde_json::from_str(bytes).unwrap();
+        let end = state.begin(folder.path()).unwrap();
+        // In the way of the state's.
+        std::fs::remove_file(folder.path().join(NEXT)).unwrap();
+        std::fs::create_dir(folder.path().join(NEXT)).unwrap();
+        for (lost, reason) in
+            [(true, Some(Reason::Timeout)), (false, Some(Reason::Memory)), (false, None)]
+        {
+            (state.lost, state.reason) = (lost, reason);
+            state.finish(Some(Exit::Code(255)), 7, folder.path()).unwrap_err();
+            end.0.write_all_at(&[b' '; CODE_MAX], 0).unwrap();
+            assert_eq!(State::load(folder.path()).unwrap().unwrap().finished, None);
+            end.note(&state).unwrap();
+            let loaded = State::load(folder.path()).unwrap().unwrap();
+            assert_eq!((loaded.code, loaded.lost, loaded.reason), (Some(255), lost, reason));
+            let written = std::fs::metadata(folder.path().join(CODE)).unwrap();
+            assert_eq!(loaded.finished, Some(written.mtime()));
+            assert_eq!(written.len(), CODE_MAX as u64);
+        }
     }
 }

@@ -126,13 +126,16 @@ impl Streams {
     /// Waits until all that was said until now is written: call it when the program has ended.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         drop(self.running.take());
+        let mut written = Ok(());
         for output in self.outputs {
             match output.join() {
-                Ok(result) => result?,
+                Ok(result) => written = written.and(result),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        self.input.map_or(Ok(()), Input::give_back)
+        // Also to whoever goes on after an output that took no more.
+        let given_back = self.input.map_or(Ok(()), Input::give_back);
+        written.and(given_back)
     }
 }
 

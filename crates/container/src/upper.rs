@@ -226,13 +226,16 @@ pub(crate) fn empty(image: BorrowedFd<'_>) -> Result<Detached, UpperError> {
 }
 
 /// Which files an image lacks, where its links lead: paths without links.
-pub(crate) fn missing(image: BorrowedFd<'_>, files: &[&str]) -> Vec<String> {
+///
+/// # Errors
+/// The kernel's answer.
+pub(crate) fn missing(image: BorrowedFd<'_>, files: &[&str]) -> Result<Vec<String>, UpperError> {
     let view = View::of_root(image, Access::ReadOnly);
-    let absent = view.file_places(files).into_iter().filter_map(|place| match place {
+    let absent = view.file_places(files)?.into_iter().filter_map(|place| match place {
         FilePlace::Absent(path) => Some(path),
         FilePlace::At(_) | FilePlace::Taken => None,
     });
-    absent.collect()
+    Ok(absent.collect())
 }
 
 /// A file system that has empty files at these paths, which belong to the container's root, and nothing else.

@@ -103,6 +103,8 @@ pub(crate) struct View<'a> {
     root: BorrowedFd<'a>,
     access: Access,
     mounts: Vec<Mount>,
+    /// Why a mount of the bundle could not be looked at, if one could not.
+    unknown: Option<Errno>,
 }
 
 #[derive(Debug)]
@@ -152,7 +154,7 @@ enum Named {
 impl<'a> View<'a> {
     /// A root alone.
     pub(crate) const fn of_root(root: BorrowedFd<'a>, access: Access) -> Self {
-        Self { root, access, mounts: Vec::new() }
+        Self { root, access, mounts: Vec::new(), unknown: None }
     }
 
     /// The root of a container that runs, with what is mounted in there: all but `/proc`, whose links are about whoever
@@ -163,7 +165,7 @@ impl<'a> View<'a> {
             content: Content::Kernel,
             access: Access::Writable,
         };
-        Self { root, access: Access::Writable, mounts: vec![proc] }
+        Self { mounts: vec![proc], ..Self::of_root(root, Access::Writable) }
     }
 
     /// What a bundle's configuration says of mounts, over its root.
@@ -175,14 +177,28 @@ impl<'a> View<'a> {
             let mut options = mount["options"].as_array().into_iter().flatten();
             let access = access(options.any(|it| it == "ro"));
             // Runtimes make what is not there, and follow links as here.
-            let Ok(steps) = view.walk(destination.as_bytes()) else { continue };
+            let steps = match view.walk(destination.as_bytes()) {
+                Ok(steps) => steps,
+                Err(errno) if is_about_path(errno) => continue,
+                Err(errno) => {
+                    view.unknown = Some(errno);
+                    continue;
+                }
+            };
             let content = match (mount["type"].as_str(), mount["source"].as_str()) {
                 _ if KERNELS.contains(&destination) => Content::Kernel,
                 (Some("bind"), Some(source)) => {
                     let flags = OFlags::PATH | OFlags::CLOEXEC;
-                    // Some are attached later, and are empty then.
-                    let opened = rustix::fs::open(source, flags, Mode::empty());
-                    opened.map_or(Content::Empty, Content::Host)
+                    match rustix::fs::open(source, flags, Mode::empty()) {
+                        Ok(opened) => Content::Host(opened),
+                        // Some are attached later, and are empty then.
+                        Err(Errno::NOENT) => Content::Empty,
+                        Err(errno) => {
+                            view.unknown =
+                                view.unknown.or(Some(errno).filter(|it| !is_about_path(*it)));
+                            Content::Kernel
+                        }
+                    }
                 }
                 (Some("tmpfs"), _) => Content::Empty,
                 _ => Content::Kernel,
@@ -219,20 +235,30 @@ impl<'a> View<'a> {
 
     /// Where files can be mounted in the places of what these paths lead to, in order. Of two places of which one is below
     /// the other, which cannot both be of files, the second is taken.
-    pub(crate) fn file_places(&self, paths: &[&str]) -> Vec<FilePlace> {
+    ///
+    /// # Errors
+    /// The kernel's answer, where it is about no path: what cannot be looked at now is not taken for good.
+    pub(crate) fn file_places(&self, paths: &[&str]) -> Result<Vec<FilePlace>, Errno> {
+        if let Some(errno) = self.unknown {
+            return Err(errno);
+        }
         let mut places: Vec<FilePlace> = Vec::new();
         for path in paths {
-            let place = self.file_place(path.as_bytes());
+            let place = self.file_place(path.as_bytes())?;
             let clashes = places.iter().any(|it| clash(it, &place));
             places.push(if clashes { FilePlace::Taken } else { place });
         }
-        places
+        Ok(places)
     }
 
     /// Where a file can be mounted in the place of what a path leads to. What somebody has mounted from the host stays as it
     /// is; in a file system that is new and the container's own there is room.
-    pub(crate) fn file_place(&self, path: &[u8]) -> FilePlace {
-        let Ok(steps) = self.walk(path) else { return FilePlace::Taken };
+    pub(crate) fn file_place(&self, path: &[u8]) -> Result<FilePlace, Errno> {
+        let steps = match self.walk(path) {
+            Ok(steps) => steps,
+            Err(errno) if is_about_path(errno) => return Ok(FilePlace::Taken),
+            Err(errno) => return Err(errno),
+        };
         let names: Vec<_> = steps.iter().map(|it| &it.name[..]).collect();
         let is_taken = self.mounts.iter().any(|it| {
             let at: Vec<_> = it.at.iter().map(|it| &it[..]).collect();
@@ -241,19 +267,19 @@ impl<'a> View<'a> {
         });
         let resolved = String::from_utf8([b"/", &names.join(&b'/')[..]].concat());
         let (false, Ok(resolved), Some(last)) = (is_taken, resolved, steps.last()) else {
-            return FilePlace::Taken;
+            return Ok(FilePlace::Taken);
         };
         // What is not there has names that no kernel has looked at.
         if names.iter().any(|it| it.len() > NAME_MAX) || resolved.len() > PLACE_MAX {
-            return FilePlace::Taken;
+            return Ok(FilePlace::Taken);
         }
-        match (&last.place, last.access) {
+        Ok(match (&last.place, last.access) {
             (Place::Found(_, FileType::RegularFile, _), _) | (Place::Absent, Access::Writable) => {
                 FilePlace::At(resolved)
             }
             (Place::Absent, Access::ReadOnly) => FilePlace::Absent(resolved),
             _ => FilePlace::Taken,
-        }
+        })
     }
 
     /// Looks at what somebody wants to execute.
@@ -340,6 +366,11 @@ impl<'a> View<'a> {
         };
         Ok(Some(Step { name: name.to_owned(), place, access: mount.access }))
     }
+}
+
+/// Whether nothing can be reached by a name, whoever asks and when. A user's FUSE may be closed to all others.
+const fn is_about_path(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ACCESS)
 }
 
 /// Whether one is below the other.
@@ -506,7 +537,7 @@ mod tests {
         let fd = std::fs::File::open(&host).unwrap();
         let check = |config: &Value, path: &str, expect: FilePlace| {
             let found = View::of_bundle(fd.as_fd(), config).file_place(path.as_bytes());
-            assert_eq!(found, expect, "{path}");
+            assert_eq!(found, Ok(expect), "{path}");
         };
         let at = |path: &str| FilePlace::At(path.to_owned());
         let absent = |path: &str| FilePlace::Absent(path.to_owned());
@@ -544,6 +575,22 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_that_cannot_be_opened_fails_the_look() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = root(folder.path());
+        let fd = std::fs::File::open(folder.path().join("root")).unwrap();
+        let look = |config: &Value| View::of_bundle(fd.as_fd(), config).file_places(&["/file"]);
+        let at = Ok(vec![FilePlace::At("/file".to_owned())]);
+        assert_eq!(look(&config), at);
+        // The second stands for any error but "not there", such as having no descriptors left.
+        for (source, expect) in [("/none", at), ("/no\0ne", Err(Errno::INVAL))] {
+            let mounts = config["mounts"].as_array_mut().unwrap();
+            mounts.push(json!({"destination": "/den", "type": "bind", "source": source}));
+            assert_eq!(look(&config), expect, "{source}");
+        }
+    }
+
+    #[test]
     fn odd_links_of_an_image_have_no_files() {
         let folder = tempfile::tempdir().unwrap();
         let long = format!("/{}", "n".repeat(256));
@@ -566,7 +613,7 @@ mod tests {
         {
             let view = View::of_root(root.as_fd(), access);
             let check = |paths: [&str; 3], expect: [FilePlace; 3]| {
-                assert_eq!(view.file_places(&paths), expect, "{paths:?}");
+                assert_eq!(view.file_places(&paths), Ok(expect.to_vec()), "{paths:?}");
             };
             let taken = || FilePlace::Taken;
             check(["/above", "/below", "/beside"], [place("/x"), taken(), place("/xy")]);

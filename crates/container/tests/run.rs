@@ -148,7 +148,7 @@ impl Fixture {
             stage: &Stage::new(folder.path(), None),
             owner: None,
             process: &process,
-            config: &config,
+            config,
             terminal: wishes.terminal,
             console: None,
             runtime,

@@ -539,6 +539,33 @@ fn a_start_that_is_interrupted_is_undone() {
 }
 
 #[test]
+fn one_whose_name_cannot_be_told_is_removed_again() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let words = ["run", "--quiet", "-d", "--name", "untold", "--runtime", runtime, "a", "--"];
+        let run = |program: &[&str]| {
+            let mut command = place.command(&[&words[..], program].concat());
+            let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let ran = crate::Ran::of(&command.stdout(full).output().unwrap());
+            let said = "cannot write to standard output: No space left";
+            assert!(ran.code == Some(125) && ran.err.contains(said), "{:?} {}", ran.code, ran.err);
+            ran.err
+        };
+        let said = run(&["sleep", "60"]);
+        assert!(said.contains("container untold was removed again: "), "{said}");
+        wait_for("nothing to be left", || crate::writable::is_clean(&place));
+        assert_eq!(ps(&place, "untold"), None);
+        // One may have ended before it can be ended. Then it is there, or is not, and it says which.
+        let _guard = Rm(&place, "untold");
+        let said = run(&["true"]);
+        let is_kept =
+            said.contains("container untold stays: `quire rm --force untold` removes it: ");
+        assert!(is_kept || said.contains("container untold was removed again: "), "{said}");
+        assert_eq!(ps(&place, "untold").is_some(), is_kept);
+    }
+}
+
+#[test]
 fn exec_waits_for_a_container_that_is_being_started() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {

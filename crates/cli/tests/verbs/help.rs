@@ -169,6 +169,13 @@ fn what_cannot_be_written_is_a_failure() {
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
         assert!(ran.err.contains("No space left"), "{line}: {}", ran.err);
     }
+    place.tree("tree", "x");
+    place.out("import --quiet dir:tree a");
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let ran = Ran::of(&place.command(&["images"]).stdout(full).output().unwrap());
+    let said = "quire: cannot write to standard output: No space left on device (os error 28)\n";
+    // Nothing of the store would help.
+    assert_eq!((ran.code, ran.err.as_str()), (Some(2), said));
 }
 
 #[test]

@@ -214,3 +214,103 @@ fn a_policy_is_asked_before_anything_is_mounted() {
         place.out("--policy bad.toml doctor").contains("nothing is accepted: the policy bad.toml")
     );
 }
+
+/// Paths, modes and contents below a folder.
+fn contents(folder: &std::path::Path) -> Vec<(std::path::PathBuf, u32, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let mode = std::fs::symlink_metadata(&path).unwrap().mode();
+        if path.is_dir() {
+            found.extend(contents(&path));
+        }
+        found.push((path.clone(), mode, std::fs::read(&path).unwrap_or_default()));
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn links_of_anothers_store_lead_root_nowhere() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    let store = place.path("store");
+    // What would be removed as garbage, wherever a folder of the store leads here.
+    let victim = place.path("victim");
+    for name in ["00", "x", "work-1", "sub/00"] {
+        std::fs::create_dir_all(victim.join(name)).unwrap();
+        std::fs::write(victim.join(name).join("0".repeat(62)), "kept").unwrap();
+        std::fs::write(victim.join(format!("{}{}", "0".repeat(60), name.len())), "kept").unwrap();
+    }
+    let before = contents(&victim);
+    std::os::unix::fs::lchown(&store, Some(65_534), None).unwrap();
+    std::fs::create_dir(place.path("point")).unwrap();
+    let places = [
+        "objects",
+        "objects/00",
+        "tmp",
+        "tmp/work-1",
+        "images",
+        "layers",
+        "manifests",
+        "refs",
+        "containers",
+        "containers/x",
+        "data",
+        "blobs",
+        "meta",
+        "gc.lock",
+    ];
+    let lines = [
+        "gc",
+        "gc --unfinished",
+        "fsck",
+        "fsck --repair",
+        "du",
+        "ps -a",
+        "images",
+        "rm -f b",
+        "rm --container -f x",
+        "run a true",
+        "mount a point",
+        "verify a",
+        "commit x y",
+        "logs x",
+        "stop x",
+        "wait x",
+        "import --quiet dir:tree b",
+    ];
+    for name in places {
+        let (there, aside) = (store.join(name), place.path("aside"));
+        let moved = std::fs::rename(&there, &aside).is_ok();
+        std::os::unix::fs::symlink(&victim, &there).unwrap();
+        std::os::unix::fs::lchown(&there, Some(65_534), None).unwrap();
+        for line in lines {
+            let ran = place.run(line);
+            assert!(
+                !ran.err.contains("panicked") && ran.code.is_some(),
+                "{name}: {line}: {}",
+                ran.err
+            );
+            assert!(!line.starts_with("run") || ran.code != Some(0), "{name}: {line}");
+            if line.starts_with("mount") && ran.code == Some(0) {
+                // fs-verity seals image and data here, so their owner cannot change them.
+                let long = std::fs::read(place.path("point/etc/long")).unwrap();
+                assert_eq!(long, "x".repeat(100).as_bytes(), "{name}: {line}");
+                place.out("umount point");
+            }
+            assert_eq!(contents(&victim), before, "{name}: {line}");
+        }
+        let is_link = std::fs::symlink_metadata(&there).is_ok_and(|it| it.is_symlink());
+        if is_link {
+            std::fs::remove_file(&there).unwrap();
+        }
+        if moved && is_link {
+            std::fs::rename(aside, there).unwrap();
+        }
+    }
+}

@@ -73,7 +73,9 @@ impl Small {
             });
             let answer = work();
             done.store(true, Ordering::Relaxed);
-            (answer, watch.join().unwrap())
+            let least = watch.join().unwrap();
+            assert_ne!(least, u64::MAX, "nothing was seen");
+            (answer, least)
         })
     }
 

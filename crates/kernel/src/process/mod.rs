@@ -3,6 +3,7 @@
 
 mod adopt;
 mod behind;
+mod heap;
 mod namespaces;
 mod prompt;
 mod signals;
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
 pub use behind::{Done, finish_behind, start_behind};
+pub use heap::trim_heap;
 pub use namespaces::{
     IdRange, Namespace, enter, namespace_kind, own_mounts, unshare, user_namespace,
 };
@@ -308,6 +310,15 @@ pub fn has_executed(pid: Pid) -> Option<bool> {
     let (_, rest) = stat.rsplit_once(')')?;
     let flags: u64 = rest.split_whitespace().nth(6)?.parse().ok()?;
     Some(flags & FORK_NO_EXEC == 0)
+}
+
+/// Whether the first thread of a process is in `rt_sigtimedwait`, as by sigwait(3). Programs of another word size than this
+/// one have another number for it and are not recognised. Source: proc_pid_syscall(5).
+#[must_use]
+pub fn waits_for_signals(pid: Pid) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{}/syscall", pid.as_raw_nonzero()));
+    let number = call.as_deref().ok().and_then(|it| it.split_whitespace().next());
+    number.and_then(|it| it.parse().ok()) == Some(libc::SYS_rt_sigtimedwait)
 }
 
 /// Makes this process the new parent of descendants whose own parent dies, so that it can wait
