@@ -1,7 +1,7 @@
 //! An OCI layout into a store, ready to be mounted.
 
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
@@ -26,7 +26,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             quire.arg("--store").arg(place("store")).arg("import").arg(&source).arg("postgres");
             Ok(vec![quire])
         })
-        .before(|| remove(&place("store"))),
+        .before(|| context.set_aside("store")),
     ];
     let mut absent = Vec::new();
     if let Some(umoci) = find("umoci") {
@@ -39,7 +39,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let version = super::version("umoci", "--version")?;
         contestants.push(
             Contestant::new(&format!("umoci unpack ({version})"), command)
-                .before(|| remove(&place("umoci"))),
+                .before(|| context.set_aside("umoci")),
         );
     } else {
         absent.push("umoci");
@@ -53,7 +53,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let version = super::version("podman", "--version")?;
         contestants.push(
             Contestant::new(&format!("podman pull ({version})"), command)
-                .before(|| remove_podman(context)),
+                .before(|| set_podman_aside(context)),
         );
     } else {
         absent.push("podman");
@@ -63,7 +63,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let init = {
             let (cfsctl, repository) = (cfsctl.clone(), repository.clone());
             move || {
-                remove(&repository)?;
+                context.set_aside("cfsctl")?;
                 let mut init = Command::new(&cfsctl);
                 init.arg("--repo").arg(&repository).args(["init", "--insecure"]);
                 quiet(&mut init).map(drop)
@@ -137,13 +137,23 @@ pub(super) fn podman(context: &Context<'_>, layout: &Path) -> Result<Command> {
     Ok(podman)
 }
 
+/// Has podman's storage out of the way of the next run.
+pub(super) fn set_podman_aside(context: &Context<'_>) -> Result<()> {
+    unmount_podman(context)?;
+    context.set_aside("podman")?;
+    context.set_aside("podman-run")
+}
+
 pub(super) fn remove_podman(context: &Context<'_>) -> Result<()> {
-    let root: PathBuf = context.work.join("podman");
-    // podman leaves a bind mount of this folder on itself.
-    match unmount(root.join("overlay"), UnmountFlags::DETACH) {
-        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-        Err(error) => return Err(error).context("cannot unmount podman's storage"),
-    }
-    remove(&root)?;
+    unmount_podman(context)?;
+    remove(&context.work.join("podman"))?;
     remove(&context.work.join("podman-run"))
+}
+
+/// podman leaves a bind mount of this folder on itself.
+fn unmount_podman(context: &Context<'_>) -> Result<()> {
+    match unmount(context.work.join("podman/overlay"), UnmountFlags::DETACH) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(error) => Err(error).context("cannot unmount podman's storage"),
+    }
 }

@@ -28,6 +28,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
@@ -59,9 +61,9 @@ enum Name {
     All,
     /// A dump of 64,246 entries into an image
     Mkcomposefs,
-    /// An OCI layout of two gzip layers into a store
+    /// An OCI layout of two gzip layers into a store; 3 GB of disk for each run
     Import,
-    /// An image from a registry on loopback into a store
+    /// An image from a registry on loopback into a store; 3 GB of disk for each run
     Pull,
     /// An image that was committed, and one as it is, to a registry on loopback that has their base
     Push,
@@ -103,7 +105,22 @@ impl Context<'_> {
     fn wants(&self, title: &str) -> bool {
         title.starts_with(self.only) || self.only.starts_with(title)
     }
+
+    /// Moves a folder of `work` out of the way of the next run, if it is there. It is removed after the bench. Removed right
+    /// now, it would be on the next run's clock: see [`FORGOTTEN`].
+    fn set_aside(&self, name: &str) -> Result<()> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        match fs::rename(self.work.join(name), self.work.join(format!("aside-{number}"))) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            result => result.with_context(|| format!("cannot move {name} out of the way")),
+        }
+    }
 }
+
+/// How long ext4 skips the number of a removed inode, once the disk has the removal. Until then it looks at each such inode
+/// whenever it makes another. Source: Linux `fs/ext4/ialloc.c`, `recently_deleted`, `RECENTCY_MIN`.
+const FORGOTTEN: Duration = Duration::from_secs(61);
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
@@ -137,9 +154,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ];
     let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));
     let machine = Machine::new(cache.dir())?;
+    let mut is_first = true;
     for (name, bench) in benches {
         if args.name != Name::All && args.name != name {
             continue;
+        }
+        if !std::mem::take(&mut is_first) {
+            rustix::fs::sync();
+            std::thread::sleep(FORGOTTEN);
         }
         let work =
             Work(tempfile::Builder::new().prefix(prefix).rand_bytes(random).tempdir_in(folder)?);

@@ -8,11 +8,10 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::Context;
-use super::import::{podman, race, remove_podman};
+use super::import::{podman, race, set_podman_aside};
 use super::measure::Contestant;
 use super::report::Report;
 use crate::Skipped;
-use crate::cache::remove;
 use crate::daemon::{Daemon, PROGRAM};
 use crate::inputs;
 use crate::process::{find, need, quiet};
@@ -33,7 +32,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             quire.arg("--store").arg(place("store")).arg("pull").arg(&image);
             Ok(vec![quire])
         })
-        .before(|| remove(&place("store"))),
+        .before(|| context.set_aside("store")),
     ];
     let mut absent = Vec::new();
     if let (Some(skopeo), Some(umoci)) = (find("skopeo"), find("umoci")) {
@@ -53,8 +52,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             super::version("umoci", "--version")?
         );
         contestants.push(Contestant::new(&name, commands).before(|| {
-            remove(&place("copied"))?;
-            remove(&place("umoci"))
+            context.set_aside("copied")?;
+            context.set_aside("umoci")
         }));
     } else {
         absent.push("skopeo or umoci");
@@ -69,7 +68,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let version = super::version("podman", "--version")?;
         contestants.push(
             Contestant::new(&format!("podman pull ({version})"), command)
-                .before(|| remove_podman(context)),
+                .before(|| set_podman_aside(context)),
         );
     } else {
         absent.push("podman");
@@ -86,7 +85,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             shell.args(["-ec", &script]);
             Ok(vec![shell])
         })
-        .before(|| remove(&place("tars"))),
+        .before(|| context.set_aside("tars")),
     );
     let (table, findings) =
         race(context, contestants, "debian-postgres", &absent, &["skopeo", "podman", "gunzip"])?;
