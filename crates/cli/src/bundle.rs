@@ -7,12 +7,12 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
+use container::bundle::names::{NameFile, NameMount};
 use container::bundle::{Access, Terminal, configure};
-use container::filestore::Backing;
-use container::monitor::ROOT;
-use container::names::{NameFile, NameMount};
+use container::life::monitor::ROOT;
+use container::life::stage::Stage;
 use container::root::Shape;
-use container::stage::Stage;
+use container::root::filestore::Backing;
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde_json::Value;
@@ -55,7 +55,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     }
     crate::mount::warm(context, &opened, &root, wanted.warm);
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
-    let user = container::user::find(root.mount.as_fd(), user)?;
+    let user = container::bundle::user::find(root.mount.as_fd(), user)?;
     if let Some(map) = &map {
         map.check(&user)?;
     }

@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use container::changes::{self, ChangesError, Owners, Report, Upper};
-use container::detached;
-use container::kept::Changes;
-use container::pause::{PauseError, Paused, pause};
+use container::life::detached;
+use container::life::kept::Changes;
+use container::life::pause::{PauseError, Paused, pause};
 use image::erofs::{OverlayXattrs, Versions};
 use image::tar::write::WriteError;
 use image::tree::Tree;

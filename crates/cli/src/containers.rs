@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use container::detached::{self, More};
-use container::monitor::KILLED;
-use container::state::{Code, Reason, State};
-use container::userns::IdMap;
-use container::{Terms, kept};
+use container::Terms;
+use container::bundle::userns::IdMap;
+use container::life::detached::{self, More};
+use container::life::kept;
+use container::life::monitor::KILLED;
+use container::life::state::{Code, Reason, State};
 use kernel::process::{Signal, Signals};
 use serde_json::{Value, json};
 use store::{ContainerError, ContainerRecord, Liveness, OpenOptions, Store};
@@ -190,14 +191,15 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     let store = context.open(OpenOptions::read())?;
     let (found, root) = running(&store, &args.container, &signals)?;
     // While `commit` or `diff` look at it nothing new runs in it.
-    let goes_on =
-        container::pause::pass(&found.folder, &found.id, &|| crate::run::is_asked_to_end(&signals));
+    let goes_on = container::life::pause::pass(&found.folder, &found.id, &|| {
+        crate::run::is_asked_to_end(&signals)
+    });
     if !goes_on.with_context(|| format!("cannot see whether {} is paused", found.id))? {
         bail!("interrupted while container {} was paused for somebody who looks at it", found.id);
     }
     let map = IdMap::noted(&found.folder);
     let user = args.program.user.as_deref().map(|user| {
-        let user = container::user::find(root.as_fd(), user)?;
+        let user = container::bundle::user::find(root.as_fd(), user)?;
         map.map_or(Ok(()), |map| map.check(&user))?;
         anyhow::Ok(user)
     });
@@ -208,9 +210,9 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
         user: user.transpose()?,
         terminal,
     };
-    let killed = container::memory::killed_in(&found.folder);
+    let killed = container::life::memory::killed_in(&found.folder);
     let exit = detached::exec(&found.folder, &found.id, more, &signals)?;
-    if exit.shell_code() == KILLED && container::memory::killed_in(&found.folder) > killed {
+    if exit.shell_code() == KILLED && container::life::memory::killed_in(&found.folder) > killed {
         context.remark(Reason::Memory.sentence());
     }
     Ok(Answer::Program(u8::try_from(exit.shell_code()).unwrap_or(u8::MAX)))
@@ -369,7 +371,7 @@ fn kill(store: &Store, found: &Found) -> anyhow::Result<()> {
         let told = detached::signal(&found.folder, &found.id, "KILL");
         if told.is_ok() && !detached::wait(Some(PAUSED), &|| is_alive(store, found))? {
             // Somebody may have paused it to look at it, and it ends when it goes on.
-            container::pause::resume(&found.folder, &found.id);
+            container::life::pause::resume(&found.folder, &found.id);
         }
         let pause = if told.is_ok() { DEATH } else { GLANCE };
         if detached::wait(Some(pause), &|| is_alive(store, found))? {

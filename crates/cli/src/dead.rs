@@ -1,8 +1,8 @@
 //! Containers that nobody watches any more, and what those that live can lend.
 
-use container::detached;
-use container::state::State;
-use container::superblock::Superblock;
+use container::life::detached;
+use container::life::state::State;
+use container::root::share::Superblock;
 use image::verity::ObjectId;
 use store::{FoundContainer, Store};
 
@@ -45,7 +45,7 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
                 }
             }
             Ok(Some(folder)) => {
-                if !container::teardown::clear(folder.path(), &id) {
+                if !container::life::teardown::clear(folder.path(), &id) {
                     tracing::warn!(id, "cannot end all that is left of a dead container");
                     continue;
                 }

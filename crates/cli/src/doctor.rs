@@ -56,7 +56,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
             },
         ),
     ];
-    let writable = match container::filestore::program(&search) {
+    let writable = match container::root::filestore::program(&search) {
         _ if !rustix::process::geteuid().is_root() => "memory",
         Some(_) => "self: one file with an ext4 inside",
         None => "memory, for want of mkfs.ext4 (package e2fsprogs)",

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::bail;
+use container::bundle::names::{Host, NameFile, Names, Resolver, files};
 use container::bundle::{Network, Wishes};
-use container::names::{Host, NameFile, Names, Resolver, files};
 
 use crate::args::{AddedHost, Address, Names as Wanted, Server};
 

@@ -5,7 +5,7 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use container::log::Halves;
+use container::life::log::Halves;
 use store::OpenOptions;
 
 use crate::Answer;

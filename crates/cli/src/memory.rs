@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use container::superblock::Superblock;
+use container::root::share::Superblock;
 use image::verity::ObjectId;
 use kernel::features::{Can, page_sharing};
 use kernel::mount::{Reach, bind};

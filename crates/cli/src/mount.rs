@@ -7,9 +7,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
-use container::filestore::Backing as FileBacking;
+use container::root::filestore::Backing as FileBacking;
+use container::root::share::Superblock;
 use container::root::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
-use container::superblock::Superblock;
 use image::erofs::read::Image;
 use kernel::cache;
 use kernel::features::KernelVersion;

@@ -12,16 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use container::Refusal;
 use container::bundle::{Process, Terminal, configure};
-use container::detached::{Last, Stop};
-use container::headroom::Headroom;
-use container::log::LOG;
-use container::monitor::{RunError, Start};
+use container::life::detached::{Last, Stop};
+use container::life::log::LOG;
+use container::life::monitor::{RunError, Start};
+use container::life::stage::Stage;
+use container::life::state::Reason;
+use container::life::{detached, kept};
+use container::root::filestore;
+use container::root::headroom::Headroom;
 use container::root::{Root, Shape};
 use container::runtime::{Kind, Runtime};
-use container::stage::Stage;
-use container::state::Reason;
-use container::{Refusal, detached, filestore, kept};
 use kernel::process::{Exit, Signal, Signals, finish_behind, start_behind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -84,7 +86,7 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     ready.offer();
     let remark = |text: &str| context.remark(text);
     let config = ready.config.take();
-    let result = container::monitor::run(&ready.start(config, None), &remark);
+    let result = container::life::monitor::run(&ready.start(config, None), &remark);
     let has_lost = ready.has_lost();
     let ended = ready.end(Runs::Perhaps, || {});
     // What went wrong with the program comes before what goes wrong after it.
@@ -161,7 +163,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let mut places: Vec<_> = name_files.iter().map(|it| it.place).collect();
     if runtime.kind == Kind::Runsc && has_init(&args.wanted) {
         // It looks for a place in the root, below the /dev that it makes.
-        places.push(container::init::PLACE);
+        places.push(container::runtime::init::PLACE);
     }
     let shape = Shape { writable: place.writable(), map, space, places: &places };
     let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
@@ -170,20 +172,20 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         context.remark(NO_ACLS);
     }
     let user = args.wanted.program.user.as_deref().unwrap_or(&image.user);
-    let user = container::user::find(root.mount.as_fd(), user)?;
+    let user = container::bundle::user::find(root.mount.as_fd(), user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
     let mut stage = Stage::new(&store.path().join("containers").join(&id), map);
     wishes.volumes = volumes(&args.wanted, &files, map, &mut stage)?;
     wishes.security.fit(runtime.kind)?;
     wishes.map = map.cloned();
-    wishes.cgroup = Some(container::teardown::cgroup(&id, &new_id()?));
+    wishes.cgroup = Some(container::life::teardown::cgroup(&id, &new_id()?));
     wishes.names = stage.set_names(name_files);
     let (process, mut config) =
         configure(root.mount.as_fd(), &stage.root(), &image, &wishes, &user)?;
     add_init(&args.wanted, &mut config)?;
     if terminal == Terminal::New {
-        container::terminal::note_size(&mut config["process"], std::io::stdin().as_fd());
+        container::life::terminal::note_size(&mut config["process"], std::io::stdin().as_fd());
     }
     let record = ContainerRecord {
         image: found.image,
@@ -296,7 +298,7 @@ impl Ready {
             root.doomed.shut_down();
             stage.shut_down();
             drop((headrooms, root.mount, root.image));
-            if left == Runs::Perhaps && !container::teardown::clear(folder.path(), &id) {
+            if left == Runs::Perhaps && !container::life::teardown::clear(folder.path(), &id) {
                 tracing::warn!(id, "cannot end all that is left of the container");
             }
             if let Err(error) = folder.remove() {
@@ -370,7 +372,7 @@ impl Ready {
             }
         };
         // Before another one can have its name, and its cgroup.
-        if !container::teardown::clear(&self.path, &self.id) {
+        if !container::life::teardown::clear(&self.path, &self.id) {
             // With the folder, which says what it is.
             tracing::warn!("what is left of the container stays: `quire gc` removes it");
             tell_end();

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use container::security::{Capabilities, Device, Filter, Interfaces, Profile, Security};
+use container::bundle::security::{Capabilities, Device, Filter, Interfaces, Profile, Security};
 
 use crate::args::{self, SecurityOpt};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
-use container::userns::{Files, IdMap, MapError, SIZE, auto, parse_ranges};
+use container::bundle::userns::{Files, IdMap, MapError, SIZE, auto, parse_ranges};
 use kernel::process::IdRange;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

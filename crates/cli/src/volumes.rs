@@ -7,11 +7,11 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
-use container::filestore;
-use container::headroom::{Headroom, HeadroomError};
-use container::mounts::{Source, Volume, arrange, destination};
-use container::stage::{Filestore, Stage};
-use container::userns::IdMap;
+use container::bundle::mounts::{Source, Volume, arrange, destination};
+use container::bundle::userns::IdMap;
+use container::life::stage::{Filestore, Stage};
+use container::root::filestore;
+use container::root::headroom::{Headroom, HeadroomError};
 use kernel::mount::Durability;
 use store::Store;
 

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
+use container::bundle::config::ImageConfig;
 use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
-use container::config::ImageConfig;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
 use store::{Resolved, Store};
@@ -145,7 +145,10 @@ pub(crate) fn add_init(
 ) -> anyhow::Result<()> {
     if has_init(wanted) {
         let search = std::env::var_os("PATH").unwrap_or_default();
-        container::init::add(&container::init::find(&search, wanted.init_path.as_deref())?, config);
+        container::runtime::init::add(
+            &container::runtime::init::find(&search, wanted.init_path.as_deref())?,
+            config,
+        );
     }
     Ok(())
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
-use container::detached::GLANCE;
-use container::filestore::{self, Backing};
+use container::life::detached::GLANCE;
 use container::root::Writable;
+use container::root::filestore::{self, Backing};
 use kernel::mount::Durability;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;

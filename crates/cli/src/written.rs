@@ -1,6 +1,6 @@
 //! What containers have written.
 
-use container::kept::{Changes, Place};
+use container::life::kept::{Changes, Place};
 use store::Store;
 
 use crate::containers::Found;
@@ -15,7 +15,7 @@ pub(crate) fn written(found: &Found) -> Option<u64> {
         Place::None => Some(0),
         Place::Memory | Place::Filestore { .. } => {
             let changes = Changes::of_running(&found.folder).ok()?;
-            container::headroom::written(changes.directory()).ok()
+            container::root::headroom::written(changes.directory()).ok()
         }
         Place::Directory { .. } => None,
     }

@@ -1,18 +1,27 @@
 //! The `config.json` of an OCI bundle, made from the image's configuration and the caller's wishes.
 
+pub mod config;
+pub(crate) mod files;
+pub mod mounts;
+pub mod names;
+pub mod security;
+pub mod user;
+pub mod userns;
+pub(crate) mod view;
+
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::BorrowedFd;
 
 use serde_json::{Value, json};
 
-use crate::config::ImageConfig;
-use crate::mounts::Volume;
-use crate::names::NameMount;
-use crate::security::{Interfaces, Security};
-use crate::user::User;
-use crate::userns::IdMap;
-use crate::view::{FilePlace, View, WorkingDirError};
+use crate::bundle::config::ImageConfig;
+use crate::bundle::mounts::Volume;
+use crate::bundle::names::NameMount;
+use crate::bundle::security::{Interfaces, Security};
+use crate::bundle::user::User;
+use crate::bundle::userns::IdMap;
+use crate::bundle::view::{FilePlace, View, WorkingDirError};
 
 /// What a root without a `PATH` is searched by; Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -100,11 +109,11 @@ pub struct Wishes {
     pub terminal: Terminal,
     /// Network.
     pub network: Network,
-    /// Files that say who it is and whom it finds, from [`crate::names::files`].
+    /// Files that say who it is and whom it finds, from [`crate::bundle::names::files`].
     pub names: Vec<NameMount>,
     /// Root file system.
     pub access: Access,
-    /// What it sees besides, from [`crate::mounts::arrange`].
+    /// What it sees besides, from [`crate::bundle::mounts::arrange`].
     pub volumes: Vec<Volume>,
     /// Who its users are on the host; none: who they are inside.
     pub map: Option<IdMap>,

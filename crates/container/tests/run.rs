@@ -15,16 +15,16 @@ use image::verity::{Algorithm, digest};
 use kernel::mount::{Acl, Backing};
 use kernel::process::{Exit, Signals};
 use quire_container::ProgramError;
+use quire_container::bundle::config::ImageConfig;
+use quire_container::bundle::security::Security;
 use quire_container::bundle::{Access, Network, Terminal, Wishes, configure};
-use quire_container::config::ImageConfig;
-use quire_container::monitor::{ROOT, RunError, Start};
+use quire_container::life::monitor::{ROOT, RunError, Start};
+use quire_container::life::stage::Stage;
+use quire_container::life::state::End;
 use quire_container::root::{
     Checked, Data, Layers, Root, RootError, Shape, Space, Writable, assemble,
 };
 use quire_container::runtime::Runtime;
-use quire_container::security::Security;
-use quire_container::stage::Stage;
-use quire_container::state::End;
 
 /// Whether mounts can be made here; says so when not.
 fn can_mount() -> bool {
@@ -136,7 +136,7 @@ impl Fixture {
             cpu: quire_container::bundle::Cpu::default(),
             security: Security::default(),
         };
-        let user = quire_container::user::find(root.mount.as_fd(), "").unwrap();
+        let user = quire_container::bundle::user::find(root.mount.as_fd(), "").unwrap();
         let (process, config) =
             configure(root.mount.as_fd(), ROOT, &image, &wishes, &user).unwrap();
         let id = folder.path().file_name().unwrap().to_str().unwrap().replace('.', "q");
@@ -158,8 +158,8 @@ impl Fixture {
             timeout: None,
             notes: None,
         };
-        let result = quire_container::monitor::run(&start, &|_| {});
-        assert!(quire_container::teardown::clear(folder.path(), &id));
+        let result = quire_container::life::monitor::run(&start, &|_| {});
+        assert!(quire_container::life::teardown::clear(folder.path(), &id));
         result
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use container::security::Limit;
+use container::bundle::security::Limit;
 
 /// What `--security-opt` asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use container::detached;
-use container::terminal::{
+use container::life::detached;
+use container::life::terminal::{
     Attached, Events, Keeper, Left, SHORT_MOMENT, is_spared_interrupts, link,
 };
 use kernel::process::{Pid, Process, ProcessError, Signal, Signals, start_behind};

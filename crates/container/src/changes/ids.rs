@@ -4,7 +4,7 @@ use kernel::process::IdRange;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::userns::inside;
+use crate::bundle::userns::inside;
 
 /// How a container's user and group numbers stand for those of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

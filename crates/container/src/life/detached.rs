@@ -12,18 +12,18 @@ use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
 use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
-use crate::log::{self, Log};
-use crate::monitor::{
+use crate::bundle::user::User;
+use crate::bundle::view::{View, check_inside};
+use crate::life::log::{self, Log};
+use crate::life::monitor::{
     Deadline, LOG, PID, Prepared, RunError, Start, ask, command, complaint, complaints, enter,
     kill, prepare, runtime_of,
 };
-use crate::program::{Named, Refusal, Within};
+use crate::life::spared::Terms;
+use crate::life::state::{Code, End, State};
+use crate::runtime::program::{Named, Refusal, Within};
+use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
-use crate::spared::Terms;
-use crate::state::{Code, End, State};
-use crate::streams::{Pump, Streams};
-use crate::user::User;
-use crate::view::{View, check_inside};
 
 /// In the folder of a container that is over: nothing is left of it outside of the folder.
 const OVER: &str = "over";
@@ -176,7 +176,7 @@ pub fn watch(
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
-    let lacked_memory = || crate::memory::was_lacking(&start.config, start.folder);
+    let lacked_memory = || crate::life::memory::was_lacking(&start.config, start.folder);
     let End { exit, reason } = deadline.end(exit, lacked_memory);
     pump.finish().map_err(write_failed)?;
     let last = ended();
@@ -194,7 +194,7 @@ pub fn watch(
 /// A sentence.
 pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     if is_kill(signal) {
-        crate::memory::note_kill(folder);
+        crate::life::memory::note_kill(folder);
     }
     match ask(folder, &["kill", id, signal]) {
         Some(Ok(Exit::Code(0))) => Ok(()),
@@ -288,7 +288,7 @@ impl More {
             process.remove("consoleSize");
         }
         if self.terminal == Terminal::New {
-            crate::terminal::note_size(&mut process, std::io::stdin().as_fd());
+            crate::life::terminal::note_size(&mut process, std::io::stdin().as_fd());
         }
         if let Some(directory) = self.working_dir {
             process["cwd"] = directory.into();
@@ -296,7 +296,7 @@ impl More {
         if let Some(user) = self.user {
             process["user"] =
                 json!({"uid": user.uid, "gid": user.gid, "additionalGids": user.groups});
-            process["capabilities"] = crate::security::of_bundle(&process, user.uid);
+            process["capabilities"] = crate::bundle::security::of_bundle(&process, user.uid);
         }
         let mut env: Vec<Value> = process["env"].as_array().cloned().unwrap_or_default();
         for variable in self.env {
@@ -343,7 +343,7 @@ impl Drop for Notes {
 /// # Errors
 /// [`RunError`] when the program cannot be executed, or the runtime not be called.
 pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
-    crate::streams::check().map_err(RunError::Directory)?;
+    crate::runtime::streams::check().map_err(RunError::Directory)?;
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }
@@ -371,7 +371,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
             check_inside(root.as_fd(), working_dir)?;
             if runtime.kind == Kind::Runc {
                 // It reads them whatever user it is given, and would wait for a FIFO for ever.
-                crate::user::find(root.as_fd(), "0").map_err(RunError::Users)?;
+                crate::bundle::user::find(root.as_fd(), "0").map_err(RunError::Users)?;
             }
             Some((view, named.find(view)?))
         }
@@ -433,7 +433,7 @@ pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
         return Ok(());
     }
     // First what still runs has to end.
-    let is_clear = crate::teardown::clear(folder, id);
+    let is_clear = crate::life::teardown::clear(folder, id);
     if let Some(mut state) = State::load(folder)?
         && state.finished.is_none()
     {
@@ -460,9 +460,9 @@ pub fn is_unwanted(folder: &Path) -> bool {
     folder.join(UNWANTED).exists()
 }
 
-/// As [`crate::teardown::clear`], for a container whose folder stays and whose end is known: nobody has to do it again.
+/// As [`crate::life::teardown::clear`], for a container whose folder stays and whose end is known: nobody has to do it again.
 pub fn clear(folder: &Path, id: &str) {
-    if crate::teardown::clear(folder, id) {
+    if crate::life::teardown::clear(folder, id) {
         note_over(folder, id);
     }
 }

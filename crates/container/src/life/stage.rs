@@ -12,12 +12,12 @@ use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use crate::bundle::Access;
-use crate::headroom::{Headroom, HeadroomError};
-use crate::monitor::{ROOT, RunError};
-use crate::names::{NameFile, NameMount};
+use crate::bundle::names::{NameFile, NameMount};
+use crate::bundle::userns::IdMap;
+use crate::life::monitor::{ROOT, RunError};
 use crate::notes;
-use crate::upper::{Doomed, UpperError};
-use crate::userns::IdMap;
+use crate::root::headroom::{Headroom, HeadroomError};
+use crate::root::upper::{Doomed, UpperError};
 
 /// Runtimes prepare a container of a user namespace as its root, who is nobody to the host: the folders of a store, and
 /// above it, need not let him through. This one does, in [`notes::FOLDER`].
@@ -71,7 +71,7 @@ impl Filestore {
         mode: u32,
         owner: (u32, u32),
     ) -> Result<Self, UpperError> {
-        let (mount, directory) = crate::upper::volume(file, durability, DATA, mode, owner)?;
+        let (mount, directory) = crate::root::upper::volume(file, durability, DATA, mode, owner)?;
         Ok(Self { mount, doomed: Doomed::of_filestore(directory, durability) })
     }
 }

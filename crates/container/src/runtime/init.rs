@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::program::{HEADERS, is_static};
+use crate::runtime::program::{HEADERS, is_static};
 
 /// Where the container has it: in a file system that every container has, and that is written before it is read-only.
 pub const PLACE: &str = "/dev/init";

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use kernel::mount::Unmount;
 
-use crate::detached::GLANCE;
-use crate::monitor::{STATE, delete};
-use crate::stage::is_place;
+use crate::life::detached::GLANCE;
+use crate::life::monitor::{STATE, delete};
+use crate::life::stage::is_place;
 
 /// Ends what the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's

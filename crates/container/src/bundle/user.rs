@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::files::{FileError, read_small};
+use crate::bundle::files::{FileError, read_small};
 
 /// The largest number that runtimes take for what it says. crun reads 4294967295, which is the kernel's word for "no
 /// change", as root; Docker's limit is this one too. Source: runc, `user.go`, `maxID`.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::view::{Executable, View};
+use crate::bundle::view::{Executable, View};
 
 /// How many files the kernel looks at: a script, its interpreter, and so on. Source: Linux `fs/exec.c`, `exec_binprm`.
 const DEPTH: u32 = 6;

@@ -12,9 +12,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::detached::GLANCE;
-use crate::upper::{UpperError, at_rest, last_use, open_upper};
-use crate::{filestore, offer};
+use crate::life::detached::GLANCE;
+use crate::offer;
+use crate::root::filestore;
+use crate::root::upper::{UpperError, at_rest, last_use, open_upper};
 
 /// The note of which descriptor of a running container's process is its upper layer.
 const OFFER: &str = "upper";
@@ -187,7 +188,7 @@ impl Changes {
                 loop {
                     match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
                         Err(Errno::WOULDBLOCK) if since.elapsed() < RELEASED => {
-                            std::thread::sleep(crate::detached::GLANCE);
+                            std::thread::sleep(crate::life::detached::GLANCE);
                         }
                         Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path)),
                         result => break result.map_err(failed)?,

@@ -2,7 +2,7 @@
 //!
 //! The root is attached in a private mount namespace, so the kernel takes it down when the last process in there has
 //! gone, however that came about. What is left then are files in the container's folder and perhaps a cgroup, which
-//! [`crate::teardown`] removes.
+//! [`crate::life::teardown`] removes.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -17,18 +17,18 @@ use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::bundle::view::{View, WorkingDirError};
 use crate::bundle::{Process, Terminal};
-use crate::headroom::Headroom;
-use crate::memory::Ear;
-use crate::program::{Named, ProgramError, Refusal, Within, too_long};
+use crate::life::memory::Ear;
+use crate::life::spared::Terms;
+use crate::life::stage::Stage;
+use crate::life::state::{End, Reason};
+use crate::root::headroom::Headroom;
+use crate::root::upper::UpperError;
+use crate::runtime::compiled::{Compiled, Lesson};
+use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
+use crate::runtime::streams::Streams;
 use crate::runtime::{Kind, Runtime};
-use crate::security::{Compiled, Lesson};
-use crate::spared::Terms;
-use crate::stage::Stage;
-use crate::state::{End, Reason};
-use crate::streams::Streams;
-use crate::upper::UpperError;
-use crate::view::{View, WorkingDirError};
 
 /// Everything that one container needs.
 #[derive(Debug)]
@@ -205,7 +205,7 @@ pub enum RunError {
     WorkingDir(#[from] WorkingDirError),
     /// The container's names of users and groups, which the runtime reads.
     #[error("the container's users cannot be looked up")]
-    Users(#[source] crate::user::LookupError),
+    Users(#[source] crate::bundle::user::LookupError),
     /// Somebody did not want it any more.
     #[error("interrupted while container {0} was started")]
     Interrupted(String),
@@ -244,7 +244,7 @@ pub enum RunError {
 /// # Errors
 /// [`RunError`] when it did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
-    crate::streams::check().map_err(RunError::Directory)?;
+    crate::runtime::streams::check().map_err(RunError::Directory)?;
     let Prepared { doubt, lesson } = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);
@@ -387,9 +387,9 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
 }
 
 /// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the
-/// runtime cannot be asked that, it ends itself, and [`crate::teardown::clear`] what it leaves.
+/// runtime cannot be asked that, it ends itself, and [`crate::life::teardown::clear`] what it leaves.
 pub(crate) fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
-    crate::memory::note_kill(start.folder);
+    crate::life::memory::note_kill(start.folder);
     if !send(start, Signal::KILL) {
         // It may have ended just now.
         let _gone = runtime.signal(Signal::KILL);

@@ -2,7 +2,7 @@
 //!
 //! Every block that the ext4 may hand out has its block on the host's disk already: a full disk is an error to whoever
 //! writes, never zeros to whoever reads. What the host has not allocated yet belongs to one file inside, the *balloon*;
-//! [`crate::headroom`] makes it smaller and larger.
+//! [`crate::root::headroom`] makes it smaller and larger.
 //!
 //! Making an ext4 takes ten milliseconds and a program, and copying one less than one: so each size is made once and kept
 //! as a template beside the containers. Its metadata is all that it has, some hundred KiB; what is zero stays a hole.
@@ -27,7 +27,7 @@ pub const NAME: &str = "filestore";
 /// Who takes room from the host's disk for what is written later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
-    /// A process with a [`crate::headroom::Headroom`], ahead of what is written.
+    /// A process with a [`crate::root::headroom::Headroom`], ahead of what is written.
     Ahead,
     /// Nobody: all of it is taken at once.
     Whole,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use kernel::process::{Exit, Pid, Signal, has_executed, waits_for_signals};
 
-use crate::detached::GLANCE;
-use crate::monitor::{PID, runtime_of};
+use crate::life::detached::GLANCE;
+use crate::life::monitor::{PID, runtime_of};
 use crate::runtime::Kind;
 
 /// The number of a container's first process, as soon as that is on its way.

@@ -1,19 +1,17 @@
 //! What a container may do beyond its namespaces: capabilities, calls of the kernel, devices, limits.
 
 mod capabilities;
-mod compiled;
 mod devices;
 mod limits;
 mod seccomp;
 
 use serde_json::{Value, json};
 
+use crate::bundle::user::User;
 use crate::runtime::Kind;
-use crate::user::User;
 
 pub(crate) use capabilities::of_bundle;
 pub use capabilities::{Capabilities, CapabilityError};
-pub(crate) use compiled::{Compiled, Lesson};
 pub use devices::{Device, DeviceError};
 pub use limits::{Limit, LimitError};
 pub use seccomp::{Filter, FilterError, Profile};

@@ -12,7 +12,7 @@ use std::str::FromStr;
 use kernel::process::{IdRange, ProcessError, user_namespace};
 use serde_json::{Value, json};
 
-use crate::user::User;
+use crate::bundle::user::User;
 
 /// The number that the kernel takes for "none"; ids are below.
 const NO_ID: u64 = u32::MAX as u64;

@@ -18,8 +18,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::log::Log;
-use crate::spared::{first_process, is_spared};
+use crate::life::log::Log;
+use crate::life::spared::{first_process, is_spared};
 
 /// Ctrl-C, and the two keys by which a caller leaves a container to itself, as with Docker.
 const CTRL_C: u8 = 3;

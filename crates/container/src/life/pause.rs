@@ -9,8 +9,8 @@ use kernel::process::{Exit, start_behind};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::detached::GLANCE;
-use crate::monitor::ask;
+use crate::life::detached::GLANCE;
+use crate::life::monitor::ask;
 
 /// A container whose processes do not run until this is dropped. A child of this process sees to it that they do then, also
 /// when this process is killed.

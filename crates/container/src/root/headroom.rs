@@ -18,7 +18,7 @@ use kernel::mount::Durability;
 use rustix::fs::{Mode, OFlags, StatVfs};
 use rustix::io::Errno;
 
-use crate::filestore::{BALLOON, Geometry, TABLES, take};
+use crate::root::filestore::{BALLOON, Geometry, TABLES, take};
 
 const MIB: u64 = 1 << 20;
 

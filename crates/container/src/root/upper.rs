@@ -12,10 +12,10 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::bundle::Access;
-use crate::filestore;
-use crate::headroom::{self, Headroom, HeadroomError};
-use crate::userns::IdMap;
-use crate::view::{FilePlace, View};
+use crate::bundle::userns::IdMap;
+use crate::bundle::view::{FilePlace, View};
+use crate::root::filestore;
+use crate::root::headroom::{self, Headroom, HeadroomError};
 
 /// Where changes go. The kinds have gVisor's names (`--overlay2`).
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ pub enum Writable<'a> {
         /// The most that may be written, in bytes; none means half of the machine's memory.
         bytes: Option<NonZeroU64>,
     },
-    /// `self`: into one file of the host, which has a file system inside: see [`crate::filestore`].
+    /// `self`: into one file of the host, which has a file system inside: see [`crate::root::filestore`].
     Filestore {
         /// The file, open for reading and writing.
         file: BorrowedFd<'a>,

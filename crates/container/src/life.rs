@@ -1,0 +1,13 @@
+//! Containers from their start to their end, and what is kept of them.
+
+pub mod detached;
+pub mod kept;
+pub mod log;
+pub mod memory;
+pub mod monitor;
+pub mod pause;
+pub(crate) mod spared;
+pub mod stage;
+pub mod state;
+pub mod teardown;
+pub mod terminal;

@@ -1,0 +1,601 @@
+//! Root file systems: an image of the store, its objects or data blobs, and perhaps a writable layer, in one detached
+//! mount.
+//!
+//! Every mount that Quire makes of an image comes from [`assemble`], so that whoever has to stand behind a mount (a
+//! holder of lazy blobs, a monitor that shares superblocks) has one place to do so.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use kernel::mount::{
+    Acl, Backing, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions,
+    Propagation, Verity, XattrNamespace, native_read_ahead,
+};
+use kernel::process::{ProcessError, own_mounts};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::bundle::userns::IdMap;
+use crate::root::share::Superblock;
+use crate::root::upper::Layer;
+use crate::root::upper::{Doomed, UpperError, Writable};
+
+/// What is mounted: descriptors that the store has checked.
+#[derive(Debug, Clone, Copy)]
+pub struct Layers<'a> {
+    /// What messages and `mountinfo` call it.
+    pub name: &'a str,
+    /// The EROFS image, open for reading.
+    pub image: BorrowedFd<'a>,
+    /// Where the bytes of files are that are not in the image.
+    pub data: Data<'a>,
+    /// Whether any inode of the image has a POSIX ACL.
+    pub acl: Acl,
+    /// With which other images over data blobs the pages of equal files are in memory once, where the kernel can: all of one
+    /// domain have to be trusted alike. Nobody, if there is none.
+    pub domain: Option<&'a str>,
+    /// What the kernel reads an image over data blobs from. Its files can be read with `O_DIRECT` from [`Backing::Loop`] only,
+    /// and shares no pages then. Of others, overlayfs has the files of the disk.
+    pub backing: Backing,
+}
+
+impl Layers<'_> {
+    /// What a mount of the image depends on: its files, by inode, and how it is mounted. `None` when that cannot be found
+    /// out. Inodes are good names as long as something has the files open or mounted.
+    #[must_use]
+    pub fn identity(&self) -> Option<String> {
+        let (devices, domain, backing): (&[_], _, _) = match self.data {
+            Data::Objects(_) => (&[], None, Backing::File),
+            Data::Devices(devices) => (devices, self.domain, self.backing),
+        };
+        let mut text = format!("{:?} {domain:?} {backing:?}", self.acl);
+        for file in std::iter::once(&self.image).chain(devices) {
+            let stat = rustix::fs::fstat(file).ok()?;
+            text += &format!(" {}:{}", stat.st_dev, stat.st_ino);
+        }
+        Some(store::Digest::sha256(text.as_bytes()).to_string())
+    }
+}
+
+/// Where the bytes of an image's files are.
+#[derive(Debug, Clone, Copy)]
+pub enum Data<'a> {
+    /// In directories that hold objects, searched in this order: overlayfs goes there.
+    Objects(&'a [BorrowedFd<'a>]),
+    /// In data blobs, open for reading, in the order of the image's device table; their number and lengths were compared
+    /// with what it says. EROFS reads them itself, so there is no overlay where nothing is written.
+    Devices(&'a [BorrowedFd<'a>]),
+}
+
+impl<'a> Layers<'a> {
+    const fn objects(&self) -> &'a [BorrowedFd<'a>] {
+        match self.data {
+            Data::Objects(directories) => directories,
+            Data::Devices(_) => &[],
+        }
+    }
+}
+
+/// Who checks what is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checked {
+    /// The kernel, at every read: fs-verity on the image and on the objects.
+    ByKernel,
+    /// Nobody, after the import.
+    AtImport,
+}
+
+/// What `df` says of a root that nothing can be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// As the kernel has it: full.
+    AsIs,
+    /// That there is some, of an empty tmpfs above the image. The price is that the root directory is a merged one, which
+    /// takes the kernel longer to list.
+    Free,
+}
+
+/// How a root is to be.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape<'a> {
+    /// Where changes go.
+    pub writable: Writable<'a>,
+    /// Who the image's owners are on the host; none: who they are in the image.
+    pub map: Option<&'a IdMap>,
+    /// Only where nothing can be written.
+    pub space: Space,
+    /// Files that have to be there, for others to be mounted on them: where the image lacks them, empty ones are below it. So
+    /// no runtime makes them in the writable layer. The price is that directories on their ways are merged ones.
+    pub places: &'a [&'a str],
+}
+
+/// A root file system that is attached nowhere yet.
+#[derive(Debug)]
+pub struct Root {
+    /// The mount.
+    pub mount: Detached,
+    /// The image's own mount below it, for others to share.
+    pub image: Superblock,
+    /// What to do about the writable layer when nobody needs the root any more, before it is unmounted.
+    pub doomed: Doomed,
+}
+
+/// A root that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RootError {
+    /// The kernel refused a mount.
+    #[error("cannot mount {name}")]
+    Mount {
+        /// The image.
+        name: String,
+        /// The kernel's answer.
+        #[source]
+        source: MountError,
+    },
+    /// The writable layer could not be prepared.
+    #[error("cannot prepare the writable layer of {name}")]
+    Upper {
+        /// The image.
+        name: String,
+        /// Why.
+        #[source]
+        source: UpperError,
+    },
+    /// There is no user namespace to map owners by.
+    #[error("cannot make a user namespace for the owners of {name}")]
+    Map {
+        /// The image.
+        name: String,
+        /// The kernel's answer.
+        #[source]
+        source: ProcessError,
+    },
+    /// The root directory, of which the writable layer has one of its own, would be nobody's.
+    #[error(
+        "the root directory of {name} belongs to user {user} and group {group}, and the map of ids has not both: add them, \
+         or use neither a writable layer nor --df"
+    )]
+    Nobody {
+        /// The image.
+        name: String,
+        /// Its owner in the image.
+        user: u32,
+        /// Its group in the image.
+        group: u32,
+    },
+    /// There is no mount namespace to stack it in, which kernels before 6.15 need.
+    #[error("cannot make a mount namespace to stack {name} in")]
+    Namespace {
+        /// The image.
+        name: String,
+        /// The kernel's answer.
+        #[source]
+        source: ProcessError,
+    },
+    /// The objects, or the writable directory, are not, or no longer, where their descriptor came from; kernels before
+    /// 6.15 need a path.
+    #[error("cannot find the objects of {name}, or its writable layer, by their path")]
+    Objects {
+        /// The image.
+        name: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Stacks the image, its objects and the writable layer, all from descriptors; `shared` is a mount of this very image that
+/// is there already. Whatever has to be attached somewhere
+/// meanwhile, since the kernel is older than 6.15, is attached where nobody else sees it.
+///
+/// # Errors
+/// [`RootError`] with the step that failed; nothing is left mounted then.
+pub fn assemble(
+    layers: &Layers<'_>,
+    shared: Option<Superblock>,
+    checked: Checked,
+    shape: &Shape<'_>,
+) -> Result<Root, RootError> {
+    assemble_in(layers, shared, checked, shape, Workshop::AsNeeded)
+}
+
+/// Where an overlay with a writable layer is stacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Workshop {
+    /// Here, if the kernel can do without attached layers.
+    AsNeeded,
+    /// In a mount namespace of its own, as for kernels that cannot. For tests.
+    #[cfg(test)]
+    Apart,
+}
+
+fn assemble_in(
+    layers: &Layers<'_>,
+    shared: Option<Superblock>,
+    checked: Checked,
+    shape: &Shape<'_>,
+    workshop: Workshop,
+) -> Result<Root, RootError> {
+    let failed = |source| RootError::Mount { name: layers.name.to_owned(), source };
+    let image = match shared {
+        Some(shared) => shared,
+        None => mount_image(layers)?,
+    };
+    let mapped = shape.map.map(|map| mapped(layers, &image, map, workshop)).transpose()?;
+    let lower = mapped.as_ref().unwrap_or(&image.mount);
+    let writable = shape.writable;
+    if let (Some(map), true) = (shape.map, writes_root(shape)) {
+        check_owner(layers, &image, map)?;
+    }
+    let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
+    let missing = crate::root::upper::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
+    let bottom = match missing.is_empty() {
+        true => None,
+        false => Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?),
+    };
+    let upper =
+        crate::root::upper::prepare(writable, lower.as_fd(), shape.map).map_err(upper_failed)?;
+    let Some(upper) = upper else {
+        let top = match shape.space {
+            Space::AsIs => None,
+            Space::Free => Some(crate::root::upper::empty(lower.as_fd()).map_err(upper_failed)?),
+        };
+        if let (Data::Devices(_), None, None) = (layers.data, &top, &bottom) {
+            let mount = match mapped {
+                Some(mapped) => mapped,
+                None => again(layers, &image, workshop)?,
+            };
+            return Ok(Root { mount, image, doomed: Doomed::default() });
+        }
+        let lower: Vec<_> = top.iter().chain([lower]).chain(&bottom).map(Detached::as_fd).collect();
+        let mount = stack(layers, checked, &lower, layers.objects(), None).map_err(failed)?;
+        return Ok(Root { mount, image, doomed: Doomed::default() });
+    };
+    let lower: Vec<_> = [lower].into_iter().chain(&bottom).map(Detached::as_fd).collect();
+    let here = match workshop {
+        Workshop::AsNeeded => Some(stack(layers, checked, &lower, layers.objects(), Some(&upper))),
+        #[cfg(test)]
+        Workshop::Apart => None,
+    };
+    let mount = match here {
+        // It says so before it has touched any layer.
+        Some(Err(MountError::Unsupported { .. })) | None => {
+            stack_apart(layers, checked, &lower, &upper)?
+        }
+        Some(result) => result.map_err(failed)?,
+    };
+    Ok(Root { mount, image, doomed: upper.into_doomed(writable) })
+}
+
+fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
+    let acl = layers.acl;
+    let options = match layers.data {
+        // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
+        // I/O would read the disk anew for every container.)
+        Data::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
+        // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
+        Data::Devices(devices) => ErofsOptions {
+            devices,
+            backing: layers.backing,
+            io: Io::Direct,
+            acl,
+            // Pages that are shared are no device's, and could not be read past.
+            share: layers.domain.filter(|_| layers.backing == Backing::File).map(Domain),
+            read_ahead: native_read_ahead(*devices.first().unwrap_or(&layers.image)),
+        },
+    };
+    let image = kernel::mount::erofs(layers.image, &options)
+        .map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })?;
+    Ok(Superblock { mount: image.mount, backing: image.backing, identity: layers.identity() })
+}
+
+/// A second mount of the image, whose owners are mapped.
+fn mapped(
+    layers: &Layers<'_>,
+    image: &Superblock,
+    map: &IdMap,
+    workshop: Workshop,
+) -> Result<Detached, RootError> {
+    let name = || layers.name.to_owned();
+    let namespace = map.namespace().map_err(|source| RootError::Map { name: name(), source })?;
+    let mount = again(layers, image, workshop)?;
+    let failed = |source| RootError::Mount { name: name(), source };
+    mount.idmap(namespace.as_fd()).map_err(failed)?;
+    Ok(mount)
+}
+
+/// A second mount of the image: of the same superblock, or of another one on kernels that clone no detached mounts.
+fn again(
+    layers: &Layers<'_>,
+    image: &Superblock,
+    workshop: Workshop,
+) -> Result<Detached, RootError> {
+    let cloned = match workshop {
+        Workshop::AsNeeded => Some(image.mount.clone_detached()),
+        #[cfg(test)]
+        Workshop::Apart => None,
+    };
+    match cloned {
+        Some(Err(MountError::Unsupported { .. })) | None => Ok(mount_image(layers)?.mount),
+        Some(clone) => {
+            clone.map_err(|source| RootError::Mount { name: layers.name.to_owned(), source })
+        }
+    }
+}
+
+/// Whether the root directory is one of a writable file system.
+fn writes_root(shape: &Shape<'_>) -> bool {
+    !matches!(shape.writable, Writable::None) || shape.space == Space::Free
+}
+
+fn check_owner(layers: &Layers<'_>, image: &Superblock, map: &IdMap) -> Result<(), RootError> {
+    let stat = rustix::fs::fstat(&image.mount)
+        .map_err(|errno| RootError::Upper { name: layers.name.to_owned(), source: errno.into() })?;
+    match map.user(stat.st_uid).zip(map.group(stat.st_gid)) {
+        Some(_) => Ok(()),
+        None => Err(RootError::Nobody {
+            name: layers.name.to_owned(),
+            user: stat.st_uid,
+            group: stat.st_gid,
+        }),
+    }
+}
+
+fn stack(
+    layers: &Layers<'_>,
+    checked: Checked,
+    lower: &[BorrowedFd<'_>],
+    objects: &[BorrowedFd<'_>],
+    upper: Option<&Layer>,
+) -> Result<Detached, MountError> {
+    kernel::mount::overlay(&OverlayOptions {
+        name: layers.name,
+        lower,
+        data: objects,
+        upper: upper.map(Layer::options),
+        verity: match (layers.data, checked) {
+            (Data::Objects(_), Checked::ByKernel) => Verity::Required,
+            // Blobs that are sealed are checked wherever they are read.
+            (Data::Devices(_), _) | (_, Checked::AtImport) => Verity::Off,
+        },
+        xattrs: XattrNamespace::Trusted,
+        credentials: Credentials::Mounter,
+    })
+}
+
+/// Stacks an overlay whose writable layer has to be attached somewhere, and all layers in one mount namespace: in a
+/// new one, which ends with the thread that this makes. The overlay has clones of its own of the layers' mounts by
+/// then, and is detached, so it can be attached in any namespace.
+fn stack_apart(
+    layers: &Layers<'_>,
+    checked: Checked,
+    lower: &[BorrowedFd<'_>],
+    upper: &Layer,
+) -> Result<Detached, RootError> {
+    let name = || layers.name.to_owned();
+    let lost = |source| RootError::Objects { name: name(), source };
+    let work = || {
+        // Where the directories are: asked before the namespace is new, since paths are those of this one.
+        let directories = match &upper.mount {
+            Some(_) => layers.objects().to_vec(),
+            None => [layers.objects(), &upper.directories()].concat(),
+        };
+        let paths = directories.iter().map(|fd| path_of(*fd));
+        let paths = paths.collect::<Result<Vec<_>, _>>().map_err(lost)?;
+        own_mounts(Propagation::Private)
+            .map_err(|source| RootError::Namespace { name: name(), source })?;
+        // A descriptor from before leads to a mount of the namespace that we left, which can be no layer here.
+        let again = paths.iter().zip(&directories).map(|(path, fd)| open_again(path, *fd));
+        let mut again = again.collect::<Result<Vec<_>, _>>().map_err(lost)?;
+        let failed = |source| RootError::Mount { name: name(), source };
+        let upper_again = upper.again(again.split_off(layers.objects().len()));
+        if let Some(mount) = &upper.mount {
+            // The one directory that is always there and that covers nothing: every path begins below what is mounted
+            // on it.
+            mount.attach_at(Path::new("/")).map_err(failed)?;
+        }
+        let objects: Vec<_> = again.iter().map(|fd| fd.as_fd()).collect();
+        let upper = upper_again.as_ref().unwrap_or(upper);
+        stack(layers, checked, lower, &objects, Some(upper)).map_err(failed)
+    };
+    match std::thread::scope(|scope| scope.spawn(work).join()) {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+fn path_of(fd: BorrowedFd<'_>) -> std::io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/thread-self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Opens a directory by its path, and makes sure that it is the one that is meant.
+fn open_again(path: &Path, expected: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let again = rustix::fs::open(path, flags, Mode::empty())?;
+    let identity = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map(|it| (it.st_dev, it.st_ino));
+    if identity(again.as_fd())? != identity(expected)? {
+        return Err(Errno::STALE.into());
+    }
+    Ok(again)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write as _;
+    use std::os::unix::fs::MetadataExt as _;
+
+    use image::erofs::{
+        BlockSize, DataBlob, Fingerprints, Placed, Profile, Stored, Versions, write_native,
+    };
+    use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
+    use image::verity::{Algorithm, digest};
+
+    use super::*;
+
+    /// What needs root says so where there is none.
+    fn is_root() -> bool {
+        let root = rustix::process::geteuid().is_root();
+        if !root {
+            testing::skipped("mounts need root");
+        }
+        root
+    }
+
+    /// As on kernels before 6.15, whose layers by name the `kernel` crate tests.
+    #[test]
+    fn a_root_stacked_apart_is_one_like_others() {
+        if !is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = [b'x'; 100];
+        let object = digest(Algorithm::Sha256, &bytes);
+        let place = folder.path().join(object.path());
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        std::fs::write(&place, bytes).unwrap();
+        let mut builder = Builder::new();
+        let node = Node::Regular(Content::External {
+            size: 100,
+            object: Some(object),
+            location: Location::Object,
+        });
+        let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, node).unwrap();
+        builder.insert(InodeId::ROOT, b"file", inode, Link::Equal).unwrap();
+        let path = folder.path().join("image");
+        let profile = Profile::Composefs(Versions::default());
+        image::erofs::write(&builder.finish(), &profile, &mut File::create(&path).unwrap())
+            .unwrap();
+        let (image, objects) = (File::open(&path).unwrap(), File::open(folder.path()).unwrap());
+        let layers = Layers {
+            name: "quire:test",
+            image: image.as_fd(),
+            data: Data::Objects(&[objects.as_fd()]),
+            acl: Acl::Ignore,
+            domain: None,
+            backing: Backing::File,
+        };
+        let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        let before = mounts();
+        let map: IdMap = "0:100000:10\n0:200000:10".parse().unwrap();
+        let shape = Shape {
+            writable: Writable::Memory { bytes: None },
+            map: Some(&map),
+            space: Space::AsIs,
+            places: &[],
+        };
+        let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
+        assert_eq!(mounts(), before);
+        // Used where containers use it: attached in another namespace than the one it was made in.
+        own_mounts(Propagation::Private).unwrap();
+        let point = tempfile::tempdir().unwrap();
+        root.mount.attach_at(point.path()).unwrap();
+        drop(root);
+        let file = point.path().join("file");
+        assert_eq!(std::fs::read(&file).unwrap(), bytes);
+        for path in [&*file, point.path()] {
+            let found = std::fs::metadata(path).unwrap();
+            assert_eq!((found.uid(), found.gid()), (100_000, 200_000));
+        }
+        File::options().append(true).open(&file).unwrap().write_all(b"y").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), [&bytes[..], b"y"].concat());
+        assert_eq!(std::fs::read(&place).unwrap(), bytes);
+        assert!(mounts().contains(" overlay quire:test "));
+        kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
+    }
+
+    /// An image whose one file is in a blob, behind a block of something else.
+    struct Native {
+        folder: tempfile::TempDir,
+        bytes: Vec<u8>,
+    }
+
+    impl Native {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let bytes: Vec<u8> = (0..=255).cycle().take(3 * 4096 + 5).collect();
+            let object = digest(Algorithm::Sha256, &bytes);
+            let blob = [&[0xee; 4096][..], &bytes[..3 * 4096]].concat();
+            let mut builder = Builder::new();
+            let size = bytes.len() as u64;
+            let content =
+                Content::External { size, object: Some(object), location: Location::None };
+            let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(content));
+            builder.insert(InodeId::ROOT, b"file", inode.unwrap(), Link::Equal).unwrap();
+            let find = |_: &_| {
+                let (tail, fingerprint) = (5, [7; 32]);
+                Some(Placed::Whole(Stored { device: 0, offset: 4096, tail, fingerprint }))
+            };
+            let device =
+                DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };
+            let native = image::erofs::Native {
+                block_size: BlockSize::B4096,
+                has_tar: false,
+                devices: &[device],
+                find: &find,
+                fingerprints: Fingerprints::default(),
+                uuid: [0; 16],
+            };
+            let mut give = |_: image::tree::Inode<'_>, _, out: &mut dyn std::io::Write| {
+                out.write_all(&bytes[3 * 4096..])
+            };
+            let mut out = File::create(folder.path().join("image")).unwrap();
+            write_native(&builder.finish(), &native, &mut give, &mut out).unwrap();
+            std::fs::write(folder.path().join("blob"), blob).unwrap();
+            Self { folder, bytes }
+        }
+
+        fn root(&self, shape: &Shape<'_>, workshop: Workshop) -> Root {
+            let open = |name| File::open(self.folder.path().join(name)).unwrap();
+            let (image, blob) = (open("image"), open("blob"));
+            let layers = Layers {
+                name: "quire:native",
+                image: image.as_fd(),
+                data: Data::Devices(&[blob.as_fd()]),
+                acl: Acl::Keep,
+                domain: Some("test"),
+                backing: Backing::File,
+            };
+            assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()
+        }
+    }
+
+    #[test]
+    fn an_image_over_blobs_is_mounted_alone_until_something_is_written() {
+        if !is_root() {
+            return;
+        }
+        let native = Native::new();
+        let map: IdMap = "0:100000:10\n0:200000:10".parse().unwrap();
+        own_mounts(Propagation::Private).unwrap();
+        let memory = Writable::Memory { bytes: None };
+        let none = Writable::None;
+        let cases = [
+            (none, None, Space::AsIs, "erofs"),
+            (none, Some(&map), Space::AsIs, "erofs"),
+            (none, None, Space::Free, "overlay"),
+            (memory, Some(&map), Space::AsIs, "overlay"),
+        ];
+        for (writable, map, space, kind) in cases {
+            for workshop in [Workshop::AsNeeded, Workshop::Apart] {
+                let root = native.root(&Shape { writable, map, space, places: &[] }, workshop);
+                let point = tempfile::tempdir().unwrap();
+                root.mount.attach_at(point.path()).unwrap();
+                drop(root);
+                let file = point.path().join("file");
+                assert_eq!(std::fs::read(&file).unwrap(), native.bytes);
+                let owner = std::fs::metadata(&file).unwrap().uid();
+                assert_eq!(owner, if map.is_some() { 100_000 } else { 0 });
+                let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+                let at = format!(" {} ", point.path().display());
+                let line = mounts.lines().find(|line| line.contains(&at)).unwrap();
+                assert!(line.contains(&format!(" - {kind} ")), "{line}");
+                assert_eq!(
+                    std::fs::write(&file, b"new").is_ok(),
+                    matches!(writable, Writable::Memory { .. })
+                );
+                kernel::mount::unmount(point.path(), kernel::mount::Unmount::Lazy).unwrap();
+            }
+        }
+    }
+}

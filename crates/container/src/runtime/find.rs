@@ -1,0 +1,228 @@
+//! The OCI runtime: which ones are there, and what each needs to work on this host.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::Access;
+
+use crate::notes;
+
+/// The runtimes we know how to start, the quickest first.
+const KNOWN: [(&str, Kind); 3] =
+    [("crun", Kind::Crun), ("runc", Kind::Runc), ("runsc", Kind::Runsc)];
+
+/// Where cgroup2 stands in the hybrid layout. Source: systemd, "Control Group APIs and Delegation".
+const UNIFIED_BESIDE_V1: &str = "/sys/fs/cgroup/unified";
+
+/// An OCI runtime, by its habits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// crun: refuses hosts where cgroup v1 and v2 are both mounted.
+    Crun,
+    /// runc, and whatever else behaves like it.
+    Runc,
+    /// gVisor's runsc.
+    Runsc,
+}
+
+/// A runtime that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runtime {
+    /// The program.
+    pub path: PathBuf,
+    /// Its habits.
+    pub kind: Kind,
+}
+
+/// No runtime can be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RuntimeError {
+    /// The one that was asked for is not there, or cannot be executed.
+    #[error("no runtime \"{0}\": it is not in PATH, or is not executable")]
+    Absent(String),
+    /// None of those we know is there.
+    #[error("no OCI runtime in PATH: install crun or runc")]
+    None,
+}
+
+impl Runtime {
+    /// The runtime `wanted` (a name or a path), or the first of crun, runc and runsc that is in `search_path`, which
+    /// is written as `PATH` is, and [works](Self::works). The last of them is not asked, since nothing could take its
+    /// place. To ask takes some milliseconds: with a folder for `notes` a program that has worked is not asked again.
+    ///
+    /// # Errors
+    /// [`RuntimeError`] when there is none.
+    pub fn find(
+        search_path: &OsStr,
+        wanted: Option<&OsStr>,
+        notes: Option<&Path>,
+    ) -> Result<Self, RuntimeError> {
+        let Some(wanted) = wanted else {
+            let mut found = KNOWN.iter().filter_map(|(name, kind)| {
+                Some(Self { path: look_up(search_path, OsStr::new(name))?, kind: *kind })
+            });
+            let mut chosen = found.next().ok_or(RuntimeError::None)?;
+            for next in found {
+                if chosen.has_worked(notes) {
+                    break;
+                }
+                tracing::warn!(runtime = %chosen.path.display(), "`--version` fails: trying the next runtime");
+                chosen = next;
+            }
+            return Ok(chosen);
+        };
+        let path = look_up(search_path, wanted);
+        // The path is kept for whoever clears up later, from another directory. Links in it stay: the name that was
+        // given tells what kind it is.
+        let path = path.and_then(|path| std::path::absolute(path).ok());
+        let path = path.ok_or_else(|| RuntimeError::Absent(wanted.to_string_lossy().into()))?;
+        Ok(Self::at(path))
+    }
+
+    /// The runtime at this path, whose name tells its habits.
+    pub(crate) fn at(path: PathBuf) -> Self {
+        let kind = KNOWN.iter().find(|(name, _)| path.file_name() == Some(OsStr::new(name)));
+        let kind = kind.map_or(Kind::Runc, |(_, kind)| *kind);
+        Self { path, kind }
+    }
+
+    /// Whether it starts at all: it says its version. A program of another architecture, without its libraries, or
+    /// that is only a stub does not.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        let mut command = Command::new(&self.path);
+        command.arg("--version");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|it| it.success())
+    }
+
+    /// As [`works`](Self::works), by a note of an earlier answer for this very file.
+    fn has_worked(&self, notes: Option<&Path>) -> bool {
+        let note = notes.zip(std::fs::metadata(&self.path).ok()).map(|(notes, program)| {
+            let (seconds, part) = (program.mtime(), program.mtime_nsec());
+            let (device, inode) = (program.dev(), program.ino());
+            (notes, format!("runtime-{device}-{inode}-{seconds}-{part}"))
+        });
+        if note.as_ref().is_some_and(|(notes, name)| notes::read(notes, name, 0).is_ok()) {
+            return true;
+        }
+        let works = self.works();
+        if let Some((notes, name)) = note.filter(|_| works)
+            && let Err(error) = notes::write(notes, &name, b"")
+        {
+            tracing::debug!(name, %error, "will be asked again");
+        }
+        works
+    }
+
+    /// The mount that has to be out of sight, in the runtime's own mount namespace, before this runtime works on a host with these
+    /// file systems. crun 1.8: "cgroups in hybrid mode not supported, drop all controllers from cgroupv2".
+    #[must_use]
+    pub fn obstacle(&self) -> Option<&'static Path> {
+        let unified = Path::new(UNIFIED_BESIDE_V1);
+        (self.kind == Kind::Crun && is_cgroup2(unified)).then_some(unified)
+    }
+}
+
+fn is_cgroup2(path: &Path) -> bool {
+    // Source: `linux/magic.h`, CGROUP2_SUPER_MAGIC.
+    const MAGIC: i64 = 0x6367_7270;
+    rustix::fs::statfs(path).is_ok_and(|it| it.f_type == MAGIC)
+}
+
+/// What `PATH` has under `name`; a name with a slash is a path.
+fn look_up(search_path: &OsStr, name: &OsStr) -> Option<PathBuf> {
+    let usable = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
+    if name.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(|path| usable(path));
+    }
+    let folders = std::env::split_paths(search_path).filter(|it| it.is_absolute());
+    folders.map(|it| it.join(name)).find(|path| usable(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_first_usable_one_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let (empty, full) = (folder.path().join("empty"), folder.path().join("full"));
+        for (path, mode) in [("empty/crun", 0o644), ("full/runc", 0o755), ("full/other", 0o755)] {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let search = std::env::join_paths([&empty, &full]).unwrap();
+        let check = |wanted: Option<&Path>, expect: Result<(&str, Kind), RuntimeError>| {
+            let found = Runtime::find(&search, wanted.map(Path::as_os_str), None);
+            let expect = expect.map(|(name, kind)| Runtime { path: full.join(name), kind });
+            assert_eq!(found, expect, "{wanted:?}");
+        };
+        check(None, Ok(("runc", Kind::Runc)));
+        check(Some(Path::new("other")), Ok(("other", Kind::Runc)));
+        check(Some(&full.join("runc")), Ok(("runc", Kind::Runc)));
+        // As seen from the directory where tests run, which is the package's.
+        let up = "../".repeat(std::path::absolute(".").unwrap().components().count());
+        let relative = format!("{up}{}", full.join("runc").display());
+        let found = Runtime::find(&search, Some(relative.as_ref()), None).unwrap();
+        assert!(found.path.is_absolute(), "{found:?}");
+        check(Some(Path::new("crun")), Err(RuntimeError::Absent("crun".to_owned())));
+        assert_eq!(Runtime::find(empty.as_os_str(), None, None), Err(RuntimeError::None));
+    }
+
+    #[test]
+    fn one_that_does_not_start_is_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, code: u8| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\nexit {code}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let check = |expect: &str| {
+            let found = Runtime::find(folder.path().as_os_str(), None, None).unwrap();
+            assert_eq!(found.path, folder.path().join(expect));
+        };
+        put("crun", 1);
+        check("crun");
+        put("runc", 0);
+        check("runc");
+        put("runc", 1);
+        put("runsc", 0);
+        check("runsc");
+        put("crun", 0);
+        check("crun");
+        // Who names one gets that one.
+        put("crun", 1);
+        let named = Runtime::find(folder.path().as_os_str(), Some("crun".as_ref()), None).unwrap();
+        assert_eq!(named.path, folder.path().join("crun"));
+    }
+
+    #[test]
+    fn what_has_worked_is_not_asked_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (asked, notes) = (folder.path().join("asked"), folder.path().join("notes"));
+        let text = format!("#!/bin/sh\necho >> '{}'\n", asked.display());
+        for name in ["crun", "runc"] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, &text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let check = |times: usize| {
+            let found = Runtime::find(folder.path().as_os_str(), None, Some(&notes)).unwrap();
+            assert_eq!(found.kind, Kind::Crun);
+            assert_eq!(std::fs::read_to_string(&asked).unwrap().lines().count(), times);
+        };
+        check(1);
+        check(1);
+        // Changed since.
+        std::fs::write(folder.path().join("crun"), &text).unwrap();
+        check(2);
+    }
+}
