@@ -1,6 +1,6 @@
 //! The composefs dump: a tree as text, one line an entry. `docs/format/dump.md` has the rules.
 //!
-//! [`parse`] reads what `mkcomposefs --from-file` reads, with the same meaning; [`write()`] writes what `composefs-info
+//! [`parse()`] reads what `mkcomposefs --from-file` reads, with the same meaning; [`write()`] writes what `composefs-info
 //! dump` writes.
 
 mod field;

@@ -1,7 +1,7 @@
 //! Images given back: layers bit for bit, manifests with the blobs they name, layouts, archives, flat tars, EROFS images
 //! that hold their files, and disks of these.
 //!
-//! [`layer_tar`] makes a layer's tar again. [`plan`] decides for each layer of a manifest which bytes are given, and makes
+//! [`layer_tar`] makes a layer's tar again. [`plan()`] decides for each layer of a manifest which bytes are given, and makes
 //! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`],
 //! [`to_tar`], [`to_erofs`] and [`to_disk`] write one stream.
 //!

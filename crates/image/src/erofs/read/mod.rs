@@ -10,7 +10,7 @@
 //! - one inode, one directory block of at most 64 KiB and one name, while a directory is read or searched;
 //! - [`XATTRS_BYTES_MAX`] for the xattrs of one inode, of which names take at most [`XATTR_LIST_MAX`];
 //! - 16 MiB in [`Cached`], when it is used;
-//! - [`kept_bound`] bytes of names, xattrs, targets and content taken from the image by one [`Walk`] or [`to_tree`];
+//! - [`kept_bound`] bytes of names, xattrs, targets and content taken from the image by one [`Walk`] or [`to_tree()`];
 //!   what they build from it (a tree, the numbers of inodes, open directories) takes a small multiple of that.
 //!
 //! Work is bounded with it: a walk enters each directory once (a second name for one is corrupt, so there are no
