@@ -1,33 +1,54 @@
-//! The `composefs` crate behind the command line of `mkcomposefs`: a second, independent writer.
-//!
-//! `[--min-version=N] [--max-version=N] --from-file DUMP IMAGE`. The crate cannot say every image that C can: payloads other
-//! than the digest's path, hardlinks whose target sorts behind them and more. What both can say is what `cargo xtask oracle
-//! mkcomposefs --composefs-crate` generates.
+//! Differential tests: Quire's programs against ones that others wrote, on inputs that a seed generates.
 
-use std::fs;
+mod generate;
+mod mkcomposefs;
+mod mutate;
+pub(crate) mod random;
 
-use anyhow::{Context as _, Result, bail};
-use composefs::dumpfile::dumpfile_to_validated_filesystem;
-use composefs::erofs::format::FormatVersion;
-use composefs::erofs::writer::mkfs_erofs_versioned;
-use composefs::fsverity::Sha256HashValue;
+use std::path::PathBuf;
 
-fn main() -> Result<()> {
-    let mut version = FormatVersion::V0;
-    let mut paths = Vec::new();
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
-            "--from-file" | "--min-version=0" | "--max-version=0" | "--max-version=1" => {}
-            "--min-version=1" => version = FormatVersion::V1,
-            option if option.starts_with("--") => bail!("unknown option {option}"),
-            _ => paths.push(argument),
-        }
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::process::repository;
+pub(crate) use generate::unescaped;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    oracle: Oracle,
+}
+
+#[derive(Debug, Subcommand)]
+enum Oracle {
+    /// `mkcomposefs --from-file` and `composefs-info` against the C tools of Debian sid
+    Mkcomposefs(mkcomposefs::Args),
+    /// Print the dump of one seed
+    Dump {
+        /// As the harness prints it with a difference
+        seed: u64,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    match &args.oracle {
+        Oracle::Mkcomposefs(args) => mkcomposefs::run(args),
+        Oracle::Dump { seed } => mkcomposefs::print(*seed),
     }
-    let [dump, image] = &paths[..] else {
-        bail!("a dump and an image are needed");
-    };
-    let text = fs::read_to_string(dump).with_context(|| format!("cannot read {dump}"))?;
-    let tree = dumpfile_to_validated_filesystem::<Sha256HashValue>(&text)?;
-    fs::write(image, mkfs_erofs_versioned(&tree, version))
-        .with_context(|| format!("cannot write {image}"))
+}
+
+/// The part that belongs to the tests of every change.
+pub(crate) fn short() -> Result<()> {
+    mkcomposefs::run(&mkcomposefs::Args::short())
+}
+
+/// Against the writer that others have in Rust, on what it can say.
+pub(crate) fn with_composefs_crate() -> Result<()> {
+    mkcomposefs::run(&mkcomposefs::Args::composefs_crate())
+}
+
+/// The writer of the `composefs` crate, if the oracle workspace is built: `PROGRAM DUMP IMAGE`.
+pub(crate) fn composefs_crate() -> Option<PathBuf> {
+    let built = repository().join("oracle/target/release/composefs-crate-oracle");
+    built.is_file().then_some(built)
 }
