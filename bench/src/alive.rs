@@ -8,13 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use rustix::mount::{UnmountFlags, unmount};
 
-use super::Context;
 use super::density::{measure, nanoseconds, percentile};
 use super::measure::drop_caches;
 use super::report::{Sizes, Unit};
 use super::run::{Runtime, hide_cgroup2, quire_run, show_cgroup2};
 use super::writable::overlay;
-use crate::process::{line, quiet};
+use crate::Context;
+use rig::process::{line, quiet};
 
 /// How many.
 pub(super) const ALIVE: usize = 500;

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Context;
 use super::alive::{ALIVE, Setting, alive};
 use super::mount::import;
 use super::report::{Report, Sizes, Unit};
 use super::run::{Runtime, hide_cgroup2, quire_run, show_cgroup2};
-use crate::Skipped;
-use crate::inputs;
-use crate::process::{find, line};
+use crate::Context;
+use rig::Skipped;
+use rig::inputs;
+use rig::process::{find, line};
 
 /// How many runs one after the other, and how many at a time in the second part.
 const SEQUENCE: usize = 1000;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::measure::drop_caches;
-use crate::process::quiet;
+use rig::process::quiet;
 
 /// One kind of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

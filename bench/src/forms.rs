@@ -15,8 +15,8 @@ use kernel::mount::{
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::mount::{UnmountFlags, unmount};
 
-use super::Context;
-use crate::process::quiet;
+use crate::Context;
+use rig::process::quiet;
 
 /// One way, under a name for the table.
 #[derive(Debug, Clone)]

@@ -8,13 +8,13 @@ use anyhow::{Context as _, Result};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-use super::Context;
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
-use crate::cache::remove;
-use crate::inputs;
-use crate::process::{find, quiet};
-use crate::tools;
+use crate::Context;
+use rig::cache::remove;
+use rig::inputs;
+use rig::process::{find, quiet};
+use rig::tools;
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let layout = inputs::debian_postgres(context.cache, false)?;
@@ -36,7 +36,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             command.args(["unpack", "--image", &image]).arg(place("umoci"));
             Ok(vec![command])
         };
-        let version = super::version("umoci", "--version")?;
+        let version = crate::version("umoci", "--version")?;
         contestants.push(
             Contestant::new(&format!("umoci unpack ({version})"), command)
                 .before(|| context.set_aside("umoci")),
@@ -50,7 +50,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             podman.args(["pull", "--quiet", PODMAN_SOURCE]);
             Ok(vec![podman])
         };
-        let version = super::version("podman", "--version")?;
+        let version = crate::version("podman", "--version")?;
         contestants.push(
             Contestant::new(&format!("podman pull ({version})"), command)
                 .before(|| set_podman_aside(context)),

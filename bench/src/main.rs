@@ -1,4 +1,8 @@
 //! Benches: fixed inputs, rivals in the same run, and results that say what they were measured on.
+//!
+//! `cargo xtask bench NAME` builds this program and calls it. It is a workspace of its own, so that no change of Quire
+//! waits for it to be compiled.
+#![forbid(unsafe_code)]
 
 mod alive;
 mod cgroup;
@@ -11,7 +15,6 @@ mod metadata;
 mod mkcomposefs;
 mod mount;
 mod pagecache;
-mod placed;
 mod proxy;
 mod pull;
 mod push;
@@ -20,30 +23,38 @@ mod removal;
 mod report;
 mod run;
 mod session;
+mod tree;
 mod versions;
 mod walk;
 mod writable;
 
 use std::fs;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
 use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
-use crate::Skipped;
-use crate::cache::Cache;
-use crate::process::{is_root, quiet, repository, shown, target_dir};
 use report::{Machine, Report};
+use rig::Skipped;
+use rig::cache::Cache;
+use rig::process::{is_root, quiet, repository, shown, target_dir};
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    name: Name,
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask bench",
+    about = "Times Quire and its rivals",
+    disable_version_flag = true
+)]
+struct Args {
+    #[arg(required_unless_present = "read_ahead")]
+    name: Option<Name>,
     /// How often each contestant runs
     #[arg(long, default_value_t = 7)]
     runs: usize,
@@ -53,6 +64,9 @@ pub(crate) struct Args {
     /// Only tables whose titles begin with this, of the benches of metadata and of reads
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
+    /// Ask the kernel to read a file ahead, as `--warm metadata` does: what some benches put on the clock
+    #[arg(long, value_name = "FILE", hide = true)]
+    read_ahead: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -122,7 +136,15 @@ impl Context<'_> {
 /// whenever it makes another. Source: Linux `fs/ext4/ialloc.c`, `recently_deleted`, `RECENTCY_MIN`.
 const FORGOTTEN: Duration = Duration::from_secs(61);
 
-pub(crate) fn run(args: &Args) -> Result<()> {
+fn main() -> ExitCode {
+    rig::exit("bench", run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<()> {
+    if let Some(file) = &args.read_ahead {
+        let file = fs::File::open(file)?;
+        return Ok(kernel::cache::read_ahead(file.as_fd(), &(0..file.metadata()?.len()))?);
+    }
     let cache = Cache::open()?;
     let inside = session::inside()?;
     let quire = target_dir()?.join("release/quire");
@@ -154,9 +176,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ];
     let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));
     let machine = Machine::new(cache.dir())?;
+    let is_all = args.name == Some(Name::All);
     let mut is_first = true;
     for (name, bench) in benches {
-        if args.name != Name::All && args.name != name {
+        if !is_all && args.name != Some(name) {
             continue;
         }
         if !std::mem::take(&mut is_first) {
@@ -170,7 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let context = Context { cache: &cache, quire: &quire, work, runs, only };
         match bench(&context) {
             Ok(report) => println!("{}", report.write(&output, &machine)?),
-            Err(error) if args.name == Name::All && error.is::<Skipped>() => println!("{error}"),
+            Err(error) if is_all && error.is::<Skipped>() => println!("{error}"),
             Err(error) => return Err(error).with_context(|| format!("bench {name:?}")),
         }
     }

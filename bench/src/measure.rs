@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use wait4::Wait4 as _;
 
 use super::cgroup::Cgroup;
-use crate::process;
+use rig::process;
 
 /// What is run before or behind the clock.
 pub(super) type Step<'a> = Box<dyn FnMut() -> Result<()> + 'a>;

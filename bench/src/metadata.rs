@@ -1,7 +1,5 @@
 //! Names and inodes of two large trees, as several file systems hold them: their size, listings, and memory.
 
-mod options;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,21 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use image::dump::{Strictness, parse};
-use image::erofs::Fingerprints;
-use image::tree::{Node, Tree};
 use rustix::mount::{UnmountFlags, unmount};
 
-use super::Context;
 use super::forms::{Files, Layer, Source, Way, export, import, make_ext4, only_image};
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
-use super::placed::{self, Blob};
 use super::report::{Report, Sizes, Table, Unit, ratio};
-use crate::cache::remove;
-use crate::inputs::{self, sid, sid::Sid};
-use crate::oracle::random::Random;
-use crate::process::quiet;
+use crate::Context;
 use crate::tree;
+use rig::cache::remove;
+use rig::dump::unescaped;
+use rig::inputs::{self, sid, sid::Sid};
+use rig::process::quiet;
+use rig::random::Random;
 
 const EXT4: &str = "folder on ext4";
 const COMPOSEFS: &str = "quire objects: composefs + overlayfs";
@@ -48,7 +43,8 @@ const TAR_RUNS_MAX: usize = 3;
 /// A tree in all forms.
 struct Input {
     title: &'static str,
-    tree: Tree,
+    /// Paths of its regular files, without the first slash.
+    files: Vec<Vec<u8>>,
     ways: Vec<Way>,
     sizes: Sizes,
     /// Whether the files' bytes are there, and not holes.
@@ -88,12 +84,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let input = make(context, &sid)?;
         let first = tables.len();
         listings(context, &input, &mut tables)?;
-        let (table, bytes) = options::native(context, &input)?;
         findings.extend(tables[first..].iter().flat_map(aims));
-        tables.extend(table);
-        let (table, overlays) = options::overlay(context, &input)?;
-        tables.extend(table);
-        sizes.extend([input.sizes, bytes, overlays]);
+        sizes.push(input.sizes);
         for entry in fs::read_dir(context.work)? {
             remove(&entry?.path())?;
         }
@@ -101,17 +93,14 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "metadata",
         about: String::from(
-            "Two trees in six forms. *developer*: a root of 64,246 entries, of which only the metadata are there: its files are \
-             holes, and its data blobs too. *debian-large*: Debian with compilers, runtimes and headers, 129,000 inodes, \
+            "Two trees in six forms. *developer*: a root of 64,246 entries, whose files are full of zeros, so that files of one \
+             length are one object. *debian-large*: Debian with compilers, runtimes and headers, 129,000 inodes, \
              3 GB. The ext4 is in a file, on a loop device with direct I/O; every EROFS is mounted from its file, with \
              `directio` for data. *With a writable layer*: overlayfs with an upper folder on a tmpfs is on top. Cold: after \
              dropping all caches, the images' and blobs' too; memory is all that the kernel charges in a run of its own, so \
              with inodes, dentries and cached metadata. Warm: after the same once. `tar` writes into a pipe that `cat` \
              empties, since GNU tar reads no file when it writes to /dev/null itself. *--warm metadata*: the image is read \
-             ahead as Quire does it at mount, if the image has at most 32 MiB, by a program of its own that is on the clock. \
-             *Options*: images of the same tree with addresses as `quire packed` gives them, written with other options, over \
-             blobs that are holes. *Overlay xattrs*: images of the same tree for overlayfs, with redirects and metacopies \
-             where `--overlay-xattrs` says.",
+             ahead as Quire does it at mount, if the image has at most 32 MiB, by a program of its own that is on the clock.",
         ),
         findings,
         tables,
@@ -119,90 +108,61 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// The tree of a dump whose files nobody has.
+/// The tree of a dump, with zeros for the bytes of its files, which are not known.
 fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
-    let dump = named_by_path(&fs::read(inputs::dump(context.cache, "cs9-developer")?)?);
-    let tree = parse(&dump[..], Strictness::Lenient)?;
-    let place = |name: &str| context.work.join(name);
-    let (text, objects) = (place("dump"), place("objects"));
-    fs::write(&text, &dump)?;
-    fs::create_dir(&objects)?;
-    let (ext4, mkfs) = (place("ext4.img"), place("mkfs.img"));
-    make_ext4(&ext4, &place("fill"), EXT4_BYTES, |root| {
-        // What ext4 gives its root is what the dump's root gets.
-        tree::unpack(&dump, &root.join("root"))?;
-        mkfs_erofs(sid, &root.join("root"), &mkfs)
-    })?;
-    let composefs = place("composefs.img");
-    let mut mkcomposefs = Command::new(super::named(context, "mkcomposefs")?);
-    quiet(mkcomposefs.arg("--from-file").arg(&text).arg(&composefs))?;
-    let standalone = placed::standalone(&tree, context.work, "standalone")?;
-    let make =
-        |blob, name| placed::native(&tree, blob, Fingerprints::default(), context.work, name);
-    let packed = make(Blob::Dense, "packed")?;
-    let tar = make(Blob::Tar, "tar")?;
-    for image in [&mkfs, &standalone] {
-        // Zeros for files' bytes take no place on the disk.
-        quiet(Command::new("fallocate").arg("--dig-holes").arg(image))?;
-    }
-    let ways = ways(sid, &ext4, &composefs, &objects, &mkfs, &standalone, packed, tar)?;
-    let sizes = sizes(DEVELOPER, &tree, &ways)?;
-    Ok(Input { title: DEVELOPER, tree, ways, sizes, has_bytes: false })
+    let tree = context.work.join("tree");
+    tree::unpack(&fs::read(inputs::dump(context.cache, "cs9-developer")?)?, &tree)?;
+    input(context, sid, DEVELOPER, &format!("dir:{}", tree.display()))
 }
 
-/// An image of packages, imported in each form.
+/// An image of packages.
 fn debian(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     let layout = inputs::debian_large(context.cache, false)?;
+    input(context, sid, DEBIAN, &format!("oci:{}:latest", layout.display()))
+}
+
+/// A source's image in every form.
+fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) -> Result<Input> {
     let place = |name: &str| context.work.join(name);
-    let source = format!("oci:{}:latest", layout.display());
     let stores = ["objects", "packed", "tar"];
-    let [objects, packed, tar] = stores.map(|form| import(context, &source, form));
+    let [objects, packed, tar] = stores.map(|form| import(context, source, form));
     let (objects, packed, tar) = (objects?, packed?, tar?);
     let standalone = place("standalone.img");
     export(context, &objects, &standalone)?;
     let mut dump = Command::new(context.quire);
-    // Whatever is not ASCII is escaped in there.
-    let dump = quiet(dump.arg("--store").arg(&objects).args(["dump", "image"]))?.into_bytes();
-    let tree = parse(&dump[..], Strictness::Lenient)?;
+    let dump = quiet(dump.arg("--store").arg(&objects).args(["dump", "image"]))?;
     let (ext4, mkfs, source) = (place("ext4.img"), place("mkfs.img"), place("source"));
     Way::new("", Source::Erofs(Files::new(&standalone, Vec::new()))).mount(&source, Layer::None)?;
     make_ext4(&ext4, &place("fill"), EXT4_BYTES, |root| {
-        quiet(Command::new("cp").arg("-a").arg(&source).arg(root.join("root")))?;
-        mkfs_erofs(sid, &root.join("root"), &mkfs)
+        // What ext4 gives its root is what the tree's root gets.
+        let root = root.join("root");
+        quiet(Command::new("cp").args(["-a", "--sparse=always"]).args([&source, &root]))?;
+        quiet(sid.command("mkfs.erofs")?.arg("--quiet").args([&mkfs, &root])).map(drop)
     })?;
     unmount(&source, UnmountFlags::empty())?;
+    for image in [&mkfs, &standalone] {
+        // Zeros for files' bytes take no place on the disk.
+        quiet(Command::new("fallocate").arg("--dig-holes").arg(image))?;
+    }
     let image = only_image(&objects)?;
     let (packed, tar) = (Files::of_store(&packed)?, Files::of_store(&tar)?);
     let objects = objects.join("objects");
     let ways = ways(sid, &ext4, &image, &objects, &mkfs, &standalone, packed, tar)?;
-    let sizes = sizes(DEBIAN, &tree, &ways)?;
-    Ok(Input { title: DEBIAN, tree, ways, sizes, has_bytes: true })
+    let (sizes, files) = (sizes(title, &ways)?, files(dump.as_bytes()));
+    Ok(Input { title, files, ways, sizes, has_bytes: title == DEBIAN })
 }
 
 /// More than either tree needs; it is a sparse file.
 const EXT4_BYTES: u64 = 8 << 30;
 
-fn mkfs_erofs(sid: &Sid, tree: &Path, image: &Path) -> Result<()> {
-    quiet(sid.command("mkfs.erofs")?.arg("--quiet").arg(image).arg(tree)).map(drop)
-}
-
-/// A dump whose files have the object ids that their paths are made of: those of composefs stores, without which there
-/// would be nothing in the image that overlayfs checks, and no fingerprint.
-fn named_by_path(dump: &[u8]) -> Vec<u8> {
-    let mut named = Vec::with_capacity(dump.len());
-    for line in dump.split_inclusive(|it| *it == b'\n') {
-        let mut fields: Vec<_> = line.split(|it| *it == b' ').map(<[u8]>::to_vec).collect();
-        if let [_, _, mode, _, _, _, _, _, payload, _, digest, ..] = &mut fields[..]
-            && mode.starts_with(b"10")
-            && payload.contains(&b'/')
-        {
-            let ending = digest.strip_prefix(b"-").unwrap_or(b"").to_vec();
-            *digest = payload.iter().copied().filter(u8::is_ascii_hexdigit).take(64).collect();
-            digest.extend(ending);
-        }
-        named.extend(fields.join(&b' '));
-    }
-    named
+/// The paths of a dump's regular files, without the first slash and without further hard links.
+fn files(dump: &[u8]) -> Vec<Vec<u8>> {
+    let lines = dump.split(|it| *it == b'\n').filter_map(|line| {
+        let mut fields = line.split(|it| *it == b' ');
+        let (path, mode) = (fields.next()?, fields.nth(1)?);
+        mode.starts_with(b"100").then(|| unescaped(path.strip_prefix(b"/").unwrap_or(path)))
+    });
+    lines.collect()
 }
 
 #[expect(clippy::too_many_arguments, reason = "one for each row of every table")]
@@ -234,19 +194,21 @@ fn ways(
     ])
 }
 
-fn sizes(title: &str, tree: &Tree, ways: &[Way]) -> Result<Sizes> {
+fn sizes(title: &str, ways: &[Way]) -> Result<Sizes> {
     let mut rows = Vec::new();
     for way in ways.iter().filter(|it| !it.name.ends_with(AHEAD)) {
         let length = |path: &PathBuf| anyhow::Ok(fs::metadata(path)?.len());
         let (image, data, index) = match &way.source {
             Source::Folder(_) => continue,
             Source::Ext4(file) => (fs::metadata(file)?.blocks() * 512, 0, 0),
-            Source::Composefs { image, .. } => {
-                let mut objects = placed::objects(tree);
-                objects.sort_unstable();
-                objects.dedup();
-                let blocks = objects.iter().map(|(_, size)| size.next_multiple_of(4096));
-                (length(image)?, blocks.sum(), 0)
+            Source::Composefs { image, objects } => {
+                let mut blocks = 0;
+                for folder in fs::read_dir(objects)? {
+                    for object in fs::read_dir(folder?.path())? {
+                        blocks += object?.metadata()?.len().next_multiple_of(4096);
+                    }
+                }
+                (length(image)?, blocks, 0)
             }
             Source::Erofs(files) => {
                 let mut index = 0;
@@ -305,7 +267,7 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
         };
         table("ls -lR", true, Memory::WithCache, &list)?;
         table("ls -lR", false, plain, &list)?;
-        let random = random_files(&input.tree, STATS[STATS.len() - 1]);
+        let random = random_files(&input.files, STATS[STATS.len() - 1]);
         for count in STATS {
             let stat = |root: &Path| vec![stat(root, &random[..random.len().min(count)])];
             table(&format!("stat of {count} random files"), true, plain, &stat)?;
@@ -336,15 +298,9 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
     Ok(())
 }
 
-/// So many different files' paths, the same on every machine.
-fn random_files(tree: &Tree, count: usize) -> Vec<Vec<u8>> {
-    let mut paths = Vec::new();
-    let mut walk = tree.walk();
-    while let Some((path, entry)) = walk.next() {
-        if matches!(entry.inode.node(), Node::Regular(_)) {
-            paths.push(path.strip_prefix(b"/").unwrap_or(path).to_vec());
-        }
-    }
+/// So many different files, the same on every machine.
+fn random_files(files: &[Vec<u8>], count: usize) -> Vec<Vec<u8>> {
+    let mut paths = files.to_vec();
     let mut random = Random::new(8);
     for at in 0..count.min(paths.len()) {
         let other = random.size(at..=paths.len() - 1);
@@ -401,9 +357,9 @@ fn read_ahead(way: &Way) -> Result<Option<Command>> {
     else {
         return Ok(None);
     };
-    let mut xtask = Command::new(std::env::current_exe().context("which program is this?")?);
-    xtask.arg("read-ahead").arg(image);
-    Ok(Some(xtask))
+    let mut bench = Command::new(std::env::current_exe().context("which program is this?")?);
+    bench.arg("--read-ahead").arg(image);
+    Ok(Some(bench))
 }
 
 /// What the aims are about: packed images against those of composefs and of mkfs.erofs.
@@ -420,18 +376,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_a_dump_are_named_by_their_paths() {
-        let rest = "0123456789abcdef".repeat(4);
-        let line = |payload: &str, digest: &str, more: &str| {
-            format!("/a 7 100644 1 0 0 0 0.0 {payload} - {digest}{more}\n")
-        };
-        let path = format!("{}/{}.file", &rest[..2], &rest[2..]);
-        for more in ["", " user.x=y"] {
-            let (given, expect) = (line(&path, "-", more), line(&path, &rest, more));
-            assert_eq!(String::from_utf8(named_by_path(given.as_bytes())).unwrap(), expect);
-        }
-        for same in [line("-", "-", ""), String::from("/d 0 40755 2 0 0 0 0.0 - - -\n")] {
-            assert_eq!(named_by_path(same.as_bytes()), same.as_bytes());
-        }
+    fn regular_files_of_a_dump_are_found_once() {
+        let dump = b"/ 0 40755 2 0 0 0 0.0 - - -\n/a\\x20b 1 100644 1 0 0 0 0.0 - - -\n\
+            /c 1 @100644 1 0 0 0 0.0 /a\\x20b - -\n/d 1 120777 1 0 0 0 0.0 c - -\n";
+        assert_eq!(files(dump), [b"a b"]);
     }
 }

@@ -6,18 +6,18 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::Context;
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
-use crate::inputs::{self, sid};
-use crate::{Failed, oracle};
+use crate::Context;
+use rig::inputs::{self, sid};
+use rig::{Failed, tools};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let dump = inputs::dump(context.cache, "cs9-developer")?;
     let tools = Tools {
-        ours: super::named(context, "mkcomposefs")?,
+        ours: crate::named(context, "mkcomposefs")?,
         c: sid::make(context.cache, false)?,
-        of_crate: oracle::composefs_crate(),
+        of_crate: tools::built_composefs_crate()?,
     };
     let mut findings = Vec::new();
     let mut tables = vec![table(context, &tools, "As it is", &dump, &mut findings)?];
@@ -27,7 +27,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     if tools.of_crate.is_some() {
         tables.push(table(context, &tools, "Objects named by digest", &renamed, &mut findings)?);
     } else {
-        findings.push(String::from("the `composefs` crate's writer (oracle/) is not built"));
+        findings.push(String::from("the `composefs` crate's writer is not built: cargo xtask oracle mkcomposefs --composefs-crate"));
     }
     Ok(Report {
         name: "mkcomposefs",

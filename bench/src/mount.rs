@@ -6,11 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::Context;
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
-use crate::inputs::{self, sid};
-use crate::process;
+use crate::Context;
+use rig::inputs::{self, sid};
+use rig::process;
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let store = import(context, &inputs::debian_small(context.cache, false)?)?;
@@ -40,7 +40,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         mount.arg(&image).arg(&target);
         Ok(vec![mount, umount()])
     };
-    let drop_in = super::named(context, "mount.composefs")?;
+    let drop_in = crate::named(context, "mount.composefs")?;
     let ours_as_c = || {
         let mut mount = Command::new(&drop_in);
         mount.arg("-o").arg(format!("basedir={}", store.join("objects").display()));

@@ -10,29 +10,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use super::Context;
 use super::report::{Report, Sizes, Unit};
-use crate::Skipped;
-use crate::cache::remove;
-use crate::inputs::pairs::{self, PAIRS, WHEELS};
-use crate::inputs::sid::{self, Sid};
-use crate::process::{need, quiet};
-use crate::vm::{self, Hardware, Outcome, Step};
-
-/// What others published for two versions of what is called so: less memory by sharing, in percent, for reading all; for
-/// reading all of Debian pairs in images of mkfs.erofs; and at run time.
-const PUBLISHED: [(&str, u32, Option<u32>, u32); 6] = [
-    ("nginx", 44, Some(40), 26),
-    ("redis", 33, Some(40), 4),
-    ("postgresql", 28, Some(40), 37),
-    ("tomcat", 49, Some(21), 47),
-    ("mariadb", 21, Some(20), 11),
-    ("tensorflow", 16, None, 10),
-];
-
-/// Why ours are other figures.
-const WHY: &str = "the published figures are of images that others made, of versions that are not named: how many files two \
-    versions have in common is a property of the images, and the bounds say it for these";
+use crate::Context;
+use rig::Skipped;
+use rig::cache::remove;
+use rig::inputs::pairs::{self, PAIRS, WHEELS};
+use rig::inputs::sid::{self, Sid};
+use rig::process::{need, quiet};
+use rig::vm::{self, Hardware, Outcome, Step};
 
 /// What runs in the guest.
 const SCRIPTS: [(&str, &str); 2] =
@@ -131,7 +116,6 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         bail!(Skipped(format!("there is no pair: {}", findings.join("; "))));
     }
     findings.extend(rows.iter().flat_map(self::findings));
-    findings.push(WHY.to_owned());
     Ok(Report {
         name: "pagecache",
         about: about(&rows, &release),
@@ -555,13 +539,6 @@ fn findings(row: &Row) -> Vec<String> {
     }
     if pair.here.is_some() && row.load.is_empty() {
         findings.push(format!("{name}: its load FAILED"));
-    }
-    if let Some((_, reading, debian, load)) = PUBLISHED.iter().find(|it| it.0 == name) {
-        let debian = debian
-            .map_or_else(String::new, |it| format!(" (of Debian's, with mkfs.erofs: -{it} %)"));
-        findings.push(format!(
-            "{name}: published: reading all -{reading} %{debian}, at run time -{load} %"
-        ));
     }
     findings
 }

@@ -7,14 +7,14 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::Context;
 use super::import::{podman, race, set_podman_aside};
 use super::measure::Contestant;
 use super::report::Report;
-use crate::Skipped;
-use crate::daemon::{Daemon, PROGRAM};
-use crate::inputs;
-use crate::process::{find, need, quiet};
+use crate::Context;
+use rig::Skipped;
+use rig::inputs;
+use rig::process::{find, need, quiet};
+use testing::daemon::{Daemon, PROGRAM};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let layout = inputs::debian_postgres(context.cache, false)?;
@@ -48,8 +48,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         };
         let name = format!(
             "skopeo copy ({}), umoci unpack ({})",
-            super::version("skopeo", "--version")?,
-            super::version("umoci", "--version")?
+            crate::version("skopeo", "--version")?,
+            crate::version("umoci", "--version")?
         );
         contestants.push(Contestant::new(&name, commands).before(|| {
             context.set_aside("copied")?;
@@ -65,7 +65,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             podman.args(["pull", "--quiet", "--tls-verify=false", image]);
             Ok(vec![podman])
         };
-        let version = super::version("podman", "--version")?;
+        let version = crate::version("podman", "--version")?;
         contestants.push(
             Contestant::new(&format!("podman pull ({version})"), command)
                 .before(|| set_podman_aside(context)),

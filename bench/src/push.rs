@@ -6,14 +6,14 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::Context;
 use super::import::{podman, remove_podman};
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
-use crate::Skipped;
-use crate::daemon::{Daemon, PROGRAM};
-use crate::inputs;
-use crate::process::{need, quiet};
+use crate::Context;
+use rig::Skipped;
+use rig::inputs;
+use rig::process::{need, quiet};
+use testing::daemon::{Daemon, PROGRAM};
 
 /// What the container writes besides a number: 51 MB of programs, libraries and texts that the image has elsewhere.
 const CHANGE: &str = "cp -a /usr/lib/postgresql /usr/share/postgresql /srv";
@@ -42,7 +42,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         count.set(count.get() + 1);
         format!("{host}/{what}/{}:1", count.get())
     };
-    let podman_name = format!("podman push ({})", super::version("podman", "--version")?);
+    let podman_name = format!("podman push ({})", crate::version("podman", "--version")?);
     // Each layer is another one.
     let layer = Cell::new(0);
     let number = || {

@@ -10,16 +10,16 @@ use anyhow::{Context as _, Result};
 use kernel::mount::{Io, native_read_ahead};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use super::Context;
 use super::fio::{Advice, Job, Order, What};
 use super::forms::{Files, Layer, Source, Through, Way, export, import, only_image};
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Sizes, Table, Unit, ratio};
-use crate::Skipped;
-use crate::cache::remove;
-use crate::inputs;
-use crate::oracle::random::Random;
-use crate::process::{find, quiet};
+use crate::Context;
+use rig::Skipped;
+use rig::cache::remove;
+use rig::inputs;
+use rig::process::{find, quiet};
+use rig::random::Random;
 
 const EXT4: &str = "ext4";
 const FILE_BYTES: u64 = 512 << 20;
@@ -127,7 +127,7 @@ fn fill(tree: &Path) -> Result<()> {
     let mut write = |path: &Path, bytes: u64| -> Result<()> {
         let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
         for _ in 0..bytes / 8 {
-            out.write_all(&random.next().to_le_bytes())?;
+            out.write_all(&random.draw().to_le_bytes())?;
         }
         Ok(out.flush()?)
     };

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Context;
 use super::import::{PODMAN_SOURCE, podman, remove_podman};
 use super::report::{Sizes, Unit};
 use super::writable::{overlay, rest};
-use crate::process::{find, quiet};
+use crate::Context;
+use rig::process::{find, quiet};
 
 /// How many files the job `files` of the image makes.
 const FILES: usize = 100_000;

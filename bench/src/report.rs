@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::measure::{Memory, Outcome};
-use crate::process;
+use rig::process;
 
 /// One table.
 #[derive(Debug)]

@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result, bail};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
 
-use super::Context;
 use super::import::{PODMAN_SOURCE, podman, remove_podman};
 use super::measure::{Contestant, Memory, Outcome, Pace, Rules, measure};
 use super::mount::import;
 use super::report::{Report, Table};
-use crate::Skipped;
-use crate::inputs;
-use crate::process::{find, quiet};
+use crate::Context;
+use rig::Skipped;
+use rig::inputs;
+use rig::process::{find, quiet};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let layout = inputs::debian_postgres(context.cache, false)?;

@@ -12,9 +12,9 @@ use anyhow::{Context as _, Result, bail};
 use kernel::process::{Exit, Setup, Signal, Signals, spawn};
 use rustix::process::{Pid, kill_process};
 
-use crate::cache::{Cache, remove};
-use crate::process::{find, need, quiet};
-use crate::{EXIT_SKIPPED, Skipped};
+use rig::cache::{Cache, remove};
+use rig::process::{find, need, quiet};
+use rig::{EXIT_SKIPPED, Skipped};
 
 /// Set for the second life of this program: the folder that everything goes below.
 const INSIDE: &str = "QUIRE_BENCH_INSIDE";

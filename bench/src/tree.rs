@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
-use crate::oracle::unescaped;
+use rig::dump::unescaped;
 
 /// Makes the tree that the dump describes at `root`, which must not be there.
 pub(crate) fn unpack(dump: &[u8], root: &Path) -> Result<()> {

@@ -6,18 +6,18 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Context;
 use super::import::{podman, race, remove_podman};
 use super::measure::Contestant;
 use super::proxy::Proxy;
 use super::report::{Report, Sizes, Unit};
-use crate::Skipped;
-use crate::cache::remove;
-use crate::daemon::{Daemon, PROGRAM};
-use crate::inputs::layout;
-use crate::inputs::versions::{self, COUNT, Cut, Versions};
-use crate::process::{need, quiet};
-use crate::tools;
+use crate::Context;
+use rig::Skipped;
+use rig::cache::remove;
+use rig::inputs::layout;
+use rig::inputs::versions::{self, COUNT, Cut, Versions};
+use rig::process::{need, quiet};
+use rig::tools;
+use testing::daemon::{Daemon, PROGRAM};
 
 /// A way to bring an image here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,10 +41,10 @@ impl Way {
             QuireChunked => String::from("quire pull, eStargz"),
             Umoci => format!(
                 "skopeo copy ({}), umoci unpack ({})",
-                super::version("skopeo", "--version")?,
-                super::version("umoci", "--version")?
+                crate::version("skopeo", "--version")?,
+                crate::version("umoci", "--version")?
             ),
-            Podman => format!("podman pull ({})", super::version("podman", "--version")?),
+            Podman => format!("podman pull ({})", crate::version("podman", "--version")?),
         })
     }
 
@@ -196,7 +196,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 fn publish(context: &Context<'_>, versions: &Versions, host: &str, cut: Cut) -> Result<()> {
     let (draft, crane) = (context.work.join("draft"), tools::crane(context.cache)?);
     for version in 1..=COUNT {
-        let mut config = layout::Config::new();
+        let mut config = layout::Config::default();
         config.command(&["python3", "-m", "gunicorn"]).folder("/opt/app");
         layout::write(&draft, &config, &versions.layers(cut, version)?)?;
         let mut push = Command::new(need("skopeo")?);

@@ -9,12 +9,12 @@ use rustix::mount::{
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
 };
 
-use super::Context;
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
-use crate::inputs::{self, sid};
-use crate::process;
+use crate::Context;
 use crate::tree;
+use rig::inputs::{self, sid};
+use rig::process;
 
 /// Mounts it at the folder it is given.
 type Mount = dyn Fn(&Path) -> Result<()>;
@@ -36,7 +36,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     // Chunks keep the holes: the files' contents are not what is measured.
     let mut mkfs = sid.command("mkfs.erofs")?;
     process::quiet(mkfs.args(["--quiet", "--chunksize=1048576"]).arg(&erofs).arg(&tree))?;
-    let mut mkcomposefs = Command::new(super::named(context, "mkcomposefs")?);
+    let mut mkcomposefs = Command::new(crate::named(context, "mkcomposefs")?);
     process::quiet(mkcomposefs.arg("--from-file").arg(&dump).arg(&composefs))?;
     let objects = place("objects");
     std::fs::create_dir(&objects)?;

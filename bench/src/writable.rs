@@ -10,16 +10,16 @@ use anyhow::{Context as _, Result};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
 
-use super::Context;
 use super::import::{PODMAN_SOURCE, podman, remove_podman};
 use super::measure::{Contestant, Memory, Outcome, Pace, Rules, measure};
 use super::mount::import;
 use super::report::{Report, Table};
 use super::run::{Runtime, hide_cgroup2, show_cgroup2};
-use crate::Skipped;
-use crate::cache::remove;
-use crate::inputs;
-use crate::process::{find, quiet};
+use crate::Context;
+use rig::Skipped;
+use rig::cache::remove;
+use rig::inputs;
+use rig::process::{find, quiet};
 
 /// What runs, and whether it syncs: then those that promise durability take part, too.
 const JOBS: [(&str, &str, bool); 5] = [

@@ -1,4 +1,7 @@
 //! Makes every system call of every verb fail, one in each round, and looks at what is left.
+//!
+//! `cargo xtask faults` builds this program and calls it.
+#![forbid(unsafe_code)]
 
 mod report;
 mod room;
@@ -7,19 +10,21 @@ mod verbs;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
 use testing::faults::{Fault, Kind, Mode};
 
 use self::report::{Counts, Report};
 use self::room::Room;
 use self::round::{Model, Outcome};
 use self::verbs::VERBS;
-use crate::Failed;
+use rig::Failed;
 
-#[derive(Debug, Default, clap::Args)]
-pub(crate) struct Args {
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask faults", about = "Makes every system call of every verb fail")]
+struct Args {
     /// Only verbs whose names contain one of these
     verbs: Vec<String>,
     /// Only this error
@@ -34,6 +39,9 @@ pub(crate) struct Args {
     /// At most so many calls of each verb, error and mode, evenly chosen
     #[arg(long)]
     most: Option<u64>,
+    /// Only what `make test` has time for: some verbs, and one call of each
+    #[arg(long, conflicts_with_all = ["verbs", "most"])]
+    sample: bool,
     /// The program, by default the one that was built last
     #[arg(long)]
     program: Option<PathBuf>,
@@ -61,28 +69,27 @@ enum ModeName {
     On,
 }
 
-impl Args {
-    /// What `make test` has time for.
-    pub(crate) fn sample() -> Self {
-        let verbs = [
-            "import oci",
-            "pull, packed",
-            "push",
-            "export oci",
-            "export erofs",
-            "convert",
-            "merge",
-            "fsck --repair",
-            "mount, ",
-            "run --read-only",
-            "run -d",
-            "stop",
-        ];
-        Self { verbs: verbs.map(String::from).to_vec(), most: Some(1), ..Self::default() }
-    }
+/// Verbs that `make test` has time for.
+const SAMPLE: [&str; 12] = [
+    "import oci",
+    "pull, packed",
+    "push",
+    "export oci",
+    "export erofs",
+    "convert",
+    "merge",
+    "fsck --repair",
+    "mount, ",
+    "run --read-only",
+    "run -d",
+    "stop",
+];
 
+impl Args {
     fn wants(&self, verb: &str) -> bool {
-        self.verbs.is_empty() || self.verbs.iter().any(|it| verb.contains(it.as_str()))
+        let wanted = self.verbs.iter().map(String::as_str);
+        let mut wanted = wanted.chain(SAMPLE.into_iter().filter(|_| self.sample)).peekable();
+        wanted.peek().is_none() || wanted.any(|it| verb.contains(it))
     }
 
     fn kinds(&self) -> Vec<Kind> {
@@ -110,7 +117,7 @@ impl Args {
 
     /// Which of so many calls fail.
     fn calls(&self, count: u64) -> Vec<u64> {
-        match (self.nth, self.most) {
+        match (self.nth, self.most.or(self.sample.then_some(1))) {
             (Some(nth), _) => vec![nth],
             (None, Some(most)) if most < count => {
                 (0..most).map(|it| it * count / most + count / most / 2 + 1).collect()
@@ -120,10 +127,14 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<()> {
+fn main() -> ExitCode {
+    rig::exit("faults", run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<()> {
     let quire = match &args.program {
         Some(program) => program.canonicalize()?,
-        None => crate::quire()?,
+        None => rig::process::quire()?,
     };
     let mut room = Room::new(&quire)?;
     room.prepare()?;

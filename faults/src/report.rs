@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use testing::faults::Kind;
 
 use super::round::Outcome;
-use crate::process::repository;
+use rig::process::repository;
 
 /// How many rounds ended how.
 #[derive(Debug, Clone, Copy, Default)]

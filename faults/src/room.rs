@@ -20,8 +20,8 @@ use sha2::{Digest as _, Sha256};
 use testing::faults::{self, Fault, Traced};
 
 use super::verbs::{Base, Verb};
-use crate::daemon::Daemon;
-use crate::{Skipped, process};
+use rig::{Skipped, process};
+use testing::daemon::Daemon;
 
 /// After this long a round hangs.
 const LATE: Duration = Duration::from_secs(60);

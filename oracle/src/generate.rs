@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::random::Random;
+use rig::dump::unescaped;
+use rig::random::Random;
 
 /// One dump, with what a test has to know about it.
 #[derive(Debug)]
@@ -547,34 +548,4 @@ impl Generator<'_> {
         }
         if text == b"-" { b"\\x2d".to_vec() } else { text }
     }
-}
-
-/// The bytes of a path field that `escaped` made; the root's is empty, as in `Generator::folders`.
-pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut rest = text;
-    while let [first, tail @ ..] = rest {
-        rest = match (first, tail) {
-            (b'\\', [b'x', high, low, tail @ ..]) => {
-                let digit =
-                    |it: u8| char::from(it).to_digit(16).and_then(|it| u8::try_from(it).ok());
-                bytes.push(digit(*high).unwrap_or(0) << 4 | digit(*low).unwrap_or(0));
-                tail
-            }
-            (b'\\', [letter, tail @ ..]) => {
-                bytes.push(match letter {
-                    b'n' => b'\n',
-                    b'r' => b'\r',
-                    b't' => b'\t',
-                    other => *other,
-                });
-                tail
-            }
-            (byte, tail) => {
-                bytes.push(*byte);
-                tail
-            }
-        };
-    }
-    if bytes == b"/" { Vec::new() } else { bytes }
 }

@@ -11,10 +11,11 @@ use anyhow::{Context as _, Result, bail};
 
 use super::generate::{self, Range};
 use super::mutate::{self, Damage};
-use super::random::Random;
-use crate::cache::Cache;
-use crate::inputs::sid;
-use crate::{Failed, Skipped, quire};
+use rig::cache::{Cache, remove};
+use rig::inputs::sid;
+use rig::process::{self, quire};
+use rig::random::Random;
+use rig::{Failed, tools};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -33,7 +34,7 @@ pub(super) struct Args {
     /// The other writer instead of sid's
     #[arg(long, value_name = "CMD")]
     against: Option<PathBuf>,
-    /// Only what the `composefs` crate can say too, and what it makes of that: build `oracle/` first
+    /// Only what the `composefs` crate can say too, and what it makes of that: built for that, with OpenSSL
     #[arg(long, conflicts_with_all = ["against", "no_reader", "no_damage"])]
     composefs_crate: bool,
     /// Compare images only
@@ -65,28 +66,6 @@ const FAULTS_OF_C: [(&str, &str); 6] = [
     ("GID is", "overlooks a wrong GID where UID is not 0"),
     ("RDEV is", "overlooks a wrong RDEV where UID is not 0"),
 ];
-
-impl Args {
-    /// As many cases as fit into the tests of every change.
-    pub(super) fn short() -> Self {
-        Self {
-            seed: 1,
-            count: 200,
-            writer_cmd: None,
-            reader_cmd: None,
-            against: None,
-            composefs_crate: false,
-            no_reader: false,
-            no_damage: false,
-            keep: None,
-        }
-    }
-
-    /// As many cases against the `composefs` crate.
-    pub(super) fn composefs_crate() -> Self {
-        Self { composefs_crate: true, count: 1000, ..Self::short() }
-    }
-}
 
 /// What a program said last, on one line of bearable length.
 fn error(text: &[u8]) -> String {
@@ -122,12 +101,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
             let writer = args.against.clone().unwrap_or_else(|| sid.script("mkcomposefs"));
             Tools { writer, reader: Some(sid.script("composefs-info")) }
         }
-        Range::Plain => match super::composefs_crate() {
-            Some(writer) => Tools { writer, reader: None },
-            None => {
-                bail!(Skipped(String::from("oracle/ is not built: cargo build --release there")))
-            }
-        },
+        Range::Plain => Tools { writer: composefs_crate()?, reader: None },
     };
     let mut tally = Tally::default();
     for seed in args.seed..args.seed + args.count {
@@ -158,6 +132,15 @@ pub(super) fn run(args: &Args) -> Result<()> {
         0 => Ok(()),
         count => bail!(Failed(format!("{count} differences"))),
     }
+}
+
+/// Builds the writer of the `composefs` crate: `PROGRAM DUMP IMAGE`.
+fn composefs_crate() -> Result<PathBuf> {
+    let mut cargo = process::cargo();
+    cargo.args(["build", "--quiet", "--release", "--package", "composefs-crate-oracle"]);
+    cargo.arg("--manifest-path").arg(process::repository().join("oracle/Cargo.toml"));
+    process::shown(cargo.arg("--target-dir").arg(process::target_dir()?))?;
+    tools::built_composefs_crate()?.context("cargo has built it")
 }
 
 pub(super) fn print(seed: u64) -> Result<()> {
@@ -235,7 +218,7 @@ impl Case<'_> {
         let paths = ["ours", "theirs"].map(|name| self.dir.join(name));
         let mut answers = Vec::new();
         for (tools, path) in [ours, theirs].into_iter().zip(&paths) {
-            crate::cache::remove(path)?;
+            remove(path)?;
             let mut command = Command::new(&tools.writer);
             command.args(options.arguments).arg("--from-file").arg(&dump).arg(path);
             if options.strict {

@@ -1,7 +1,7 @@
 //! Damage to one line of a good dump, by name, so that a difference says which rule it is about.
 
 use super::generate::Dump;
-use super::random::Random;
+use rig::random::Random;
 
 /// What became of a dump.
 #[derive(Debug)]

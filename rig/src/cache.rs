@@ -10,12 +10,12 @@ use rustix::fs::{FlockOperation, IFlags, ioctl_getflags, ioctl_setflags};
 
 /// The cache folder: `QUIRE_CACHE`, else `$XDG_CACHE_HOME/quire`, else `~/.cache/quire`.
 #[derive(Debug)]
-pub(crate) struct Cache {
+pub struct Cache {
     dir: PathBuf,
 }
 
 impl Cache {
-    pub(crate) fn open() -> Result<Self> {
+    pub fn open() -> Result<Self> {
         let set = |name| env::var_os(name).filter(|it| !it.is_empty()).map(PathBuf::from);
         let dir = match (set("QUIRE_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
             (Some(dir), ..) => dir,
@@ -27,13 +27,13 @@ impl Cache {
         Ok(Self { dir: dir.canonicalize()? })
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// The entry's path; `make` builds it under a temporary name first when it is absent or `refresh` asks for a new one.
     /// Processes that want one entry at once wait for the first.
-    pub(crate) fn entry(
+    pub fn entry(
         &self,
         name: &str,
         refresh: bool,
@@ -55,7 +55,7 @@ impl Cache {
 }
 
 /// Removes a file or a folder, which need not be there. A store's objects may be immutable; they go all the same.
-pub(crate) fn remove(path: &Path) -> Result<()> {
+pub fn remove(path: &Path) -> Result<()> {
     let remove = || match path.symlink_metadata() {
         Ok(found) if found.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),

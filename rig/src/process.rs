@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,14 +11,14 @@ use anyhow::{Context as _, Result, bail};
 use crate::Skipped;
 
 /// The command as one line, for messages.
-pub(crate) fn line(command: &Command) -> String {
+pub fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
     words.join(" ")
 }
 
 /// Runs it to its end without showing its output; anything but exit code 0 is an error with the last lines it printed.
-pub(crate) fn quiet(command: &mut Command) -> Result<String> {
+pub fn quiet(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot start {}", line(command)))?;
     if !output.status.success() {
@@ -31,7 +32,7 @@ pub(crate) fn quiet(command: &mut Command) -> Result<String> {
 }
 
 /// This cargo, in the repository. Without what the cargo that started us says about us: some packages would be built anew for that.
-pub(crate) fn cargo() -> Command {
+pub fn cargo() -> Command {
     let mut command = Command::new(env!("CARGO"));
     let ours = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
     for (name, _) in env::vars_os() {
@@ -44,7 +45,7 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Runs it with our own terminal; anything but exit code 0 is an error.
-pub(crate) fn shown(command: &mut Command) -> Result<()> {
+pub fn shown(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {}", line(command)))?;
     if !status.success() {
         bail!("{}: {status}", line(command));
@@ -53,30 +54,39 @@ pub(crate) fn shown(command: &mut Command) -> Result<()> {
 }
 
 /// Where `PATH`, or the administrator's folders that it may lack, has this program.
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
+pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     dirs.map(|dir| dir.join(program)).find(|it| it.is_file())
 }
 
 /// `find`, or the answer that this machine cannot do it.
-pub(crate) fn need(program: &str) -> Result<PathBuf> {
+pub fn need(program: &str) -> Result<PathBuf> {
     find(program).ok_or_else(|| Skipped(format!("{program} is not installed")).into())
 }
 
 /// Whether this process is root in the sense of being able to make device nodes and mounts.
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// The repository's top folder, whatever folder xtask was called from.
-pub(crate) fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the repository")
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("rig is a folder of the repository")
 }
 
-/// The folder that cargo builds in, from where this program itself is: `TARGET/PROFILE/xtask`.
-pub(crate) fn target_dir() -> Result<PathBuf> {
+/// The folder that cargo builds in, from where this program itself is: `TARGET/PROFILE/PROGRAM`.
+pub fn target_dir() -> Result<PathBuf> {
     let program = env::current_exe()?;
     let target = program.ancestors().nth(2);
-    target.map(PathBuf::from).context("xtask does not stand in a target folder")
+    target.map(PathBuf::from).context("this program does not stand in a target folder")
+}
+
+/// The `quire` that was built last. It is not built here, so that a bench times what was built.
+pub fn quire() -> Result<PathBuf> {
+    let target = target_dir()?;
+    let built = ["release", "debug"].map(|it| target.join(it).join("quire"));
+    let newest =
+        built.into_iter().max_by_key(|it| fs::metadata(it).and_then(|it| it.modified()).ok());
+    newest.filter(|it| it.is_file()).context("quire is not built: cargo build --release")
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::cache::{Cache, remove};
-use crate::process::{find, is_root, quiet};
+use crate::process::{find, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
@@ -52,14 +52,14 @@ const PACKAGES: [(&str, &str); 34] = [
 ];
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Fail when something stays missing
     #[arg(long)]
     strict: bool,
 }
 
 /// Installs what is missing, or says what to install.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     match install_all() {
         Err(error) if args.strict => Err(error),
         Err(error) => {
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// All that tests and benches call.
-pub(crate) fn install_all() -> Result<()> {
+pub fn install_all() -> Result<()> {
     install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat())
 }
 
@@ -84,7 +84,7 @@ fn missing<'a>(packages: &[(&'a str, &'a str)]) -> Vec<&'a str> {
 
 /// Makes sure that these programs are there: with apt where we are root on Debian. Otherwise the error says which packages
 /// to install, and this machine cannot do what needs them.
-pub(crate) fn install(packages: &[(&str, &str)]) -> Result<()> {
+pub fn install(packages: &[(&str, &str)]) -> Result<()> {
     let wanted = missing(packages);
     if wanted.is_empty() {
         return Ok(());
@@ -130,23 +130,29 @@ const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 /// A rival of `quire import`.
 const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
 
-pub(crate) fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
+pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DENY, &["--debug"])
 }
 
-pub(crate) fn cargo_fuzz(cache: &Cache) -> Result<PathBuf> {
+pub fn cargo_fuzz(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_FUZZ, &["--debug"])
 }
 
 /// composefs-rs's `cfsctl`, optimised since it is timed: a quarter of an hour and the headers of openssl.
-pub(crate) fn cfsctl(cache: &Cache) -> Result<PathBuf> {
+pub fn cfsctl(cache: &Cache) -> Result<PathBuf> {
     Ok(cargo_tool(cache, COMPOSEFS_CTL, &[])?.with_file_name("cfsctl"))
 }
 
 /// The same if it was built before.
-pub(crate) fn built_cfsctl(cache: &Cache) -> Option<PathBuf> {
+pub fn built_cfsctl(cache: &Cache) -> Option<PathBuf> {
     let built = cache.dir().join(COMPOSEFS_CTL.replace('@', "-")).join("bin/cfsctl");
     built.is_file().then_some(built)
+}
+
+/// The writer of the `composefs` crate, if `cargo xtask oracle` has built it: `PROGRAM DUMP IMAGE`.
+pub fn built_composefs_crate() -> Result<Option<PathBuf>> {
+    let built = target_dir()?.join("release/composefs-crate-oracle");
+    Ok(built.is_file().then_some(built))
 }
 
 /// Makes eStargz layers, and is a second client of registries: the version that Debian's Go can build.
@@ -156,7 +162,7 @@ const CRANE: &str = "github.com/google/go-containerregistry/cmd/crane@v0.14.0";
 const RUNSC: &str = "gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237";
 
 /// `crane`, built into the cache: `crane/bin/crane`. It takes Go, which is installed for that.
-pub(crate) fn crane(cache: &Cache) -> Result<PathBuf> {
+pub fn crane(cache: &Cache) -> Result<PathBuf> {
     go_tool(cache, "crane", CRANE)
 }
 
@@ -165,7 +171,7 @@ pub(crate) fn crane(cache: &Cache) -> Result<PathBuf> {
 const GO: &str = "golang.org/toolchain@v0.0.1-go1.26.3.linux-";
 
 /// `runsc`, built into the cache: `runsc/bin/runsc`.
-pub(crate) fn runsc(cache: &Cache) -> Result<PathBuf> {
+pub fn runsc(cache: &Cache) -> Result<PathBuf> {
     go_tool(cache, "runsc", RUNSC)
 }
 
@@ -264,6 +270,6 @@ fn cargo_tool(cache: &Cache, tool: &str, options: &[&str]) -> Result<PathBuf> {
 }
 
 /// Whether this is continuous integration, where a tool that is merely not installed is a failure.
-pub(crate) fn in_ci() -> bool {
+pub fn in_ci() -> bool {
     env::var_os("CI").is_some_and(|it| it == "true")
 }

@@ -7,7 +7,7 @@ mod targets;
 use std::collections::BTreeSet;
 use std::fs;
 
-use crate::process::repository;
+use rig::process::repository;
 
 fn run_corpus(name: &str, target: fn(&[u8])) {
     let mut count = 0;

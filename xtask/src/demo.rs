@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cache::{Cache, remove};
-use crate::process::{find, is_root, quiet, repository, shown, target_dir};
-use crate::{Failed, Skipped, inputs, tools};
+use rig::cache::{Cache, remove};
+use rig::process::{find, is_root, quiet, repository, shown, target_dir};
+use rig::{Failed, Skipped, inputs, tools};
 
 pub(crate) fn run() -> Result<()> {
     if !is_root() {

@@ -21,8 +21,8 @@ use kernel::mount::{
     Credentials, ErofsOptions, OverlayOptions, Propagation, Verity, XattrNamespace,
 };
 
-use crate::cache::Cache;
-use crate::{inputs, process};
+use rig::cache::Cache;
+use rig::{inputs, process};
 
 /// What is compared.
 #[derive(Debug, clap::Args)]
@@ -43,12 +43,12 @@ pub(crate) struct Args {
 /// The short form for every change: a Debian root, imported by the built `quire`.
 pub(crate) fn short(cache: &Cache) -> Result<()> {
     if !process::is_root() {
-        return Err(crate::Skipped("diff-walk mounts, which needs root".to_owned()).into());
+        return Err(rig::Skipped("diff-walk mounts, which needs root".to_owned()).into());
     }
     let source = inputs::base_root(cache)?;
     let place = tempfile::tempdir()?;
     let store = place.path().join("store");
-    let mut import = Command::new(crate::quire()?);
+    let mut import = Command::new(rig::process::quire()?);
     import.arg("--store").arg(&store).args(["--json", "import"]);
     import.arg(format!("dir:{}", source.display())).arg("base");
     let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
@@ -69,7 +69,7 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
 
     // What the same image is when it holds its files.
     let alone = place.path().join("base.erofs");
-    let mut export = Command::new(crate::quire()?);
+    let mut export = Command::new(rig::process::quire()?);
     export.arg("--store").arg(&store).args(["--quiet", "export", "base"]);
     let mut target = std::ffi::OsString::from("erofs:");
     target.push(&alone);
@@ -84,7 +84,7 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
     make.args(["--format=posix", "--xattrs", "--acls", "--numeric-owner", "-cf"]).arg(&tar);
     process::quiet(make.arg("-C").arg(against).arg("."))?;
     for form in ["packed", "tar"] {
-        let mut import = Command::new(crate::quire()?);
+        let mut import = Command::new(rig::process::quire()?);
         import.arg("--store").arg(&store).args(["--json", "import", "--form", form]);
         import.arg(format!("tar:{}", tar.display())).arg(form);
         let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
@@ -99,7 +99,7 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        return Err(crate::Skipped("diff-walk mounts, which needs root".to_owned()).into());
+        return Err(rig::Skipped("diff-walk mounts, which needs root".to_owned()).into());
     }
     let bytes = std::fs::read(&args.image)
         .with_context(|| format!("cannot read {}", args.image.display()))?;
@@ -214,7 +214,7 @@ fn tell(tree: &Tree, differences: &[String]) -> Result<()> {
             println!("{} inodes agree", tree.inode_count());
             Ok(())
         }
-        many => Err(crate::Failed(format!("{many} differences")).into()),
+        many => Err(rig::Failed(format!("{many} differences")).into()),
     }
 }
 

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::cache::Cache;
-use crate::process::{find, repository, shown};
-use crate::{Skipped, tools};
+use rig::cache::Cache;
+use rig::process::{find, repository, shown};
+use rig::{Skipped, tools};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::cache::remove;
-use crate::process::{quiet, repository, shown, target_dir};
+use rig::cache::remove;
+use rig::process::{quiet, repository, shown, target_dir};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

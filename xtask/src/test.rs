@@ -9,9 +9,13 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cache::Cache;
-use crate::process::{self, repository, target_dir};
-use crate::{Failed, Skipped, diff_walk, faults, fuzz, inputs, oracle, tools, vm};
+use rig::cache::Cache;
+use rig::process::{self, repository, target_dir};
+use rig::summary::Summary;
+use rig::{Failed, Skipped, inputs, tools, vm};
+
+use crate::programs::PROGRAMS;
+use crate::{diff_walk, fuzz, programs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -70,17 +74,10 @@ pub(crate) fn check_all() -> Result<()> {
         process::shown(cargo.current_dir(repository()))
     });
     tally.command("oracle, the composefs crate", || {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--release"]).current_dir(repository().join("oracle"));
-        // A workspace of its own, where it is looked for.
-        process::shown(build.env_remove("CARGO_TARGET_DIR"))?;
-        oracle::with_composefs_crate()
+        programs::tier("oracle", &["mkcomposefs", "--composefs-crate", "--count=1000"])
     });
     tally.command("fuzz", || fuzz::run(&fuzz::Args::for_seconds(300)));
-    tally.command("bench", || {
-        // A process of its own, since it moves into a mount namespace.
-        process::shown(Command::new(std::env::current_exe()?).args(["bench", "all"]))
-    });
+    tally.command("bench", || programs::tier("bench", &["all"]));
     tally.close()
 }
 
@@ -117,11 +114,24 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
         println!("{error:#}");
     }
     if tier("fmt") {
-        tally.command("fmt", || process::shown(&mut cargo("fmt --all --check")));
+        tally.command("fmt", || {
+            process::shown(&mut cargo("fmt --all --check"))?;
+            PROGRAMS.iter().try_for_each(|it| {
+                let manifest = format!("{it}/Cargo.toml");
+                process::shown(cargo("fmt --check --manifest-path").arg(manifest))
+            })
+        });
     }
     for lint in lints.iter().filter(|_| tier("clippy")) {
         tally.command(&format!("clippy {lint}"), || {
             process::shown(&mut cargo(&format!("clippy --quiet {lint} -- -D warnings")))
+        });
+    }
+    for program in PROGRAMS.iter().filter(|_| tier("programs")) {
+        tally.command(&format!("clippy and tests of {program}"), || {
+            let mut clippy = programs::cargo(program, &["clippy", "--quiet", "--all-targets"])?;
+            process::shown(clippy.args(["--", "-D", "warnings"]))?;
+            process::quiet(&mut programs::cargo(program, &["test", "--quiet"])?).map(drop)
         });
     }
     if tier("doc") {
@@ -132,9 +142,16 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     }
     if tier("deny") {
         tally.command("deny", || {
-            let mut deny = Command::new(tools::cargo_deny(&cache)?);
-            deny.args(["--log-level", "error", "check", "bans", "licenses", "sources"]);
-            process::shown(deny.current_dir(repository()))
+            let program = tools::cargo_deny(&cache)?;
+            // The `composefs` crate of the oracle needs OpenSSL, which nothing else may.
+            for folder in [".", "bench", "faults", "oracle"] {
+                let mut deny = Command::new(&program);
+                deny.args(["--log-level", "error", "--exclude", "composefs-crate-oracle"]);
+                deny.arg("--manifest-path").arg(repository().join(folder).join("Cargo.toml"));
+                deny.args(["check", "--config"]).arg(repository().join("deny.toml"));
+                process::shown(deny.args(["bans", "licenses", "sources"]))?;
+            }
+            Ok(())
         });
     }
     if tier("inputs") {
@@ -161,10 +178,7 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     if tier("faults") {
         tally.command("faults", || {
             process::quiet(&mut cargo("build --package quire-cli"))?;
-            faults::run(&match rounds {
-                Rounds::Few => faults::Args::sample(),
-                Rounds::Many => faults::Args::default(),
-            })
+            programs::tier("faults", if rounds == Rounds::Few { &["--sample"] } else { &[] })
         });
     }
     if tier("vm") {
@@ -180,7 +194,7 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     if tier("oracle") {
         tally.command("oracle", || {
             process::quiet(&mut cargo("build --package quire-cli"))?;
-            oracle::short()
+            programs::tier("oracle", &["mkcomposefs", "--count=200"])
         });
     }
     Ok(())
@@ -307,95 +321,4 @@ fn listen(cargo: &mut Command, log: &mut File) -> Result<Ran> {
     let status = child.wait()?;
     let uncaptured = uncaptured.join().expect("reading lines does not panic");
     Ok(Ran { summary, uncaptured, success: status.success(), status })
-}
-
-/// What libtest prints, read line by line.
-#[derive(Debug, Default)]
-pub(crate) struct Summary {
-    passed: u64,
-    failed: Vec<String>,
-    skipped: BTreeSet<(String, String)>,
-    skipped_tests: BTreeSet<(usize, String)>,
-    /// How many test programs ended so far: two may have tests of one name.
-    programs: usize,
-    /// The test whose output is being read.
-    test: String,
-    in_failures: bool,
-}
-
-impl Summary {
-    /// Tests that passed, without those that said they were skipped.
-    pub(crate) fn passed(&self) -> u64 {
-        let skipped = u64::try_from(self.skipped_tests.len()).unwrap_or(u64::MAX);
-        self.passed.saturating_sub(skipped)
-    }
-
-    /// The reasons that tests gave.
-    pub(crate) fn skipped(&self) -> impl Iterator<Item = &str> {
-        self.skipped.iter().map(|(_, reason)| reason.as_str())
-    }
-
-    /// What is worth showing of this line.
-    pub(crate) fn line<'a>(&mut self, line: &'a str) -> Option<&'a str> {
-        if let Some(name) =
-            line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----"))
-        {
-            name.clone_into(&mut self.test);
-        }
-        if let Some((_, reason)) = line.split_once("SKIPPED: ") {
-            self.skipped.insert((self.test.clone(), reason.trim().to_owned()));
-            self.skipped_tests.insert((self.programs, self.test.clone()));
-        }
-        if let Some(counts) = line.strip_prefix("test result: ") {
-            let count = |what: &str| {
-                let words: Vec<_> = counts.split([' ', ';']).collect();
-                let at = words.iter().position(|it| *it == what)?;
-                words[at.checked_sub(1)?].parse::<u64>().ok()
-            };
-            self.passed += count("passed").unwrap_or(0);
-            self.programs += 1;
-            self.in_failures = false;
-            self.test.clear();
-            return Some(line);
-        }
-        if let Some(name) = line.strip_prefix("test ").and_then(|it| it.strip_suffix(" ... FAILED"))
-        {
-            self.failed.push(name.to_owned());
-            return Some(line);
-        }
-        if let Some((name, reason)) =
-            line.strip_prefix("test ").and_then(|it| it.split_once(" ... ignored"))
-        {
-            let reason = reason.trim_start_matches(", ");
-            self.skipped.insert((name.to_owned(), format!("#[ignore]: {reason}")));
-        }
-        self.in_failures |= line == "failures:";
-        (self.in_failures || line.contains("SKIPPED: ")).then_some(line)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn summaries_are_read_as_libtest_writes_them() {
-        let text = "\nrunning 4 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... ok\ntest d ... ignored, a measurement\n\n\
-            successes:\n\n---- c stdout ----\nSKIPPED: mkfs.erofs is not installed\nSKIPPED: and more\n\n\
-            successes:\n    a\n    c\n\nfailures:\n\n---- b stdout ----\nthread panicked\n\nfailures:\n    b\n\n\
-            test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
-        let mut summary = Summary::default();
-        let shown: Vec<_> = text.lines().filter_map(|line| summary.line(line)).collect();
-        assert_eq!(summary.passed, 2);
-        assert_eq!(summary.failed, ["b"]);
-        let skipped: Vec<_> =
-            summary.skipped.iter().map(|(test, why)| format!("{test}: {why}")).collect();
-        assert_eq!(
-            skipped,
-            ["c: and more", "c: mkfs.erofs is not installed", "d: #[ignore]: a measurement",]
-        );
-        assert_eq!(summary.skipped_tests.len(), 1);
-        assert!(shown.contains(&"thread panicked"));
-        assert!(!shown.contains(&"test a ... ok"));
-    }
 }

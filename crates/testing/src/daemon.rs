@@ -1,5 +1,4 @@
 //! Registries on free ports of loopback, until they are dropped: Debian's docker-registry, and any other that is a program.
-//! Tests of other crates and the bench of pulls take this file in, too.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,17 +8,17 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The program of the first, as Debian's package of that name has it.
-pub(crate) const PROGRAM: &str = "docker-registry";
+pub const PROGRAM: &str = "docker-registry";
 
 /// How long it may take to answer, on a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A registry that runs.
 #[derive(Debug)]
-pub(crate) struct Daemon {
+pub struct Daemon {
     child: Child,
     /// Its host and port.
-    pub(crate) host: String,
+    pub host: String,
     /// Has its settings and what is pushed.
     _folder: tempfile::TempDir,
 }
@@ -27,7 +26,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts one in a folder below `parent`, with `settings` in YAML besides those that it needs. `None` where it is not
     /// installed.
-    pub(crate) fn start(parent: &Path, settings: &str) -> Result<Option<Self>> {
+    pub fn start(parent: &Path, settings: &str) -> Result<Option<Self>> {
         Self::serve(parent, |folder, host| {
             let file = folder.join("registry.yml");
             let data = folder.join("data");
@@ -45,7 +44,7 @@ impl Daemon {
 
     /// Starts the registry that `command` says, given a folder of its own and the address where it has to listen. `None`
     /// where there is no such program.
-    pub(crate) fn serve(
+    pub fn serve(
         parent: &Path,
         command: impl FnOnce(&Path, &SocketAddr) -> Result<Command>,
     ) -> Result<Option<Self>> {

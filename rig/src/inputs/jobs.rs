@@ -9,7 +9,7 @@ use crate::cache::Cache;
 
 /// An OCI layout, tag `latest`: Debian's minimal system, then a layer with a compiler, git, and `/srv`, whose `run JOB` ends
 /// with 0 if the job answered as it did when the image was made.
-pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+pub fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let script = format!(
         "cat > /srv/stress.c <<'END_OF_C'\n{}\nEND_OF_C\n{}",
         include_str!("jobs/stress.c"),
@@ -20,7 +20,7 @@ pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let base = rootfs::base(cache, false)?;
     cache.entry("debian-jobs", refresh, |draft| {
         let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
-        let mut config = layout::Config::new();
+        let mut config = layout::Config::default();
         config.command(&["bash"]).env("LC_ALL", "C.UTF-8");
         layout::write(draft, &config, &[base.layer()?, top])
     })

@@ -16,7 +16,7 @@ use super::layout;
 
 /// How much of a modification time the tar has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mtime {
+pub enum Mtime {
     /// As the tools that make images write it.
     WholeSeconds,
     /// With the fraction, in a PAX record.
@@ -24,14 +24,14 @@ pub(crate) enum Mtime {
 }
 
 /// A layer's file with what a manifest says about it.
-pub(crate) struct Layer {
-    pub(crate) file: PathBuf,
+pub struct Layer {
+    pub file: PathBuf,
     /// Lower-case hex sha256 of the file.
-    pub(crate) digest: String,
+    pub digest: String,
     /// Lower-case hex sha256 of the tar within.
-    pub(crate) diff_id: String,
+    pub diff_id: String,
     /// What the manifest calls it: one of `layout`'s.
-    pub(crate) media: &'static str,
+    pub media: &'static str,
 }
 
 const FILE: &str = "layer.tar.gz";
@@ -39,7 +39,7 @@ const FACTS: &str = "layer.json";
 
 impl Layer {
     /// What `write` left in `dir`.
-    pub(crate) fn open(dir: &Path) -> Result<Self> {
+    pub fn open(dir: &Path) -> Result<Self> {
         let facts: Value = serde_json::from_slice(&fs::read(dir.join(FACTS))?)?;
         let text =
             |key: &str| facts[key].as_str().map(String::from).context("layer.json is damaged");
@@ -48,7 +48,7 @@ impl Layer {
     }
 }
 
-pub(crate) fn write(root: &Path, dir: &Path, mtime: Mtime) -> Result<Layer> {
+pub fn write(root: &Path, dir: &Path, mtime: Mtime) -> Result<Layer> {
     let mut tar = Command::new("tar");
     tar.args(["--create", "--file=-", "--format=pax", "--numeric-owner", "--sort=name"]);
     tar.args(["--xattrs", "--xattrs-include=*", "--xattrs-exclude=trusted.overlay.*"]);
@@ -105,13 +105,13 @@ impl io::Write for Hashed {
     }
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Turns overlayfs's deletions below `dir` into OCI's: a 0:0 character device `NAME` into an empty `.wh.NAME`, an opaque
 /// folder into one that has `.wh..wh..opq`.
-pub(crate) fn overlay_to_oci(dir: &Path) -> Result<()> {
+pub fn overlay_to_oci(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let (path, found) = (entry.path(), entry.metadata()?);

@@ -11,46 +11,48 @@ use super::layer::{Layer, hex};
 use crate::cache::remove;
 
 /// Media types of layers. Source: OCI image-spec 1.1, `layer.md`.
-pub(crate) const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
-pub(crate) const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
-pub(crate) const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+pub const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+pub const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+pub const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 
 /// The part of an image's config that says how to run it.
-pub(crate) struct Config(Value);
+pub struct Config(Value);
 
-impl Config {
-    pub(crate) fn new() -> Self {
+impl Default for Config {
+    fn default() -> Self {
         let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         Self(json!({ "Env": [path], "Labels": {} }))
     }
+}
 
-    pub(crate) fn env(&mut self, name: &str, value: &str) -> &mut Self {
+impl Config {
+    pub fn env(&mut self, name: &str, value: &str) -> &mut Self {
         let env = self.0["Env"].as_array_mut().expect("made as an array");
         env.push(Value::String(format!("{name}={value}")));
         self
     }
 
-    pub(crate) fn label(&mut self, name: &str, value: &str) -> &mut Self {
+    pub fn label(&mut self, name: &str, value: &str) -> &mut Self {
         self.0["Labels"][name] = json!(value);
         self
     }
 
-    pub(crate) fn entrypoint(&mut self, words: &[&str]) -> &mut Self {
+    pub fn entrypoint(&mut self, words: &[&str]) -> &mut Self {
         self.0["Entrypoint"] = json!(words);
         self
     }
 
-    pub(crate) fn command(&mut self, words: &[&str]) -> &mut Self {
+    pub fn command(&mut self, words: &[&str]) -> &mut Self {
         self.0["Cmd"] = json!(words);
         self
     }
 
-    pub(crate) fn user(&mut self, user: &str) -> &mut Self {
+    pub fn user(&mut self, user: &str) -> &mut Self {
         self.0["User"] = json!(user);
         self
     }
 
-    pub(crate) fn folder(&mut self, folder: &str) -> &mut Self {
+    pub fn folder(&mut self, folder: &str) -> &mut Self {
         self.0["WorkingDir"] = json!(folder);
         self
     }
@@ -58,7 +60,7 @@ impl Config {
 
 /// Writes the layout of an image with these layers, lowest first, tagged `latest`. Layer files below `dir` are taken from
 /// where they are.
-pub(crate) fn write(dir: &Path, config: &Config, layers: &[Layer]) -> Result<()> {
+pub fn write(dir: &Path, config: &Config, layers: &[Layer]) -> Result<()> {
     let blobs = dir.join("blobs/sha256");
     fs::create_dir_all(&blobs)?;
     let blob = |media: &str, value: &Value| -> Result<Value> {

@@ -1,14 +1,14 @@
 //! Real inputs, made from the packages of the Debian mirror that this machine's apt is configured for.
 
 pub(crate) mod apt;
-pub(crate) mod jobs;
-mod layer;
-pub(crate) mod layout;
+pub mod jobs;
+pub mod layer;
+pub mod layout;
 mod makers;
-pub(crate) mod pairs;
+pub mod pairs;
 mod rootfs;
-pub(crate) mod sid;
-pub(crate) mod versions;
+pub mod sid;
+pub mod versions;
 
 use std::io;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::cache::Cache;
 use crate::{Skipped, tools};
 
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Which inputs; those that tests need when none is named
     names: Vec<Input>,
     /// Make them anew though the cache has them
@@ -57,7 +57,7 @@ enum Input {
     Cfsctl,
 }
 
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
     let all = [
         Input::DebianSmall,
@@ -109,7 +109,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
 }
 
 /// An OCI layout, tag `latest`: Debian's minimal system, then a layer that adds, changes and deletes.
-pub(crate) fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+pub fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     // Deletes files and a folder, replaces a folder (an opaque one), a file by a folder, and adds one inode of each kind.
     const CHANGE: &str = "
         rm -r /usr/share/doc/bash /usr/share/doc/apt /etc/motd
@@ -134,7 +134,7 @@ pub(crate) fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let base = rootfs::base(cache, refresh)?;
     cache.entry("debian-small", refresh, |draft| {
         let top = rootfs::change(&base, &change, draft, layer::Mtime::Exact)?;
-        let mut config = layout::Config::new();
+        let mut config = layout::Config::default();
         config.env("QUIRE_SAMPLE", "a value with spaces");
         config.entrypoint(&["/usr/bin/env"]).command(&["cat", "/etc/os-release"]);
         config.user("daemon").folder("/srv").label("org.example.sample", "debian-small");
@@ -143,14 +143,14 @@ pub(crate) fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
 }
 
 /// An OCI layout, tag `latest`: Debian's minimal system, then a layer with PostgreSQL and what it depends on.
-pub(crate) fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+pub fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     // All locales bring it to the size of a usual server image: 14,900 files, 700 MB.
     let packages = &["postgresql", "postgresql-contrib", "locales-all"];
     let change = rootfs::Change { packages, script: "", xattrs: &[] };
     let base = rootfs::base(cache, false)?;
     cache.entry("debian-postgres", refresh, |draft| {
         let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
-        let mut config = layout::Config::new();
+        let mut config = layout::Config::default();
         config.command(&["bash"]).label("org.example.sample", "debian-postgres");
         layout::write(draft, &config, &[base.layer()?, top])
     })
@@ -158,7 +158,7 @@ pub(crate) fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
 
 /// An OCI layout, tag `latest`: Debian's minimal system, then a layer with what a developer's image has: many thousands of
 /// headers and scripts, and libraries and archives of a hundred megabytes.
-pub(crate) fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+pub fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     // Debian calls the headers after the machine.
     let headers =
         if cfg!(target_arch = "aarch64") { "linux-headers-arm64" } else { "linux-headers-amd64" };
@@ -181,19 +181,19 @@ pub(crate) fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let base = rootfs::base(cache, false)?;
     cache.entry("debian-large", refresh, |draft| {
         let top = rootfs::change(&base, &change, draft, layer::Mtime::WholeSeconds)?;
-        let mut config = layout::Config::new();
+        let mut config = layout::Config::default();
         config.command(&["bash"]).label("org.example.sample", "debian-large");
         layout::write(draft, &config, &[base.layer()?, top])
     })
 }
 
 /// Debian's minimal system as a folder.
-pub(crate) fn base_root(cache: &Cache) -> Result<PathBuf> {
+pub fn base_root(cache: &Cache) -> Result<PathBuf> {
     rootfs::base(cache, false).map(|base| base.root())
 }
 
 /// The dump `NAME.dump` unpacked into the cache from `NAME.dump.gz` in the folder that `QUIRE_TEST_DATA` names.
-pub(crate) fn dump(cache: &Cache, name: &str) -> Result<PathBuf> {
+pub fn dump(cache: &Cache, name: &str) -> Result<PathBuf> {
     let folder = std::env::var_os("QUIRE_TEST_DATA")
         .ok_or_else(|| Skipped(String::from("QUIRE_TEST_DATA is not set")))?;
     let packed = PathBuf::from(folder).join(format!("{name}.dump.gz"));

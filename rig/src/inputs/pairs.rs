@@ -13,7 +13,7 @@ use crate::cache::{Cache, remove};
 use crate::process::{need, quiet};
 
 /// What a pair is called, and the packages of it, the main one first.
-pub(crate) const PAIRS: [(&str, &[&str]); 5] = [
+pub const PAIRS: [(&str, &[&str]); 5] = [
     ("nginx", &["nginx-core", "nginx"]),
     ("redis", &["redis-server"]),
     ("postgresql", &["postgresql-15", "postgresql"]),
@@ -23,20 +23,20 @@ pub(crate) const PAIRS: [(&str, &[&str]); 5] = [
 
 /// One image of a pair.
 #[derive(Debug)]
-pub(crate) struct Version {
+pub struct Version {
     /// Debian's, of the main package.
-    pub(crate) version: String,
+    pub version: String,
     /// An OCI layout, tag `latest`: the system and a layer of packages.
-    pub(crate) layout: PathBuf,
+    pub layout: PathBuf,
     /// The same files as a folder.
-    pub(crate) tree: PathBuf,
+    pub tree: PathBuf,
 }
 
 /// What the wheels are called, and their versions.
-pub(crate) const WHEELS: (&str, [&str; 2]) = ("tensorflow", ["2.11.0", "2.11.1"]);
+pub const WHEELS: (&str, [&str; 2]) = ("tensorflow", ["2.11.0", "2.11.1"]);
 
 /// Two versions of a Python package that is large, each as the file that PyPI has.
-pub(crate) fn wheels(cache: &Cache, refresh: bool) -> Result<[PathBuf; 2]> {
+pub fn wheels(cache: &Cache, refresh: bool) -> Result<[PathBuf; 2]> {
     let (name, versions) = WHEELS;
     let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
         for version in versions {
@@ -56,12 +56,7 @@ pub(crate) fn wheels(cache: &Cache, refresh: bool) -> Result<[PathBuf; 2]> {
 }
 
 /// The images of a pair, the older one first. They are of one version when the mirror has no other.
-pub(crate) fn make(
-    cache: &Cache,
-    name: &str,
-    packages: &[&str],
-    refresh: bool,
-) -> Result<[Version; 2]> {
+pub fn make(cache: &Cache, name: &str, packages: &[&str], refresh: bool) -> Result<[Version; 2]> {
     let base = rootfs::base(cache, false)?;
     let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
         fs::create_dir_all(draft)?;
@@ -120,7 +115,7 @@ fn version(base: &Base, packages: &[&str], source: &str, dir: &Path) -> Result<(
     query.args(["--show", "--showformat=${Version}", packages[0]]);
     fs::write(dir.join("version"), quiet(&mut query)?)?;
     let (file, facts) = (dir.join("layer.tar.gz"), dir.join("layer.json"));
-    layout::write(&dir.join("layout"), &layout::Config::new(), &[base.layer()?, top])?;
+    layout::write(&dir.join("layout"), &layout::Config::default(), &[base.layer()?, top])?;
     remove(&file)?;
     remove(&facts)
 }

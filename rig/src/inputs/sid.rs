@@ -22,23 +22,23 @@ const TOOLS: [(&str, &str); 6] = [
 
 /// A sid root. Its programs need no chroot, so they start as fast as ours and see the same paths.
 #[derive(Debug)]
-pub(crate) struct Sid {
+pub struct Sid {
     dir: PathBuf,
 }
 
 impl Sid {
     /// Holds `root/` and `bin/`, the folder of wrapper scripts.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// The wrapper script of one of `TOOLS`.
-    pub(crate) fn script(&self, tool: &str) -> PathBuf {
+    pub fn script(&self, tool: &str) -> PathBuf {
         self.dir.join("bin").join(tool)
     }
 
     /// One of `TOOLS` without the wrapper's shell, for what is timed: the loader is the only thing before it.
-    pub(crate) fn command(&self, tool: &str) -> Result<Command> {
+    pub fn command(&self, tool: &str) -> Result<Command> {
         let mut words = words(&self.dir.join("root"), tool)?.into_iter();
         let mut command = Command::new(words.next().expect("the loader comes first"));
         command.args(words);
@@ -47,7 +47,7 @@ impl Sid {
 }
 
 /// The sid root in the cache, made when it is not there.
-pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
+pub fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
     let dir = cache.entry("sid", refresh, |draft| {
         let mirror = apt::mirror()?;
         let packages = ["composefs", "erofs-utils"];
@@ -68,7 +68,7 @@ pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
 }
 
 /// A second sid root with podman 5 and what it runs; it needs a chroot, since it starts other programs.
-pub(crate) fn make_podman(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+pub fn make_podman(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     cache.entry("sid-podman", refresh, |draft| {
         let mirror = apt::mirror()?;
         let packages = ["podman", "crun", "ca-certificates"];

@@ -13,21 +13,21 @@ use crate::cache::{Cache, remove};
 use crate::process::{need, quiet};
 
 /// The versions there are, counted from 1: Django 4.2.1 and those that followed it.
-pub(crate) const COUNT: usize = 20;
+pub const COUNT: usize = 20;
 
 /// What the application needs besides, the same for all versions.
 const DEPENDENCIES: [&str; 4] =
     ["asgiref==3.8.1", "sqlparse==0.5.3", "gunicorn==23.0.0", "packaging==24.2"];
 
 /// The layers of all versions.
-pub(crate) struct Versions {
+pub struct Versions {
     base: rootfs::Base,
     dir: PathBuf,
 }
 
 /// How an image is cut into layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cut {
+pub enum Cut {
     /// System, runtime and application: only the last one differs between versions.
     Layered,
     /// Everything in one layer, so that versions have no layer in common.
@@ -36,7 +36,7 @@ pub(crate) enum Cut {
 
 impl Versions {
     /// The layers of one version, lowest first.
-    pub(crate) fn layers(&self, cut: Cut, version: usize) -> Result<Vec<Layer>> {
+    pub fn layers(&self, cut: Cut, version: usize) -> Result<Vec<Layer>> {
         let open = |name: String| Layer::open(&self.dir.join(name));
         match cut {
             Cut::Flat => Ok(vec![open(format!("flat-{version}"))?]),
@@ -49,7 +49,7 @@ impl Versions {
     }
 
     /// The folder that holds them.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 }
@@ -64,7 +64,7 @@ done
 find "$3/opt" -exec touch --no-dereference --date=@1767225600 {} +
 "#;
 
-pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<Versions> {
+pub fn make(cache: &Cache, refresh: bool) -> Result<Versions> {
     let base = rootfs::base(cache, false)?;
     let dir = cache.entry("versions", refresh, |draft| {
         fs::create_dir(draft)?;

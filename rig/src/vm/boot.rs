@@ -39,22 +39,22 @@ pub(crate) struct Machine<'a> {
 
 /// A step of the plan.
 #[derive(Debug)]
-pub(crate) struct Step {
+pub struct Step {
     /// One word.
-    pub(crate) name: String,
-    pub(crate) limit: Duration,
+    pub name: String,
+    pub limit: Duration,
     /// For the guest's shell.
-    pub(crate) command: String,
+    pub command: String,
     /// Whether the output is libtest's.
-    pub(crate) harness: bool,
+    pub harness: bool,
 }
 
 /// How a step went.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) code: i32,
-    pub(crate) output: Vec<String>,
-    pub(crate) took: Duration,
+pub struct Outcome {
+    pub code: i32,
+    pub output: Vec<String>,
+    pub took: Duration,
 }
 
 /// Boots the machine, whose disk has this plan, and hands out each step's outcome as it ends.

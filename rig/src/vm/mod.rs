@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use self::boot::Machine;
-pub(crate) use self::boot::{Outcome, Step};
+pub use self::boot::{Outcome, Step};
 use self::kernels::Kernel;
 use self::plan::{Run, TESTS, Test};
 use crate::cache::{Cache, remove};
 use crate::process::{repository, target_dir};
-use crate::test::Summary;
+use crate::summary::Summary;
 use crate::{Failed, Skipped, tools};
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// `newest`, `lts`, `oldest`, or the beginning of a version that apt offers
     #[arg(required_unless_present = "list")]
     kernel: Option<String>,
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 }
 
 /// The programs that a guest takes, as Debian names them.
-pub(crate) const PACKAGES: [(&str, &str); 6] = [
+pub const PACKAGES: [(&str, &str); 6] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("mkfs.ext4", "e2fsprogs"),
@@ -55,7 +55,7 @@ pub(crate) const PACKAGES: [(&str, &str); 6] = [
     ("xz", "xz-utils"),
 ];
 
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
     let Some(name) = args.kernel.as_ref().filter(|_| !args.list) else {
         list(&cache);
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// The tier of `make test`: the short tests on one kernel.
-pub(crate) fn tier(name: &str, tests: &str) -> Result<()> {
+pub fn tier(name: &str, tests: &str) -> Result<()> {
     let (kernel, tests) = (Some(name.to_owned()), vec![tests.to_owned()]);
     run(&Args { kernel, tests, list: false, refresh: false, filter: None, verbose: false })
 }
@@ -174,16 +174,16 @@ fn boot_and_test(
 
 /// What of a guest is not always the same.
 #[derive(Debug)]
-pub(crate) struct Hardware<'a> {
+pub struct Hardware<'a> {
     /// In MB.
-    pub(crate) memory: u32,
+    pub memory: u32,
     /// A second disk, `/dev/vdb`.
-    pub(crate) data: Option<&'a Path>,
+    pub data: Option<&'a Path>,
 }
 
 /// Boots the named kernel with programs of ours, each where it is and where it shall be, and runs the steps. Which kernel it
 /// was, and the outcomes in the steps' order.
-pub(crate) fn measure(
+pub fn measure(
     cache: &Cache,
     name: &str,
     hardware: &Hardware<'_>,
@@ -308,7 +308,7 @@ impl Tally {
             shown.extend(summary.line(line));
         }
         let (allowed, refused): (Vec<_>, Vec<_>) =
-            summary.skipped().partition(|reason| plan::may_skip(reason, version, host_lacks));
+            summary.reasons().partition(|reason| plan::may_skip(reason, version, host_lacks));
         let mut wrong: Vec<String> =
             refused.iter().map(|it| format!("skipped what this kernel should do: {it}")).collect();
         match outcome.code {

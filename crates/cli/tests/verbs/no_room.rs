@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use rustix::fs::statvfs;
 
-use super::{daemon::Daemon, image, kills, start};
+use testing::daemon::Daemon;
+
+use super::{image, kills, start};
 use crate::{Place, Ran, is_root};
 
 /// A disk of 400 MB with ext4, mounted as long as this lives, in a place whose store is on it and has the image `old:1`.

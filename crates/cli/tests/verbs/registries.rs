@@ -1,7 +1,5 @@
 //! Pulling and pushing, against Debian's docker-registry on loopback.
 
-#[path = "../../../oci/tests/registry/daemon.rs"]
-mod daemon;
 #[expect(dead_code, reason = "tests of the client alone need more of it")]
 #[path = "../../../oci/tests/registry/fake.rs"]
 mod fake;
@@ -17,7 +15,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::{Place, write};
-use daemon::{Daemon, PROGRAM};
+use testing::daemon::{Daemon, PROGRAM};
 
 /// A registry, or a word about why there is none.
 pub(crate) fn start(place: &Place) -> Option<Daemon> {

@@ -11,13 +11,13 @@ use quire_oci as oci;
 use oci::pull::{Layers, PullError, Pulled};
 use oci::push::PushError;
 
-use super::daemon::Daemon;
 use super::fake::{Server, forward};
 use super::home::Home;
 use super::proxy::{Proxy, is_blob};
 use super::pulls::{NOW, Served, image, layer, pull_name, push_over, push_to, served};
 use super::rounds::rounds;
 use super::*;
+use testing::daemon::Daemon;
 
 /// Settings for bad weather: stalls are to cost little.
 fn impatient() -> Settings {

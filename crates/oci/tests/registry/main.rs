@@ -13,7 +13,6 @@ mod blobs;
 #[path = "../import/build.rs"]
 mod build;
 mod crane;
-mod daemon;
 mod fake;
 mod faults;
 mod forms;

@@ -8,10 +8,10 @@ use quire_oci::push::Sent;
 use quire_oci::registry::{Credential, Keyring, Secret};
 
 use super::crane::crane;
-use super::daemon::{Daemon, PROGRAM};
 use super::home::Home;
 use super::pulls::{image, layer, push_to, served};
 use super::*;
+use testing::daemon::{Daemon, PROGRAM};
 
 const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
 

@@ -12,9 +12,9 @@ use super::layer::{Layer, hex};
 use super::{layout, rootfs};
 use crate::Skipped;
 use crate::cache::{Cache, remove};
-use crate::daemon::{Daemon, PROGRAM};
 use crate::process::{is_root, need, quiet};
 use crate::tools;
+use testing::daemon::{Daemon, PROGRAM};
 
 /// A shell script that makes an image, or several. It is given
 /// - `BASE` and `CONTENT`, trees to take: a whole system, and a part of it with a folder of oddities;
@@ -132,7 +132,7 @@ fn layers(work: &Path) -> Result<Vec<Layer>> {
 
 fn assemble(work: &Path, layers: &[Layer], image: &Path) -> Result<()> {
     let draft = work.join("assembled");
-    let mut config = layout::Config::new();
+    let mut config = layout::Config::default();
     config.command(&["/bin/true"]);
     layout::write(&draft, &config, layers)?;
     let mut copy = Command::new(need("skopeo")?);

@@ -2,8 +2,6 @@
 
 #[path = "../../../tests/registry/crane.rs"]
 mod crane;
-#[path = "../../../tests/registry/daemon.rs"]
-mod daemon;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use daemon::{Daemon, PROGRAM};
+use testing::daemon::{Daemon, PROGRAM};
 
 use super::make::{self, Habits, noise};
 use super::{Did, Memory, pull_from, store};

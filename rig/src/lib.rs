@@ -1,0 +1,61 @@
+//! What the programs for developers share: `xtask`, and the workspaces of the benches, the oracle and the faults.
+//!
+//! Their exit codes: 0 done, 1 the answer is no (a test failed, an oracle differs), 2 could not do it, 77 it cannot be done
+//! on this machine (no root, no network, a missing tool): the caller prints that as `SKIPPED`.
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "for programs of a terminal")]
+#![expect(clippy::missing_errors_doc, reason = "an error says which command failed, and how")]
+#![expect(clippy::missing_panics_doc, clippy::must_use_candidate, reason = "as the next")]
+#![expect(missing_docs, missing_debug_implementations, reason = "for programs of this repository")]
+
+pub mod cache;
+pub mod dump;
+pub mod inputs;
+pub mod process;
+pub mod random;
+pub mod summary;
+pub mod tools;
+pub mod vm;
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// This machine cannot do it, which is not a failure of the code under test.
+#[derive(Debug)]
+pub struct Skipped(pub String);
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SKIPPED: {}", self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
+/// The answer is no: a test failed, or what was compared differs.
+#[derive(Debug)]
+pub struct Failed(pub String);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// The exit code that automake, and so many a harness, uses for "skipped".
+pub const EXIT_SKIPPED: u8 = 77;
+
+/// Says how `program` ended, and returns its exit code.
+pub fn exit(program: &str, result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    if let Some(skipped) = error.downcast_ref::<Skipped>() {
+        println!("{skipped}");
+        return ExitCode::from(EXIT_SKIPPED);
+    }
+    eprintln!("{program}: {error:#}");
+    ExitCode::from(if error.is::<Failed>() { 1 } else { 2 })
+}

@@ -1,0 +1,98 @@
+//! The summary of test programs, from what libtest prints.
+
+use std::collections::BTreeSet;
+
+/// What libtest prints, read line by line.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// Tests that passed, with those that said they were skipped.
+    pub passed: u64,
+    /// Names of tests that failed.
+    pub failed: Vec<String>,
+    /// Reasons to skip, each with the test that gave it.
+    pub skipped: BTreeSet<(String, String)>,
+    /// Tests that said they were skipped, with the number of their program.
+    pub skipped_tests: BTreeSet<(usize, String)>,
+    /// How many test programs ended so far: two may have tests of one name.
+    programs: usize,
+    /// The test whose output is being read.
+    test: String,
+    in_failures: bool,
+}
+
+impl Summary {
+    /// Tests that passed, without those that said they were skipped.
+    pub fn passed(&self) -> u64 {
+        let skipped = u64::try_from(self.skipped_tests.len()).unwrap_or(u64::MAX);
+        self.passed.saturating_sub(skipped)
+    }
+
+    /// The reasons that tests gave.
+    pub fn reasons(&self) -> impl Iterator<Item = &str> {
+        self.skipped.iter().map(|(_, reason)| reason.as_str())
+    }
+
+    /// What is worth showing of this line.
+    pub fn line<'a>(&mut self, line: &'a str) -> Option<&'a str> {
+        if let Some(name) =
+            line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----"))
+        {
+            name.clone_into(&mut self.test);
+        }
+        if let Some((_, reason)) = line.split_once("SKIPPED: ") {
+            self.skipped.insert((self.test.clone(), reason.trim().to_owned()));
+            self.skipped_tests.insert((self.programs, self.test.clone()));
+        }
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            let count = |what: &str| {
+                let words: Vec<_> = counts.split([' ', ';']).collect();
+                let at = words.iter().position(|it| *it == what)?;
+                words[at.checked_sub(1)?].parse::<u64>().ok()
+            };
+            self.passed += count("passed").unwrap_or(0);
+            self.programs += 1;
+            self.in_failures = false;
+            self.test.clear();
+            return Some(line);
+        }
+        if let Some(name) = line.strip_prefix("test ").and_then(|it| it.strip_suffix(" ... FAILED"))
+        {
+            self.failed.push(name.to_owned());
+            return Some(line);
+        }
+        if let Some((name, reason)) =
+            line.strip_prefix("test ").and_then(|it| it.split_once(" ... ignored"))
+        {
+            let reason = reason.trim_start_matches(", ");
+            self.skipped.insert((name.to_owned(), format!("#[ignore]: {reason}")));
+        }
+        self.in_failures |= line == "failures:";
+        (self.in_failures || line.contains("SKIPPED: ")).then_some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_are_read_as_libtest_writes_them() {
+        let text = "\nrunning 4 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... ok\ntest d ... ignored, a measurement\n\n\
+            successes:\n\n---- c stdout ----\nSKIPPED: mkfs.erofs is not installed\nSKIPPED: and more\n\n\
+            successes:\n    a\n    c\n\nfailures:\n\n---- b stdout ----\nthread panicked\n\nfailures:\n    b\n\n\
+            test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
+        let mut summary = Summary::default();
+        let shown: Vec<_> = text.lines().filter_map(|line| summary.line(line)).collect();
+        assert_eq!(summary.passed, 2);
+        assert_eq!(summary.failed, ["b"]);
+        let skipped: Vec<_> =
+            summary.skipped.iter().map(|(test, why)| format!("{test}: {why}")).collect();
+        assert_eq!(
+            skipped,
+            ["c: and more", "c: mkfs.erofs is not installed", "d: #[ignore]: a measurement",]
+        );
+        assert_eq!(summary.skipped_tests.len(), 1);
+        assert!(shown.contains(&"thread panicked"));
+        assert!(!shown.contains(&"test a ... ok"));
+    }
+}

@@ -1,0 +1,55 @@
+//! Programs that are workspaces of their own: benches, faults and the oracle. They are built when they are called, into the
+//! target folder of Quire's own workspace.
+
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use rig::process::{self, repository, target_dir};
+use rig::{EXIT_SKIPPED, Failed, Skipped};
+
+/// Folders of the repository, each of which has one program of its name.
+pub(crate) const PROGRAMS: [&str; 3] = ["bench", "faults", "oracle"];
+
+/// `cargo WORDS` for the workspace of one of them.
+pub(crate) fn cargo(name: &str, words: &[&str]) -> Result<Command> {
+    let mut cargo = process::cargo();
+    cargo.args(words).arg("--manifest-path").arg(repository().join(name).join("Cargo.toml"));
+    cargo.arg("--target-dir").arg(target_dir()?);
+    Ok(cargo)
+}
+
+fn build(name: &str) -> Result<PathBuf> {
+    process::shown(&mut cargo(name, &["build", "--quiet"])?)?;
+    Ok(target_dir()?.join("debug").join(name))
+}
+
+/// Builds it and runs it with our terminal.
+pub(crate) fn run(name: &str, arguments: &[OsString]) -> Result<ExitStatus> {
+    let status = Command::new(build(name)?).args(arguments).status();
+    status.with_context(|| format!("cannot start {name}"))
+}
+
+/// Builds it and runs it as a tier of the tests: its exit code says what came of it, and a `SKIPPED` line why.
+pub(crate) fn tier(name: &str, arguments: &[&str]) -> Result<()> {
+    let mut child = Command::new(build(name)?);
+    let child = child.args(arguments).stdout(Stdio::piped()).spawn();
+    let mut child = child.with_context(|| format!("cannot start {name}"))?;
+    let mut reason = None;
+    for line in BufReader::new(child.stdout.take().context("stdout is piped")?).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        match line.strip_prefix("SKIPPED: ") {
+            Some(skipped) => reason = Some(skipped.to_owned()),
+            None => println!("{line}"),
+        }
+    }
+    let status = child.wait()?;
+    match (status.code(), reason) {
+        (Some(0), _) => Ok(()),
+        (Some(code), Some(reason)) if code == i32::from(EXIT_SKIPPED) => bail!(Skipped(reason)),
+        (Some(1), _) => bail!(Failed(format!("{name} says no"))),
+        _ => bail!("{name}: {status}"),
+    }
+}
