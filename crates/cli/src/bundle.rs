@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::names::{NameFile, NameMount};
 use container::bundle::{Access, Terminal, configure};
-use container::life::monitor::ROOT;
+use container::folder::{CONFIG, ROOT};
 use container::life::stage::Stage;
 use container::root::Shape;
 use container::root::filestore::Backing;
@@ -158,7 +158,6 @@ fn publish(
     names: &[NameFile],
     root: &Detached,
 ) -> anyhow::Result<()> {
-    const CONFIG: &str = "config.json";
     let text = serde_json::to_string_pretty(config)? + "\n";
     let mut files: Vec<_> = names.iter().map(|it| (it.name(), it.text.as_str())).collect();
     files.push((CONFIG, &text));

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use container::changes::{self, ChangesError, Owners, Report, Upper};
+use container::folder::CONFIG;
 use container::life::detached;
 use container::life::kept::Changes;
 use container::life::pause::{PauseError, Paused, pause};
@@ -87,7 +88,7 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
 }
 
 fn ids(folder: &Path) -> anyhow::Result<Owners> {
-    let config: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json"))?)?;
+    let config: Value = serde_json::from_slice(&std::fs::read(folder.join(CONFIG))?)?;
     Ok(Owners::of_config(&config)?)
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use container::Terms;
 use container::bundle::userns::IdMap;
+use container::folder::{self, CONFIG};
 use container::life::detached::{self, More};
 use container::life::kept;
 use container::life::monitor::KILLED;
@@ -69,7 +70,7 @@ impl Found {
 
     /// What it executes, from its bundle.
     pub(crate) fn command(&self) -> Vec<String> {
-        let bytes = std::fs::read(self.folder.join("config.json")).unwrap_or_default();
+        let bytes = std::fs::read(self.folder.join(CONFIG)).unwrap_or_default();
         let config: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let args = config["process"]["args"].as_array().cloned().unwrap_or_default();
         args.iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
@@ -88,7 +89,7 @@ fn found(
     record: Option<ContainerRecord>,
     liveness: Liveness,
 ) -> anyhow::Result<Found> {
-    let folder = store.path().join("containers").join(&id);
+    let folder = folder::path(store, &id);
     let state = load_state(&folder, &id)?;
     Ok(Found { id, record, liveness, folder, state })
 }

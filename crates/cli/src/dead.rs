@@ -1,5 +1,6 @@
 //! Containers that nobody watches any more, and what those that live can lend.
 
+use container::folder;
 use container::life::detached;
 use container::life::state::State;
 use container::root::share::Superblock;
@@ -31,7 +32,7 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
                 continue;
             }
         };
-        let folder = store.path().join("containers").join(&id);
+        let folder = folder::path(store, &id);
         if keep && detached::is_over(&folder) {
             continue;
         }
@@ -71,6 +72,5 @@ pub(crate) fn share(
     image: ObjectId,
 ) -> impl Iterator<Item = Superblock> {
     let alike = living.iter().filter(move |id| store.image_of_container(id) == Some(image));
-    let folder = |id: &String| store.path().join("containers").join(id);
-    alike.take(ASKED).filter_map(move |id| Superblock::take(&folder(id)))
+    alike.take(ASKED).filter_map(move |id| Superblock::take(&folder::path(store, id)))
 }

@@ -61,7 +61,7 @@ fn look_at_containers(
     for id in living {
         let image = store.image_of_container(&id).filter(|image| memory.is_native(image));
         let Some(image) = image else { continue };
-        let taken = Superblock::take(&store.path().join("containers").join(&id));
+        let taken = Superblock::take(&container::folder::path(store, &id));
         match taken.map(|it| memory.look(Some(&image), it.mount.as_fd(), shares)) {
             Some(Ok(true)) => {}
             // It may have ended meanwhile.

@@ -14,8 +14,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use container::Refusal;
 use container::bundle::{Process, Terminal, configure};
+use container::folder::{self, FILESTORE, LOG};
 use container::life::detached::{Last, Stop};
-use container::life::log::LOG;
 use container::life::monitor::{RunError, Start};
 use container::life::stage::Stage;
 use container::life::state::Reason;
@@ -175,7 +175,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let user = container::bundle::user::find(root.mount.as_fd(), user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
-    let mut stage = Stage::new(&store.path().join("containers").join(&id), map);
+    let mut stage = Stage::new(&folder::path(&store, &id), map);
     wishes.volumes = volumes(&args.wanted, &files, map, &mut stage)?;
     wishes.security.fit(runtime.kind)?;
     wishes.map = map.cloned();
@@ -197,7 +197,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let folder = store.create_container(&id, &record)?;
     let path = folder.path().to_owned();
     if let Place::Filestore(file, _) = &place {
-        filestore::name(file.as_fd(), folder.fd(), filestore::NAME)
+        filestore::name(file.as_fd(), folder.fd(), FILESTORE)
             .with_context(|| format!("cannot keep the filestore in {}", path.display()))?;
     }
     files.name(&folder)?;
@@ -239,7 +239,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
 
 /// Who takes room for what the container writes.
 fn headrooms(root: &Root, stage: &Stage, folder: &Path) -> anyhow::Result<Vec<Headroom>> {
-    let own = root.doomed.headroom(&folder.join(filestore::NAME))?;
+    let own = root.doomed.headroom(&folder.join(FILESTORE))?;
     Ok(own.into_iter().chain(Files::headrooms(folder, stage)?).collect())
 }
 
@@ -405,7 +405,7 @@ impl Ready {
         if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
         {
             // First, since it may be what the disk is full of.
-            drop(std::fs::remove_file(self.path.join(filestore::NAME)));
+            drop(std::fs::remove_file(self.path.join(FILESTORE)));
             let noted = kept::Place::Filestore { lost: true }.save(&self.path);
             if let Err(error) = noted {
                 tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
 use container::bundle::userns::{Files, IdMap, MapError, SIZE, auto, parse_ranges};
+use container::folder;
 use kernel::process::IdRange;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -131,7 +132,7 @@ pub(crate) struct Claim {
 fn taken(store: &Store) -> anyhow::Result<Vec<IdMap>> {
     let containers = store.containers()?.into_iter();
     let alive = containers.filter(|(_, _, liveness)| *liveness == Liveness::Alive);
-    let folders = alive.map(|(id, ..)| store.path().join("containers").join(id));
+    let folders = alive.map(|(id, ..)| folder::path(store, &id));
     Ok(folders.filter_map(|folder| IdMap::noted(&folder)).collect())
 }
 

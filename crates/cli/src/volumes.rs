@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::bundle::mounts::{Source, Volume, arrange, destination};
 use container::bundle::userns::IdMap;
+use container::folder;
 use container::life::stage::{Filestore, Stage};
 use container::root::filestore;
 use container::root::headroom::{Headroom, HeadroomError};
@@ -149,28 +150,24 @@ impl Files {
     /// Gives them their names in a container's folder.
     pub(crate) fn name(&self, folder: &store::ContainerDir) -> anyhow::Result<()> {
         for (number, file) in self.0.iter().enumerate() {
-            filestore::name(file.as_fd(), folder.fd(), &name(number)).with_context(|| {
-                format!("cannot keep a filestore in {}", folder.path().display())
-            })?;
+            filestore::name(file.as_fd(), folder.fd(), &folder::filestore(number)).with_context(
+                || format!("cannot keep a filestore in {}", folder.path().display()),
+            )?;
         }
         Ok(())
     }
 
     /// Who takes room for them.
     pub(crate) fn headrooms(folder: &Path, stage: &Stage) -> Result<Vec<Headroom>, HeadroomError> {
-        stage.headrooms(|number| folder.join(name(number)))
+        stage.headrooms(|number| folder.join(folder::filestore(number)))
     }
 
     /// Removes those names again.
     pub(crate) fn remove(folder: &Path, stage: &Stage) {
-        for name in (0..stage.filestores()).map(name) {
+        for name in (0..stage.filestores()).map(folder::filestore) {
             drop(std::fs::remove_file(folder.join(name)));
         }
     }
-}
-
-fn name(number: usize) -> String {
-    format!("{}-{number}", filestore::NAME)
 }
 
 /// One of `--volume`, whose path on the host may begin with a dot, as with podman.

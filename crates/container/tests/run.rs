@@ -18,7 +18,8 @@ use quire_container::ProgramError;
 use quire_container::bundle::config::ImageConfig;
 use quire_container::bundle::security::Security;
 use quire_container::bundle::{Access, Network, Terminal, Wishes, configure};
-use quire_container::life::monitor::{ROOT, RunError, Start};
+use quire_container::folder::ROOT;
+use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::stage::Stage;
 use quire_container::life::state::End;
 use quire_container::root::{

@@ -82,7 +82,7 @@ pub fn interrupted_by_ctrl_c(master: BorrowedFd<'_>) -> Option<Pid> {
 const CTRL_C: u8 = 3;
 
 /// The file of a [`Receiver`], in its directory.
-const SOCKET: &str = "console.sock";
+pub const SOCKET: &str = "console.sock";
 
 /// A socket to which a runtime sends the terminal that it makes for a container (`--console-socket`).
 #[derive(Debug)]

@@ -1,10 +1,12 @@
 //! Containers that outlive their command. Needs root.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Stdio;
 
+use container::folder::{CODE, CONFIG, FILESTORE, LOG, PID, STATE, is_known};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -69,6 +71,40 @@ fn a_directory_has_one_writer() {
     assert!(ran.code == Some(1) && ran.out.contains("/tmp/late"), "{} {}", ran.out, ran.err);
     let ran = place.run("diff early");
     assert!(ran.code == Some(2) && ran.err.contains("written to since"), "{}", ran.err);
+}
+
+/// `docs/format/container.md` has all files that are ever in a container's folder.
+#[test]
+fn all_files_of_a_folder_are_in_the_table() {
+    let Some(place) = place() else { return };
+    let mut found = BTreeSet::new();
+    for runtime in all_runtimes() {
+        let name = format!("files-{runtime}");
+        let _guard = Rm(&place, &name);
+        let options =
+            ["--runtime", runtime, "--name", &name, "--mount", "type=self,dst=/more,size=16m"];
+        start(
+            &place,
+            &[&options[..], &["--log-size", "4k"]].concat(),
+            "yes | head -2000; sleep 60",
+        );
+        let mut look = || {
+            for entry in fs::read_dir(place.path("store/containers").join(&name)).unwrap() {
+                found.insert(entry.unwrap().file_name().into_string().unwrap());
+            }
+        };
+        look();
+        place.out(&format!("exec {name} -- true"));
+        place.run(&format!("diff {name}"));
+        look();
+        place.out(&format!("stop --time 0 {name}"));
+        look();
+    }
+    let unknown: Vec<_> = found.iter().filter(|it| !is_known(it)).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+    for name in [CONFIG, LOG, PID, STATE, CODE, FILESTORE, "filestore-0", "mount-0"] {
+        assert!(found.contains(name), "{name} is not in {found:?}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use kernel::process::{IdRange, ProcessError, user_namespace};
 use serde_json::{Value, json};
 
 use crate::bundle::user::User;
+use crate::folder::USERNS;
 
 /// The number that the kernel takes for "none"; ids are below.
 const NO_ID: u64 = u32::MAX as u64;
@@ -159,9 +160,6 @@ fn counterpart(id: u32, from: u32, count: u32, to: u32) -> Option<u32> {
     to.checked_add(id.checked_sub(from).filter(|offset| *offset < count)?)
 }
 
-/// What is noted in a container's folder, for those who look for a range that is free.
-const NOTE: &str = "userns";
-
 impl IdMap {
     /// Of users and of groups, both from [`parse_ranges`] or [`auto`].
     #[must_use]
@@ -230,13 +228,13 @@ impl IdMap {
     /// # Errors
     /// The disk's.
     pub fn note(&self, folder: &Path) -> std::io::Result<()> {
-        std::fs::write(folder.join(NOTE), self.to_string())
+        std::fs::write(folder.join(USERNS), self.to_string())
     }
 
     /// The map of a container; none if it has none.
     #[must_use]
     pub fn noted(folder: &Path) -> Option<Self> {
-        std::fs::read_to_string(folder.join(NOTE)).ok()?.parse().ok()
+        std::fs::read_to_string(folder.join(USERNS)).ok()?.parse().ok()
     }
 }
 

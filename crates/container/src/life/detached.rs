@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 use crate::bundle::Terminal;
 use crate::bundle::user::User;
 use crate::bundle::view::{View, check_inside};
-use crate::life::log::{self, Log};
+use crate::folder::{CONFIG, EXEC, LOG, OVER, PID, RUNTIME_LOG, UNWANTED};
+use crate::life::log::Log;
 use crate::life::monitor::{
-    Deadline, LOG, PID, Prepared, RunError, Start, ask, command, complaint, complaints, enter,
-    kill, prepare, runtime_of,
+    Deadline, Prepared, RunError, Start, ask, command, complaint, complaints, enter, kill, prepare,
+    runtime_of,
 };
 use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
@@ -25,15 +26,9 @@ use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
 
-/// In the folder of a container that is over: nothing is left of it outside of the folder.
-const OVER: &str = "over";
-
-/// In the folder of a container that is kept: its monitor is to remove it when it ends.
-const UNWANTED: &str = "unwanted";
-
 /// How long a program may take to be executed that probably cannot be. The exec is the runtime's last step, after it has said
 /// that the container runs; of the few that take longer, such as what a runtime interprets by itself, the end is told later.
-const EXEC: std::time::Duration = std::time::Duration::from_secs(2);
+const EXECUTED: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// How often what another process does is looked at.
 pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
@@ -83,7 +78,7 @@ pub fn watch(
         std::os::unix::fs::fchown(&output, Some(user), Some(group)).map_err(write_failed)?;
     }
     let mut run = command(start.runtime, start.folder);
-    let log = start.folder.join(LOG);
+    let log = start.folder.join(RUNTIME_LOG);
     run.arg("--log").arg(&log).args(["--log-format", "json"]);
     let pid_file = start.folder.join(PID);
     run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
@@ -124,7 +119,7 @@ pub fn watch(
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
         pump.finish().map_err(write_failed)?;
         // What is wrong with its options it says before it has a log.
-        let message = [log, start.folder.join(log::LOG)]
+        let message = [log, start.folder.join(LOG)]
             .iter()
             .find_map(|it| complaint(&complaints(it), start.runtime.kind));
         let message = message.unwrap_or_else(|| "it does not say why".to_owned());
@@ -138,7 +133,7 @@ pub fn watch(
     // crun starts it from a child, which may outlive crun for a moment and is left to us, too.
     container.adopt().map_err(runtime_failed)?;
     if let Some(doubt) = doubt
-        && container.wait_for_exec(EXEC).map_err(runtime_failed)? == Executed::Never
+        && container.wait_for_exec(EXECUTED).map_err(runtime_failed)? == Executed::Never
     {
         container.wait().map_err(runtime_failed)?;
         return Err(doubt.into());
@@ -318,7 +313,7 @@ struct Notes {
 
 impl Notes {
     fn new(folder: &Path) -> Self {
-        let name = |end: &str| folder.join(format!("exec-{}.{end}", std::process::id()));
+        let name = |end: &str| folder.join(format!("{EXEC}{}.{end}", std::process::id()));
         let notes = Self { process: name("json"), pid: name("pid"), log: name("log") };
         // What a process of this number left when it was killed would tell of another program.
         notes.remove();
@@ -348,7 +343,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }
     };
-    let bundle = folder.join("config.json");
+    let bundle = folder.join(CONFIG);
     let bytes = std::fs::read(&bundle).map_err(failed(&bundle))?;
     let mut config: Value =
         serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;

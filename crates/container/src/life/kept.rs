@@ -12,15 +12,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::folder::{FILESTORE, UPPER, WRITABLE};
 use crate::life::detached::GLANCE;
 use crate::offer;
-use crate::root::filestore;
 use crate::root::upper::{UpperError, at_rest, last_use, open_upper};
-
-/// The note of which descriptor of a running container's process is its upper layer.
-const OFFER: &str = "upper";
-/// What the upper layer is.
-const NOTE: &str = "writable.json";
 
 /// Where a container writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,13 +103,13 @@ impl Place {
     /// # Errors
     /// The disk's.
     pub fn save(&self, folder: &Path) -> std::io::Result<()> {
-        std::fs::write(folder.join(NOTE), serde_json::to_vec(self)?)
+        std::fs::write(folder.join(WRITABLE), serde_json::to_vec(self)?)
     }
 
     /// What the folder says; none if it says nothing.
     #[must_use]
     pub fn load(folder: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(folder.join(NOTE)).ok()?).ok()
+        serde_json::from_slice(&std::fs::read(folder.join(WRITABLE)).ok()?).ok()
     }
 
     /// A directory of the host, by its path, with the upper layer that is in it.
@@ -134,7 +129,7 @@ impl Place {
 /// # Errors
 /// The disk's.
 pub fn offer(folder: &Path, upper: BorrowedFd<'_>) -> std::io::Result<()> {
-    offer::offer(&folder.join(OFFER), upper, &[])
+    offer::offer(&folder.join(UPPER), upper, &[])
 }
 
 /// The upper layer of a container, held.
@@ -161,7 +156,7 @@ impl Changes {
         if Place::load(folder) == Some(Place::None) {
             return Err(KeptError::ReadOnly);
         }
-        let (upper, _) = offer::take(&folder.join(OFFER)).ok_or(KeptError::Offer)?;
+        let (upper, _) = offer::take(&folder.join(UPPER)).ok_or(KeptError::Offer)?;
         let is_directory = |stat: Stat| stat.st_mode & 0o170_000 == 0o040_000;
         if !rustix::fs::fstat(&upper).is_ok_and(is_directory) {
             return Err(KeptError::Offer);
@@ -178,7 +173,7 @@ impl Changes {
             Place::None => Err(KeptError::ReadOnly),
             Place::Memory => Err(KeptError::Memory),
             Place::Filestore { lost: true } => Err(KeptError::Lost),
-            Place::Filestore { lost: false } => of_filestore(&folder.join(filestore::NAME)),
+            Place::Filestore { lost: false } => of_filestore(&folder.join(FILESTORE)),
             Place::Directory { path, device, inode, last_use: own } => {
                 let failed =
                     |errno: Errno| KeptError::Open { path: path.clone(), source: errno.into() };
@@ -257,7 +252,7 @@ fn is_clean(file: &File) -> std::io::Result<bool> {
 pub fn give_up(folder: &Path) {
     // Only what is the container's alone is ever shut down.
     let Some(Place::Filestore { .. }) = Place::load(folder) else { return };
-    let Some((upper, _)) = offer::take(&folder.join(OFFER)) else { return };
+    let Some((upper, _)) = offer::take(&folder.join(UPPER)) else { return };
     let device = |stat: Result<Stat, Errno>| stat.ok().map(|it| it.st_dev);
     let (inside, outside) = (device(rustix::fs::fstat(&upper)), device(rustix::fs::stat(folder)));
     // Source: `linux/magic.h`, EXT4_SUPER_MAGIC.
@@ -308,7 +303,7 @@ mod tests {
         check(Some(Place::Filestore { lost: false }), "cannot open");
         let path = folder.path().join("absent");
         check(Some(Place::Directory { path, device: 0, inode: 0, last_use: None }), "cannot open");
-        std::fs::write(folder.path().join(filestore::NAME), [0; 4096]).unwrap();
+        std::fs::write(folder.path().join(FILESTORE), [0; 4096]).unwrap();
         check(Some(Place::Filestore { lost: false }), "e2fsck -f");
     }
 }

@@ -19,17 +19,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The newer file in a container's folder.
-pub const LOG: &str = "log";
-
-/// The older one.
-const OLDER: &str = "log.old";
-
-/// An empty one before it is the newer one.
-const NEXT: &str = "log.next";
-
-/// The second name of the newer one before it is the older one.
-const TURNING: &str = "log.turn";
+use crate::folder::{LOG, LOG_NEXT, LOG_OLDER, LOG_TURNING};
 
 /// What a log may have if nothing is said: days of what servers say, and a thousand of them are 64 GiB at most.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(64 << 20).expect("not zero");
@@ -60,7 +50,7 @@ impl Log {
             Self { folder: folder.to_owned(), file, length, half, lost: 0, told: 0, notes: 0 };
         // What was begun, but not finished.
         log.remove_names();
-        let older = open(folder, OLDER)?;
+        let older = open(folder, LOG_OLDER)?;
         if older.is_some_and(|older| is_same(&older, &log.file).unwrap_or_default()) {
             log.begin()?;
         }
@@ -150,7 +140,7 @@ impl Log {
         reason = "a log does not outlive a crash of the host whole"
     )]
     fn keep(&self) -> io::Result<()> {
-        let [log, older, turning] = [LOG, OLDER, TURNING].map(|it| self.folder.join(it));
+        let [log, older, turning] = [LOG, LOG_OLDER, LOG_TURNING].map(|it| self.folder.join(it));
         // First, while nothing is lost yet: the disk may have no room for it.
         self.make_next()?;
         std::fs::hard_link(log, &turning)?;
@@ -166,7 +156,7 @@ impl Log {
         reason = "a log does not outlive a crash of the host whole"
     )]
     fn begin(&mut self) -> io::Result<()> {
-        let next = self.folder.join(NEXT);
+        let next = self.folder.join(LOG_NEXT);
         let file = match File::options().append(true).open(&next) {
             Err(error) if error.kind() == ErrorKind::NotFound => self.make_next()?,
             file => file?,
@@ -177,12 +167,12 @@ impl Log {
     }
 
     fn make_next(&self) -> io::Result<File> {
-        File::options().append(true).create_new(true).open(self.folder.join(NEXT))
+        File::options().append(true).create_new(true).open(self.folder.join(LOG_NEXT))
     }
 
     /// Removes what a turn that was not finished has left besides the two files.
     fn remove_names(&self) {
-        for name in [NEXT, TURNING] {
+        for name in [LOG_NEXT, LOG_TURNING] {
             drop(std::fs::remove_file(self.folder.join(name)));
         }
     }
@@ -215,7 +205,7 @@ impl Halves {
         // Until both are of one moment: the newer may become the older meanwhile.
         for _ in 0..ATTEMPTS {
             let (newer, older, again) =
-                (open(folder, LOG)?, open(folder, OLDER)?, open(folder, LOG)?);
+                (open(folder, LOG)?, open(folder, LOG_OLDER)?, open(folder, LOG)?);
             match (newer, again) {
                 (None, None) => return Ok(None),
                 (Some(newer), Some(again)) if is_same(&newer, &again)? => {
@@ -279,7 +269,7 @@ mod tests {
     }
 
     fn texts(folder: &Path) -> [String; 2] {
-        [OLDER, LOG].map(|it| std::fs::read_to_string(folder.join(it)).unwrap_or_default())
+        [LOG_OLDER, LOG].map(|it| std::fs::read_to_string(folder.join(it)).unwrap_or_default())
     }
 
     /// A log with a full newer half.
@@ -297,7 +287,7 @@ mod tests {
         type Step = fn(&Log);
         let make: Step = |log| drop(log.make_next().unwrap());
         let link: Step = |log| {
-            let [from, to] = [LOG, TURNING].map(|it| log.folder.join(it));
+            let [from, to] = [LOG, LOG_TURNING].map(|it| log.folder.join(it));
             std::fs::hard_link(from, to).unwrap();
         };
         let keep: Step = |log| log.keep().unwrap();
@@ -332,7 +322,7 @@ mod tests {
     /// It cannot turn: so the file begins anew, and is the one that is read.
     #[test]
     fn what_stands_in_the_way_costs_no_more_than_a_half() {
-        for name in [OLDER, NEXT, TURNING] {
+        for name in [LOG_OLDER, LOG_NEXT, LOG_TURNING] {
             let folder = tempfile::tempdir().unwrap();
             let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
             std::fs::create_dir(folder.path().join(name)).unwrap();
@@ -395,11 +385,11 @@ mod tests {
         let (folder, mut log) = full();
         let other = folder.path().join("other");
         std::fs::write(&other, "others'").unwrap();
-        std::os::unix::fs::symlink(&other, folder.path().join(NEXT)).unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join(LOG_NEXT)).unwrap();
         log.write(b"012345678\nnew\n");
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "others'");
         assert_eq!(texts(folder.path()), ["012345678\n", "new\n"]);
-        assert!(!folder.path().join(NEXT).exists());
+        assert!(!folder.path().join(LOG_NEXT).exists());
     }
 
     #[test]

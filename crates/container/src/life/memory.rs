@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::Value;
 
+use crate::folder::{CONFIG, KILLED};
 use crate::pace::Pace;
 
 /// Where the counts are, below which directory. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`, "memory.events";
@@ -72,23 +73,20 @@ pub(crate) fn killed(config: &Value) -> u64 {
 /// The same, for a container whose folder this is.
 #[must_use]
 pub fn killed_in(folder: &Path) -> u64 {
-    let bytes = std::fs::read(folder.join("config.json")).unwrap_or_default();
+    let bytes = std::fs::read(folder.join(CONFIG)).unwrap_or_default();
     killed(&serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
-/// In a container's folder: how many processes the kernel had killed when Quire was about to kill the container.
-const BEFORE: &str = "killed";
-
 /// Notes that Quire is about to kill a container: what the kernel killed before did not end it.
 pub(crate) fn note_kill(folder: &Path) {
-    if let Err(error) = std::fs::write(folder.join(BEFORE), killed_in(folder).to_string()) {
+    if let Err(error) = std::fs::write(folder.join(KILLED), killed_in(folder).to_string()) {
         tracing::debug!(%error, "it may be told that the kernel has killed the container");
     }
 }
 
 /// What was noted; none if Quire has not killed the container.
 fn noted(folder: &Path) -> Option<u64> {
-    std::fs::read_to_string(folder.join(BEFORE)).ok()?.parse().ok()
+    std::fs::read_to_string(folder.join(KILLED)).ok()?.parse().ok()
 }
 
 /// Whether a container that was killed lacked memory, from its counts as they are.
@@ -255,9 +253,9 @@ mod tests {
     fn what_was_killed_before_quire_killed_does_not_count() {
         let folder = tempfile::tempdir().unwrap();
         let check = |killed, noted: Option<&str>, expect| {
-            drop(std::fs::remove_file(folder.path().join(BEFORE)));
+            drop(std::fs::remove_file(folder.path().join(KILLED)));
             if let Some(noted) = noted {
-                std::fs::write(folder.path().join(BEFORE), noted).unwrap();
+                std::fs::write(folder.path().join(KILLED), noted).unwrap();
             }
             let (_ended, over) = io::pipe().unwrap();
             let heard = Heard { killed, ..Heard::default() };

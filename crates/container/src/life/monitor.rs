@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use crate::bundle::view::{View, WorkingDirError};
 use crate::bundle::{Process, Terminal};
+use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::memory::Ear;
 use crate::life::spared::Terms;
 use crate::life::stage::Stage;
@@ -130,16 +131,6 @@ impl Deadline {
 
 /// The code of what was killed.
 pub const KILLED: i32 = 128 + Signal::KILL.as_raw();
-
-/// The root's place in the bundle.
-pub const ROOT: &str = "rootfs";
-/// The runtime's own records, in the container's folder.
-pub(crate) const STATE: &str = "runtime";
-pub(crate) const LOG: &str = "runtime.log";
-/// Where the runtime writes the number of the container's first process, as soon as that is on its way.
-pub(crate) const PID: &str = "container.pid";
-/// Which runtime runs the container, for whoever has to clear up after it.
-const RUNTIME: &str = "runtime.path";
 
 /// A container that did not start.
 #[derive(Debug, thiserror::Error)]
@@ -257,7 +248,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     // we say what is in the log. Otherwise the runtime speaks for itself, but runsc, whose helpers have the log only.
     let covered = start.terminal == Terminal::New;
     let logs = covered || kind == Kind::Runsc;
-    let log = if logs { start.folder.join(LOG) } else { PathBuf::from("/dev/null") };
+    let log = if logs { start.folder.join(RUNTIME_LOG) } else { PathBuf::from("/dev/null") };
     // What crun says to the container's terminal has the log's format too.
     let format = if kind == Kind::Crun { "text" } else { "json" };
     command.arg("--log").arg(&log).args(["--log-format", format]);
@@ -367,8 +358,8 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
         let path = path.to_owned();
         move |source| RunError::Write { path, source }
     };
-    let config = start.folder.join("config.json");
-    let made = start.folder.join(STATE).join(start.id).join("seccomp.bpf");
+    let config = start.folder.join(CONFIG);
+    let made = start.folder.join(RUNTIME_STATE).join(start.id).join("seccomp.bpf");
     let (text, lesson) = match Compiled::of(start.runtime, &start.config, made, start.notes) {
         Some(Compiled::Known(filter)) => {
             let mut config = start.config.clone();
@@ -380,7 +371,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     };
     std::fs::write(&config, text).map_err(write_failed(&config))?;
 
-    let record = start.folder.join(RUNTIME);
+    let record = start.folder.join(RUNTIME_PATH);
     let runtime_path = start.runtime.path.as_os_str().as_bytes();
     std::fs::write(&record, runtime_path).map_err(write_failed(&record))?;
     Ok(Prepared { doubt, lesson })
@@ -413,7 +404,7 @@ fn send(start: &Start<'_>, signal: Signal) -> bool {
 /// The runtime with the options that every call of it for this container needs.
 pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
     let mut command = Command::new(&runtime.path);
-    command.arg("--root").arg(folder.join(STATE));
+    command.arg("--root").arg(folder.join(RUNTIME_STATE));
     if runtime.kind == Kind::Runsc {
         // Networks are namespaces of the bundle here, not of gVisor's own stack.
         command.arg("--network=host");
@@ -455,7 +446,7 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, Proc
 
 /// The runtime that a container was started with.
 pub(crate) fn runtime_of(folder: &Path) -> Option<Runtime> {
-    let path = std::fs::read(folder.join(RUNTIME)).ok()?;
+    let path = std::fs::read(folder.join(RUNTIME_PATH)).ok()?;
     Some(Runtime::at(PathBuf::from(OsStr::from_bytes(&path))))
 }
 

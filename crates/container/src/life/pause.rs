@@ -9,6 +9,7 @@ use kernel::process::{Exit, start_behind};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use crate::folder::PAUSE;
 use crate::life::detached::GLANCE;
 use crate::life::monitor::ask;
 
@@ -26,10 +27,7 @@ pub struct Paused {
     lock: File,
 }
 
-/// Locked by whoever has the container paused.
-const LOCK: &str = "pause.lock";
-
-/// What stands in it from then on until the container goes on.
+/// The text of the lock's file until the container goes on.
 const MARK: &[u8] = b"paused";
 
 /// Nothing that is not there any more can be lost by this.
@@ -45,7 +43,7 @@ fn unmark(lock: &File) {
 /// # Errors
 /// The disk's.
 pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std::io::Result<bool> {
-    let lock = match File::options().write(true).open(folder.join(LOCK)) {
+    let lock = match File::options().write(true).open(folder.join(PAUSE)) {
         Ok(lock) => lock,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
         Err(error) => return Err(error),
@@ -88,7 +86,7 @@ pub enum PauseError {
 /// # Errors
 /// [`PauseError`]; then it is not paused.
 pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
-    let lock = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
+    let lock = File::options().create(true).truncate(false).write(true).open(folder.join(PAUSE));
     let lock = lock.map_err(PauseError::Lock)?;
     let locked = rustix::fs::flock(&lock, FlockOperation::LockExclusive);
     locked.map_err(|errno| PauseError::Lock(errno.into()))?;

@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use crate::bundle::Access;
 use crate::bundle::names::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
-use crate::life::monitor::{ROOT, RunError};
+use crate::folder::{MOUNT, MOUNT_NAMES, ROOT};
+use crate::life::monitor::RunError;
 use crate::notes;
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper::{Doomed, UpperError};
@@ -41,12 +42,6 @@ pub struct Filestore {
     mount: Detached,
     doomed: Doomed,
 }
-
-/// What the places of filestores begin with.
-const MOUNT: &str = "mount-";
-
-/// Where the files are that say who the container is.
-const NAMES: &str = "mount-names";
 
 /// What may be added to those files.
 const ROOM: u64 = 1 << 20;
@@ -104,7 +99,7 @@ impl Stage {
     /// Keeps files that the container is to have; answers where they will be. They are in memory, which has an end: whoever
     /// writes on them could fill the host's disk, and would read in `mountinfo` where the store is.
     pub fn set_names(&mut self, names: Vec<NameFile>) -> Vec<NameMount> {
-        let place = self.base().join(NAMES);
+        let place = self.base().join(MOUNT_NAMES);
         self.names = names;
         let mount = |it: &NameFile| {
             let source = place.join(it.name()).display().to_string();
@@ -190,7 +185,7 @@ impl Stage {
                     .map_err(|source| RunError::Names { id: id.to_owned(), source })?,
             ),
         };
-        let names = names.iter().map(|it| (self.base().join(NAMES), it));
+        let names = names.iter().map(|it| (self.base().join(MOUNT_NAMES), it));
         let mounts = self.filestores.iter().enumerate();
         let mounts = mounts.map(|(number, it)| (self.place(number), &it.mount)).chain(names);
         for (path, mount) in [(self.base().join(ROOT), root)].into_iter().chain(mounts) {

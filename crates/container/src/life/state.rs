@@ -7,11 +7,8 @@ use std::path::Path;
 use kernel::process::Exit;
 use serde::{Deserialize, Serialize};
 
-const STATE: &str = "state.json";
-/// The exit code once more, in a file that is never replaced: whoever has it open reads it when the folder is gone, too.
-const CODE: &str = "code";
-/// The state while it is being written.
-const NEXT: &str = "state.next";
+use crate::folder::{CODE, STATE, STATE_NEXT};
+
 /// In it, of a container of which the disk has lost something.
 const LOST: &str = "lost";
 /// At least as many bytes as that takes, as `255 lost timeout`, and a state.
@@ -129,7 +126,7 @@ impl State {
         let code = File::create(folder.join(CODE))?;
         code.write_all_at(&[b' '; CODE_MAX], 0)?;
         self.save(folder)?;
-        if let Err(error) = std::fs::write(folder.join(NEXT), [b' '; STATE_MAX]) {
+        if let Err(error) = std::fs::write(folder.join(STATE_NEXT), [b' '; STATE_MAX]) {
             // A container that has this has started.
             std::fs::remove_file(folder.join(STATE))?;
             return Err(error);
@@ -146,7 +143,7 @@ impl State {
         reason = "a container does not outlive a crash of the host"
     )]
     fn save(&self, folder: &Path) -> std::io::Result<()> {
-        let next = folder.join(NEXT);
+        let next = folder.join(STATE_NEXT);
         let bytes = serde_json::to_vec(self)?;
         // Not cut short before it is written, or the room would be anybody's.
         let file = File::options().write(true).create(true).truncate(false).open(&next)?;
@@ -256,8 +253,8 @@ mod tests {
         let mut state: State = serde_json::from_str(bytes).unwrap();
         let end = state.begin(folder.path()).unwrap();
         // In the way of the state's.
-        std::fs::remove_file(folder.path().join(NEXT)).unwrap();
-        std::fs::create_dir(folder.path().join(NEXT)).unwrap();
+        std::fs::remove_file(folder.path().join(STATE_NEXT)).unwrap();
+        std::fs::create_dir(folder.path().join(STATE_NEXT)).unwrap();
         for (lost, reason) in
             [(true, Some(Reason::Timeout)), (false, Some(Reason::Memory)), (false, None)]
         {

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use kernel::mount::Unmount;
 
+use crate::folder::{CONFIG, RUNTIME_STATE};
 use crate::life::detached::GLANCE;
-use crate::life::monitor::{STATE, delete};
+use crate::life::monitor::delete;
 use crate::life::stage::is_place;
 
 /// Ends what the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
@@ -25,7 +26,7 @@ pub fn clear(folder: &Path, id: &str) -> bool {
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
     let places = places.filter(|path| path.is_dir() && is_place(path));
     // A namespace that runsc attaches among its records and leaves there. Source: gVisor `runsc/specutils/namespace.go`.
-    let left = Some(folder.join(STATE).join("null-netns")).filter(|it| it.exists());
+    let left = Some(folder.join(RUNTIME_STATE).join("null-netns")).filter(|it| it.exists());
     for place in places.chain(left) {
         // In another namespace than the container's own this finds nothing mounted.
         if let Err(error) = kernel::mount::unmount(&place, Unmount::Lazy) {
@@ -38,7 +39,7 @@ pub fn clear(folder: &Path, id: &str) -> bool {
 /// Whether the runtime knows of the container: by a directory of its name, or as runsc by `ID_sandbox:ID.state`. Source for
 /// that: gVisor `runsc/container/state_file.go`.
 fn has_records(folder: &Path, id: &str) -> bool {
-    let state = folder.join(STATE);
+    let state = folder.join(RUNTIME_STATE);
     state.join(id).exists() || state.join(format!("{id}_sandbox:{id}.state")).exists()
 }
 
@@ -58,7 +59,7 @@ pub fn cgroup(id: &str, unique: &str) -> String {
 
 /// The same, of a container that may have been started, from its bundle.
 fn cgroup_of(folder: &Path) -> std::io::Result<Option<String>> {
-    let bytes = match std::fs::read(folder.join("config.json")) {
+    let bytes = match std::fs::read(folder.join(CONFIG)) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         bytes => bytes?,
     };
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(cgroup_of(folder.path()).unwrap(), None);
         let check = |path: &str, expect: Option<&str>| {
             let config = serde_json::json!({"linux": {"cgroupsPath": path}});
-            std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+            std::fs::write(folder.path().join(CONFIG), config.to_string()).unwrap();
             assert_eq!(cgroup_of(folder.path()).unwrap().as_deref(), expect, "{path}");
         };
         check(&cgroup("a", "1"), Some("quire-a-1"));

@@ -21,9 +21,6 @@ use kernel::mount::{Durability, Ext4Options, MountError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// What it is called in a container's folder; those of further mounts have a hyphen and a number behind it.
-pub const NAME: &str = "filestore";
-
 /// Who takes room from the host's disk for what is written later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {

@@ -6,10 +6,8 @@ use std::path::Path;
 
 use kernel::mount::{Backing, Detached};
 
+use crate::folder::SUPERBLOCK;
 use crate::root::Layers;
-
-/// The note, with `file` or `loop`, and what it is a mount of.
-const OFFER: &str = "superblock";
 
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
 const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
@@ -36,7 +34,7 @@ impl Superblock {
             Backing::Loop => "loop",
         };
         let identity = self.identity.as_deref().unwrap_or_default();
-        crate::offer::offer(&folder.join(OFFER), self.mount.as_fd(), &[backing, identity])
+        crate::offer::offer(&folder.join(SUPERBLOCK), self.mount.as_fd(), &[backing, identity])
     }
 
     /// Whether a new mount would show the same files, in the same way, and share pages with the same others. An image by
@@ -50,7 +48,7 @@ impl Superblock {
     /// (before Linux 6.15).
     #[must_use]
     pub fn take(folder: &Path) -> Option<Self> {
-        let (taken, words) = crate::offer::take(&folder.join(OFFER))?;
+        let (taken, words) = crate::offer::take(&folder.join(SUPERBLOCK))?;
         let backing = match words.first().map(String::as_str) {
             Some("file") => Backing::File,
             Some("loop") => Backing::Loop,

@@ -1,0 +1,182 @@
+//! A container's folder, `containers/ID/` of its store: where it is, and the names of the files in it.
+//!
+//! `docs/format/container.md` has the table of these files: who writes each, and what a crash leaves. Tests compare that
+//! table with [`NAMES`], and with what is in the folders of real containers.
+
+use std::path::PathBuf;
+
+use store::Store;
+
+/// The store's record of the container: its image, and whether the folder is kept.
+pub const RECORD: &str = "container.json";
+/// Empty and locked as long as the container lives. The runtime has it open.
+pub const LOCK: &str = "lock";
+/// The bundle's configuration.
+pub const CONFIG: &str = "config.json";
+/// The root's place in the bundle.
+pub const ROOT: &str = "rootfs";
+/// The path of the runtime that runs the container.
+pub const RUNTIME_PATH: &str = "runtime.path";
+/// The runtime's own records, a directory.
+pub const RUNTIME_STATE: &str = "runtime";
+/// Complaints of the runtime.
+pub const RUNTIME_LOG: &str = "runtime.log";
+/// The number of the container's first process.
+pub const PID: &str = "container.pid";
+/// How a container that outlives its command is doing.
+pub const STATE: &str = "state.json";
+/// The next state, and the room for it.
+pub const STATE_NEXT: &str = "state.next";
+/// The exit code once more.
+pub const CODE: &str = "code";
+/// The newer half of the container's output.
+pub const LOG: &str = "log";
+/// The older half.
+pub const LOG_OLDER: &str = "log.old";
+/// An empty file before it becomes the newer half.
+pub const LOG_NEXT: &str = "log.next";
+/// The second name of the newer half before it becomes the older one.
+pub const LOG_TURNING: &str = "log.turn";
+/// The number of processes that the kernel had killed when Quire was about to kill the container.
+pub const KILLED: &str = "killed";
+/// Empty: nothing is left of the container outside of its folder.
+pub const OVER: &str = "over";
+/// Empty: the monitor removes the container at its end, although it was to be kept.
+pub const UNWANTED: &str = "unwanted";
+/// Locked while the container is paused.
+pub const PAUSE: &str = "pause.lock";
+/// The descriptor of a process that has the image mounted.
+pub const SUPERBLOCK: &str = "superblock";
+/// The descriptor of a process that has the upper layer open.
+pub const UPPER: &str = "upper";
+/// Where the container writes.
+pub const WRITABLE: &str = "writable.json";
+/// The container's users on the host.
+pub const USERNS: &str = "userns";
+/// The file with the writable layer. [`filestore`] names those of further mounts.
+pub const FILESTORE: &str = "filestore";
+/// The beginning of the names of places for further mounts.
+pub const MOUNT: &str = "mount-";
+/// The place for the files that say who the container is.
+pub const MOUNT_NAMES: &str = "mount-names";
+/// The beginning of the names of files for a call of the runtime's `exec`.
+pub const EXEC: &str = "exec-";
+/// The socket to which a runtime sends the container's terminal.
+pub const CONSOLE: &str = kernel::terminal::SOCKET;
+
+/// A directory of the runtime's: the folder covers a cgroup file system, and this is the container's cgroup to crun.
+const COVERED_CGROUP: &str = "quire-ID-RANDOM";
+
+/// The names of all files in a container's folder. `N` stands for a number.
+pub const NAMES: [&str; 32] = [
+    RECORD,
+    LOCK,
+    CONFIG,
+    ROOT,
+    RUNTIME_PATH,
+    RUNTIME_STATE,
+    RUNTIME_LOG,
+    PID,
+    STATE,
+    STATE_NEXT,
+    CODE,
+    LOG,
+    LOG_OLDER,
+    LOG_NEXT,
+    LOG_TURNING,
+    KILLED,
+    OVER,
+    UNWANTED,
+    PAUSE,
+    SUPERBLOCK,
+    UPPER,
+    WRITABLE,
+    USERNS,
+    FILESTORE,
+    "filestore-N",
+    "mount-N",
+    MOUNT_NAMES,
+    "exec-N.json",
+    "exec-N.pid",
+    "exec-N.log",
+    CONSOLE,
+    COVERED_CGROUP,
+];
+
+/// The folder of the container with this id.
+#[must_use]
+pub fn path(store: &Store, id: &str) -> PathBuf {
+    store.path().join("containers").join(id)
+}
+
+/// The name of the filestore of a further mount.
+#[must_use]
+pub fn filestore(number: usize) -> String {
+    format!("{FILESTORE}-{number}")
+}
+
+/// Whether a file of this name may be in a container's folder.
+#[must_use]
+pub fn is_known(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let fits = |pattern: &&str| match pattern.split_once('N') {
+        _ if *pattern == COVERED_CGROUP => name.starts_with("quire-"),
+        Some((before, after)) => {
+            let number = name.strip_prefix(before).and_then(|it| it.strip_suffix(after));
+            number.is_some_and(is_number)
+        }
+        None => *pattern == name,
+    };
+    NAMES.iter().any(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_these_names_and_no_others() {
+        let table = include_str!("../../../docs/format/container.md");
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let mut rows: Vec<_> = rows.collect();
+        let mut names = NAMES.to_vec();
+        rows.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(rows, names, "left: docs/format/container.md; right: NAMES");
+    }
+
+    #[test]
+    fn names_with_numbers_are_known() {
+        for name in ["log", "mount-0", "mount-names", "exec-12.json", "quire-a-1b", &filestore(3)] {
+            assert!(is_known(name), "{name}");
+        }
+        for name in ["", "Log", "mount-", "mount-x", "exec-12", "exec-.pid", "filestore-1.old"] {
+            assert!(!is_known(name), "{name}");
+        }
+    }
+
+    /// Another file that spells a name would be a second owner of it.
+    #[test]
+    fn no_other_module_spells_these_names() {
+        let mut found = Vec::new();
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut folders = vec![crates.join("container/src"), crates.join("cli/src")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+                let is_spelled = |name: &&str| text.contains(&format!("folder.join(\"{name}\")"));
+                let is_test = path.ends_with("tests.rs");
+                if !is_test && !path.ends_with("folder.rs") && NAMES.iter().any(is_spelled) {
+                    found.push(path);
+                }
+            }
+        }
+        assert_eq!(found, Vec::<PathBuf>::new());
+    }
+}
