@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 
 use image::verity::ObjectId;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
@@ -24,6 +25,7 @@ use crate::images::id_of;
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
 use crate::store::Store;
+use crate::verified::{Bytes, BytesError};
 use crate::work::Workspace;
 
 const PARTIAL: &str = ".partial";
@@ -109,6 +111,16 @@ impl Store {
     pub fn blob(&self, digest: &Digest) -> Result<Option<(File, u64)>, DiskError> {
         let found = self.blobs.read(BlobFile::Whole(*digest).file_name())?;
         Ok(found.map(|(file, stat)| (file, length(&stat))))
+    }
+
+    /// A whole blob of `size` bytes, compared with its digest as it is read.
+    ///
+    /// # Errors
+    /// [`BytesError`] when it is not here, or cannot be opened.
+    pub fn verified_blob(&self, digest: &Digest, size: u64) -> Result<Bytes<'static>, BytesError> {
+        let (file, _) =
+            self.blob(digest).map_err(BytesError::Blob)?.ok_or(BytesError::NoBlob(*digest))?;
+        Ok(Bytes::of_file(Arc::new(file), *digest, size))
     }
 
     /// What is here of a blob that is not whole, perhaps nothing. `None` while another process adds to it.

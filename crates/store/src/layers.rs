@@ -2,6 +2,8 @@
 //!
 //! One file a layer, in `layers/`, laid out as `docs/format/object-store.md`, "Layers", says.
 
+mod tar;
+
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -15,6 +17,8 @@ use crate::disk::{DiskError, NewFile};
 use crate::draft::Scrap;
 use crate::store::Store;
 use crate::transaction::Transaction;
+
+pub(crate) use tar::LayerTar;
 
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"quirelay";

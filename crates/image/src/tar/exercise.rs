@@ -1,7 +1,9 @@
 //! Everything at once, for fuzzers and tests.
 
-use super::recipe::{self, rebuild};
-use super::{Chunk, Entry, Event, Reader, Segment, TarError, wide};
+use std::io::{self, Read as _};
+
+use super::recipe::{self, TarReader};
+use super::{Chunk, Entry, Event, Reader, Segment, TarError, narrow, wide};
 use crate::verity::{Algorithm, ObjectId};
 
 /// Reads `bytes` as a tar, and as a recipe. When it is a tar, makes its recipe and the tar from that.
@@ -9,7 +11,10 @@ use crate::verity::{Algorithm, ObjectId};
 /// # Panics
 /// When the tar that comes back is another one, or when the reader breaks a promise about its events.
 pub fn exercise(bytes: &[u8]) {
-    drop(rebuild(bytes, &mut |_, _, _| Ok(()), std::io::sink()));
+    if let Ok((mut skeleton, _)) = recipe::Skeleton::with_positions(bytes) {
+        // A recipe of a few bytes may speak of a tar of 2^63.
+        drop(io::copy(&mut skeleton.by_ref().take(1 << 20), &mut io::sink()));
+    }
     let mut reader = Reader::new(bytes);
     let mut writer =
         recipe::Writer::new(Vec::new(), Algorithm::Sha256).expect("memory takes every write");
@@ -40,18 +45,16 @@ pub fn exercise(bytes: &[u8]) {
         }
     }
     let recipe = writer.finish().expect("memory takes every write");
+    let contents = |object: &ObjectId, into: &mut [u8], offset: u64| {
+        let parts = objects.get(number(object)).expect("the recipe names what was stored");
+        let part = parts.iter().find(|(at, _)| (at.offset..at.end()).contains(&offset));
+        let (at, bytes) = part.expect("the recipe asks for what was stored");
+        (&bytes[narrow(offset - at.offset)..]).read(into)
+    };
     let mut tar = Vec::new();
-    let length = rebuild(
-        &recipe[..],
-        &mut |object, segment, out| {
-            let part = objects
-                .get(number(object))
-                .and_then(|parts| parts.iter().find(|(at, _)| *at == segment));
-            out.write_all(&part.expect("the recipe asks for what was stored").1)
-        },
-        &mut tar,
-    );
-    assert_eq!(length.expect("a recipe of ours"), wide(bytes.len()));
+    let mut reader = TarReader::new(&recipe[..], contents).expect("a recipe of ours");
+    let length = reader.read_to_end(&mut tar).expect("a recipe of ours");
+    assert_eq!(length, bytes.len());
     assert!(tar == bytes, "the recipe gives another tar");
 }
 

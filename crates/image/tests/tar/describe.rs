@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use image::tar::recipe::{self, Content, rebuild};
-use image::tar::{Event, Kind, Reader, Segment, TarError};
+use image::tar::recipe::{self, Content, TarReader};
+use image::tar::{Event, Kind, Reader, TarError};
 use image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 
@@ -92,16 +92,12 @@ pub(crate) fn read(tar: &[u8]) -> Result<Vec<Record>, TarError> {
 #[track_caller]
 pub(crate) fn check_rebuild(recipe: &[u8], objects: &[(ObjectId, Vec<u8>)], tar: &[u8]) {
     let mut found = Vec::new();
-    let length = rebuild(
-        recipe,
-        &mut |object, Segment { offset, length }, out| {
-            let content = &objects.iter().find(|(id, _)| id == object).unwrap().1;
-            let start = usize::try_from(offset).unwrap();
-            out.write_all(&content[start..start + usize::try_from(length).unwrap()])
-        },
-        &mut found,
-    );
-    assert_eq!(length.unwrap(), tar.len() as u64);
+    let contents = |object: &ObjectId, into: &mut [u8], offset: u64| {
+        let content = &objects.iter().find(|(id, _)| id == object).unwrap().1;
+        (&content[usize::try_from(offset).unwrap()..]).read(into)
+    };
+    let length = TarReader::new(recipe, contents).unwrap().read_to_end(&mut found);
+    assert_eq!(length.unwrap(), tar.len());
     assert!(found == tar, "the recipe gives another tar");
 }
 

@@ -10,7 +10,6 @@ use store::{ChunkKey, Chunks, DiskError, LayerError, ObjectPart, Store};
 
 use super::Toc;
 use crate::Digest;
-use crate::import::Replay;
 
 /// Why nothing is kept. It only costs a download some day.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +90,7 @@ impl Toc {
 
 /// All regular files of a layer that are not empty, in the order of its tar.
 fn files(layer: &store::Layer) -> Result<Vec<File>, KeepError> {
-    let (replay, places) = Replay::new(layer.recipe()?)?;
+    let (replay, places) = recipe::Skeleton::with_positions(layer.recipe()?)?;
     let mut reader = Reader::new(replay);
     let mut files: Vec<File> = Vec::new();
     loop {

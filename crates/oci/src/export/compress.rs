@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use store::Bytes;
+
 use super::gzip::gzip;
-use super::{Bytes, ExportError, Options};
+use super::{ExportError, Options};
 use crate::{Digest, DigestHasher};
 
 /// The level of `zstd` itself.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use image::verity::ObjectId;
 
-use super::BytesError;
+use store::BytesError;
+
 use crate::Digest;
 use crate::layout::LayoutError;
 use crate::manifest::ManifestError;
@@ -144,7 +145,7 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    /// What failed while the bytes of a layer were read, as [`Bytes`](super::Bytes) tells it.
+    /// What failed while the bytes of a layer were read, as [`Bytes`](store::Bytes) tells it.
     pub(super) fn layer(diff_id: Digest, error: io::Error) -> Self {
         Self::Layer { diff_id, source: Box::new(BytesError::of(error)) }
     }

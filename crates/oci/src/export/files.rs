@@ -5,9 +5,9 @@ use std::io::{self, Read as _};
 use image::erofs::read::Owners;
 use image::tree::{Content, Node, Tree};
 use image::verity::{Hasher, ObjectId};
-use store::{ObjectReader, OpenImage, Store};
+use store::{BytesError, ObjectReader, OpenImage, Store};
 
-use super::{BytesError, ExportError, Options};
+use super::{ExportError, Options};
 use crate::import::Event;
 
 /// Bytes that are read at once. Files up to this long are verified before any of their bytes are given.

@@ -1,7 +1,7 @@
 //! Images given back: layers bit for bit, manifests with the blobs they name, layouts, archives, flat tars, EROFS images
 //! that hold their files, and disks of these.
 //!
-//! [`layer_tar`] makes a layer's tar again. [`plan()`] decides for each layer of a manifest which bytes are given, and makes
+//! [`plan()`] decides for each layer of a manifest which bytes are given, and makes
 //! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`],
 //! [`to_tar`], [`to_erofs`] and [`to_disk`] write one stream.
 //!
@@ -9,7 +9,6 @@
 //! have, and the last bytes are kept back until that is known. Memory is bounded whatever the image's size.
 
 mod archive;
-mod bytes;
 mod compress;
 mod disk;
 mod erofs;
@@ -19,7 +18,6 @@ mod flatten;
 mod gzip;
 mod layout;
 mod plan;
-mod rebuild;
 mod target;
 
 use std::num::NonZeroUsize;
@@ -27,7 +25,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use archive::{ArchiveReport, to_docker_archive};
-pub use bytes::{Bytes, BytesError, layer_tar};
 pub use disk::{DiskReport, RootType, to_disk};
 pub use erofs::{ErofsReport, to_erofs};
 pub use error::ExportError;

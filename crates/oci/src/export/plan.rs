@@ -5,11 +5,10 @@ use std::io::{self, Read as _};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use store::{Blob, Store};
+use store::{Blob, Bytes, BytesError, Store};
 
-use super::bytes::{self, Bytes};
 use super::compress::{Compressed, Encoding, compress, each};
-use super::{BytesError, ExportError, Options, layer_tar};
+use super::{ExportError, Options};
 use crate::Digest;
 use crate::import::Event;
 use crate::manifest::{Config, Descriptor, Document, Manifest};
@@ -105,8 +104,8 @@ impl PlannedLayer {
         let Descriptor { digest, size, .. } = &self.descriptor;
         let opened = match (&self.file, self.how) {
             (Some(file), _) => Ok(Bytes::of_file(Arc::clone(file), *digest, *size)),
-            (None, How::Kept | How::There) => bytes::blob(store, digest, *size),
-            (None, How::Plain | How::Compressed | How::New) => layer_tar(store, &self.diff_id),
+            (None, How::Kept | How::There) => store.verified_blob(digest, *size),
+            (None, How::Plain | How::Compressed | How::New) => store.layer_tar(&self.diff_id),
         };
         opened.map_err(|source| self.failed(source))
     }
@@ -397,7 +396,7 @@ fn compress_all(
         };
         let diff_id = &diff_ids[layer];
         (options.progress)(Event::Started { layer });
-        let tar = layer_tar(store, diff_id);
+        let tar = store.layer_tar(diff_id);
         let tar = tar
             .map_err(|source| ExportError::Layer { diff_id: *diff_id, source: Box::new(source) })?;
         let tell = |bytes| (options.progress)(Event::Read { layer, bytes });

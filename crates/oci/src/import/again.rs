@@ -79,7 +79,7 @@ impl Job<'_> {
         let diff_id = &info.diff_id;
         let Some(blob) = info.blobs.first() else { return Ok(None) };
         let store = self.transaction.store();
-        let Ok(reader) = crate::export::layer_tar(store, diff_id) else { return Ok(None) };
+        let Ok(reader) = store.layer_tar(diff_id) else { return Ok(None) };
         let wanted = Wanted {
             expected: Expected { digest: Some(&blob.digest), size: Some(blob.size) },
             media_type: &blob.media_type,

@@ -14,7 +14,6 @@ use super::layers::{BlobSource, Found, LayerSource, Title};
 use super::native::each_object;
 use super::{Event, ImportError, Job, LayerFailure, Made, Options, Origins, Report};
 use crate::Digest;
-use crate::export::layer_tar;
 use crate::manifest::{Document, Manifest, ManifestError};
 use crate::native::PackError;
 
@@ -106,7 +105,7 @@ impl BlobSource for Tar<'_> {
         if failure.is_some() {
             return None;
         }
-        Some(match layer_tar(self.store, &self.diff_id) {
+        Some(match self.store.layer_tar(&self.diff_id) {
             Ok(tar) => Box::new(tar),
             Err(error) => Box::new(Failing(Some(std::io::Error::other(error)))),
         })

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use image::layer::{Layer, LayerError};
+use image::tar::recipe::{ObjectPositions, Skeleton};
 use image::tar::{Entry, Event, Kind, Reader, TarError};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, Hasher, ObjectId};
@@ -15,7 +16,7 @@ use super::failure::LayerFailure;
 use super::feed::{self, Feed, Tar};
 use super::limits::{LimitError, Limits, Sums};
 use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
-use super::recipe::{Pending, Places, Replay};
+use super::recipe::Pending;
 use super::stop::Stop;
 use super::{LayerReport, Unsupported};
 use crate::Digest;
@@ -253,7 +254,7 @@ pub(super) fn replay<'t>(
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
     let mut skipped = Vec::new();
-    let (replay, places) = Replay::new(stored.recipe()?)?;
+    let (replay, places) = Skeleton::with_positions(stored.recipe()?)?;
     let mut reader = Reader::new(replay);
     let mut layer = Layer::new();
     let mut last = None;
@@ -316,7 +317,7 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
 }
 
 /// The object at `position` of a tar. Those before it are of files that are in no tree.
-fn object_at(places: &Places, position: u64) -> Option<ObjectId> {
+fn object_at(places: &ObjectPositions, position: u64) -> Option<ObjectId> {
     let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
     while let Some((at, object)) = places.pop_front() {
         if at >= position {

@@ -48,7 +48,6 @@ pub use stacked::preview;
 pub(crate) use layers::Found;
 #[cfg(feature = "registry")]
 pub(crate) use layers::{BlobSource, LayerSource, Title};
-pub(crate) use recipe::Replay;
 
 use objects::Target;
 

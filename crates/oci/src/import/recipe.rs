@@ -1,8 +1,7 @@
-//! Recipes: written while object ids are still being computed, and read to make a layer's tree again.
+//! Recipes, written while object ids are still being computed.
 
 use std::collections::VecDeque;
-use std::io::{self, BufWriter, Read, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io::{BufWriter, Write};
 
 use image::tar::{Segment, recipe};
 use image::tree::InodeId;
@@ -143,67 +142,5 @@ impl<W: Write> Pending<W> {
         self.objects.sort_unstable();
         self.objects.dedup();
         Ok((out, self.objects))
-    }
-}
-
-/// Where in a tar an object's bytes are, as far as the tar was read.
-pub(crate) type Places = Arc<Mutex<VecDeque<(u64, ObjectId)>>>;
-
-/// A tar made from its recipe with zeros in place of objects: enough to learn its entries. The objects come out beside
-/// it, each with its position in the tar.
-pub(crate) struct Replay<R> {
-    recipe: recipe::Reader<R>,
-    verbatim: Vec<u8>,
-    at: usize,
-    zeros: u64,
-    position: u64,
-    places: Places,
-}
-
-impl<R: Read> Replay<R> {
-    pub(crate) fn new(recipe: R) -> Result<(Self, Places), recipe::RebuildError> {
-        let recipe = recipe::Reader::new(recipe)?;
-        let places = Places::default();
-        let replay = Self {
-            recipe,
-            verbatim: Vec::new(),
-            at: 0,
-            zeros: 0,
-            position: 0,
-            places: Arc::clone(&places),
-        };
-        Ok((replay, places))
-    }
-}
-
-impl<R: Read> Read for Replay<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.verbatim.len() && self.zeros == 0 {
-            match self.recipe.next_operation().map_err(io::Error::other)? {
-                None => return Ok(0),
-                Some(recipe::Operation::Verbatim(bytes)) => {
-                    self.verbatim.clear();
-                    self.verbatim.extend_from_slice(bytes);
-                    self.at = 0;
-                    self.position += bytes.len() as u64;
-                }
-                Some(recipe::Operation::Range { object, segment }) => {
-                    let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-                    places.push_back((self.position, *object));
-                    self.zeros = segment.length;
-                    self.position += segment.length;
-                }
-            }
-        }
-        if self.zeros > 0 {
-            let count = into.len().min(usize::try_from(self.zeros).unwrap_or(usize::MAX));
-            into[..count].fill(0);
-            self.zeros -= count as u64;
-            return Ok(count);
-        }
-        let count = into.len().min(self.verbatim.len() - self.at);
-        into[..count].copy_from_slice(&self.verbatim[self.at..self.at + count]);
-        self.at += count;
-        Ok(count)
     }
 }

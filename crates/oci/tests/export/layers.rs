@@ -3,7 +3,6 @@
 use std::fs;
 
 use super::build::Tar;
-use super::oci::export::layer_tar;
 use super::trees::{rich_tree, run};
 use super::{Home, all, chain, damage};
 
@@ -13,7 +12,7 @@ fn check(home: &Home, writer: &str, bytes: &[u8]) {
     let path = home.path("check.tar");
     fs::write(&path, bytes).unwrap();
     let report = home.import("tar", &path);
-    let tar = layer_tar(&home.store, &report.layers[0].diff_id).unwrap();
+    let tar = home.store.layer_tar(&report.layers[0].diff_id).unwrap();
     assert_eq!(tar.size(), bytes.len() as u64, "{writer}");
     assert!(all(tar) == bytes, "{writer}: another tar came back");
 }
@@ -83,7 +82,9 @@ fn damage_is_an_error_and_never_other_bytes() {
     let diff_id = home.import("tar", &path).layers[0].diff_id;
     let read = || {
         let mut got = Vec::new();
-        let result = layer_tar(&home.store, &diff_id)
+        let result = home
+            .store
+            .layer_tar(&diff_id)
             .map_err(std::io::Error::other)
             .and_then(|mut tar| std::io::Read::read_to_end(&mut tar, &mut got));
         result.map(|_| got).map_err(|error| chain(&error))

@@ -18,13 +18,12 @@ mod trees;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Read as _, Write};
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use home::{Home, chain};
 use image::erofs::read::{Image, Owners, View, to_tree};
-use image::tar::Segment;
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
 use quire_oci as oci;
@@ -110,15 +109,8 @@ impl Home {
 
     /// A layer's tar, made again from its recipe.
     fn rebuilt(&self, diff_id: &Digest) -> Vec<u8> {
-        let layer = self.store.layer(diff_id).unwrap().expect("the layer was imported");
         let mut tar = Vec::new();
-        let mut objects = |id: &ObjectId, segment: Segment, out: &mut dyn Write| {
-            let file = self.store.object(id).map_err(io::Error::other)?;
-            let mut bytes = vec![0; usize::try_from(segment.length).unwrap()];
-            file.read_exact_at(&mut bytes, segment.offset)?;
-            out.write_all(&bytes)
-        };
-        image::tar::recipe::rebuild(layer.recipe().unwrap(), &mut objects, &mut tar).unwrap();
+        self.store.layer_tar(diff_id).unwrap().read_to_end(&mut tar).unwrap();
         tar
     }
 }

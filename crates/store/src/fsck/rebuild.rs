@@ -1,19 +1,18 @@
 //! Making layers' tars again from their recipes.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io::Read as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use image::tar::Segment;
-use image::tar::recipe::{self, RebuildError};
+use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
 
 use super::{Damage, FsckError, FsckOptions, FsckReport, chain, fault};
-use crate::data::ObjectReader;
-use crate::digest::{Digest, DigestHasher};
-use crate::layers::Layer;
+use crate::digest::Digest;
+use crate::layers::{Layer, LayerTar};
 use crate::store::Store;
+use crate::verified::BytesError;
 
 /// Why a layer does not come back.
 #[derive(Debug)]
@@ -30,19 +29,15 @@ impl Fault {
     fn of(error: &(dyn std::error::Error + 'static)) -> Self {
         fault::damage(error).map_or_else(Self::Unchecked, Self::Failed)
     }
-}
 
-/// A tar that only its digest is wanted of.
-struct Tar(DigestHasher);
-
-impl Write for Tar {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    fn of_tar(error: BytesError) -> Self {
+        match error {
+            BytesError::Recipe(it @ (RebuildError::Corrupt { .. } | RebuildError::Version(_))) => {
+                Self::Different(chain(&it))
+            }
+            BytesError::Layer(error) => Self::of(&error),
+            error => Self::of(&error),
+        }
     }
 }
 
@@ -114,36 +109,31 @@ impl Store {
     fn rebuild(&self, layer: &Layer) -> Result<(), Fault> {
         let info = layer.info();
         let listed: BTreeSet<_> = info.objects.iter().collect();
-        let mut opened: Option<(ObjectId, ObjectReader)> = None;
-        let mut buffer = vec![0; 256 << 10];
         let mut unlisted = None;
-        let mut content = |id: &ObjectId, segment: Segment, out: &mut dyn Write| {
+        let open = |id: &ObjectId| {
             if !listed.contains(id) {
                 unlisted.get_or_insert(*id);
             }
-            let file = match &mut opened {
-                Some((last, file)) if last == id => file,
-                other => {
-                    let file = self.object_locked(id).map_err(io::Error::other)?;
-                    &mut other.insert((*id, file)).1
-                }
-            };
-            copy(file, segment, &mut buffer, out)
+            self.object_locked(id)
         };
-        let source = layer.recipe().map_err(|error| Fault::of(&error))?;
-        let mut tar = Tar(info.diff_id.hasher());
-        let length = match recipe::rebuild(source, &mut content, &mut tar) {
-            Ok(length) => length,
-            Err(error @ (RebuildError::Corrupt { .. } | RebuildError::Version(_))) => {
-                return Err(Fault::Different(chain(&error)));
+        let mut tar = LayerTar::new(layer, open).map_err(Fault::of_tar)?;
+        let mut hasher = info.diff_id.hasher();
+        let mut length = 0;
+        let mut buffer = vec![0; 256 << 10];
+        loop {
+            let read = tar.read(&mut buffer).map_err(|it| Fault::of_tar(BytesError::of(it)))?;
+            if read == 0 {
+                break;
             }
-            Err(error) => return Err(Fault::of(&error)),
-        };
+            hasher.update(&buffer[..read]);
+            length += read as u64;
+        }
+        drop(tar);
         // It would come back until gc removes the object, which it does not know to be needed.
         if let Some(object) = unlisted {
             return Err(Fault::Different(format!("its list of objects lacks {object}")));
         }
-        let actual = tar.0.finish();
+        let actual = hasher.finish();
         if actual != info.diff_id {
             return Err(Fault::Different(format!("made again, its tar has the digest {actual}")));
         }
@@ -154,22 +144,4 @@ impl Store {
         }
         Ok(())
     }
-}
-
-fn copy(
-    file: &ObjectReader,
-    segment: Segment,
-    buffer: &mut [u8],
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    let (mut at, mut left) = (segment.offset, segment.length);
-    while left > 0 {
-        let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        let piece = &mut buffer[..length];
-        file.read_exact_at(piece, at)?;
-        out.write_all(piece)?;
-        at += length as u64;
-        left -= length as u64;
-    }
-    Ok(())
 }

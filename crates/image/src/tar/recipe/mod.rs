@@ -1,15 +1,17 @@
 //! Recipes: a tar's own bytes, with references to objects in place of the files' contents.
 //!
 //! [`Writer`] is fed by whoever imports a layer: [`Event::Verbatim`](super::Event::Verbatim) as it is, and for each
-//! entry with segments the answer which object holds its content. [`rebuild`] makes the tar again; [`Reader`] also
-//! serves those who only want to know which objects it needs. The format is normative in `docs/format/recipe.md`.
+//! entry with segments the answer which object holds its content. [`TarReader`] makes the tar again, [`Skeleton`] the
+//! same with zeros for objects; [`Reader`] tells which objects it needs. The format is normative in `docs/format/recipe.md`.
 //!
 //! A recipe says nothing of its own truth: whoever rebuilds a layer compares the layer's digest.
 
 mod read;
+mod tar;
 mod write;
 
-pub use read::{Malformed, Operation, Reader, RebuildError, rebuild};
+pub use read::{Malformed, Operation, Reader, RebuildError};
+pub use tar::{ObjectPositions, Objects, Skeleton, TarReader, Zeros};
 pub use write::{Content, WriteError, Writer};
 
 use crate::verity::Algorithm;

@@ -1,7 +1,7 @@
 //! Reading a recipe, which may be anyone's.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
-use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read};
 
 use super::{END, HEADER, LENGTH_MAX, MAGIC, RANGES, RANGES_MAX, VERBATIM, VERBATIM_MAX, VERSION};
 use super::{WHOLE, algorithm};
@@ -33,9 +33,6 @@ pub enum RebuildError {
         /// What went wrong.
         source: io::Error,
     },
-    /// The tar could not be written.
-    #[error("cannot write the tar")]
-    Write(#[source] io::Error),
 }
 
 /// What makes a recipe unreadable.
@@ -292,77 +289,5 @@ impl<R: Read> Reader<R> {
 
     const fn corrupt(&self, kind: Malformed) -> RebuildError {
         RebuildError::Corrupt { offset: self.record, kind }
-    }
-}
-
-/// Writes the tar of a recipe to `out`, exactly, and tells its length in bytes.
-///
-/// `objects` writes the given part of an object, all of it, to the given sink.
-///
-/// # Errors
-/// [`RebuildError`]; what was written until then is the beginning of the tar.
-pub fn rebuild(
-    recipe: impl Read,
-    objects: &mut dyn FnMut(&ObjectId, Segment, &mut dyn Write) -> io::Result<()>,
-    mut out: impl Write,
-) -> Result<u64, RebuildError> {
-    let mut reader = Reader::new(recipe)?;
-    while let Some(operation) = reader.next_operation()? {
-        match operation {
-            Operation::Verbatim(bytes) => out.write_all(bytes).map_err(RebuildError::Write)?,
-            Operation::Range { object, segment } => {
-                let mut sink = Sink { out: &mut out, room: segment.length, failure: None };
-                let result = objects(object, segment, &mut sink);
-                if let Some(failure) = sink.failure {
-                    return Err(RebuildError::Write(failure));
-                }
-                let result = match result {
-                    Ok(()) if sink.room > 0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-                    result => result,
-                };
-                result.map_err(|source| RebuildError::Object { object: *object, source })?;
-            }
-        }
-    }
-    Ok(reader.length())
-}
-
-/// Takes no more than there should be, and remembers whether it was the tar's sink that failed.
-struct Sink<'a, W> {
-    out: &'a mut W,
-    room: u64,
-    failure: Option<io::Error>,
-}
-
-impl<W: Write> Write for Sink<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let length = crate::tar::narrow(self.room).min(bytes.len());
-        let part = bytes.get(..length).unwrap_or_default();
-        if part.is_empty() && !bytes.is_empty() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the object gave too many bytes",
-            ));
-        }
-        let result = match self.out.write(part) {
-            Ok(0) if !part.is_empty() => Err(io::ErrorKind::WriteZero.into()),
-            result => result,
-        };
-        match result {
-            Ok(written) => {
-                self.room = self.room.saturating_sub(wide(written));
-                Ok(written)
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
-            Err(error) => {
-                let kind = error.kind();
-                self.failure = Some(error);
-                Err(kind.into())
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

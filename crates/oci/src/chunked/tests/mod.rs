@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use image::erofs::{OverlayXattrs, Versions};
-use image::tar::recipe;
 use serde_json::{Value, json};
 use store::{OpenOptions, Seconds, Store, walk};
 
@@ -236,15 +235,8 @@ fn run<'a>(
 }
 
 fn rebuilt(store: &Store, diff_id: &Digest) -> Vec<u8> {
-    let recipe = store.layer(diff_id).unwrap().unwrap().recipe().unwrap();
     let mut tar = Vec::new();
-    let mut object = |id: &_, segment: image::tar::Segment, out: &mut dyn io::Write| {
-        let mut bytes = vec![0; usize::try_from(segment.length).unwrap()];
-        let file = store.object(id).map_err(io::Error::other)?;
-        file.read_exact_at(&mut bytes, segment.offset)?;
-        out.write_all(&bytes)
-    };
-    recipe::rebuild(recipe, &mut object, &mut tar).unwrap();
+    store.layer_tar(diff_id).unwrap().read_to_end(&mut tar).unwrap();
     tar
 }
 

@@ -6,12 +6,12 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
+use crate::digest::{Digest, DigestHasher};
+use crate::disk::DiskError;
+use crate::layers::LayerError;
+use crate::store::StoreError;
 use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
-use store::{DiskError, LayerError, Store, StoreError};
-
-use super::rebuild::Rebuild;
-use crate::{Digest, DigestHasher};
 
 /// Why bytes of the store are not to be had, or not the right ones. An [`io::Error`] of a [`Bytes`] holds one.
 #[derive(Debug, thiserror::Error)]
@@ -85,12 +85,13 @@ pub enum BytesError {
 
 impl BytesError {
     /// What an error of a [`Bytes`] is about.
-    pub(super) fn of(error: io::Error) -> Self {
+    #[must_use]
+    pub fn of(error: io::Error) -> Self {
         // `downcast` gives the error back when it is another.
         error.downcast().unwrap_or_else(Self::Io)
     }
 
-    pub(super) fn into_io(self) -> io::Error {
+    pub(crate) fn into_io(self) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidData, self)
     }
 
@@ -135,13 +136,14 @@ impl fmt::Debug for Bytes<'_> {
 }
 
 impl<'s> Bytes<'s> {
-    fn new(inner: impl Read + Send + 's, expected: Digest, size: u64) -> Self {
+    pub(crate) fn new(inner: impl Read + Send + 's, expected: Digest, size: u64) -> Self {
         let hasher = Some(expected.hasher());
         Self { inner: Box::new(inner), expected, size, hasher, passed: 0, is_sound: false }
     }
 
     /// All bytes of a file.
-    pub(super) fn of_file(file: Arc<File>, expected: Digest, size: u64) -> Self {
+    #[must_use]
+    pub fn of_file(file: Arc<File>, expected: Digest, size: u64) -> Self {
         Self::new(Whole { file, at: 0 }, expected, size)
     }
 
@@ -217,28 +219,6 @@ impl Read for Whole {
         self.at += read as u64;
         Ok(read)
     }
-}
-
-/// The exact tar of a layer, from its recipe and the objects.
-///
-/// # Errors
-/// [`BytesError`] when the store has no such layer, or a damaged one.
-pub fn layer_tar<'s>(store: &'s Store, diff_id: &Digest) -> Result<Bytes<'s>, BytesError> {
-    let layer = store.layer(diff_id).map_err(BytesError::Layer)?;
-    let layer = layer.ok_or(BytesError::NoLayer(*diff_id))?;
-    let size = layer.info().size;
-    Ok(Bytes::new(Rebuild::new(store, &layer)?, *diff_id, size))
-}
-
-/// A layer's blob as it came, where the store kept it.
-pub(super) fn blob(
-    store: &Store,
-    digest: &Digest,
-    size: u64,
-) -> Result<Bytes<'static>, BytesError> {
-    let (file, _) =
-        store.blob(digest).map_err(BytesError::Blob)?.ok_or(BytesError::NoBlob(*digest))?;
-    Ok(Bytes::of_file(Arc::new(file), *digest, size))
 }
 
 #[cfg(test)]

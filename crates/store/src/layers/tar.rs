@@ -1,0 +1,70 @@
+//! The exact tar of a layer, made of its recipe and the objects.
+
+use std::io::{self, Read};
+
+use image::tar::recipe::{Objects, RebuildError, TarReader};
+use image::verity::ObjectId;
+
+use super::{Layer, RecipeReader};
+use crate::data::ObjectReader;
+use crate::digest::Digest;
+use crate::store::{Store, StoreError};
+use crate::verified::{Bytes, BytesError};
+
+impl Store {
+    /// The exact tar of a layer: it ends without an error only after all of its bytes had its diff id.
+    ///
+    /// # Errors
+    /// [`BytesError`] when the store has no such layer, or a damaged one.
+    pub fn layer_tar(&self, diff_id: &Digest) -> Result<Bytes<'_>, BytesError> {
+        let layer = self.layer(diff_id).map_err(BytesError::Layer)?;
+        let layer = layer.ok_or(BytesError::NoLayer(*diff_id))?;
+        let size = layer.info().size;
+        let tar = LayerTar::new(&layer, |id: &ObjectId| self.object(id))?;
+        Ok(Bytes::new(tar, *diff_id, size))
+    }
+}
+
+/// A layer's tar, compared with no digest. An [`io::Error`] of it holds a [`BytesError`].
+pub(crate) struct LayerTar<O>(TarReader<RecipeReader, Opened<O>>);
+
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, StoreError>> LayerTar<O> {
+    /// The tar of `layer`, whose objects `open` opens.
+    pub(crate) fn new(layer: &Layer, open: O) -> Result<Self, BytesError> {
+        let recipe = layer.recipe().map_err(BytesError::Layer)?;
+        let tar = TarReader::new(recipe, Opened { open, last: None });
+        Ok(Self(tar.map_err(BytesError::Recipe)?))
+    }
+}
+
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, StoreError>> Read for LayerTar<O> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into).map_err(|error| match error.downcast() {
+            Ok(RebuildError::Object { object, source }) => match source.downcast() {
+                Ok(error) => BytesError::into_io(error),
+                Err(source) => BytesError::Read { object, source }.into_io(),
+            },
+            Ok(error) => BytesError::Recipe(error).into_io(),
+            Err(error) => error,
+        })
+    }
+}
+
+/// Opens objects as they are needed, and keeps the last one: sparse files have many ranges of one.
+struct Opened<O> {
+    open: O,
+    last: Option<(ObjectId, ObjectReader)>,
+}
+
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, StoreError>> Objects for Opened<O> {
+    fn read_at(&mut self, object: &ObjectId, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        let file = match &mut self.last {
+            Some((last, file)) if last == object => file,
+            other => {
+                let file = (self.open)(object).map_err(|it| BytesError::Object(it).into_io())?;
+                &mut other.insert((*object, file)).1
+            }
+        };
+        file.read_at(into, offset)
+    }
+}
