@@ -18,9 +18,10 @@ use image::tar::write::WriteError;
 use image::tree::Tree;
 use oci::commit::{Change, Commit, check};
 use oci::export::Output;
-use oci::import::{BUDGET, Durable, Event, Limits, Options, OtherPlatform, Unsupported};
+use oci::import::{BUDGET, Durable, Limits, Options, OtherPlatform, Unsupported};
 use oci::manifest::Platform;
 use oci::native::Dedup;
+use oci::progress::Event;
 use serde_json::{Value, json};
 use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Resolved, Store, walk};
 

@@ -14,8 +14,9 @@ use image::erofs::Flavor;
 use image::verity::ObjectId;
 use oci::Digest;
 use oci::export::{Compression, How, Options, Output, Plan, RootType, Target};
-use oci::import::{Event, Unsupported};
+use oci::import::Unsupported;
 use oci::manifest::Platform;
+use oci::progress::Event;
 use serde_json::{Map, Value, json};
 use store::{OpenOptions, Resolved, Store};
 

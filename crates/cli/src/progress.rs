@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use oci::import::Event;
+use oci::progress::Event;
 use serde_json::json;
 
 use crate::context::Context;

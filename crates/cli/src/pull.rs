@@ -7,8 +7,9 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use image::erofs::Versions;
-use oci::import::{Durable, Event, Limits, Options, OtherPlatform, Unsupported};
+use oci::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
 use oci::manifest::Platform;
+use oci::progress::Event;
 use oci::pull::{Layers, Pulled, default_name};
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};

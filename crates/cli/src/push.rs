@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use oci::export::{Compression, How, Options, Plan};
-use oci::import::Event;
+use oci::progress::Event;
 use oci::push::{Pushed, Sent, Wish};
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry};

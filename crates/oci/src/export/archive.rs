@@ -13,7 +13,7 @@ use store::{RefName, Store};
 use super::compress::{CopyError, copy};
 use super::{Compression, ExportError, Options, plan};
 use crate::Digest;
-use crate::import::Event;
+use crate::progress::Event;
 
 /// What was written of an archive.
 #[derive(Debug, Clone)]

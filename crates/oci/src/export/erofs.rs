@@ -10,7 +10,7 @@ use store::Store;
 use super::files::{self, Files};
 use super::{ExportError, Options};
 use crate::Digest;
-use crate::import::Event;
+use crate::progress::Event;
 
 /// What was written of a self-contained image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

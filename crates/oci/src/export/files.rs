@@ -8,7 +8,7 @@ use image::verity::{Hasher, ObjectId};
 use store::{BytesError, ObjectReader, OpenImage, Store};
 
 use super::{ExportError, Options};
-use crate::import::Event;
+use crate::progress::Event;
 
 /// Bytes that are read at once. Files up to this long are verified before any of their bytes are given.
 const PIECE: usize = 1 << 20;

@@ -11,7 +11,8 @@ use store::Store;
 use super::archive::Counted;
 use super::files::{self, Files};
 use super::{ExportError, Options};
-use crate::import::{Event, Unsupported};
+use crate::import::Unsupported;
+use crate::progress::Event;
 
 /// What was written of a flat tar.
 #[derive(Debug, Clone)]

@@ -19,9 +19,9 @@ use super::compress::{CopyError, copy, each};
 use super::{ExportError, How, Options, Plan};
 use crate::Digest;
 use crate::files;
-use crate::import::Event;
 use crate::layout::Layout;
 use crate::manifest::{Document, REF_NAME};
+use crate::progress::Event;
 
 /// What was written to a layout.
 #[derive(Debug, Clone)]

@@ -34,7 +34,7 @@ pub use layout::{LayoutReport, to_layout};
 pub use plan::{Compression, How, Plan, PlannedLayer, architecture, plan, plan_for};
 pub use target::{Output, Target, TargetError};
 
-use crate::import::Event;
+use crate::progress::Event;
 
 /// What all that is done here needs besides.
 #[derive(Clone, Copy)]

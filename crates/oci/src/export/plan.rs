@@ -10,8 +10,8 @@ use store::{Blob, Bytes, BytesError, Store};
 use super::compress::{Compressed, Encoding, compress, each};
 use super::{ExportError, Options};
 use crate::Digest;
-use crate::import::Event;
 use crate::manifest::{Config, Descriptor, Document, Manifest};
+use crate::progress::Event;
 
 /// How layers are to be packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -12,10 +12,11 @@ use store::{Form, ObjectReader, RefName, Store};
 
 use super::layers::{BlobSource, Found, LayerSource, Title};
 use super::native::each_object;
-use super::{Event, ImportError, Job, LayerFailure, Made, Options, Origins, Report};
+use super::{ImportError, Job, LayerFailure, Made, Options, Origins, Report};
 use crate::Digest;
 use crate::manifest::{Document, Manifest, ManifestError};
 use crate::native::PackError;
+use crate::progress::Event;
 
 /// Bytes that are copied at once.
 const PIECE: usize = 256 << 10;

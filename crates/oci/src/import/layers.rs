@@ -17,12 +17,13 @@ use super::failure::LayerFailure;
 use super::layer::{self, Gathered, Shared, Totals, Wanted};
 use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
-use super::{DecodeError, Durable, Event, ImportError, Job, Made, Options, Times, feed, platform};
+use super::{DecodeError, Durable, ImportError, Job, Made, Options, Times, feed, platform};
 use crate::Digest;
 use crate::chunked::Tar;
 use crate::docker::Archive;
 use crate::files::Stream;
 use crate::layout::Layout;
+use crate::progress::Event;
 use crate::source::{Choice, Input};
 
 /// Where a layer's blob comes from.

@@ -15,8 +15,9 @@ use store::{Form, walk};
 
 use super::objects::BATCH;
 use super::stop::Stop;
-use super::{Event, ImportError, Job, Made, copy};
+use super::{ImportError, Job, Made, copy};
 use crate::files::{self, Stream};
+use crate::progress::Event;
 use crate::source::Input;
 
 impl Job<'_> {

@@ -1,7 +1,8 @@
 //! Images of another platform than the one that is wanted.
 
-use super::{Event, Options};
+use super::Options;
 use crate::manifest::{Config, Platform};
+use crate::progress::Event;
 
 /// What is done with an image whose config names another platform than [`Options::platform`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,8 +10,9 @@ use store::{Blob, Store};
 
 use super::layers::{LayerSource, Once, Title};
 use super::stop::Stop;
-use super::{Event, ImportError, Job, LayerFailure, Made, Options, Report, Times, copy, layer};
+use super::{ImportError, Job, LayerFailure, Made, Options, Report, Times, copy, layer};
 use crate::Digest;
+use crate::progress::Event;
 
 /// What a layer is put on.
 #[derive(Debug, Clone, Copy)]

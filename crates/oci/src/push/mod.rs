@@ -19,7 +19,7 @@ use store::{Blob, Store};
 
 use crate::Digest;
 use crate::export::{self, Compression, ExportError, How, Plan, PlannedLayer};
-use crate::import::Event;
+use crate::progress::Event;
 use crate::reference::Reference;
 use crate::registry::{Cause, Registry, RegistryError};
 use known::Sources;

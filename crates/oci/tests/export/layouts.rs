@@ -121,7 +121,7 @@ fn a_failure_leaves_nothing_behind() {
     };
     // It is cancelled when the plan is made already.
     let cancel = AtomicBool::new(false);
-    let progress = |_: super::oci::import::Event<'_>| {
+    let progress = |_: super::oci::progress::Event<'_>| {
         cancel.store(true, std::sync::atomic::Ordering::Relaxed);
     };
     for to in [&new, &old] {

@@ -12,7 +12,8 @@ use serde_json::json;
 use store::{Digest, RefName, walk};
 
 use super::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use super::oci::import::{Event, ImportError, Options, Unsupported};
+use super::oci::import::{ImportError, Options, Unsupported};
+use super::oci::progress::Event;
 use super::{Home, chain};
 
 /// Files on both sides of every bound: inline, in batches, and in pieces of their own.

@@ -11,8 +11,9 @@ use flate2::write::GzEncoder;
 use quire_oci as oci;
 
 use oci::export::{self, Compression, How};
-use oci::import::{Event, Options};
+use oci::import::Options;
 use oci::policy::Policies;
+use oci::progress::Event;
 use oci::pull::{Layers, PullError, Pulled, default_name, pull};
 use oci::push::{PushError, Pushed, Sent, Wish, push};
 use store::{FsckOptions, Seconds};

@@ -19,10 +19,9 @@ use super::toc::Format;
 use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
 use crate::Digest;
 use crate::import::layers::{BlobSource, Found, LayerSource, Title};
-use crate::import::{
-    self, Durable, Event, ImportError, LayerFailure, Limits, Options, Unsupported,
-};
+use crate::import::{self, Durable, ImportError, LayerFailure, Limits, Options, Unsupported};
 use crate::manifest::{Descriptor, Platform};
+use crate::progress::Event;
 
 use make::{Habits, Made, layer, noise};
 
