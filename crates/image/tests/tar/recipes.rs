@@ -220,14 +220,17 @@ fn failing_objects() {
     let gone =
         "cannot read object 7878787878787878787878787878787878787878787878787878787878787878: gone";
     check(&mut |_, _| Err(io::Error::other("gone")), gone);
-    check(&mut |into, offset| (&b"1234"[offset.min(4) as usize..]).read(into), "unexpected end");
+    check(
+        &mut |into, offset| (&b"1234"[usize::try_from(offset.min(4)).unwrap()..]).read(into),
+        "unexpected end",
+    );
     let mut is_interrupted = false;
     let slow = |_: &ObjectId, into: &mut [u8], offset: u64| {
         is_interrupted = !is_interrupted;
         if is_interrupted {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        into[0] = b"12345"[offset as usize];
+        into[0] = b"12345"[usize::try_from(offset).unwrap()];
         Ok(1)
     };
     assert_eq!(tar(&recipe, slow).unwrap(), b"12345");
