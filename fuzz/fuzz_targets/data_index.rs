@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| quire_fuzz::data_index(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::data_index(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| quire_fuzz::store_ops(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::store_ops(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| quire_fuzz::tar_layer(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::tar_layer(bytes));

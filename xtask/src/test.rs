@@ -144,12 +144,12 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
         tally.command("deny", || {
             let program = tools::cargo_deny(&cache)?;
             // The `composefs` crate of the oracle needs OpenSSL, which nothing else may.
-            for folder in [".", "bench", "faults", "oracle"] {
+            for folder in [".", "bench", "faults", "fuzz", "oracle"] {
                 let mut deny = Command::new(&program);
                 deny.args(["--log-level", "error", "--exclude", "composefs-crate-oracle"]);
+                deny.arg("--config").arg(repository().join("deny.toml"));
                 deny.arg("--manifest-path").arg(repository().join(folder).join("Cargo.toml"));
-                deny.args(["check", "--config"]).arg(repository().join("deny.toml"));
-                process::shown(deny.args(["bans", "licenses", "sources"]))?;
+                process::shown(deny.args(["check", "bans", "licenses", "sources"]))?;
             }
             Ok(())
         });

@@ -70,7 +70,7 @@ fn crates_depend_only_downwards() {
         ours.sort_unstable();
         found.insert(name, ours);
     }
-    for name in ["rig", "xtask"] {
+    for name in ["quire-fuzz-targets", "rig", "xtask"] {
         found.remove(name);
     }
     let expected: BTreeMap<_, _> = EDGES.iter().map(|(name, to)| (*name, to.to_vec())).collect();

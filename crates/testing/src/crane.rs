@@ -1,18 +1,17 @@
 //! Where go-containerregistry's `crane` is: a client of registries, and by `crane registry serve` a registry in memory.
-//! Tests of other crates take this file in, too.
 
 use std::path::PathBuf;
 
 /// On `PATH`, or where `cargo xtask inputs crane` has built it. Says so if it is in neither.
 #[expect(clippy::disallowed_methods, reason = "tests are told by the environment where tools are")]
-pub(crate) fn crane() -> Option<PathBuf> {
+pub fn crane() -> Option<PathBuf> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&search).map(|folder| folder.join("crane"));
     let cache = std::env::var_os("QUIRE_CACHE").map(PathBuf::from);
     let built = cache.iter().map(|folder| folder.join("crane/bin/crane"));
     let found = on_path.chain(built).find(|it| it.is_file());
     if found.is_none() {
-        testing::skipped("crane is not there, or QUIRE_CACHE is not set");
+        crate::skipped("crane is not there, or QUIRE_CACHE is not set");
     }
     found
 }

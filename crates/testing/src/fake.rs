@@ -1,5 +1,5 @@
-//! A server of HTTP/1.1 that does what a test tells it: the truth, lies, or nothing. Tests of other crates take this file
-//! in, too.
+//! A server of HTTP/1.1 that does what a test tells it: the truth, lies, or nothing.
+#![expect(missing_docs, missing_debug_implementations, reason = "the words of HTTP need no others")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read, Write};
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 
 /// What somebody asked.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Request {
-    pub(crate) method: String,
+pub struct Request {
+    pub method: String,
     /// With its query, and as a proxy sees it with its host.
-    pub(crate) path: String,
-    pub(crate) headers: BTreeMap<String, String>,
-    pub(crate) body: Vec<u8>,
+    pub path: String,
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
     /// The client has shown a certificate.
-    pub(crate) has_certificate: bool,
+    pub has_certificate: bool,
 }
 
 impl Request {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
 
     /// `METHOD /path`
-    pub(crate) fn line(&self) -> String {
+    pub fn line(&self) -> String {
         format!("{} {}", self.method, self.path)
     }
 }
@@ -46,10 +46,10 @@ enum Fault {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    pub(crate) headers: Vec<(String, String)>,
-    pub(crate) body: Vec<u8>,
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
     fault: Fault,
     delay: Duration,
     /// Between two pieces of the body.
@@ -61,7 +61,7 @@ pub(crate) struct Reply {
 /// Bytes of a body that are sent at once.
 const PIECE: usize = 16 << 10;
 
-pub(crate) fn reply(status: u16) -> Reply {
+pub fn reply(status: u16) -> Reply {
     Reply {
         status,
         headers: Vec::new(),
@@ -74,7 +74,7 @@ pub(crate) fn reply(status: u16) -> Reply {
 }
 
 /// The body, or the part of it that was asked for.
-pub(crate) fn content(request: &Request, body: &[u8]) -> Reply {
+pub fn content(request: &Request, body: &[u8]) -> Reply {
     let range = request.header("range").and_then(|range| range.strip_prefix("bytes="));
     let Some((first, last)) = range.and_then(|range| range.split_once('-')) else {
         return reply(200).body(body);
@@ -85,54 +85,54 @@ pub(crate) fn content(request: &Request, body: &[u8]) -> Reply {
 }
 
 impl Reply {
-    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+    pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    pub(crate) fn status(mut self, status: u16) -> Self {
+    pub fn status(mut self, status: u16) -> Self {
         self.status = status;
         self
     }
 
-    pub(crate) fn body(mut self, body: impl AsRef<[u8]>) -> Self {
+    pub fn body(mut self, body: impl AsRef<[u8]>) -> Self {
         self.body = body.as_ref().to_vec();
         self
     }
 
-    pub(crate) fn cut(mut self, after: usize) -> Self {
+    pub fn cut(mut self, after: usize) -> Self {
         self.fault = Fault::Cut(after);
         self
     }
 
     /// After so many bytes, or before any answer.
-    pub(crate) fn reset(mut self, after: Option<usize>) -> Self {
+    pub fn reset(mut self, after: Option<usize>) -> Self {
         self.fault = Fault::Reset(after);
         self
     }
 
-    pub(crate) fn stall(mut self, after: usize) -> Self {
+    pub fn stall(mut self, after: usize) -> Self {
         self.fault = Fault::Stall(after);
         self
     }
 
-    pub(crate) fn endless(mut self) -> Self {
+    pub fn endless(mut self) -> Self {
         self.fault = Fault::Endless;
         self
     }
 
-    pub(crate) fn pace(mut self, pace: Duration) -> Self {
+    pub fn pace(mut self, pace: Duration) -> Self {
         self.pace = pace;
         self
     }
 
     /// One byte at a time.
-    pub(crate) fn drip(mut self, pace: Duration) -> Self {
+    pub fn drip(mut self, pace: Duration) -> Self {
         self.piece = 1;
         self.pace(pace)
     }
 
-    pub(crate) fn delay(mut self, delay: Duration) -> Self {
+    pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
@@ -141,18 +141,18 @@ impl Reply {
 type Handler = dyn Fn(&Request, usize) -> Reply + Send + Sync;
 
 /// A server on loopback, until the test ends.
-pub(crate) struct Server {
-    pub(crate) address: SocketAddr,
+pub struct Server {
+    pub address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
     /// Bytes of bodies that were sent.
-    pub(crate) sent: Arc<AtomicU64>,
+    pub sent: Arc<AtomicU64>,
     /// Connections.
     open: Arc<AtomicUsize>,
 }
 
 impl Server {
     /// `answer` is given each request and its number.
-    pub(crate) fn start(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_as(answer, |job, stream| {
             let end = stream.try_clone().unwrap();
             if job.serve(stream, |_| false) == Ending::Reset {
@@ -164,7 +164,7 @@ impl Server {
     }
 
     /// `speak` turns connections into streams.
-    pub(crate) fn start_as(
+    pub fn start_as(
         answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
         speak: impl Fn(&Job, TcpStream) + Send + Sync + 'static,
     ) -> Self {
@@ -195,7 +195,7 @@ impl Server {
     }
 
     /// Waits until everything was seen that clients asked who have gone.
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         // Connections are accepted in their order, so that those before this one are counted when it is answered.
         let mut last = TcpStream::connect(self.address).unwrap();
         last.shutdown(Shutdown::Write).unwrap();
@@ -204,27 +204,27 @@ impl Server {
     }
 
     /// `127.0.0.1:PORT`
-    pub(crate) fn host(&self) -> String {
+    pub fn host(&self) -> String {
         self.address.to_string()
     }
 
-    pub(crate) fn seen(&self) -> Vec<Request> {
+    pub fn seen(&self) -> Vec<Request> {
         self.seen.lock().unwrap().clone()
     }
 
-    pub(crate) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         self.seen().iter().map(Request::line).collect()
     }
 }
 
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Ending {
+pub enum Ending {
     Close,
     Reset,
 }
 
-pub(crate) struct Job {
+pub struct Job {
     answer: Box<Handler>,
     seen: Arc<Mutex<Vec<Request>>>,
     sent: Arc<AtomicU64>,
@@ -232,7 +232,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn serve<S: Read + Write>(
+    pub fn serve<S: Read + Write>(
         &self,
         stream: S,
         has_certificate: impl Fn(&S) -> bool,
@@ -330,7 +330,7 @@ fn read_request<S: Read>(stream: &mut BufReader<S>) -> Option<Request> {
 }
 
 /// What the server `host` says to a request; of its body it gets the first bytes, as many as `arrives` says.
-pub(crate) fn forward(host: &str, request: &Request, arrives: usize) -> std::io::Result<Reply> {
+pub fn forward(host: &str, request: &Request, arrives: usize) -> std::io::Result<Reply> {
     // With HTTP/1.0 the answer is over when the connection is.
     let mut head = format!("{} {} HTTP/1.0\r\n", request.method, request.path);
     for (name, value) in &request.headers {
@@ -366,13 +366,13 @@ pub(crate) fn forward(host: &str, request: &Request, arrives: usize) -> std::io:
 
 /// How a proxy is asked.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Manner {
+pub enum Manner {
     Connect,
     Socks5,
 }
 
 /// A proxy that leads everybody to `target`. Gives its address, and the names that it was asked for.
-pub(crate) fn proxy(manner: Manner, target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+pub fn proxy(manner: Manner, target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let asked = Arc::new(Mutex::new(Vec::new()));
@@ -431,7 +431,7 @@ fn socks5(client: &mut TcpStream) -> String {
 }
 
 /// Waits for something that another thread does.
-pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < Duration::from_secs(20), "{what}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Runs a program; answers whether it is there and was content.
-pub(crate) fn run(program: &str, arguments: &[&str], directory: &Path) -> bool {
+pub fn run(program: &str, arguments: &[&str], directory: &Path) -> bool {
     match Command::new(program).args(arguments).current_dir(directory).output() {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
@@ -22,7 +22,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], directory: &Path) -> bool {
 
 /// A root file system with all that this user may make; one inode has three names. Answers what is missing in it, and says
 /// so.
-pub(crate) fn rich_tree(root: &Path) -> Vec<&'static str> {
+pub fn rich_tree(root: &Path) -> Vec<&'static str> {
     fs::create_dir_all(root.join("usr/lib/deep/er")).unwrap();
     for directory in ["a", "empty", "etc"] {
         fs::create_dir(root.join(directory)).unwrap();
@@ -80,7 +80,7 @@ pub(crate) fn rich_tree(root: &Path) -> Vec<&'static str> {
     }
     if !missing.is_empty() {
         let missing = missing.join(", ");
-        testing::skipped(&format!("trees with {missing}, which this user or system cannot make"));
+        crate::skipped(&format!("trees with {missing}, which this user or system cannot make"));
     }
     missing
 }

@@ -1,6 +1,8 @@
 //! What each fuzz target does with its bytes. It panics when something is wrong; a refusal is right.
 //!
-//! `xtask` includes this file, to run the corpora as plain tests.
+//! A member of Quire's own workspace, whose tests run the corpora.
+#![forbid(unsafe_code)]
+#![expect(clippy::missing_panics_doc, reason = "a panic is what the fuzzer looks for")]
 
 mod store_ops;
 

@@ -1,17 +1,20 @@
 //! The fuzz targets' corpora as plain tests: what a fuzzer once found stays found.
 
-#[path = "../../fuzz/src/lib.rs"]
-#[expect(unreachable_pub, reason = "it is a library of its own for the fuzzers")]
-mod targets;
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests fail by panicking")]
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
-use rig::process::repository;
+use quire_fuzz_targets as targets;
+
+fn fuzz() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
 
 fn run_corpus(name: &str, target: fn(&[u8])) {
     let mut count = 0;
-    for file in fs::read_dir(repository().join("fuzz/corpus").join(name)).unwrap() {
+    for file in fs::read_dir(fuzz().join("corpus").join(name)).unwrap() {
         let path = file.unwrap().path();
         // Shown when the target panics.
         println!("{}", path.display());
@@ -59,7 +62,7 @@ fn tar_layer() {
 #[test]
 fn every_target_has_a_corpus_and_a_test() {
     let names = |folder: &str| -> BTreeSet<String> {
-        let files = fs::read_dir(repository().join("fuzz").join(folder)).unwrap();
+        let files = fs::read_dir(fuzz().join(folder)).unwrap();
         let names = files.map(|it| it.unwrap().file_name().into_string().unwrap());
         names
             .filter(|it| it != "README.md")

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rounds::rounds;
 use crate::runs::{cgroups, mounts, place, processes_with, runtimes, wait_for};
 use crate::writable::is_clean;
+use testing::rounds;
 
 /// Who is killed.
 const VICTIMS: [&str; 4] =

@@ -11,9 +11,9 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 use crate::mounts::Unmount;
-use crate::rounds::rounds;
 use crate::writable::{has, is_clean, plain_ext4, until};
 use crate::{Place, Ran, add_programs, is_root, program};
+use testing::rounds;
 
 const MIB: u64 = 1 << 20;
 

@@ -42,8 +42,6 @@ mod progress;
 #[cfg(feature = "registry")]
 mod registries;
 mod rights;
-#[path = "../../../oci/tests/registry/rounds.rs"]
-mod rounds;
 mod runs;
 mod streams;
 mod terminals;

@@ -1,13 +1,7 @@
 //! Pulling and pushing, against Debian's docker-registry on loopback.
 
-#[expect(dead_code, reason = "tests of the client alone need more of it")]
-#[path = "../../../oci/tests/registry/fake.rs"]
-mod fake;
-#[path = "kills.rs"]
 mod kills;
-#[path = "no_room.rs"]
 mod no_room;
-#[path = "pushes.rs"]
 mod pushes;
 
 use std::process::Command;

@@ -1,8 +1,5 @@
-#[path = "../../tests/import/chain.rs"]
-mod chain;
-
 use super::*;
-use chain::chain;
+use testing::chain;
 
 const A: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";

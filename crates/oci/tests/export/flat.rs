@@ -6,8 +6,8 @@ use std::os::unix::net::UnixListener;
 use super::build::Tar;
 use super::oci::export::{ExportError, TarReport, to_tar};
 use super::oci::import::{Report, Unsupported};
-use super::trees::{rich_tree, run};
 use super::{Home, chain, damage};
+use testing::trees::{rich_tree, run};
 
 fn flat(
     home: &Home,

@@ -3,8 +3,8 @@
 use std::fs;
 
 use super::build::Tar;
-use super::trees::{rich_tree, run};
 use super::{Home, all, chain, damage};
+use testing::trees::{rich_tree, run};
 
 /// Imports a tar as it is, and compares it with what comes back.
 #[track_caller]

@@ -1,9 +1,5 @@
 //! Images given back, and taken in again.
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "tests fail by panicking, and say what they skip"
-)]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[path = "../import/build.rs"]
 #[expect(dead_code, reason = "the tests of imports use more of it")]
@@ -14,8 +10,6 @@ mod home;
 mod layers;
 mod layouts;
 mod plans;
-#[path = "../import/trees.rs"]
-mod trees;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -28,11 +22,12 @@ use image::tree::Tree;
 use image::verity::ObjectId;
 use quire_oci as oci;
 
-use home::{Home, NEVER, chain};
+use home::{Home, NEVER};
 use oci::export::Options;
 use oci::import::Report;
 use oci::source::Source;
 use store::Digest;
+use testing::chain;
 
 impl Home {
     fn options(&self) -> Options<'_> {

@@ -1,14 +1,10 @@
 //! A store to import into, and how tests import unless they are about something else.
 
-#[path = "chain.rs"]
-mod chain;
-
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
-pub(crate) use chain::chain;
 use image::erofs::{OverlayXattrs, Versions};
 use quire_oci::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
 use quire_oci::manifest::Platform;

@@ -1,9 +1,5 @@
 //! Whole imports, into stores of their own.
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "tests fail by panicking, and say what they skip"
-)]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod bombs;
 mod build;
@@ -13,7 +9,6 @@ mod pipes;
 mod refusals;
 mod same_image;
 mod sources;
-mod trees;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -22,7 +17,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use home::{Home, chain};
+use home::Home;
 use image::erofs::read::{Image, Owners, View, to_tree};
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
@@ -31,6 +26,7 @@ use quire_oci as oci;
 use oci::import::{ImportError, Options, Report};
 use oci::source::Source;
 use store::Digest;
+use testing::chain;
 
 impl Home {
     /// Imports `KIND:NAME`, where the name is that of a file in the folder.

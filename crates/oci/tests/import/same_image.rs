@@ -7,7 +7,7 @@ use std::path::Path;
 use super::Home;
 use super::build::{Age, Layout, Pack, docker_archive, pack};
 use super::oci::import::Options;
-use super::trees::{rich_tree, run};
+use testing::trees::{rich_tree, run};
 
 fn tar(root: &Path, file: &Path, order: &str) -> bool {
     let file = file.to_str().unwrap();

@@ -7,10 +7,10 @@ use std::time::SystemTime;
 
 use quire_oci::pull::{Layers, Pulled};
 
-use super::fake::{Server, reply};
 use super::home::Home;
 use super::pulls::{MANIFEST, Served, image, layer, served};
 use super::*;
+use testing::fake::{Server, reply};
 
 /// Each file of a store, and when something was written to it.
 fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use quire_oci::pull::Layers;
 
-use super::fake::{Reply, Request, Server, reply};
 use super::home::Home;
 use super::*;
+use testing::fake::{Reply, Request, Server, reply};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";

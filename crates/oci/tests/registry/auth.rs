@@ -1,7 +1,7 @@
 use quire_oci::registry::{Cause, Credential, Keyring, Secret};
 
-use super::fake::{Reply, Request, Server, content, reply};
 use super::*;
+use testing::fake::{Reply, Request, Server, content, reply};
 
 const PASSWORD: &str = "open-sesame";
 

@@ -1,8 +1,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::fake::{Reply, Request, Server, content, reply, wait_for};
 use super::*;
+use testing::fake::{Reply, Request, Server, content, reply, wait_for};
 
 /// A blob of 600000 bytes, and what comes of reading it from a server that answers its requests in turn so.
 fn check(

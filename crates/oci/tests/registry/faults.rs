@@ -11,13 +11,13 @@ use quire_oci as oci;
 use oci::pull::{Layers, PullError, Pulled};
 use oci::push::PushError;
 
-use super::fake::{Server, forward};
 use super::home::Home;
 use super::proxy::{Proxy, is_blob};
 use super::pulls::{NOW, Served, image, layer, pull_name, push_over, push_to, served};
-use super::rounds::rounds;
 use super::*;
 use testing::daemon::Daemon;
+use testing::fake::{Server, forward};
+use testing::rounds;
 
 /// Settings for bad weather: stalls are to cost little.
 fn impatient() -> Settings {
@@ -223,7 +223,7 @@ fn pulls_past_a_bad_mirror() {
 /// Two versions of an image whose layer has a table of contents, as `app:1` and `app:2`, and the image of the second one by
 /// way of a layout.
 fn estargz(daemon: &Daemon) -> Option<ObjectId> {
-    let crane = crane::crane()?;
+    let crane = testing::crane()?;
     let folder = tempfile::tempdir().unwrap();
     let run = |words: &[&str]| {
         let output = Command::new(&crane).args(words).output().unwrap();

@@ -12,10 +12,10 @@ use quire_oci::reference::Reference;
 use quire_oci::registry::Registry;
 use store::Form;
 
-use super::fake::reply;
 use super::home::Home;
 use super::pulls::{ailing, image, layer, served};
 use super::settings;
+use testing::fake::reply;
 
 fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, oci::pull::PullError> {
     let reference: Reference = format!("{host}/app:1").parse().unwrap();

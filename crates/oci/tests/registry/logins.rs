@@ -2,8 +2,8 @@
 
 use quire_oci::registry::{Checked, Login, Secret};
 
-use super::fake::{Server, reply};
 use super::*;
+use testing::fake::{Server, reply};
 
 fn check(server: &Server, settings: &Settings, password: &str) -> Result<Checked, String> {
     let login = Login::new(&server.host(), settings).unwrap();

@@ -12,8 +12,6 @@ mod blobs;
 #[expect(dead_code, reason = "tests of imports use all of it")]
 #[path = "../import/build.rs"]
 mod build;
-mod crane;
-mod fake;
 mod faults;
 mod forms;
 #[path = "../import/home.rs"]
@@ -25,8 +23,6 @@ mod proxy;
 mod pulls;
 mod pushes;
 mod real;
-#[expect(clippy::disallowed_methods, reason = "whoever runs tests says how long they may take")]
-mod rounds;
 mod routes;
 mod secure;
 mod slow;
@@ -37,11 +33,11 @@ use std::io::Read as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use home::chain;
 use image::verity::ObjectId;
 use quire_oci::Digest;
 use quire_oci::reference::Reference;
 use quire_oci::registry::{BlobReader, Registry, Settings};
+use testing::chain;
 
 /// Patient enough for a busy machine, and not more.
 fn settings() -> Settings {

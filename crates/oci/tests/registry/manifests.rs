@@ -1,5 +1,5 @@
-use super::fake::{Server, content, reply};
 use super::*;
+use testing::fake::{Server, content, reply};
 
 const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
 

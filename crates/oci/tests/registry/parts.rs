@@ -1,7 +1,7 @@
 //! Parts of blobs: no byte behind them is asked for.
 
-use super::fake::{Server, content, reply};
 use super::*;
+use testing::fake::{Server, content, reply};
 
 #[test]
 fn a_part_ends_where_it_is_to_end() {

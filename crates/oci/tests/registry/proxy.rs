@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::fake::{Reply, Request, Server, forward, reply};
 use super::{digest, noise};
+use testing::fake::{Reply, Request, Server, forward, reply};
 
 /// Numbers that depend on nothing but `seed`.
 struct Dice(u64);

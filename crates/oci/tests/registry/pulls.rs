@@ -18,9 +18,9 @@ use oci::pull::{Layers, PullError, Pulled, default_name, pull};
 use oci::push::{PushError, Pushed, Sent, Wish, push};
 use store::{FsckOptions, Seconds};
 
-use super::fake::{Reply, Request, Server, content, reply};
 use super::home::{Home, NEVER};
 use super::*;
+use testing::fake::{Reply, Request, Server, content, reply};
 
 pub(super) const NOW: Seconds = Seconds(1_700_000_000);
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";

@@ -13,10 +13,10 @@ use oci::import::Options;
 use oci::pull::{Layers, default_name};
 use oci::push::{PushError, Sent};
 
-use super::fake::{Reply, Request, Server, content, forward, reply};
 use super::home::Home;
 use super::pulls::{Served, image, layer, pull_name, push_over, push_to, served};
 use super::*;
+use testing::fake::{Reply, Request, Server, content, forward, reply};
 
 /// What a registry does that another does not.
 #[derive(Clone, Copy, PartialEq)]

@@ -7,10 +7,10 @@ use quire_oci::pull::Layers;
 use quire_oci::push::Sent;
 use quire_oci::registry::{Credential, Keyring, Secret};
 
-use super::crane::crane;
 use super::home::Home;
 use super::pulls::{image, layer, push_to, served};
 use super::*;
+use testing::crane;
 use testing::daemon::{Daemon, PROGRAM};
 
 const OCI: &str = "application/vnd.oci.image.manifest.v1+json";

@@ -4,9 +4,9 @@ use std::net::TcpListener;
 
 use quire_oci::registry::Proxies;
 
-use super::fake::{Manner, Server, proxy, reply};
 use super::secure::{Authority, fetch, secret};
 use super::*;
+use testing::fake::{Manner, Server, proxy, reply};
 
 #[test]
 fn a_server_gets_the_certificate_that_it_can_use() {

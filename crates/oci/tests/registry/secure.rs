@@ -6,8 +6,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::fake::{Manner, Reply, Request, Server, proxy, reply};
 use super::*;
+use testing::fake::{Manner, Reply, Request, Server, proxy, reply};
 
 /// A CA of our own, and what it has signed.
 pub(super) struct Authority {

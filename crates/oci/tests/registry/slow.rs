@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use quire_oci::registry::Pauses;
 
-use super::fake::{Reply, Server, content, reply};
 use super::*;
+use testing::fake::{Reply, Server, content, reply};
 
 /// Attempts without end, unless the time for them is over: the rest of the time is far from being so.
 fn endless() -> Settings {

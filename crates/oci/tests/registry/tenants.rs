@@ -11,10 +11,10 @@ use oci::import::{Options, Report};
 use oci::pull::Layers;
 
 use super::build::{Age, Layout, Pack, Tar, pack};
-use super::fake::{Server, content, reply};
 use super::home::Home;
 use super::pulls::{MANIFEST, pull_name};
 use super::*;
+use testing::fake::{Server, content, reply};
 
 /// A layer as an image describes it, truly or not.
 #[derive(Debug, Clone)]
@@ -260,7 +260,7 @@ fn a_diff_id_gives_nobody_a_layer() {
 /// manifest names, and the bytes of that blob were hashed, now or before.
 #[test]
 fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
-    let rounds = rounds::rounds(10);
+    let rounds = testing::rounds(10);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for round in 0..rounds {
         let mut both = Tenants::new();

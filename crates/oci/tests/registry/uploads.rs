@@ -1,7 +1,7 @@
 use std::sync::Mutex;
 
-use super::fake::{Reply, Request, Server, reply};
 use super::*;
+use testing::fake::{Reply, Request, Server, reply};
 
 /// What a registry keeps of one upload.
 #[derive(Default)]

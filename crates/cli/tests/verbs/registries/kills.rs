@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::fake::{Request, Server, forward};
 use super::{image, start};
-use crate::rounds::rounds;
 use crate::{Place, write};
 use testing::daemon::Daemon;
+use testing::fake::{Request, Server, forward};
+use testing::rounds;
 
 /// Noise, the same for the same number.
 fn noise(seed: u64) -> impl Iterator<Item = u64> {

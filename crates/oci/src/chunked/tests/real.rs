@@ -1,8 +1,5 @@
 //! Layers made by Podman and crane.
 
-#[path = "../../../tests/registry/crane.rs"]
-mod crane;
-
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
@@ -125,7 +122,7 @@ fn zstd_chunked_by_podman() {
 #[test]
 fn estargz_by_crane() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = crane::crane() else { return };
+    let Some(program) = testing::crane() else { return };
     let crane = || Command::new(&program);
     let Some(registry) = Daemon::start(folder.path(), "").unwrap() else {
         testing::skipped(&format!("{PROGRAM} is not installed"));
