@@ -282,21 +282,6 @@ pub(crate) struct FormOptions {
     /// Of `packed`: what need not be stored again. With `layer`, an image is the same on every host
     #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
     pub(crate) dedup: DedupWish,
-    /// Of `objects`, which it asks for: where the xattrs are in the image by which overlayfs finds the files' data. Any choice
-    /// shows the same files; the image's id is the one that composefs' tools compute with `composefs`, the default, only
-    #[arg(long, value_enum, value_name = "WHERE")]
-    pub(crate) overlay_xattrs: Option<OverlayXattrsWish>,
-}
-
-/// Where the xattrs of overlayfs are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OverlayXattrsWish {
-    /// Those that several files have in a table, others with their files: composefs' very bytes
-    Composefs,
-    /// All with their files
-    Inline,
-    /// All in a table
-    Shared,
 }
 
 /// How an image's data is stored.

@@ -13,7 +13,7 @@ use container::folder::CONFIG;
 use container::life::detached;
 use container::life::kept::Changes;
 use container::life::pause::{PauseError, Paused, pause};
-use image::erofs::{OverlayXattrs, Versions};
+use image::erofs::Versions;
 use image::tar::write::WriteError;
 use image::tree::Tree;
 use oci::commit::{Change, Commit, check};
@@ -303,7 +303,6 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
         xattrs: walk::Xattrs::All,
         times: walk::Times::Exact,
         versions: Versions::default(),
-        overlay: OverlayXattrs::default(),
         objects: None,
         scratch: &scratch,
         progress: &|event: Event<'_>| progress.tell(event),

@@ -4,14 +4,13 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use anyhow::Context as _;
-use image::erofs::OverlayXattrs;
 use kernel::features::{Can, direct_io, page_sharing};
 use oci::import::Stored;
 use oci::native::Dedup;
 use store::{Form, OpenOptions, RefName, Store};
 
 use crate::Answer;
-use crate::args::{self, DedupWish, FormOptions, FormWish, OverlayXattrsWish, TreeOptions};
+use crate::args::{self, DedupWish, FormOptions, FormWish, TreeOptions};
 use crate::context::Context;
 use crate::import::{self, Wishes};
 
@@ -20,7 +19,6 @@ use crate::import::{self, Wishes};
 pub(crate) struct Choice {
     pub(crate) form: Form,
     pub(crate) dedup: Dedup,
-    pub(crate) overlay: OverlayXattrs,
 }
 
 /// As composefs has it.
@@ -29,7 +27,7 @@ pub(crate) const OBJECTS: Choice = Choice::of(Form::Objects);
 impl Choice {
     /// All that is not said is as it usually is.
     pub(crate) const fn of(form: Form) -> Self {
-        Self { form, dedup: Dedup::Store, overlay: OverlayXattrs::Composefs }
+        Self { form, dedup: Dedup::Store }
     }
 }
 
@@ -59,19 +57,7 @@ pub(crate) fn choose_again(
     store: &Store,
     here: Option<Form>,
 ) -> anyhow::Result<Choice> {
-    let overlay = options.overlay_xattrs.map(|wish| match wish {
-        OverlayXattrsWish::Composefs => OverlayXattrs::Composefs,
-        OverlayXattrsWish::Inline => OverlayXattrs::Inline,
-        OverlayXattrsWish::Shared => OverlayXattrs::Shared,
-    });
-    let needs_overlay = overlay.is_some();
     let form = match options.form {
-        FormWish::Auto if needs_overlay => Form::Objects,
-        FormWish::Packed | FormWish::Tar if needs_overlay => {
-            anyhow::bail!(
-                "--overlay-xattrs is for --form objects: others have no overlay below them"
-            );
-        }
         FormWish::Auto => match here {
             Some(form) => form,
             None => {
@@ -88,7 +74,7 @@ pub(crate) fn choose_again(
         DedupWish::Store => Dedup::Store,
         DedupWish::Layer => Dedup::Layer,
     };
-    Ok(Choice { form, dedup, overlay: overlay.unwrap_or_default() })
+    Ok(Choice { form, dedup })
 }
 
 pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {

@@ -108,7 +108,6 @@ pub(crate) fn with_options<T: Send, E: Send>(
             false => walk::Times::Exact,
         },
         versions: Versions::default(),
-        overlay: wishes.form.overlay,
         objects: wishes.tree.objects.as_deref(),
         scratch: &scratch,
         progress: &|event: Event<'_>| progress.tell(event),

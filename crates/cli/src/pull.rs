@@ -99,7 +99,6 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
             xattrs: walk::Xattrs::All,
             times: walk::Times::Exact,
             versions: Versions::default(),
-            overlay: form.overlay,
             objects: None,
             scratch: &scratch,
             progress: &|event: Event<'_>| progress.tell(event),

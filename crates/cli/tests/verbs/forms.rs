@@ -147,63 +147,6 @@ fn every_form_shows_the_same_files() {
 }
 
 #[test]
-fn overlay_xattrs_are_where_one_wants_them() {
-    let place = place();
-    let usual = image(&place, "lower");
-    let mut images = vec![usual.clone()];
-    for choice in ["composefs", "inline", "shared"] {
-        place.out(&format!("import --overlay-xattrs {choice} tar:lower.tar {choice}"));
-        // Where `auto` is packed, too.
-        assert_eq!(json(&place, &format!("show --json {choice}"))["form"], "objects");
-        let id = image(&place, choice);
-        assert_eq!(id == usual, choice == "composefs", "{choice}");
-        // The same from an image that is here, and back.
-        place.out(&format!("convert --overlay-xattrs {choice} lower converted"));
-        assert_eq!(image(&place, "converted"), id, "{choice}");
-        place.out(&format!("convert --form objects {choice} back"));
-        assert_eq!(image(&place, "back"), usual, "{choice}");
-        images.push(id);
-        assert_eq!(place.run(&format!("diff lower {choice}")).code, Some(0), "{choice}");
-        place.out(&format!("export --force {choice} tar:flat"));
-        place.out("export --force lower tar:expect");
-        let read = |name: &str| std::fs::read(place.path(name)).unwrap();
-        assert!(read("flat") == read("expect"), "{choice}");
-    }
-    images.sort_unstable();
-    images.dedup();
-    assert_eq!(images.len(), 3);
-    for verb in ["gc", "fsck", "verify lower", "verify inline", "verify shared"] {
-        place.out(verb);
-    }
-    for line in ["import --form packed", "import --form tar"] {
-        let ran = place.run(&format!("{line} --overlay-xattrs inline tar:lower.tar a"));
-        assert!(ran.code == Some(2) && ran.err.contains("--overlay-xattrs is for"), "{}", ran.err);
-    }
-    let files = |id: &String| place.path("store/images").join(id.rsplit(':').next().unwrap());
-    match crate::program("fsck.erofs") {
-        None => testing::skipped("fsck.erofs is not installed"),
-        Some(fsck) => {
-            for id in &images {
-                let output = Command::new(&fsck).arg(files(id)).output().unwrap();
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            }
-        }
-    }
-    // What is behind inodes makes them larger, and what is in a table refers to it.
-    let length = |name: &str| std::fs::metadata(files(&image(&place, name))).unwrap().len();
-    assert!(length("inline") >= length("composefs"));
-    if !is_root() {
-        return;
-    }
-    let expect = mounted(&place, "lower", "");
-    assert!(expect.len() > 3);
-    for name in ["inline", "shared"] {
-        assert!(mounted(&place, name, "") == expect, "{name}");
-        assert!(mounted(&place, name, " --writable memory") == expect, "{name}");
-    }
-}
-
-#[test]
 fn forms_turn_into_each_other() {
     let place = place();
     let [objects, packed, tar] = ["objects", "packed", "tar"].map(|form| {

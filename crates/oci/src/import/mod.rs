@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use image::erofs::read::PATH_MAX;
-use image::erofs::{OverlayXattrs, Profile, Versions};
+use image::erofs::{Profile, Versions};
 use image::tree::Tree;
 use image::verity::{Algorithm, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Seconds, Store, walk};
@@ -110,9 +110,6 @@ pub struct Options<'a> {
     pub times: walk::Times,
     /// The versions of the composefs format that the image may have.
     pub versions: Versions,
-    /// Of the form `objects`: where the xattrs of overlayfs are. With another choice than composefs', the image has not
-    /// the id that composefs' tools compute.
-    pub overlay: OverlayXattrs,
     /// Where a dump's objects may be found besides the store: a folder of them, as `mkcomposefs --digest-store` fills.
     pub objects: Option<&'a Path>,
     /// Where compressed archives are unpacked for a while, to a file without a name.
@@ -262,7 +259,7 @@ impl<'a> Job<'a> {
             }
             None => {
                 let mut draft = transaction.image().map_err(ImportError::Object)?;
-                let profile = Profile::Overlay(options.versions, options.overlay);
+                let profile = Profile::Composefs(options.versions);
                 let summary = image::erofs::write(&made.tree, &profile, &mut draft)
                     .map_err(ImportError::Image)?;
                 (draft.finish().map_err(ImportError::Object)?, summary.bytes)

@@ -10,7 +10,6 @@ mod tables;
 use std::io::{self, Read as _};
 use std::sync::Mutex;
 
-use image::erofs::OverlayXattrs;
 use store::{DiskError, Origin, RefName, Reference as StoredReference, Store};
 
 use crate::Digest;
@@ -297,9 +296,8 @@ fn here(
         Layers::Forget => true,
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
     };
-    // Which choice the image here was written with, nobody noted: another than the usual one is written again.
-    let is_so = form == options.import.form && options.import.overlay == OverlayXattrs::default();
-    let same = named == Some(*manifest) && is_so && has_layers && store.open_image(&image).is_ok();
+    let is_so = named == Some(*manifest) && form == options.import.form;
+    let same = is_so && has_layers && store.open_image(&image).is_ok();
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
-use image::erofs::{OverlayXattrs, Versions};
+use image::erofs::Versions;
 use quire_oci::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
 use quire_oci::manifest::Platform;
 use quire_oci::native::Dedup;
@@ -49,7 +49,6 @@ impl Home {
             xattrs: walk::Xattrs::All,
             times: walk::Times::Exact,
             versions: Versions::default(),
-            overlay: OverlayXattrs::default(),
             objects: None,
             scratch: self.folder.path(),
             progress: &|_| {},

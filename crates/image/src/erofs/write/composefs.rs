@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use super::listing::{Listing, SHADOWS, Source};
 use super::pair::{METACOPY, REDIRECT};
 use super::xattrs::{FilePairs, POSIX_ACLS, SetId, Xattrs};
-use super::{OverlayXattrs, Version, Versions, WriteError};
+use super::{Version, Versions, WriteError};
 use crate::erofs::layout::file_type;
 use crate::tree::{Content, External, Inode, InodeId, Metadata, Node, Timestamp, Tree, XattrsId};
 use crate::verity::Algorithm;
@@ -127,17 +127,13 @@ enum Role {
 }
 
 impl<'a> Survey<'a> {
-    pub(super) fn of(
-        tree: &'a Tree,
-        versions: Versions,
-        overlay: OverlayXattrs,
-    ) -> Result<Self, WriteError> {
+    pub(super) fn of(tree: &'a Tree, versions: Versions) -> Result<Self, WriteError> {
         let mut survey = Self {
             tree,
             version: versions.min,
             items: Vec::with_capacity(tree.inode_count() + SHADOWS.len()),
             earliest: tree.root().metadata().mtime,
-            xattrs: Xattrs::new(tree, overlay),
+            xattrs: Xattrs::new(tree),
             has_acl: false,
             plain: vec![SetId::UNKNOWN; tree.xattrs_bound()],
             special: BTreeMap::new(),

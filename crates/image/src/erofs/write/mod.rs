@@ -29,24 +29,8 @@ use plan::Plan;
 pub enum Profile {
     /// Data is objects, which overlayfs finds through xattrs. The same bytes as C's `mkcomposefs` makes.
     Composefs(Versions),
-    /// As `Composefs`, but for where the xattrs of overlayfs are.
-    Overlay(Versions, OverlayXattrs),
     /// Data is in the image, which needs nothing else: for EROFS by itself.
     Standalone(Standalone),
-}
-
-/// Where the xattrs of external files are by which overlayfs finds and checks their data: few files have the same, and a
-/// lookup in an overlay reads them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum OverlayXattrs {
-    /// In the table of shared pairs those that several inodes have, behind their inode others: as C's `mkcomposefs` has
-    /// it, byte for byte.
-    #[default]
-    Composefs,
-    /// All behind their inodes: each lookup reads one place.
-    Inline,
-    /// All in the table of shared pairs: a walk that asks nobody for them reads less.
-    Shared,
 }
 
 /// A version of composefs' rules.
@@ -301,12 +285,11 @@ pub fn write_with(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let (versions, overlay) = match profile {
-        Profile::Composefs(versions) => (*versions, OverlayXattrs::Composefs),
-        Profile::Overlay(versions, overlay) => (*versions, *overlay),
+    let versions = match profile {
+        Profile::Composefs(versions) => *versions,
         Profile::Standalone(standalone) => return plain::write(tree, standalone, contents, out),
     };
-    let plan = Plan::of(tree, Survey::of(tree, versions, overlay)?)?;
+    let plan = Plan::of(tree, Survey::of(tree, versions)?)?;
     let bytes = stream::write(&plan, out)?;
     let (version, inodes) = (plan.survey.version, plan.survey.items.len() as u64);
     Ok(Summary { bytes, version: Some(version), inodes })

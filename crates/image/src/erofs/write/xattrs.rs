@@ -12,7 +12,6 @@ use std::hash::BuildHasher as _;
 use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::U32;
 
-use super::OverlayXattrs;
 use super::pair::{
     METACOPY, Name, REDIRECT, Value, entry_size, long_prefix_size, object_of_path, put_entry,
 };
@@ -122,8 +121,6 @@ pub(super) struct Xattrs<'a> {
     sets: Vec<Set>,
     strings: Vec<StringUses>,
     no_digest: u8,
-    /// From so many uses on, pairs of [`FilePairs`] are in the table.
-    file_uses: u8,
     /// Where the shared pairs of files are in the table, in bytes.
     shared_files: HashMap<SharedKey, u32>,
     /// The table, in its order.
@@ -132,8 +129,8 @@ pub(super) struct Xattrs<'a> {
 }
 
 impl<'a> Xattrs<'a> {
-    /// For an image that has these pairs of external files.
-    pub(super) fn new(tree: &'a Tree, overlay: OverlayXattrs) -> Self {
+    /// No xattrs yet, for an image of this tree.
+    pub(super) fn new(tree: &'a Tree) -> Self {
         let empty = Set { start: 0, end: 0, metacopy: 0, redirect: 0, uses: 0 };
         Self {
             tree,
@@ -148,11 +145,6 @@ impl<'a> Xattrs<'a> {
             sets: vec![empty],
             strings: vec![StringUses::default(); tree.strings_bound()],
             no_digest: 0,
-            file_uses: match overlay {
-                OverlayXattrs::Composefs => MANY,
-                OverlayXattrs::Shared => 1,
-                OverlayXattrs::Inline => u8::MAX,
-            },
             shared_files: HashMap::new(),
             shared: Vec::new(),
             shared_bytes: 0,
@@ -287,18 +279,17 @@ impl<'a> Xattrs<'a> {
                 shared.push(SharedKey::Pair(id));
             }
         }
-        let from = self.file_uses;
-        if self.no_digest >= from {
+        if self.no_digest == MANY {
             shared.push(SharedKey::NoDigest);
         }
         for (id, uses) in (0..).map(StringId::new).zip(&self.strings) {
-            if uses.metacopy >= from {
+            if uses.metacopy == MANY {
                 shared.push(SharedKey::Metacopy(id));
             }
-            if uses.object >= from {
+            if uses.object == MANY {
                 shared.push(SharedKey::Object(id));
             }
-            if uses.path >= from {
+            if uses.path == MANY {
                 shared.push(SharedKey::Path(id));
             }
         }
@@ -399,11 +390,10 @@ impl<'a> Xattrs<'a> {
                 (&self.names[name as usize], Value::Bytes(value), shared)
             })
         };
-        let from = self.file_uses;
         let metacopy_pair = file.map(move |file| {
             let shared = match file.object {
-                None if self.no_digest >= from => Some(SharedKey::NoDigest),
-                Some(object) if self.strings[object.index()].metacopy >= from => {
+                None if self.no_digest == MANY => Some(SharedKey::NoDigest),
+                Some(object) if self.strings[object.index()].metacopy == MANY => {
                     Some(SharedKey::Metacopy(object))
                 }
                 _ => None,
@@ -413,10 +403,10 @@ impl<'a> Xattrs<'a> {
         let redirect_pair = file.and_then(move |file| {
             let value = file.redirect(self.tree)?;
             let shared = match (file.place, file.object) {
-                (Place::Path(path), _) if self.strings[path.index()].path >= from => {
+                (Place::Path(path), _) if self.strings[path.index()].path == MANY => {
                     Some(SharedKey::Path(path))
                 }
-                (Place::Object, Some(object)) if self.strings[object.index()].object >= from => {
+                (Place::Object, Some(object)) if self.strings[object.index()].object == MANY => {
                     Some(SharedKey::Object(object))
                 }
                 _ => None,

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use image::erofs::{OverlayXattrs, Versions};
+use image::erofs::Versions;
 use serde_json::{Value, json};
 use store::{OpenOptions, Seconds, Store, walk};
 
@@ -216,7 +216,6 @@ fn run<'a>(
         xattrs: walk::Xattrs::All,
         times: walk::Times::Exact,
         versions: Versions::default(),
-        overlay: OverlayXattrs::default(),
         objects: None,
         scratch: &std::env::temp_dir(),
         progress: &|event| {

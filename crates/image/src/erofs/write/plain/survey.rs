@@ -14,7 +14,7 @@ use super::prefixes::Prefixes;
 use crate::erofs::write::inode::Form;
 use crate::erofs::write::place::BlockSize;
 use crate::erofs::write::xattrs::{POSIX_ACLS, SetId, Xattrs};
-use crate::erofs::write::{Contents, OverlayXattrs, Piece, WriteError};
+use crate::erofs::write::{Contents, Piece, WriteError};
 use crate::tree::{Content, Inode, InodeId, Node, StringId, Timestamp, Tree};
 use crate::verity::ObjectId;
 
@@ -107,7 +107,7 @@ impl<'a> Survey<'a> {
             prefixes: Prefixes::default(),
             items: list(tree),
             epoch: Timestamp::default(),
-            xattrs: Xattrs::new(tree, OverlayXattrs::default()),
+            xattrs: Xattrs::new(tree),
             has_xattrs: false,
             has_acl: false,
             sets: vec![SetId::UNKNOWN; tree.xattrs_bound()],
