@@ -540,6 +540,29 @@ pub(crate) struct Trust {
     pub(crate) io: IoWish,
 }
 
+impl Trust {
+    /// As roots take it.
+    pub(crate) fn wish(
+        &self,
+    ) -> Result<container::root::Trust, container::root::trust::DomainError> {
+        use container::root::{PageDomain, VerityPolicy as Policy};
+        use kernel::mount::Backing;
+        Ok(container::root::Trust {
+            verity: match self.verity {
+                VerityPolicy::Require => Policy::Require,
+                VerityPolicy::Auto => Policy::Auto,
+                VerityPolicy::Off => Policy::Off,
+            },
+            digest: self.digest,
+            domain: self.domain.as_deref().map_or(Ok(PageDomain::OfStore), str::parse)?,
+            backing: match self.io {
+                IoWish::File => Backing::File,
+                IoWish::Loop => Backing::Loop,
+            },
+        })
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum When {
     Auto,

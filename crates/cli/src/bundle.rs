@@ -11,8 +11,9 @@ use container::bundle::names::{NameFile, NameMount};
 use container::bundle::{Access, Terminal, configure};
 use container::folder::{CONFIG, ROOT};
 use container::life::stage::Stage;
-use container::root::Shape;
 use container::root::filestore::Backing;
+use container::root::trust::of_image;
+use container::root::{Shape, make, warm};
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde_json::Value;
@@ -22,38 +23,36 @@ use crate::Answer;
 use crate::args;
 use crate::context::Context;
 use crate::volumes::{Files, volumes};
-use crate::wanted::{add_init, image_config, wish, wishes};
-use crate::writable::Place;
+use crate::wanted::{add_init, image_config, wish, wishes, writable_wish};
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
     // First, since this is the easiest to mend.
     check_empty(&args.directory)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::names::resolve(&store, &args.image)?;
-    crate::policy::check(context, &store, &found)?;
-    let opened = store.open_image(&found.image)?;
-    let image = image_config(&store, &found)?;
+    let opened = crate::policy::permit(context, &store, found)?.open(&store)?;
+    let image = image_config(&store, opened.found())?;
     let wanted = &args.wanted;
     let map = wanted.ids.fixed()?;
     if let Some(map) = &map {
         map.root()?;
     }
-    let trust = crate::owner::trust(&store, &opened, &wanted.trust, wish(wanted))?;
-    let place = Place::of_container(context, &store, wanted, Backing::Whole)?;
+    let trust = of_image(&store, opened.image(), wanted.trust.wish()?, wish(wanted))?;
+    let place = writable_wish(context, wanted).make(&store, Backing::Whole, &context.search())?;
     let space = crate::mount::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
     let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &places };
-    let root = crate::mount::root(context, &opened, &found, &trust, &shape, std::iter::empty())?;
+    let root = make(&store, &opened, &trust, &shape, std::iter::empty())?;
     if map.is_some() {
         // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users
         // who are nobody here; its devices would be devices, and a user namespace has no use for them.
         let set = MountAttrFlags::MOUNT_ATTR_NODEV;
         root.mount.set(&Attributes { set, ..Attributes::default() })?;
     }
-    crate::mount::warm(context, &opened, &root, wanted.warm);
+    warm(opened.image(), &root, wanted.warm.into(), &|text| context.remark(text));
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::bundle::user::find(root.mount.as_fd(), user)?;
     if let Some(map) = &map {

@@ -111,7 +111,7 @@ fn lock(store: &Store, id: &str) -> anyhow::Result<ContainerDir> {
     loop {
         match store.lock_container(id)? {
             Some(folder) => return Ok(folder),
-            None => std::thread::sleep(detached::GLANCE),
+            None => std::thread::sleep(container::pace::GLANCE),
         }
     }
 }
@@ -268,7 +268,7 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
     let manifest = looked.manifest()?;
     // The new image is local, and has all that is in the one below.
     let below = Resolved { image: looked.image.id, name: None, manifest: Some(manifest) };
-    crate::policy::check(context, &store, &below)?;
+    drop(crate::policy::permit(context, &store, below)?);
     check(&store, &manifest)?;
     let paused = looked.paused.take();
     let progress = Progress::new(context);

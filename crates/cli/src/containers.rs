@@ -114,7 +114,7 @@ fn look(store: &Store, name: &str) -> anyhow::Result<Option<Found>> {
 }
 
 pub(crate) fn find(store: &Store, name: &str) -> anyhow::Result<Found> {
-    crate::owner::check_containers(store)?;
+    container::owner::check_containers(store)?;
     look(store, name)?.with_context(|| {
         format!("there is no container \"{name}\": `quire ps --all` lists what there is")
     })
@@ -236,7 +236,7 @@ fn running(store: &Store, name: &str, signals: &Signals) -> anyhow::Result<(Foun
         if since.elapsed() >= DEATH {
             bail!("container {} is not started yet", found.id);
         }
-        std::thread::sleep(detached::GLANCE);
+        std::thread::sleep(container::pace::GLANCE);
     }
 }
 
@@ -425,7 +425,7 @@ pub(crate) fn settle(store: &Store) -> anyhow::Result<()> {
         if !all(store)?.iter().any(is_over) && !store.is_clearing()? {
             return Ok(());
         }
-        std::thread::sleep(detached::GLANCE);
+        std::thread::sleep(container::pace::GLANCE);
     }
 }
 
@@ -436,7 +436,7 @@ pub(crate) fn is_there(store: &Store, name: &str) -> anyhow::Result<bool> {
 
 /// Removes a container; not if it is not there, or no longer.
 pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<bool> {
-    crate::owner::check_containers(store)?;
+    container::owner::check_containers(store)?;
     let Some(found) = look(store, name)? else { return Ok(false) };
     let name = &found.id;
     if found.is_running() {
@@ -458,7 +458,7 @@ pub(crate) fn remove(store: &Store, name: &str, force: bool) -> anyhow::Result<b
             Ok(None) if since.elapsed() < DEATH => {
                 // Nobody needs what may still be on its way to the disk.
                 kept::give_up(&found.folder);
-                std::thread::sleep(detached::GLANCE);
+                std::thread::sleep(container::pace::GLANCE);
             }
             Ok(None) => bail!("container {name} is in use"),
             Err(error) => return Err(error.into()),

@@ -118,6 +118,12 @@ impl Context {
         ));
     }
 
+    /// Where programs are looked for, as `PATH` says.
+    #[expect(clippy::unused_self, reason = "what is around a verb comes from here")]
+    pub(crate) fn search(&self) -> std::ffi::OsString {
+        std::env::var_os("PATH").unwrap_or_default()
+    }
+
     /// A remark that a person may want to read, in one line on standard error.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {

@@ -12,7 +12,7 @@ use crate::context::now;
 /// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
 /// Answers how many containers are gone now, and those that live.
 pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
-    if !crate::owner::is_ours(store) {
+    if !container::owner::is_ours(store) {
         // What is written there need not be true.
         return (0, Vec::new());
     }

@@ -76,9 +76,9 @@ impl Sources {
         for name in names {
             let resolved = crate::names::resolve(store, name)?;
             // What is in it would be used by another name.
-            crate::policy::check(context, store, &resolved)?;
-            open.push(store.open_image(&resolved.image)?);
-            found.push(resolved);
+            let permitted = crate::policy::permit(context, store, resolved)?;
+            found.push(permitted.found().clone());
+            open.push(store.open_image(&permitted.found().image)?);
         }
         Ok(Self { found, open })
     }

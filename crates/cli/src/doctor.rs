@@ -62,7 +62,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         None => "memory, for want of mkfs.ext4 (package e2fsprogs)",
     };
     let (form, why) = crate::forms::auto(opened.as_fd());
-    let form = format!("{}: {why}", crate::forms::word(form));
+    let form = format!("{form}: {why}");
     let chosen =
         [&chosen[..], &[("form", &form), ("writable", writable), ("O_DIRECT", DIRECT)]].concat();
     let policy = crate::policy::describe(context);

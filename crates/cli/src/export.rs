@@ -34,7 +34,8 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     let store = context.open(OpenOptions::read())?;
     let found = crate::names::resolve(&store, &args.name)?;
     // What is written would be local to whoever imports it.
-    crate::policy::check(context, &store, &found)?;
+    let permitted = crate::policy::permit(context, &store, found)?;
+    let found = permitted.found();
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let progress = Progress::new(context);
     let cancel = Arc::new(AtomicBool::new(false));
@@ -46,7 +47,7 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
         progress: &|event: Event<'_>| progress.tell(event),
         cancel: &cancel,
     };
-    let job = Job { context, args, store: &store, found: &found, options: &options };
+    let job = Job { context, args, store: &store, found, options: &options };
     let work = || -> anyhow::Result<Told> {
         // `gc` keeps the image and its objects while it is open.
         let _open = store.open_image(&found.image)?;

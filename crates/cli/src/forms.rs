@@ -80,7 +80,8 @@ pub(crate) fn choose_again(
 pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
     let found = crate::names::resolve(&store, &args.name)?;
-    crate::policy::check(context, &store, &found)?;
+    let permitted = crate::policy::permit(context, &store, found)?;
+    let found = permitted.found();
     let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;
     let name = new.as_ref().or(found.name.as_ref());
     let wishes = Wishes {
@@ -102,13 +103,4 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     })??;
     import::tell(context, &done)?;
     Ok(Answer::Yes)
-}
-
-/// As options and records have it.
-pub(crate) const fn word(form: Form) -> &'static str {
-    match form {
-        Form::Objects => "objects",
-        Form::Packed => "packed",
-        Form::Tar => "tar",
-    }
 }

@@ -185,10 +185,10 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         report::size(opened.image.size())
     )?;
     match opened.devices.as_slice() {
-        [] => writeln!(out, "form      {}", crate::forms::word(opened.form))?,
+        [] => writeln!(out, "form      {}", opened.form)?,
         devices => {
             let bytes = devices.iter().map(|it| it.bytes).sum();
-            let (word, size) = (crate::forms::word(opened.form), report::size(bytes));
+            let (word, size) = (opened.form, report::size(bytes));
             writeln!(out, "form      {word}, in {} data blobs of {size}", devices.len())?;
         }
     }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use oci::policy::{Default, Policies, check_use};
-use store::{Resolved, Store};
+use oci::policy::{Default, Policies, UseError, check_use};
+use store::{Permitted, Resolved, Store, UsePolicy};
 
 use crate::context::Context;
 
@@ -26,13 +26,27 @@ pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     Ok(Policies::load(&files)?)
 }
 
-/// Refuses an image that a policy does not accept, by what is known of it in the store.
-pub(crate) fn check(context: &Context, store: &Store, found: &Resolved) -> anyhow::Result<()> {
-    let verdict = check_use(&policies(context)?, store, found)?;
-    for key in verdict.signed_by {
-        tracing::info!(image = %found.image, key = %key.display(), "signed");
+/// The policies in force, as the store asks them.
+struct InForce(Policies);
+
+impl UsePolicy for InForce {
+    type Refusal = UseError;
+
+    fn check(&self, store: &Store, found: &Resolved) -> Result<(), UseError> {
+        for key in check_use(&self.0, store, found)?.signed_by {
+            tracing::info!(image = %found.image, key = %key.display(), "signed");
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+/// Refuses an image that a policy does not accept, by what is known of it in the store.
+pub(crate) fn permit(
+    context: &Context,
+    store: &Store,
+    found: Resolved,
+) -> anyhow::Result<Permitted> {
+    Ok(store.permit(&InForce(policies(context)?), found)?)
 }
 
 /// What is in force, in a line for people.

@@ -97,7 +97,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
 /// Nothing is written into a store that is somebody else's, too.
 fn open(context: &Context) -> anyhow::Result<Store> {
     let store = context.open(OpenOptions::read())?;
-    if !crate::owner::is_ours(&store) {
+    if !container::owner::is_ours(&store) {
         return Ok(store);
     }
     match Store::open(store.path(), OpenOptions::write()) {

@@ -22,12 +22,12 @@ use container::life::state::Reason;
 use container::life::{detached, kept};
 use container::root::filestore;
 use container::root::headroom::Headroom;
-use container::root::{Root, Shape};
+use container::root::{Root, Shape, WritablePlace, WritableWish, make, may_have_acl, warm};
 use container::runtime::{Kind, Runtime};
 use kernel::process::{Exit, Signal, Signals, finish_behind, start_behind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
-use store::{ContainerDir, ContainerRecord, OpenImage, OpenOptions};
+use store::{ContainerDir, ContainerRecord, OpenOptions, PermittedImage};
 
 use self::attached::Seat;
 use crate::Answer;
@@ -37,8 +37,7 @@ use crate::context::{Context, now};
 use crate::dead::{clear_dead, share};
 use crate::report;
 use crate::volumes::{Files, volumes};
-use crate::wanted::{add_init, has_init, image_config, terminal, wish, wishes};
-use crate::writable::{Place, Wish};
+use crate::wanted::{add_init, has_init, image_config, terminal, wish, wishes, writable_wish};
 
 /// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
 pub(crate) const FORWARDED: [Signal; 9] = [
@@ -122,7 +121,7 @@ struct Ready {
     log_size: Option<NonZeroU64>,
     keep: bool,
     /// Held as long as the container lives, as the next is.
-    _image: OpenImage,
+    _image: PermittedImage,
     _directory: Option<OwnedFd>,
 }
 
@@ -145,11 +144,13 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     store.give_up_when(move || is_asked_to_end(&asked));
     let (_, living) = clear_dead(&store);
     let found = crate::names::resolve(&store, &args.image)?;
-    crate::policy::check(context, &store, &found)?;
-    let opened = store.open_image(&found.image)?;
-    crate::owner::check_image(&store, &opened)?;
-    let image = image_config(&store, &found)?;
-    let place = Place::of_container(context, &store, &args.wanted, filestore::Backing::Ahead)?;
+    let image_id = found.image;
+    let opened = crate::policy::permit(context, &store, found)?.open(&store)?;
+    let found = opened.found();
+    container::owner::check_image(&store, opened.image())?;
+    let image = image_config(&store, found)?;
+    let wish = writable_wish(context, &args.wanted);
+    let place = wish.make(&store, filestore::Backing::Ahead, &search)?;
     let access = place.access();
     let files = Files::make(&store, &args.wanted)?;
     let space = crate::mount::space(args.wanted.df, access)?;
@@ -157,7 +158,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     store::check_id(&id)?;
     let claim = args.wanted.ids.claim(&store, &|| is_asked_to_end(&signals))?;
     let map = claim.as_ref().map(|it| &it.map);
-    let shared = share(&store, &living, found.image);
+    let shared = share(&store, &living, image_id);
     let mut wishes = wishes(&args.wanted, &args.command, terminal, &id, access)?;
     let name_files = crate::hosts::name_files(&args.wanted.names, &wishes)?;
     let mut places: Vec<_> = name_files.iter().map(|it| it.place).collect();
@@ -166,9 +167,9 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         places.push(container::runtime::init::PLACE);
     }
     let shape = Shape { writable: place.writable(), map, space, places: &places };
-    let root = crate::mount::root(context, &opened, &found, &args.wanted.trust, &shape, shared)?;
-    crate::mount::warm(context, &opened, &root, args.wanted.warm);
-    if runtime.kind == Kind::Runsc && crate::mount::may_have_acl(&opened)? {
+    let root = make(&store, &opened, &args.wanted.trust.wish()?, &shape, shared)?;
+    warm(opened.image(), &root, args.wanted.warm.into(), &|text| context.remark(text));
+    if runtime.kind == Kind::Runsc && may_have_acl(opened.image())? {
         context.remark(NO_ACLS);
     }
     let user = args.wanted.program.user.as_deref().unwrap_or(&image.user);
@@ -188,7 +189,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         container::life::terminal::note_size(&mut config["process"], std::io::stdin().as_fd());
     }
     let record = ContainerRecord {
-        image: found.image,
+        image: image_id,
         manifest: found.manifest,
         name: found.name.as_ref().map(ToString::to_string),
         created: now(),
@@ -196,7 +197,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     };
     let folder = store.create_container(&id, &record)?;
     let path = folder.path().to_owned();
-    if let Place::Filestore(file, _) = &place {
+    if let WritablePlace::Filestore(file, _) = &place {
         filestore::name(file.as_fd(), folder.fd(), FILESTORE)
             .with_context(|| format!("cannot keep the filestore in {}", path.display()))?;
     }
@@ -213,7 +214,6 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let signal = args.stop_signal.clone().unwrap_or(image.stop_signal);
     let stop = Stop { signal, timeout: args.stop_timeout };
     let timeout = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
-    let _image = opened;
     Ok(Ready {
         id,
         folder,
@@ -232,7 +232,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         notes,
         log_size: args.log_size.0,
         keep,
-        _image,
+        _image: opened,
         _directory: place.into_locked(),
     })
 }
@@ -244,11 +244,15 @@ fn headrooms(root: &Root, stage: &Stage, folder: &Path) -> anyhow::Result<Vec<He
 }
 
 /// Where the container writes, for whoever looks at that later.
-fn kept_place(place: &Place, wanted: &args::Wanted, root: &Root) -> std::io::Result<kept::Place> {
+fn kept_place(
+    place: &WritablePlace,
+    wanted: &args::Wanted,
+    root: &Root,
+) -> std::io::Result<kept::Place> {
     match (place, wish(wanted), root.doomed.upper()) {
-        (Place::Memory(_), ..) => Ok(kept::Place::Memory),
-        (Place::Filestore(..), ..) => Ok(kept::Place::Filestore { lost: false }),
-        (Place::Directory(..), Some(Wish::Directory(path, _)), Some(upper)) => {
+        (WritablePlace::Memory(_), ..) => Ok(kept::Place::Memory),
+        (WritablePlace::Filestore(..), ..) => Ok(kept::Place::Filestore { lost: false }),
+        (WritablePlace::Directory(..), Some(WritableWish::Directory(path, _)), Some(upper)) => {
             kept::Place::directory(&std::path::absolute(path)?, upper)
         }
         _ => Ok(kept::Place::None),

@@ -8,12 +8,13 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::config::ImageConfig;
 use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
+use container::root::WritableWish;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
 use store::{Resolved, Store};
 
 use crate::args::{self, NetworkKind, When};
-use crate::writable::Wish;
+use crate::context::Context;
 
 /// What the image's configuration says, or nothing for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
@@ -154,8 +155,17 @@ pub(crate) fn add_init(
 }
 
 /// What is asked for about the writable layer; none for the default.
-pub(crate) fn wish(wanted: &args::Wanted) -> Option<&Wish> {
-    if wanted.read_only { Some(&Wish::None) } else { wanted.writable.as_ref() }
+pub(crate) fn wish(wanted: &args::Wanted) -> Option<&WritableWish> {
+    if wanted.read_only { Some(&WritableWish::None) } else { wanted.writable.as_ref() }
+}
+
+/// The writable layer that a container is to have.
+pub(crate) fn writable_wish(context: &Context, wanted: &args::Wanted) -> WritableWish {
+    let default = || {
+        let is_root = rustix::process::geteuid().is_root();
+        WritableWish::default_of(is_root, &context.search(), &|text| context.remark(text))
+    };
+    wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 
 /// Variables as they are given, or by their names alone as the caller has them.

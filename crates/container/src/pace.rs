@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+/// The pause between looks at what another process does.
+pub const GLANCE: Duration = Duration::from_millis(10);
+
 /// The most that lies between two looks.
 const SELDOM: Duration = Duration::from_millis(250);
 

@@ -3,8 +3,15 @@
 mod assemble;
 pub mod filestore;
 pub mod headroom;
+mod make;
+mod place;
 pub mod share;
+pub mod trust;
 pub(crate) mod upper;
 
-pub use assemble::{Checked, Data, Layers, Root, RootError, Shape, Space, assemble};
+pub(crate) use assemble::{Checked, Data, Layers};
+pub use assemble::{Root, RootError, Shape, Space};
+pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
+pub use place::{PlaceError, WritablePlace, WritableWish};
+pub use trust::{PageDomain, Trust, TrustError, VerityPolicy};
 pub use upper::{Doomed, UpperError, Writable};

@@ -3,16 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
+use std::convert::Infallible;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use image::erofs::{Profile, Versions};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
-use image::verity::{Algorithm, digest};
-use kernel::mount::{Acl, Backing};
+use kernel::mount::Backing;
 use kernel::process::{Exit, Signals};
 use quire_container::ProgramError;
 use quire_container::bundle::config::ImageConfig;
@@ -22,10 +20,9 @@ use quire_container::folder::ROOT;
 use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::stage::Stage;
 use quire_container::life::state::End;
-use quire_container::root::{
-    Checked, Data, Layers, Root, RootError, Shape, Space, Writable, assemble,
-};
+use quire_container::root::{PageDomain, Root, Shape, Space, Trust, VerityPolicy, Writable, make};
 use quire_container::runtime::Runtime;
+use store::{OpenOptions, PermittedImage, Resolved, Store, Transaction, UsePolicy};
 
 /// Whether mounts can be made here; says so when not.
 fn can_mount() -> bool {
@@ -48,55 +45,62 @@ fn runtimes() -> Vec<Runtime> {
     found
 }
 
-/// An image of some programs of this machine with their libraries, and its objects.
+/// A policy that allows everything.
+struct Anything;
+
+impl UsePolicy for Anything {
+    type Refusal = Infallible;
+
+    fn check(&self, _: &Store, _: &Resolved) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// A store with an image of some programs of this machine and their libraries.
 struct Fixture {
     folder: tempfile::TempDir,
-    image: File,
-    objects: OwnedFd,
+    store: Store,
+    image: PermittedImage,
 }
 
 impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let objects = folder.path().join("objects");
-        std::fs::create_dir(&objects).unwrap();
+        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        let import = store.begin().unwrap();
         let mut builder = Builder::new();
         for program in ["/bin/sh", "/bin/true", "/bin/cat", "/bin/sleep", "/bin/id"] {
             for file in with_libraries(Path::new(program)) {
-                add(&mut builder, &objects, &file, &std::fs::read(&file).unwrap(), 0o755);
+                add(&mut builder, &import, &file, &std::fs::read(&file).unwrap(), 0o755);
             }
         }
         let script = Path::new("/bin/script");
-        add(&mut builder, &objects, script, b"#!/no/such/interpreter\n", 0o755);
-        add(&mut builder, &objects, Path::new("/bin/garbage"), b"garbage\n", 0o755);
-        add(&mut builder, &objects, Path::new("/etc/plain"), b"not a program\n", 0o644);
+        add(&mut builder, &import, script, b"#!/no/such/interpreter\n", 0o755);
+        add(&mut builder, &import, Path::new("/bin/garbage"), b"garbage\n", 0o755);
+        add(&mut builder, &import, Path::new("/etc/plain"), b"not a program\n", 0o644);
         for directory in ["proc", "sys", "dev", "tmp"] {
             builder.subdirectory(InodeId::ROOT, directory.as_bytes()).unwrap();
         }
-        let tree = builder.finish();
-        let path = folder.path().join("image");
-        let mut file = File::create(&path).unwrap();
-        image::erofs::write(&tree, &Profile::Composefs(Versions::default()), &mut file).unwrap();
-        let image = File::open(&path).unwrap();
-        let objects = File::open(&objects).unwrap().into();
-        Self { folder, image, objects }
+        let mut draft = import.image().unwrap();
+        let profile = Profile::Composefs(Versions::default());
+        image::erofs::write(&builder.finish(), &profile, &mut draft).unwrap();
+        let image = draft.finish().unwrap();
+        import.commit().unwrap();
+        let found = Resolved { image, name: None, manifest: None };
+        let Ok(permitted) = store.permit(&Anything, found);
+        let image = permitted.open(&store).unwrap();
+        Self { folder, store, image }
     }
 
-    fn root(&self, writable: Writable<'_>, checked: Checked) -> Result<Root, RootError> {
-        let layers = Layers {
-            name: "quire:test",
-            image: self.image.as_fd(),
-            data: Data::Objects(&[self.objects.as_fd()]),
-            acl: Acl::Ignore,
-            domain: None,
+    fn root(&self, writable: Writable<'_>) -> Root {
+        let trust = Trust {
+            verity: VerityPolicy::Off,
+            digest: None,
+            domain: PageDomain::OfStore,
             backing: Backing::File,
         };
-        assemble(
-            &layers,
-            None,
-            checked,
-            &Shape { writable, map: None, space: Space::AsIs, places: &[] },
-        )
+        let shape = Shape { writable, map: None, space: Space::AsIs, places: &[] };
+        make(&self.store, &self.image, &trust, &shape, std::iter::empty()).unwrap()
     }
 
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
@@ -117,7 +121,7 @@ impl Fixture {
             Access::Writable => Writable::Memory { bytes: None },
             Access::ReadOnly => Writable::None,
         };
-        let root = self.root(writable, Checked::AtImport).unwrap();
+        let root = self.root(writable);
         let image = ImageConfig::default();
         let wishes = Wishes {
             command: command.iter().map(|&it| it.to_owned()).collect(),
@@ -165,7 +169,13 @@ impl Fixture {
     }
 }
 
-fn add(builder: &mut Builder, objects: &Path, path: &Path, bytes: &[u8], permissions: u16) {
+fn add(
+    builder: &mut Builder,
+    import: &Transaction<'_>,
+    path: &Path,
+    bytes: &[u8],
+    permissions: u16,
+) {
     let bytes_of = std::os::unix::ffi::OsStrExt::as_bytes;
     let mut directory = InodeId::ROOT;
     let names: Vec<_> = image::tree::components(bytes_of(path.as_os_str())).collect();
@@ -176,11 +186,7 @@ fn add(builder: &mut Builder, objects: &Path, path: &Path, bytes: &[u8], permiss
     if builder.lookup(directory, name).is_some() {
         return;
     }
-    let object = digest(Algorithm::Sha256, bytes);
-    let place = objects.join(object.path());
-    std::fs::create_dir_all(place.parent().unwrap()).unwrap();
-    std::fs::write(&place, bytes).unwrap();
-    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let object = import.object(bytes).unwrap();
     let size = u64::try_from(bytes.len()).unwrap();
     let content = Content::External { size, object: Some(object), location: Location::Object };
     let metadata = Metadata { permissions, ..Metadata::IMPLICIT };
@@ -278,8 +284,8 @@ fn a_writable_root_looks_like_the_image() {
         return;
     }
     let fixture = Fixture::new();
-    let read_only = fixture.root(Writable::None, Checked::AtImport).unwrap();
-    let writable = fixture.root(Writable::Memory { bytes: None }, Checked::AtImport).unwrap();
+    let read_only = fixture.root(Writable::None);
+    let writable = fixture.root(Writable::Memory { bytes: None });
     let stat = |root: &Root| {
         let stat = rustix::fs::fstat(root.mount.as_fd()).unwrap();
         (stat.st_mode, stat.st_uid, stat.st_gid, stat.st_mtime, stat.st_mtime_nsec)
@@ -287,21 +293,4 @@ fn a_writable_root_looks_like_the_image() {
     assert_eq!(stat(&read_only), stat(&writable));
     assert!(!read_only.mount.is_writable().unwrap());
     assert!(writable.mount.is_writable().unwrap());
-}
-
-#[test]
-fn the_kernel_is_not_asked_to_check_what_it_can_not() {
-    if !can_mount() {
-        return;
-    }
-    let fixture = Fixture::new();
-    // Objects here have no fs-verity. Either the kernel refuses the mount, or every read of an object.
-    let Ok(root) = fixture.root(Writable::None, Checked::ByKernel) else { return };
-    let opened = rustix::fs::openat(
-        root.mount.as_fd(),
-        "bin/true",
-        rustix::fs::OFlags::RDONLY,
-        rustix::fs::Mode::empty(),
-    );
-    assert_eq!(opened.unwrap_err(), rustix::io::Errno::IO);
 }

@@ -29,6 +29,16 @@ pub enum Form {
     Tar,
 }
 
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Objects => "objects",
+            Self::Packed => "packed",
+            Self::Tar => "tar",
+        })
+    }
+}
+
 /// A checked name: `[host[:port]/]path[:tag]` by the grammar of OCI references. Without a tag it
 /// gets `latest`, so that `debian` and `debian:latest` are the same ref.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueHint};
+use container::root::WritableWish;
 
 use oci::commit::Change;
 
 use super::{Trust, WARM, Warm, When};
 use crate::userns::{Ranges, UserNs, ranges};
 use crate::volumes::Mounted;
-use crate::writable::{Wish, bytes};
+use crate::writable::{bytes, writable};
 
 /// What the container sees of the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,13 +90,14 @@ pub(crate) struct Wanted {
     #[arg(
         long,
         value_name = "KIND",
+        value_parser = writable,
         help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the \
                 container), dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none. All but \
                 those that are durable sync nothing. A disk that is full is an error for the container. By default self of \
                 10 GiB, for root, which takes what is written and some room ahead of that (`bundle`: all of its size, an \
                 eighth of what is free); memory for others, half of --memory"
     )]
-    pub(crate) writable: Option<Wish>,
+    pub(crate) writable: Option<WritableWish>,
     /// Nothing can be written: `--writable none`
     #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,

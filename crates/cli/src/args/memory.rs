@@ -14,6 +14,16 @@ pub(crate) enum Warm {
     Metadata,
 }
 
+impl From<Warm> for container::root::Warm {
+    fn from(warm: Warm) -> Self {
+        match warm {
+            Warm::Auto => Self::Auto,
+            Warm::None => Self::Nothing,
+            Warm::Metadata => Self::Metadata,
+        }
+    }
+}
+
 /// What help says of `--warm`.
 pub(crate) const WARM: &str = "What is read ahead: the mount waits for nothing, and what is in memory already is not read again. \
                     It helps what looks at many files soon after the start, such as find, ls -R, package managers and \

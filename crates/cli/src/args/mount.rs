@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
+use container::root::WritableWish;
 
 use super::{Trust, WARM, Warm};
 use crate::userns::UserNs;
-use crate::writable::Wish;
+use crate::writable::writable;
 
 /// What files of a mount may do, in the words of mount(8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,10 +54,11 @@ pub(crate) struct Mount {
         long,
         value_name = "KIND",
         default_value = "none",
+        value_parser = writable,
         help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file without a \
                 name, gone at unmount; its whole size is allocated at once, by default an eighth of what is free) or dir=PATH[,durable]"
     )]
-    pub(crate) writable: Wish,
+    pub(crate) writable: WritableWish,
     /// Let `df` show an empty file system with some space in it, not a full one. The price is a root directory that is
     /// merged of two, which takes longer to list
     #[arg(long)]

@@ -22,6 +22,7 @@ use crate::life::monitor::{
 };
 use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
+use crate::pace::GLANCE;
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
@@ -29,9 +30,6 @@ use crate::runtime::{Kind, Runtime};
 /// How long a program may take to be executed that probably cannot be. The exec is the runtime's last step, after it has said
 /// that the container runs; of the few that take longer, such as what a runtime interprets by itself, the end is told later.
 const EXECUTED: std::time::Duration = std::time::Duration::from_secs(2);
-
-/// How often what another process does is looked at.
-pub const GLANCE: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// The writable layer of a container that has ended.
 #[derive(Debug, Default)]

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::folder::{FILESTORE, UPPER, WRITABLE};
-use crate::life::detached::GLANCE;
 use crate::offer;
+use crate::pace::GLANCE;
 use crate::root::upper::{UpperError, at_rest, last_use, open_upper};
 
 /// Where a container writes.
@@ -183,7 +183,7 @@ impl Changes {
                 loop {
                     match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
                         Err(Errno::WOULDBLOCK) if since.elapsed() < RELEASED => {
-                            std::thread::sleep(crate::life::detached::GLANCE);
+                            std::thread::sleep(GLANCE);
                         }
                         Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path)),
                         result => break result.map_err(failed)?,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use kernel::process::{Exit, Pid, Signal, has_executed, waits_for_signals};
 
 use crate::folder::PID;
-use crate::life::detached::GLANCE;
 use crate::life::monitor::runtime_of;
+use crate::pace::GLANCE;
 use crate::runtime::Kind;
 
 /// The number of a container's first process, as soon as that is on its way.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use kernel::mount::Unmount;
 
 use crate::folder::{CONFIG, RUNTIME_STATE};
-use crate::life::detached::GLANCE;
 use crate::life::monitor::delete;
 use crate::life::stage::is_place;
+use crate::pace::GLANCE;
 
 /// Ends what the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's

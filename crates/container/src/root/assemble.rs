@@ -22,28 +22,28 @@ use crate::root::upper::{Doomed, UpperError, Writable};
 
 /// What is mounted: descriptors that the store has checked.
 #[derive(Debug, Clone, Copy)]
-pub struct Layers<'a> {
+pub(crate) struct Layers<'a> {
     /// What messages and `mountinfo` call it.
-    pub name: &'a str,
+    pub(crate) name: &'a str,
     /// The EROFS image, open for reading.
-    pub image: BorrowedFd<'a>,
+    pub(crate) image: BorrowedFd<'a>,
     /// Where the bytes of files are that are not in the image.
-    pub data: Data<'a>,
+    pub(crate) data: Data<'a>,
     /// Whether any inode of the image has a POSIX ACL.
-    pub acl: Acl,
+    pub(crate) acl: Acl,
     /// With which other images over data blobs the pages of equal files are in memory once, where the kernel can: all of one
     /// domain have to be trusted alike. Nobody, if there is none.
-    pub domain: Option<&'a str>,
+    pub(crate) domain: Option<&'a str>,
     /// What the kernel reads an image over data blobs from. Its files can be read with `O_DIRECT` from [`Backing::Loop`] only,
     /// and shares no pages then. Of others, overlayfs has the files of the disk.
-    pub backing: Backing,
+    pub(crate) backing: Backing,
 }
 
 impl Layers<'_> {
     /// What a mount of the image depends on: its files, by inode, and how it is mounted. `None` when that cannot be found
     /// out. Inodes are good names as long as something has the files open or mounted.
     #[must_use]
-    pub fn identity(&self) -> Option<String> {
+    pub(crate) fn identity(&self) -> Option<String> {
         let (devices, domain, backing): (&[_], _, _) = match self.data {
             Data::Objects(_) => (&[], None, Backing::File),
             Data::Devices(devices) => (devices, self.domain, self.backing),
@@ -59,7 +59,7 @@ impl Layers<'_> {
 
 /// Where the bytes of an image's files are.
 #[derive(Debug, Clone, Copy)]
-pub enum Data<'a> {
+pub(crate) enum Data<'a> {
     /// In directories that hold objects, searched in this order: overlayfs goes there.
     Objects(&'a [BorrowedFd<'a>]),
     /// In data blobs, open for reading, in the order of the image's device table; their number and lengths were compared
@@ -78,7 +78,7 @@ impl<'a> Layers<'a> {
 
 /// Who checks what is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Checked {
+pub(crate) enum Checked {
     /// The kernel, at every read: fs-verity on the image and on the objects.
     ByKernel,
     /// Nobody, after the import.
@@ -190,7 +190,7 @@ pub enum RootError {
 ///
 /// # Errors
 /// [`RootError`] with the step that failed; nothing is left mounted then.
-pub fn assemble(
+pub(crate) fn assemble(
     layers: &Layers<'_>,
     shared: Option<Superblock>,
     checked: Checked,
@@ -442,14 +442,12 @@ mod tests {
         root
     }
 
-    /// As on kernels before 6.15, whose layers by name the `kernel` crate tests.
-    #[test]
-    fn a_root_stacked_apart_is_one_like_others() {
-        if !is_root() {
-            return;
-        }
+    const BYTES: [u8; 100] = [b'x'; 100];
+
+    /// An image of one file, beside its object, with the path of that.
+    fn composefs() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
-        let bytes = [b'x'; 100];
+        let bytes = BYTES;
         let object = digest(Algorithm::Sha256, &bytes);
         let place = folder.path().join(object.path());
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
@@ -466,15 +464,48 @@ mod tests {
         let profile = Profile::Composefs(Versions::default());
         image::erofs::write(&builder.finish(), &profile, &mut File::create(&path).unwrap())
             .unwrap();
-        let (image, objects) = (File::open(&path).unwrap(), File::open(folder.path()).unwrap());
-        let layers = Layers {
+        (folder, place)
+    }
+
+    /// Objects have no fs-verity here. Either the kernel refuses the mount, or every read of an object.
+    #[test]
+    fn the_kernel_is_not_asked_to_check_what_it_can_not() {
+        if !is_root() {
+            return;
+        }
+        let (folder, _) = composefs();
+        let image = File::open(folder.path().join("image")).unwrap();
+        let objects = File::open(folder.path()).unwrap();
+        let objects = [objects.as_fd()];
+        let layers = layers(&image, &objects);
+        let shape = Shape { writable: Writable::None, map: None, space: Space::AsIs, places: &[] };
+        let Ok(root) = assemble(&layers, None, Checked::ByKernel, &shape) else { return };
+        let opened = rustix::fs::openat(&root.mount, "file", OFlags::RDONLY, Mode::empty());
+        assert_eq!(opened.unwrap_err(), Errno::IO);
+    }
+
+    fn layers<'a>(image: &'a File, objects: &'a [BorrowedFd<'a>]) -> Layers<'a> {
+        Layers {
             name: "quire:test",
             image: image.as_fd(),
-            data: Data::Objects(&[objects.as_fd()]),
+            data: Data::Objects(objects),
             acl: Acl::Ignore,
             domain: None,
             backing: Backing::File,
-        };
+        }
+    }
+
+    /// As on kernels before 6.15, whose layers by name the `kernel` crate tests.
+    #[test]
+    fn a_root_stacked_apart_is_one_like_others() {
+        if !is_root() {
+            return;
+        }
+        let (bytes, (folder, place)) = (BYTES, composefs());
+        let image = File::open(folder.path().join("image")).unwrap();
+        let objects = File::open(folder.path()).unwrap();
+        let objects = [objects.as_fd()];
+        let layers = layers(&image, &objects);
         let mounts = || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let before = mounts();
         let map: IdMap = "0:100000:10\n0:200000:10".parse().unwrap();

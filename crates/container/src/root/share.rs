@@ -40,7 +40,7 @@ impl Superblock {
     /// Whether a new mount would show the same files, in the same way, and share pages with the same others. An image by
     /// the same name may be in other files meanwhile, since damaged ones are replaced.
     #[must_use]
-    pub fn is_of(&self, layers: &Layers<'_>) -> bool {
+    pub(crate) fn is_of(&self, layers: &Layers<'_>) -> bool {
         self.identity.is_some() && self.identity == layers.identity()
     }
 

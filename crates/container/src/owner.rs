@@ -1,0 +1,71 @@
+//! Whose a store is: root mounts and runs nothing that another user can change after it was checked.
+
+use std::path::PathBuf;
+
+use image::verity::ObjectId;
+use store::{DiskError, Exposure, OpenImage, Store, StoreError};
+
+/// Why something of a store is not used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OwnerError {
+    /// Containers that somebody else can change.
+    #[error("containers of the store {} are not used: {exposure}", store.display())]
+    Containers {
+        /// The store's directory.
+        store: PathBuf,
+        /// What somebody else can change.
+        exposure: Exposure,
+    },
+    /// An image that somebody else can change.
+    #[error(
+        "image {image} is not mounted: {exposure}. Pull or import it into a store of your own (without --store, the usual \
+         one), or mount it from a file system with fs-verity"
+    )]
+    Image {
+        /// The image.
+        image: ObjectId,
+        /// What somebody else can change.
+        exposure: Exposure,
+    },
+    /// The store's directories cannot be looked at.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The image's files cannot be looked at.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What somebody else could change in the store, if anything.
+fn changeable(store: &Store) -> Result<Option<Exposure>, DiskError> {
+    Ok(store.exposure()?.into_iter().find(Exposure::is_changeable))
+}
+
+/// Whether nobody else can change what is in the store.
+#[must_use]
+pub fn is_ours(store: &Store) -> bool {
+    changeable(store).is_ok_and(|it| it.is_none())
+}
+
+/// Refuses to use containers of a store that somebody else can change: their folders say which processes they are, and
+/// what a runtime does.
+///
+/// # Errors
+/// [`OwnerError`].
+pub fn check_containers(store: &Store) -> Result<(), OwnerError> {
+    match changeable(store)? {
+        None => Ok(()),
+        Some(exposure) => Err(OwnerError::Containers { store: store.path().to_owned(), exposure }),
+    }
+}
+
+/// Refuses to run an image that somebody else can change.
+///
+/// # Errors
+/// [`OwnerError`].
+pub fn check_image(store: &Store, image: &OpenImage) -> Result<(), OwnerError> {
+    match store.exposure_of(image)? {
+        None => Ok(()),
+        Some(exposure) => Err(OwnerError::Image { image: image.id, exposure }),
+    }
+}

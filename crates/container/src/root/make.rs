@@ -1,0 +1,158 @@
+//! The root of an image of a store, as far as it is trusted.
+
+use std::os::fd::AsFd as _;
+
+use image::erofs::read::Image;
+use kernel::cache;
+use kernel::mount::{Acl, Backing};
+use store::{Form, OpenImage, PermittedImage, Store};
+
+use crate::root::assemble::assemble;
+use crate::root::share::Superblock;
+use crate::root::trust::{self, Trust, TrustError, VerityPolicy};
+use crate::root::{Checked, Data, Layers, Root, RootError, Shape};
+
+/// What `mountinfo` shows before an image's name, so that `umount` knows what is ours.
+pub const SOURCE: &str = "quire:";
+
+/// A root that is not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MakeRootError {
+    /// The image is not trusted.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// The kernel refused.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// The image's superblock cannot be read.
+    #[error("cannot read image {image}")]
+    Superblock {
+        /// The image.
+        image: image::verity::ObjectId,
+        /// What is wrong.
+        source: Box<image::erofs::read::ReadError>,
+    },
+}
+
+/// The root of an image, attached nowhere, when `trust` allows it; `shared` are mounts by its name that are there already.
+///
+/// It takes only an image that a policy allowed. One that is merely open does not compile:
+///
+/// ```compile_fail,E0308
+/// # use quire_container::root::{Root, Shape, Trust, make};
+/// # use store::{OpenImage, PermittedImage, Store};
+/// fn root(store: &Store, image: &OpenImage, trust: &Trust, shape: &Shape<'_>) -> Option<Root> {
+///     make(store, image, trust, shape, std::iter::empty()).ok()
+/// }
+/// ```
+///
+/// ```
+/// # use quire_container::root::{Root, Shape, Trust, make};
+/// # use store::{OpenImage, PermittedImage, Store};
+/// fn root(store: &Store, image: &PermittedImage, trust: &Trust, shape: &Shape<'_>) -> Option<Root> {
+///     make(store, image, trust, shape, std::iter::empty()).ok()
+/// }
+/// ```
+///
+/// # Errors
+/// [`MakeRootError`]; nothing is left mounted then.
+pub fn make(
+    store: &Store,
+    image: &PermittedImage,
+    trust: &Trust,
+    shape: &Shape<'_>,
+    mut shared: impl Iterator<Item = Superblock>,
+) -> Result<Root, MakeRootError> {
+    let (found, image) = (image.found(), image.image());
+    let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
+    trust::check_form(image, &name)?;
+    let checked = trust::check(image, &name, trust)?;
+    // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
+    let acl = if may_have_acl(image)? { Acl::Keep } else { Acl::Ignore };
+    let source = format!("{SOURCE}{name}");
+    let domain = trust::domain(store, &trust.domain)?;
+    let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
+    let objects = [image.objects.as_fd()];
+    let layers = Layers {
+        name: &source,
+        image: image.image.fd(),
+        data: match image.form {
+            Form::Objects => Data::Objects(&objects),
+            Form::Packed | Form::Tar => Data::Devices(&devices),
+        },
+        acl,
+        domain: domain.as_deref(),
+        backing: trust.backing,
+    };
+    // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
+    let shared = match trust.digest {
+        None => shared.find(|it| it.is_of(&layers)),
+        Some(_) => None,
+    };
+    match assemble(&layers, shared, checked, shape) {
+        Err(RootError::Mount { source, .. })
+            if trust.verity == VerityPolicy::Auto && source.is_for_want_of_verity() =>
+        {
+            if trust.digest.is_some() {
+                trust::hash(image)?;
+            }
+            Ok(assemble(&layers, None, Checked::AtImport, shape)?)
+        }
+        root => Ok(root?),
+    }
+}
+
+/// Whether a file of the image may have a POSIX ACL.
+///
+/// # Errors
+/// [`MakeRootError::Superblock`].
+pub fn may_have_acl(image: &OpenImage) -> Result<bool, MakeRootError> {
+    let failed = |source| MakeRootError::Superblock { image: image.id, source: Box::new(source) };
+    Ok(Image::open(&image.image).map_err(failed)?.superblock().may_have_acl())
+}
+
+/// What the kernel begins to read when an image is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Warm {
+    /// The metadata of images that are not large.
+    Auto,
+    /// Nothing.
+    Nothing,
+    /// The metadata.
+    Metadata,
+}
+
+/// The most bytes of an image file that are read ahead unless somebody says otherwise: `docs/performance/metadata.md` has
+/// what it costs and what it saves. Larger ones are of a million files, of which one container uses few.
+const WARM_AUTO_MAX: u64 = 32 << 20;
+
+/// Has the kernel begin to read what `wish` asks for. A mount is as good without. `remark` is given a sentence if that has
+/// no effect.
+pub fn warm(image: &OpenImage, root: &Root, wish: Warm, remark: &dyn Fn(&str)) {
+    let is_wanted = match wish {
+        Warm::Auto => image.image.size() <= WARM_AUTO_MAX,
+        Warm::Nothing => false,
+        Warm::Metadata => true,
+    };
+    if !is_wanted {
+        return;
+    }
+    if image.form != Form::Objects && root.image.backing == Backing::Loop {
+        if wish == Warm::Metadata {
+            remark(
+                "nothing is read ahead: the image is read through a loop device, which has pages of its own",
+            );
+        }
+        return;
+    }
+    let (file, all) = (image.image.fd(), 0..image.image.size());
+    let pages = image.image.size().div_ceil(cache::page_size());
+    // What cannot be counted is read ahead: the kernel skips what it has.
+    if cache::resident(file, &all).is_ok_and(|there| there >= pages) {
+        return;
+    }
+    if let Err(error) = cache::read_ahead(file, &all) {
+        tracing::debug!(image = %image.id, %error, "nothing is read ahead");
+    }
+}

@@ -1,0 +1,193 @@
+//! Where the changes to a root go: what is asked for, and what has to be open for it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use kernel::mount::Durability;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use store::Store;
+
+use crate::bundle::Access;
+use crate::pace::GLANCE;
+use crate::root::Writable;
+use crate::root::filestore::{self, Backing, FilestoreError};
+
+/// Where changes are to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WritableWish {
+    /// Nowhere.
+    None,
+    /// Into memory, at most so many bytes.
+    Memory(Option<NonZeroU64>),
+    /// Into a file system in one file, of so many bytes.
+    Filestore(Option<NonZeroU64>, Durability),
+    /// Into a directory of the host.
+    Directory(PathBuf, Durability),
+}
+
+/// Where changes go: what has to be open while a root is made.
+#[derive(Debug)]
+pub enum WritablePlace {
+    /// Nowhere.
+    None,
+    /// Into memory, at most so many bytes.
+    Memory(Option<NonZeroU64>),
+    /// Into this file.
+    Filestore(OwnedFd, Durability),
+    /// Into this directory, which is locked as long as it is open.
+    Directory(OwnedFd, Durability),
+}
+
+/// Changes cannot go where they are to go.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// The file system of the store cannot be looked at.
+    #[error(transparent)]
+    Size(Errno),
+    /// No file system in a file.
+    #[error("--writable self: `--writable memory` needs no file system of its own")]
+    Filestore(#[source] FilestoreError),
+    /// The directory cannot be opened.
+    #[error("cannot open \"{}\" for --writable", path.display())]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+    /// Something else is there.
+    #[error("--writable: \"{}\" is no directory", .0.display())]
+    NoDirectory(PathBuf),
+    /// Another container writes there.
+    #[error(
+        "--writable: \"{}\" is in use by another container: stop that (`quire ps`), or take another directory", .0.display()
+    )]
+    InUse(PathBuf),
+}
+
+impl WritableWish {
+    /// What a container has that asks for nothing: a filestore for root; memory for others, and where no file system can be
+    /// made.
+    pub fn default_of(is_root: bool, search: &OsStr, remark: &dyn Fn(&str)) -> Self {
+        if !is_root {
+            return Self::Memory(None);
+        }
+        if filestore::program(search).is_none() {
+            remark(
+                "there is no mkfs.ext4 (package e2fsprogs), so what the container writes is in memory: `--writable memory` to \
+                 want that",
+            );
+            return Self::Memory(None);
+        }
+        Self::Filestore(None, Durability::Volatile)
+    }
+
+    /// With a limit of half of what the container may use, where changes go into memory without one.
+    #[must_use]
+    pub fn within(self, memory: Option<NonZeroU64>) -> Self {
+        if self == Self::Memory(None) {
+            return Self::Memory(memory.and_then(|it| NonZeroU64::new(it.get() / 2)));
+        }
+        self
+    }
+
+    /// Whether anything can be written.
+    #[must_use]
+    pub const fn access(&self) -> Access {
+        match self {
+            Self::None => Access::ReadOnly,
+            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) => Access::Writable,
+        }
+    }
+
+    /// Makes the place, or opens what is there. Programs are found by `search`, which is written as `PATH` is.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn make(
+        &self,
+        store: &Store,
+        backing: Backing,
+        search: &OsStr,
+    ) -> Result<WritablePlace, PlaceError> {
+        Ok(match self {
+            Self::None => WritablePlace::None,
+            Self::Memory(size) => WritablePlace::Memory(*size),
+            Self::Filestore(size, durability) => {
+                let folder = store.containers_fd();
+                let size = size.map_or_else(|| filestore::default_size(folder, backing), Ok);
+                let size = size.map_err(PlaceError::Size)?;
+                let file = filestore::make(folder, size, *durability, backing, search);
+                WritablePlace::Filestore(file.map_err(PlaceError::Filestore)?, *durability)
+            }
+            Self::Directory(path, durability) => {
+                let failed = |source| PlaceError::Open { path: path.clone(), source };
+                let opened = File::open(path).map_err(failed)?;
+                if !opened.metadata().map_err(failed)?.is_dir() {
+                    return Err(PlaceError::NoDirectory(path.clone()));
+                }
+                if !lock(&opened) {
+                    return Err(PlaceError::InUse(path.clone()));
+                }
+                WritablePlace::Directory(opened.into(), *durability)
+            }
+        })
+    }
+}
+
+impl WritablePlace {
+    /// Whether anything can be written.
+    #[must_use]
+    pub const fn access(&self) -> Access {
+        match self {
+            Self::None => Access::ReadOnly,
+            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) => Access::Writable,
+        }
+    }
+
+    /// What others may not use as long as it is open.
+    #[must_use]
+    pub fn into_locked(self) -> Option<OwnedFd> {
+        match self {
+            Self::Directory(directory, _) => Some(directory),
+            Self::None | Self::Memory(_) | Self::Filestore(..) => None,
+        }
+    }
+
+    /// As roots take it.
+    #[must_use]
+    pub fn writable(&self) -> Writable<'_> {
+        match self {
+            Self::None => Writable::None,
+            Self::Memory(bytes) => Writable::Memory { bytes: *bytes },
+            Self::Filestore(file, durability) => {
+                Writable::Filestore { file: file.as_fd(), durability: *durability }
+            }
+            Self::Directory(directory, durability) => {
+                Writable::Directory { directory: directory.as_fd(), durability: *durability }
+            }
+        }
+    }
+}
+
+/// How long the monitor of a container that has ended may take to let go of its directory.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Whether the directory is this process's now. Two overlays that write to one directory spoil it, and the kernel only warns
+/// of that. What `quire mount` has mounted holds no lock, since no process stays with it; nor does every file system lock.
+fn lock(directory: &File) -> bool {
+    let since = Instant::now();
+    loop {
+        match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if since.elapsed() >= PATIENCE => return false,
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(GLANCE),
+            _ => return true,
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Whether an image may be mounted as it is, and who checks what is read from it.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use image::erofs::read::Owners;
+use image::verity::ObjectId;
+use kernel::features::KernelVersion;
+use kernel::mount::Backing;
+use store::{ContentsError, Form, OpenImage, Store};
+
+use crate::owner::OwnerError;
+use crate::root::{Checked, WritableWish};
+
+/// How far an image is trusted, and how it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trust {
+    /// Who checks what is read.
+    pub verity: VerityPolicy,
+    /// The only image that will do; it is hashed first.
+    pub digest: Option<ObjectId>,
+    /// The images with which pages of equal files are shared.
+    pub domain: PageDomain,
+    /// What the kernel reads an image over data blobs from.
+    pub backing: Backing,
+}
+
+/// Who checks what is read from an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VerityPolicy {
+    /// The kernel, by fs-verity, or the mount is refused.
+    Require,
+    /// The kernel if it can; otherwise the import is trusted.
+    Auto,
+    /// Nobody.
+    Off,
+}
+
+/// The images with which pages of equal files are in memory once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PageDomain {
+    /// Those of the same store.
+    OfStore,
+    /// Those of the same name.
+    Named(String),
+    /// None.
+    Alone,
+}
+
+/// The most bytes in the name of a domain: what an option of a mount takes.
+const DOMAIN_MAX: usize = 200;
+
+/// No name of a domain.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "--domain: \"{}\" is no name of a domain: it has 1 to {DOMAIN_MAX} letters, digits, '-', '_' and '.'",
+    .0.escape_debug()
+)]
+pub struct DomainError(String);
+
+impl FromStr for PageDomain {
+    type Err = DomainError;
+
+    fn from_str(text: &str) -> Result<Self, DomainError> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        match text {
+            "none" => Ok(Self::Alone),
+            _ if text.is_empty() || text.len() > DOMAIN_MAX || !text.bytes().all(is_plain) => {
+                Err(DomainError(text.to_owned()))
+            }
+            _ => Ok(Self::Named(text.to_owned())),
+        }
+    }
+}
+
+/// Why an image is not mounted as it is asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrustError {
+    /// Another image than the one that is demanded.
+    #[error("{name} is image {found}, not {wanted} as --digest demands")]
+    Other {
+        /// The image's name.
+        name: String,
+        /// Its id.
+        found: ObjectId,
+        /// The id that is demanded.
+        wanted: Box<ObjectId>,
+    },
+    /// The kernel cannot check it.
+    #[error(
+        "--verity require: image {0} has no fs-verity here, so the kernel cannot check what is read: use a store on a file \
+         system with fs-verity (`quire doctor` tells), or --verity auto"
+    )]
+    NoVerity(ObjectId),
+    /// The kernel is too old for its form.
+    #[error(
+        "{name} has the form {form}, which Linux mounts from {NATIVE} on, and this is {running}: `quire convert --form \
+         objects {name}`"
+    )]
+    Form {
+        /// The image's name.
+        name: String,
+        /// Its form.
+        form: Form,
+        /// This kernel.
+        running: KernelVersion,
+    },
+    /// Its bytes are those of another image.
+    #[error("image {image} is damaged, its bytes are those of {found}: run `quire fsck`")]
+    Damaged {
+        /// The id that it should have.
+        image: ObjectId,
+        /// The id of its bytes.
+        found: Box<ObjectId>,
+    },
+    /// Its file cannot be read.
+    #[error("cannot read image {image}")]
+    Read {
+        /// The image.
+        image: ObjectId,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+    /// Its metadata is not sound.
+    #[error("cannot read image {image}")]
+    Contents {
+        /// The image.
+        image: ObjectId,
+        /// What is wrong.
+        source: Box<ContentsError>,
+    },
+    /// The store's directory cannot be looked at.
+    #[error("cannot look at {}", path.display())]
+    Store {
+        /// The directory.
+        path: PathBuf,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+    /// Somebody else can change it.
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+}
+
+/// How an image is to be verified at its mount. One that somebody else could change is mounted only if the kernel holds it
+/// to its digest: image and data are sealed, and were measured. Without a wish, `writable` may become a filestore.
+///
+/// # Errors
+/// [`TrustError`] when it is not mounted at all.
+pub fn of_image(
+    store: &Store,
+    image: &OpenImage,
+    trust: Trust,
+    writable: Option<&WritableWish>,
+) -> Result<Trust, TrustError> {
+    let exposure = store.exposure_of(image).map_err(OwnerError::Store)?;
+    let Some(exposure) = exposure else { return Ok(trust) };
+    // The file of a writable layer is copied from one that the store has.
+    let is_filestore = matches!(writable, None | Some(WritableWish::Filestore(..)));
+    if !image.kernel_verity || trust.verity == VerityPolicy::Off || is_filestore {
+        return Err(OwnerError::Image { image: image.id, exposure }.into());
+    }
+    // Sealed does not mean that Quire wrote it: what our reader refuses, the kernel does not see.
+    let read = store.tree(image, Owners::FirstMet);
+    read.map_err(|source| TrustError::Contents { image: image.id, source: Box::new(source) })?;
+    Ok(Trust { verity: VerityPolicy::Require, ..trust })
+}
+
+/// Decides whether the image may be used, and who checks what is read from it.
+pub(super) fn check(image: &OpenImage, name: &str, trust: &Trust) -> Result<Checked, TrustError> {
+    if let Some(wanted) = &trust.digest
+        && *wanted != image.id
+    {
+        let (name, wanted) = (name.to_owned(), Box::new(*wanted));
+        return Err(TrustError::Other { name, found: image.id, wanted });
+    }
+    match (trust.verity, image.kernel_verity) {
+        (VerityPolicy::Require | VerityPolicy::Auto, true) => return Ok(Checked::ByKernel),
+        (VerityPolicy::Require, false) => return Err(TrustError::NoVerity(image.id)),
+        (VerityPolicy::Auto, false) | (VerityPolicy::Off, _) => {}
+    }
+    if trust.digest.is_some() && !image.kernel_verity {
+        hash(image)?;
+    }
+    Ok(Checked::AtImport)
+}
+
+/// Hashes the image itself: with its digest demanded, nobody has to trust the store's names.
+pub(super) fn hash(image: &OpenImage) -> Result<(), TrustError> {
+    let mut hasher = image::verity::Hasher::new(image.id.algorithm());
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    while offset < image.image.size() {
+        let rest = image.image.size() - offset;
+        let length = usize::try_from(rest).map_or(buffer.len(), |rest| rest.min(buffer.len()));
+        let failed = |source| TrustError::Read { image: image.id, source };
+        image.image.read_exact_at(&mut buffer[..length], offset).map_err(failed)?;
+        hasher.update(&buffer[..length]);
+        offset += length as u64;
+    }
+    let found = hasher.finish();
+    if found == image.id {
+        return Ok(());
+    }
+    Err(TrustError::Damaged { image: image.id, found: Box::new(found) })
+}
+
+/// The first Linux version whose EROFS knows long prefixes of xattrs, blocks of 512 bytes, and addresses over all devices.
+const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
+
+/// Older kernels would only say that something is invalid.
+pub(super) fn check_form(image: &OpenImage, name: &str) -> Result<(), TrustError> {
+    match KernelVersion::running() {
+        Some(running) if running < NATIVE && image.form != Form::Objects => {
+            Err(TrustError::Form { name: name.to_owned(), form: image.form, running })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// With whom pages are shared, by the name that the kernel is given.
+pub(super) fn domain(store: &Store, domain: &PageDomain) -> Result<Option<String>, TrustError> {
+    match domain {
+        PageDomain::Alone => Ok(None),
+        PageDomain::Named(name) => Ok(Some(name.clone())),
+        PageDomain::OfStore => {
+            let path = store.path();
+            let failed = |source| TrustError::Store { path: path.to_owned(), source };
+            let stat = std::fs::metadata(path).map_err(failed)?;
+            // The directory, whatever its path is: all images in it were written by who may write there.
+            let named = format!("quire {} {}", stat.dev(), stat.ino());
+            let digest = store::Digest::sha256(named.as_bytes()).to_string();
+            Ok(Some(format!("quire-{}", &digest["sha256:".len()..][..32])))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_domains() {
+        let named = |name: &str| Ok(PageDomain::Named(name.to_owned()));
+        let long = "x".repeat(DOMAIN_MAX + 1);
+        let cases = [
+            ("none", Ok(PageDomain::Alone)),
+            ("a.B-1_", named("a.B-1_")),
+            (&long[1..], named(&long[1..])),
+            (&long, Err(DomainError(long.clone()))),
+            ("", Err(DomainError(String::new()))),
+            ("a,b", Err(DomainError("a,b".to_owned()))),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(text.parse(), expect, "{text}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Images that a policy allows. Roots and containers are made of these alone.
+
+use crate::open::{OpenImage, OpenImageError};
+use crate::resolve::Resolved;
+use crate::store::Store;
+
+/// Decides whether an image of a store may be used. Policies stand above this crate, and what mounts images stands beside
+/// them: this trait is all that the two share.
+pub trait UsePolicy {
+    /// Why an image may not be used.
+    type Refusal;
+
+    /// Refuses an image that may not be used.
+    ///
+    /// # Errors
+    /// The refusal.
+    fn check(&self, store: &Store, found: &Resolved) -> Result<(), Self::Refusal>;
+}
+
+/// An image that a policy allowed to use. Only [`Store::permit`] makes one, so a caller that forgets to ask does not compile:
+///
+/// ```compile_fail,E0451
+/// fn unasked(found: quire_store::Resolved) -> quire_store::Permitted {
+///     quire_store::Permitted { found }
+/// }
+/// ```
+///
+/// ```
+/// # use quire_store::{Permitted, Resolved, Store, UsePolicy};
+/// fn asked<P: UsePolicy>(store: &Store, policy: &P, found: Resolved) -> Result<Permitted, P::Refusal> {
+///     store.permit(policy, found)
+/// }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Permitted {
+    found: Resolved,
+}
+
+/// An image that a policy allowed to use, ready to mount.
+#[derive(Debug)]
+pub struct PermittedImage {
+    found: Resolved,
+    image: OpenImage,
+}
+
+impl Store {
+    /// Asks a policy whether an image may be used.
+    ///
+    /// # Errors
+    /// The policy's.
+    pub fn permit<P: UsePolicy>(
+        &self,
+        policy: &P,
+        found: Resolved,
+    ) -> Result<Permitted, P::Refusal> {
+        policy.check(self, &found)?;
+        Ok(Permitted { found })
+    }
+}
+
+impl Permitted {
+    /// The image, its name and its manifest.
+    #[must_use]
+    pub const fn found(&self) -> &Resolved {
+        &self.found
+    }
+
+    /// Opens the image.
+    ///
+    /// # Errors
+    /// As [`Store::open_image`].
+    pub fn open(self, store: &Store) -> Result<PermittedImage, OpenImageError> {
+        let image = store.open_image(&self.found.image)?;
+        Ok(PermittedImage { found: self.found, image })
+    }
+}
+
+impl PermittedImage {
+    /// The image, its name and its manifest.
+    #[must_use]
+    pub const fn found(&self) -> &Resolved {
+        &self.found
+    }
+
+    /// The open image.
+    #[must_use]
+    pub const fn image(&self) -> &OpenImage {
+        &self.image
+    }
+}
