@@ -1,5 +1,9 @@
 //! Checks that the tree still is what its documents and the house rules say. They run with `cargo test`.
 
+mod circles;
+mod names;
+mod sources;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;

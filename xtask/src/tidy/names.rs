@@ -1,0 +1,70 @@
+//! Names that a search finds, and results that say what they are.
+
+use std::collections::BTreeMap;
+
+use super::sources::sources;
+
+/// So many modules may have a public type of one name.
+const MODULES_MAX: usize = 3;
+
+/// Names that more modules have, and how many do. No further ones may come, and no number may grow: whoever renames one
+/// changes this list.
+const SHARED_NAMES: &[(&str, usize)] = &[
+    ("Data", 4),
+    ("Files", 5),
+    ("Found", 4),
+    ("Layer", 4),
+    ("Named", 4),
+    ("Options", 5),
+    ("Piece", 5),
+    ("Place", 5),
+    ("Plan", 4),
+    ("Source", 5),
+    ("Xattrs", 5),
+];
+
+/// Results of results, by file. An enum with a word for each case says more.
+const NESTED_RESULTS: &[(&str, usize)] = &[
+    ("crates/cli/src/derive.rs", 1),
+    ("crates/cli/src/import.rs", 1),
+    ("crates/container/src/root/filestore.rs", 1),
+    ("crates/store/src/containers.rs", 1),
+    ("crates/store/src/data/catalog.rs", 2),
+    ("crates/store/src/data/index.rs", 1),
+    ("crates/store/src/disk/room.rs", 1),
+    ("crates/store/src/fsck.rs", 2),
+    ("crates/store/src/fsck/data.rs", 1),
+    ("crates/store/src/fsck/fault.rs", 1),
+    ("crates/store/src/layers.rs", 1),
+];
+
+#[test]
+fn public_types_say_their_kind() {
+    let mut modules: BTreeMap<String, usize> = BTreeMap::new();
+    for source in sources() {
+        for line in source.text.lines().filter(|it| it.starts_with("pub")) {
+            let words: Vec<_> = line.split_whitespace().collect();
+            if let [_, "struct" | "enum" | "trait" | "union" | "type", name, ..] = &words[..] {
+                let end = name.find(|it: char| !it.is_alphanumeric()).unwrap_or(name.len());
+                *modules.entry(name[..end].to_owned()).or_default() += 1;
+            }
+        }
+    }
+    modules.retain(|_, count| *count > MODULES_MAX);
+    let found: Vec<_> = modules.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+    assert_eq!(found, SHARED_NAMES, "left: the sources; right: SHARED_NAMES in {}", file!());
+}
+
+#[test]
+fn no_result_is_in_a_result() {
+    let mut found = Vec::new();
+    for source in sources() {
+        let count = source.text.matches(concat!("Result<", "Result<")).count();
+        if count > 0 {
+            found.push((source.path, count));
+        }
+    }
+    let listed: Vec<_> =
+        NESTED_RESULTS.iter().map(|(path, it)| ((*path).to_owned(), *it)).collect();
+    assert_eq!(found, listed, "left: the sources; right: NESTED_RESULTS in {}", file!());
+}
