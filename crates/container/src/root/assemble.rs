@@ -425,9 +425,7 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::MetadataExt as _;
 
-    use image::erofs::{
-        BlockSize, DataBlob, Fingerprints, Placed, Profile, Stored, Versions, write_native,
-    };
+    use image::erofs::{BlockSize, DataBlob, Placed, Profile, Stored, Versions, write_native};
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
     use image::verity::{Algorithm, digest};
 
@@ -564,7 +562,6 @@ mod tests {
                 has_tar: false,
                 devices: &[device],
                 find: &find,
-                fingerprints: Fingerprints::default(),
                 uuid: [0; 16],
             };
             let mut give = |_: image::tree::Inode<'_>, _, out: &mut dyn std::io::Write| {

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
 use quire_image::erofs::{
-    BlockSize, DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, Piece, Placed, Stored,
-    WriteError, write_native, write_with,
+    BlockSize, DEVICES_MAX, DataBlob, Native, Piece, Placed, Stored, WriteError, write_native,
 };
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
@@ -18,7 +17,7 @@ use crate::hostile::{self, Random};
 use crate::mkfs::{self, mounted, prepare};
 use crate::native::{Blobs, PACKED, Way, canonical, check_with_fsck, make, sources, spread};
 use crate::source::acl;
-use crate::standalone::{METADATA, Objects, external, give, profile, random_tree};
+use crate::standalone::{METADATA, Objects, external, give, random_tree};
 
 /// A tree of files by name, without directories.
 pub fn flat(files: &[(&str, usize)], objects: &mut Objects) -> Tree {
@@ -54,7 +53,7 @@ fn where_files_are() {
     let tree = flat(&SIZES, &mut objects);
     let mut blobs = Blobs::default();
     blobs.add(&objects, PACKED);
-    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096, Fingerprints::Shared);
+    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
     let image = Image::open(&bytes[..]).unwrap();
     let slot = &image.devices()[0];
     // A tag that is no object id of ours: digits of the other case, and none.
@@ -97,27 +96,6 @@ fn where_files_are() {
     assert_eq!(found, expected);
 }
 
-/// Without devices and fingerprints nothing is new but the header.
-#[test]
-fn no_devices_and_no_fingerprints_is_standalone() {
-    let mut random = Random(3);
-    for _ in 0..30 {
-        let (tree, objects) = random_tree(&mut random);
-        let none = Blobs::default();
-        let (ours, _) = make(&tree, &objects, &none, BlockSize::B4096, Fingerprints::Omitted);
-        let mut alone = Vec::new();
-        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
-            Node::Regular(Content::External { object, .. }) => {
-                give(&objects[&object.unwrap()], piece, out)
-            }
-            node => panic!("{node:?}"),
-        };
-        write_with(&tree, &profile(Flavor::Linux), &mut contents, &mut alone).unwrap();
-        assert_eq!((&ours[..8], &alone[..1024]), (&b"quireimg"[..], &[0; 1024][..]));
-        assert!(ours[16..] == alone[16..]);
-    }
-}
-
 /// The same tree in another order of insertion is the same image.
 #[test]
 fn the_order_of_insertion_does_not_matter() {
@@ -133,8 +111,7 @@ fn the_order_of_insertion_does_not_matter() {
         }
         let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(9));
         let tree = builder.finish();
-        [Fingerprints::Inline, Fingerprints::Shared]
-            .map(|way| make(&tree, &objects, &blobs, BlockSize::B4096, way).0)
+        make(&tree, &objects, &blobs, BlockSize::B4096).0
     };
     let names: Vec<_> = SIZES[1..].iter().zip(0..).map(|((name, _), at)| (*name, at)).collect();
     let backwards: Vec<_> = names.iter().rev().copied().collect();
@@ -157,9 +134,8 @@ fn more_than_one_address_space_holds() {
         // 15 TiB or 1.875 TiB; what is read of it is only that it is not read.
         table[0].bytes = block_size.bytes() * (15 << 28);
         let find = |id: &ObjectId| blobs.find(id);
-        let fingerprints = Fingerprints::Shared;
         let uuid = [0; 16];
-        let native = Native { uuid, fingerprints, ..Native::new(block_size, &table, &find) };
+        let native = Native { uuid, ..Native::new(block_size, &table, &find) };
         let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
             Node::Regular(Content::External { object, .. }) => {
                 give(&objects[&object.unwrap()], piece, out)
@@ -202,7 +178,6 @@ fn what_cannot_be_is_refused() {
             has_tar: false,
             devices: blobs,
             find: &find,
-            fingerprints: Fingerprints::Shared,
             uuid: [0; 16],
         };
         let mut image = Vec::new();
@@ -263,8 +238,8 @@ fn a_native_image_says_whether_it_has_acls() {
         (b"system.posix_acl_default", 1),
     ];
     for (name, flag) in cases {
-        // Behind one inode, or shared by many; with a table of prefixes, or without.
-        for (count, prints) in [(1, Fingerprints::Shared), (40, Fingerprints::Omitted)] {
+        // Behind one inode, or shared by many.
+        for count in [1, 40] {
             let mut builder = Builder::new();
             let xattrs = builder.xattrs([(name, acl)]).unwrap();
             for at in 0..count {
@@ -274,7 +249,7 @@ fn a_native_image_says_whether_it_has_acls() {
             }
             let (none, blobs) = (Objects::new(), Blobs::default());
             let tree = builder.finish();
-            let (mut image, _) = make(&tree, &none, &blobs, BlockSize::B4096, prints);
+            let (mut image, _) = make(&tree, &none, &blobs, BlockSize::B4096);
             let expected = [&b"quireimg"[..], &[2, 0, 0, 0, flag, 0, 0, 0], &[0; 1008]].concat();
             assert!(image[..1024] == expected, "{}", String::from_utf8_lossy(name));
             let read = |image: &Vec<u8>| Image::open(&image[..]).unwrap().superblock().clone();
@@ -324,7 +299,6 @@ fn ends_are_asked_for() {
         has_tar: false,
         devices: &table,
         find: &find,
-        fingerprints: Fingerprints::Inline,
         uuid: [0; 16],
     };
     for (len, is_right) in [(499, false), (500, true), (501, false)] {
@@ -370,7 +344,7 @@ fn ends_behind_large_xattrs() {
     for block_size in [BlockSize::B4096, BlockSize::B512] {
         let mut blobs = Blobs::default();
         blobs.add(&objects, Way::Packed(4095));
-        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size);
         let image = Image::open(&bytes[..]).unwrap();
         let (mut walk, slices) = (tree.walk(), blobs.slices());
         while let Some((path, entry)) = walk.next() {
@@ -400,7 +374,7 @@ fn the_kernel_reads_ends_behind_large_xattrs() {
     blobs.add(&objects, Way::Packed(4095));
     let files = blobs.files(dir.path());
     for block_size in [BlockSize::B4096, BlockSize::B512] {
-        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size);
         fs::write(&image, &bytes).unwrap();
         check_with_fsck(&image, &files);
         let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
@@ -495,7 +469,7 @@ fn long_names_are_prefixes() {
             builder.insert(InodeId::ROOT, value.as_bytes(), inode, Link::Equal).unwrap();
         }
         let (tree, none) = (builder.finish(), Blobs::default());
-        let made = make(&tree, &Objects::new(), &none, BlockSize::B4096, Fingerprints::Inline);
+        let made = make(&tree, &Objects::new(), &none, BlockSize::B4096);
         fs::write(&image, &made.0).unwrap();
         let ours = mkfs::read(&Image::open(&made.0[..]).unwrap(), &[]);
         let shown = mounted(&image, None, &mountpoint);
@@ -524,7 +498,7 @@ fn damaged() {
         [(6, BlockSize::B4096, [PACKED, PACKED]), (7, BlockSize::B512, [Way::Tar, PACKED])]
     {
         let blobs = spread(&objects, &ways, 1, &mut Random(seed));
-        let (bytes, _) = make(&tree, &objects, &blobs, block_size, Fingerprints::Inline);
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size);
         hostile::damage(&bytes, 250, seed);
     }
 }

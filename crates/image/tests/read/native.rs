@@ -11,8 +11,7 @@ use quire_image::erofs::read::{
     native_tree,
 };
 use quire_image::erofs::{
-    BlockSize, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Placed, Stored, Summary,
-    write_native,
+    BlockSize, DataBlob, Native, PACKED_TAIL_MAX, Placed, Stored, Summary, write_native,
 };
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Node, Tree};
 use quire_image::verity::{Algorithm, ObjectId, digest};
@@ -105,7 +104,6 @@ pub fn make(
     objects: &Objects,
     blobs: &Blobs,
     block_size: BlockSize,
-    fingerprints: Fingerprints,
 ) -> (Vec<u8>, Summary) {
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
@@ -116,7 +114,7 @@ pub fn make(
     let table = blobs.table();
     let find = |id: &ObjectId| blobs.find(id);
     let uuid = *b"sixteen bytes id";
-    let native = Native { uuid, fingerprints, ..Native::new(block_size, &table, &find) };
+    let native = Native { uuid, ..Native::new(block_size, &table, &find) };
     let mut image = Vec::new();
     let summary = write_native(tree, &native, &mut contents, &mut image).unwrap();
     assert_eq!(summary.bytes, image.len() as u64);
@@ -172,19 +170,17 @@ fn the_kernel_shows_the_source() {
     let mut random = Random(1);
     for (block_size, ways, in_image) in MIXTURES {
         let blobs = spread(&objects, ways, in_image, &mut random);
-        for fingerprints in [Fingerprints::Omitted, Fingerprints::Inline, Fingerprints::Shared] {
-            let what = format!("{block_size:?} {ways:?} {fingerprints:?}");
-            let (bytes, _) = make(&tree, &objects, &blobs, block_size, fingerprints);
-            fs::write(&image, &bytes).unwrap();
-            let files = blobs.files(dir.path());
-            check_with_fsck(&image, &files);
-            let shown = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
-            compare_source(&what, &shown, &listing, &[]);
-            assert_eq!(links(&shown), links(&listing), "{what}");
-            let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
-            compare(&what, &ours, &shown);
-            examine(&bytes, 1 << 24).unwrap();
-        }
+        let what = format!("{block_size:?} {ways:?}");
+        let (bytes, _) = make(&tree, &objects, &blobs, block_size);
+        fs::write(&image, &bytes).unwrap();
+        let files = blobs.files(dir.path());
+        check_with_fsck(&image, &files);
+        let shown = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+        compare_source(&what, &shown, &listing, &[]);
+        assert_eq!(links(&shown), links(&listing), "{what}");
+        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
+        compare(&what, &ours, &shown);
+        examine(&bytes, 1 << 24).unwrap();
     }
 }
 
@@ -201,7 +197,7 @@ fn the_kernel_shows_what_we_read() {
         let mixtures = if case < 12 { &MIXTURES[..] } else { &MIXTURES[4..5] };
         for (block_size, ways, in_image) in mixtures.iter().copied() {
             let blobs = spread(objects, ways, in_image, &mut random);
-            let (bytes, _) = make(tree, objects, &blobs, block_size, Fingerprints::Shared);
+            let (bytes, _) = make(tree, objects, &blobs, block_size);
             fs::write(&image, &bytes).unwrap();
             let files = blobs.files(dir.path());
             let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
@@ -336,19 +332,17 @@ fn trees_come_back() {
                 assert_eq!(at.fingerprint, Some(Sha256::digest(bytes).into()), "{what}");
                 Some(id)
             };
-            for fingerprints in [Fingerprints::Inline, Fingerprints::Shared] {
-                let (bytes, _) = make(&tree, &objects, &blobs, block_size, fingerprints);
-                let image = Image::open(&bytes[..]).unwrap();
-                let wanted =
-                    read::Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
-                let read = native_tree(&image, wanted).unwrap();
-                check_same(&what, &read.tree, &tree);
-                check_fingerprints(&what, &image, &blobs);
-                let table: Vec<_> = image.devices().iter().map(|slot| slot.object_id()).collect();
-                let expected: Vec<_> = blobs.table().iter().map(|blob| Some(blob.id)).collect();
-                assert_eq!(table, expected, "{what}");
-                check_ranges(&what, &image, &read, &blobs);
-            }
+            let (bytes, _) = make(&tree, &objects, &blobs, block_size);
+            let image = Image::open(&bytes[..]).unwrap();
+            let wanted =
+                read::Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
+            let read = native_tree(&image, wanted).unwrap();
+            check_same(&what, &read.tree, &tree);
+            check_fingerprints(&what, &image, &blobs);
+            let table: Vec<_> = image.devices().iter().map(|slot| slot.object_id()).collect();
+            let expected: Vec<_> = blobs.table().iter().map(|blob| Some(blob.id)).collect();
+            assert_eq!(table, expected, "{what}");
+            check_ranges(&what, &image, &read, &blobs);
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use quire_image::erofs::layout::{compat, incompat};
 use quire_image::erofs::read::Image;
-use quire_image::erofs::{BlockSize, Fingerprints, Stored};
+use quire_image::erofs::{BlockSize, Stored};
 use quire_image::tree::{Content, Node};
 use quire_image::verity::{Algorithm, digest};
 use sha2::{Digest as _, Sha256};
@@ -14,10 +14,10 @@ use sha2::{Digest as _, Sha256};
 use crate::blobs::{SIZES, flat};
 use crate::hostile::Random;
 use crate::mkfs::{self, mounted, prepare};
-use crate::native::{Blobs, PACKED, Way, canonical, make, spread};
+use crate::native::{Blobs, PACKED, make, spread};
 use crate::source::list;
 use crate::standalone::{Objects, tree_of};
-use crate::tools::{environment, find, folder, newer, run, skipped};
+use crate::tools::{find, folder, newer, run, skipped};
 
 /// What `mkfs.erofs --xattr-inode-digest` writes of the same files, byte for byte: the prefix, and each fingerprint.
 #[test]
@@ -43,37 +43,35 @@ fn fingerprints_are_those_of_mkfs() {
     let theirs = fs::read(&theirs).unwrap();
     let mut blobs = Blobs::default();
     blobs.add(&objects, PACKED);
-    for fingerprints in [Fingerprints::Inline, Fingerprints::Shared] {
-        let (ours, _) = make(&tree, &objects, &blobs, BlockSize::B4096, fingerprints);
-        // From the length of the prefix on, with its padding to 4 bytes.
-        let prefix = |image: &[u8]| {
-            assert_eq!((image[1024 + 91], image[1024 + 105]), (1, 0));
-            let start = image[1024 + 92..1024 + 96].try_into().unwrap();
-            let start = u32::from_le_bytes(start) as usize * 4;
-            image[start..start + 24].to_vec()
+    let (ours, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
+    // From the length of the prefix on, with its padding to 4 bytes.
+    let prefix = |image: &[u8]| {
+        assert_eq!((image[1024 + 91], image[1024 + 105]), (1, 0));
+        let start = image[1024 + 92..1024 + 96].try_into().unwrap();
+        let start = u32::from_le_bytes(start) as usize * 4;
+        image[start..start + 24].to_vec()
+    };
+    assert_eq!(prefix(&ours), b"\x15\0\0erofs.fingerprint.v1\0");
+    assert_eq!(prefix(&ours), prefix(&theirs));
+    let [one, other] = [&ours, &theirs].map(|bytes| Image::open(&bytes[..]).unwrap());
+    for image in [&one, &other] {
+        let superblock = image.superblock();
+        let has = (superblock.compat & compat::ISHARE_XATTRS, superblock.fingerprint_prefix);
+        assert_eq!(has, (compat::ISHARE_XATTRS, Some(0)));
+        assert_eq!(superblock.incompat & incompat::XATTR_PREFIXES, incompat::XATTR_PREFIXES);
+    }
+    for bytes in objects.values() {
+        let entry = [b"\0\x80\x27\0sha256:", &Sha256::digest(bytes)[..], b"\0"].concat();
+        let count = |image: &[u8]| image.windows(44).filter(|it| **it == entry).count();
+        assert_eq!((count(&ours), count(&theirs)), (1, 1));
+    }
+    for (name, size) in SIZES {
+        let fingerprint = |image: &Image<&[u8]>| {
+            let nid = image.lookup(&image.root().unwrap(), name.as_bytes()).unwrap().unwrap();
+            image.fingerprint(&image.inode(nid).unwrap()).unwrap()
         };
-        assert_eq!(prefix(&ours), b"\x15\0\0erofs.fingerprint.v1\0");
-        assert_eq!(prefix(&ours), prefix(&theirs));
-        let [one, other] = [&ours, &theirs].map(|bytes| Image::open(&bytes[..]).unwrap());
-        for image in [&one, &other] {
-            let superblock = image.superblock();
-            let has = (superblock.compat & compat::ISHARE_XATTRS, superblock.fingerprint_prefix);
-            assert_eq!(has, (compat::ISHARE_XATTRS, Some(0)));
-            assert_eq!(superblock.incompat & incompat::XATTR_PREFIXES, incompat::XATTR_PREFIXES);
-        }
-        for bytes in objects.values() {
-            let entry = [b"\0\x80\x27\0sha256:", &Sha256::digest(bytes)[..], b"\0"].concat();
-            let count = |image: &[u8]| image.windows(44).filter(|it| **it == entry).count();
-            assert_eq!((count(&ours), count(&theirs)), (1, 1));
-        }
-        for (name, size) in SIZES {
-            let fingerprint = |image: &Image<&[u8]>| {
-                let nid = image.lookup(&image.root().unwrap(), name.as_bytes()).unwrap().unwrap();
-                image.fingerprint(&image.inode(nid).unwrap()).unwrap()
-            };
-            assert_eq!(fingerprint(&one), fingerprint(&other), "{name}");
-            assert_eq!(fingerprint(&one).is_some(), size > 0, "{name}");
-        }
+        assert_eq!(fingerprint(&one), fingerprint(&other), "{name}");
+        assert_eq!(fingerprint(&one).is_some(), size > 0, "{name}");
     }
 }
 
@@ -114,7 +112,7 @@ fn a_tar_of_gnu_tar() {
         blobs.stored.insert(digest(Algorithm::Sha256, &bytes), stored);
     }
     assert_eq!(blobs.stored.len(), SIZES.len());
-    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B512, Fingerprints::Shared);
+    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B512);
     fs::write(&image, &bytes).unwrap();
     let shown = mounted(&image, [&*archive], &mountpoint);
     mkfs::compare_source("mounted", &shown, &listing, &[]);
@@ -127,68 +125,17 @@ fn a_tar_of_gnu_tar() {
     assert_eq!(ranges, sizes);
 }
 
-/// fsck.erofs 1.5 knows devices, but no fingerprints, and does not find data by addresses, so that it can only look at
-/// names; a blob that is not the one is seen by the tag.
+/// A blob that is not the one is seen by the tag.
 #[test]
-fn an_old_fsck_and_tags() {
-    let Some(fsck) = find("fsck.erofs") else { return skipped("fsck.erofs is not installed") };
-    let dir = folder();
-    let image = dir.path().join("i.img");
+fn devices_have_names_and_lengths() {
     let mut objects = Objects::new();
     let tree = flat(&SIZES, &mut objects);
     let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(5));
-    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096, Fingerprints::Omitted);
-    fs::write(&image, &bytes).unwrap();
-    let files = blobs.files(dir.path());
-    let words = files.iter().map(|file| format!("--device={}", file.display()));
-    run(&fsck, words.chain([image.display().to_string()]));
+    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
     let opened = Image::open(&bytes[..]).unwrap();
+    assert_eq!(opened.devices().len(), blobs.bytes.len());
     for (slot, bytes) in opened.devices().iter().zip(&blobs.bytes) {
         assert_eq!(slot.object_id(), Some(digest(Algorithm::Sha256, bytes)));
         assert_eq!(slot.bytes(), Some(bytes.len() as u64));
-    }
-}
-
-/// Sizes of images of a directory and of their blobs, by where ends and fingerprints are. The directory is said by
-/// `QUIRE_MEASURE`: `cargo test -p quire-image --test read -- --ignored --nocapture others::sizes`.
-#[test]
-#[ignore = "a measurement, not a test"]
-fn sizes() {
-    let Some(source) = environment("QUIRE_MEASURE").map(PathBuf::from) else {
-        return skipped("QUIRE_MEASURE names no directory");
-    };
-    let (tree, mut objects) = tree_of(&source, &list(&source));
-    let tree = canonical(&tree, &mut objects, 64);
-    objects.retain(|_, bytes| bytes.len() > 64);
-    println!("{} inodes, {} objects", tree.inode_count(), objects.len());
-    let all = [Fingerprints::Omitted, Fingerprints::Inline, Fingerprints::Shared];
-    let ways = [0, 512, 1024, 2048, 3000, 3400].map(Way::Packed);
-    for way in ways.into_iter().chain([Way::Tar]) {
-        let mut blobs = Blobs::default();
-        blobs.add(&objects, way);
-        let block_size = if way == Way::Tar { BlockSize::B512 } else { BlockSize::B4096 };
-        for fingerprints in all {
-            let (image, _) = make(&tree, &objects, &blobs, block_size, fingerprints);
-            let shared = u32::from_le_bytes(image[1024 + 44..1024 + 48].try_into().unwrap());
-            let (inodes, blob) = (u64::from(shared) * block_size.bytes(), blobs.bytes[0].len());
-            let total = image.len() + blob;
-            println!(
-                "{way:?} {fingerprints:?}: image {} (inodes {inodes}), blob {blob}, total {total}",
-                image.len()
-            );
-        }
-    }
-    let (image, _) =
-        make(&tree, &objects, &Blobs::default(), BlockSize::B4096, Fingerprints::Shared);
-    println!("self-contained: {}", image.len());
-    let Some(mkfs) = newer("mkfs.erofs") else {
-        return skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
-    };
-    let dir = folder();
-    for words in ["", "--xattr-inode-digest=erofs.fingerprint.v1"] {
-        let image = dir.path().join("theirs.img");
-        let files = [image.to_str().unwrap(), source.to_str().unwrap()];
-        run(&mkfs, words.split_whitespace().chain(files));
-        println!("mkfs.erofs {words}: {}", fs::metadata(&image).unwrap().len());
     }
 }

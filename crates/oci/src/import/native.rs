@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-use image::erofs::Fingerprints;
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
 use store::{DataBlob, DraftError, Form, ObjectReader, StoredObject, Transaction};
@@ -67,7 +66,7 @@ impl Job<'_> {
         }
         found.extend(packer.finish()?);
         let places = Found { transaction, found };
-        let written = native::write(transaction, tree, &places, Fingerprints::default())?;
+        let written = native::write(transaction, tree, &places)?;
         // They are in the blobs.
         transaction.forget_objects();
         Ok(Some(written))
@@ -150,7 +149,7 @@ impl Job<'_> {
         self.pack_own(&mut packer, &objects)?;
         found.extend(packer.finish()?);
         let places = Found { transaction, found };
-        Ok(native::write(transaction, tree, &places, Fingerprints::default())?)
+        Ok(native::write(transaction, tree, &places)?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 
 use image::erofs::{
-    BlockSize, DataBlob, Fingerprints, Native, Piece, Placed, Run, Stored, WriteError, write_native,
+    BlockSize, DataBlob, Native, Piece, Placed, Run, Stored, WriteError, write_native,
 };
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::ObjectId;
@@ -62,7 +62,6 @@ pub(crate) fn write(
     transaction: &Transaction<'_>,
     tree: &Tree,
     places: &dyn Places,
-    fingerprints: Fingerprints,
 ) -> Result<Written, NativeError> {
     let (found, blobs) = survey(tree, places)?;
     let has_tar = blobs.iter().any(|(_, kind)| *kind == BlobKind::Tar);
@@ -91,7 +90,7 @@ pub(crate) fn write(
         let tail = u16::try_from(stored.end_len).ok()?;
         Some(Placed::Whole(Stored { device, offset, tail, fingerprint }))
     };
-    let native = Native { has_tar, fingerprints, ..Native::new(block_size, &devices, &find) };
+    let native = Native { has_tar, ..Native::new(block_size, &devices, &find) };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
             return Err(io::Error::other("it is no object"));

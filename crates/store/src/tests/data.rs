@@ -7,9 +7,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use image::erofs::read::Owners;
-use image::erofs::{
-    BlockSize, Fingerprints, Native, PACKED_TAIL_MAX, Piece, Placed, Stored, write_native,
-};
+use image::erofs::{BlockSize, Native, PACKED_TAIL_MAX, Piece, Placed, Stored, write_native};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
 
@@ -79,7 +77,6 @@ pub(super) fn add_native(
         has_tar: false,
         devices: &devices,
         find: &find,
-        fingerprints: Fingerprints::Shared,
         uuid: [0; 16],
     };
     let mut contents = |inode: Inode<'_>, piece, out: &mut dyn std::io::Write| {

@@ -19,8 +19,7 @@ use crate::verity::ObjectId;
 use composefs::Survey;
 pub use place::BlockSize;
 pub use plain::{
-    DEVICES_MAX, DataBlob, Fingerprints, Flavor, Native, PACKED_TAIL_MAX, Piece, Placed, Run,
-    Standalone, Stored,
+    DEVICES_MAX, DataBlob, Flavor, Native, PACKED_TAIL_MAX, Piece, Placed, Run, Standalone, Stored,
 };
 use plan::Plan;
 

@@ -52,25 +52,16 @@ pub(super) enum DataForm {
     Pieces(u32),
 }
 
-/// Where the shared fingerprints are, and what is inline.
-#[derive(Debug, Clone, Copy)]
-struct Fingerprint {
-    hash: [u8; 32],
-    uses: u32,
-    /// In the table of shared ones, by its number.
-    shared: Option<u32>,
-}
-
 /// What is known of the files of a tree. Empty for profiles that know nothing.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     pub(super) on_devices: HashMap<StringId, OnDevice>,
     /// Of files that are in several places.
     pub(super) pieces: Vec<Pieces>,
-    fingerprints: Vec<Fingerprint>,
-    /// By [`InodeId::index`]; empty without any.
+    /// SHA-256 of contents, each once, as they follow each other in the table of shared xattrs.
+    fingerprints: Vec<[u8; 32]>,
+    /// Which of them an inode has, by [`InodeId::index`]; empty without any.
     of: Vec<u32>,
-    shared: Vec<u32>,
 }
 
 impl Files {
@@ -91,12 +82,11 @@ impl Files {
         }
     }
 
-    /// Notes the SHA-256 of files, and shares those that are to be.
+    /// Notes the SHA-256 of files. `None` when there are too many.
     pub(super) fn set_fingerprints(
         &mut self,
         hashes: impl Iterator<Item = (InodeId, [u8; 32])>,
         bound: usize,
-        share_all: bool,
     ) -> Option<()> {
         let mut known = HashMap::new();
         self.of = vec![NONE; bound];
@@ -104,39 +94,30 @@ impl Files {
             let next = u32::try_from(self.fingerprints.len()).ok()?;
             let at = *known.entry(hash).or_insert(next);
             if at == next {
-                self.fingerprints.push(Fingerprint { hash, uses: 0, shared: None });
+                self.fingerprints.push(hash);
             }
-            self.fingerprints[at as usize].uses += 1;
             self.of[inode.index()] = at;
-        }
-        for (at, fingerprint) in (0..).zip(&mut self.fingerprints) {
-            if share_all || fingerprint.uses > 1 {
-                fingerprint.shared = Some(u32::try_from(self.shared.len()).ok()?);
-                self.shared.push(at);
-            }
         }
         Some(())
     }
 
-    fn fingerprint(&self, inode: InodeId) -> Option<&Fingerprint> {
-        let at = *self.of.get(inode.index())?;
-        self.fingerprints.get(at as usize)
+    /// The number of an inode's fingerprint.
+    fn fingerprint(&self, inode: InodeId) -> Option<u32> {
+        self.of.get(inode.index()).copied().filter(|at| *at != NONE)
     }
 
     /// Bytes of an inode's xattrs, which are so many without its fingerprint.
     pub(super) fn xattrs_size(&self, inode: InodeId, without: u64) -> u64 {
-        let Some(fingerprint) = self.fingerprint(inode) else { return without };
+        if self.fingerprint(inode).is_none() {
+            return without;
+        }
         let header = if without == 0 { size_of::<RawXattrHeader>() as u64 } else { 0 };
-        let own = match fingerprint.shared {
-            Some(_) => size_of::<U32>() as u64,
-            None => ENTRY,
-        };
-        without + header + own
+        without + header + size_of::<U32>() as u64
     }
 
-    /// Adds its fingerprint to an inode's xattrs: behind the others, which are looked for by more. `first_id` is the id of
-    /// the first shared one.
-    pub(super) fn put(&self, inode: InodeId, prefix: u8, first_id: u32, xattrs: &mut Vec<u8>) {
+    /// Adds its fingerprint to an inode's xattrs: behind the other shared ones, which are looked for by more. `first_id` is
+    /// the id of the first.
+    pub(super) fn put(&self, inode: InodeId, first_id: u32, xattrs: &mut Vec<u8>) {
         let Some(fingerprint) = self.fingerprint(inode) else { return };
         const FILTER: usize = size_of::<U32>();
         const HEADER: usize = size_of::<RawXattrHeader>();
@@ -146,26 +127,21 @@ impl Files {
         }
         let bit = xxh32(FINGERPRINT, XATTR_FILTER_SEED) % u32::BITS;
         xattrs[usize::try_from(bit / 8).expect("below 4")] &= !(1 << (bit % 8));
-        match fingerprint.shared {
-            Some(shared) => {
-                let id = first_id + shared * u32::try_from(ENTRY / 4).expect("11");
-                let behind = HEADER + FILTER * usize::from(xattrs[FILTER]);
-                xattrs.splice(behind..behind, U32::new(id).as_bytes().iter().copied());
-                // The others are at most 128.
-                xattrs[FILTER] += 1;
-            }
-            None => put_fingerprint(&fingerprint.hash, prefix, xattrs),
-        }
+        let id = first_id + fingerprint * u32::try_from(ENTRY / 4).expect("11");
+        let behind = HEADER + FILTER * usize::from(xattrs[FILTER]);
+        xattrs.splice(behind..behind, U32::new(id).as_bytes().iter().copied());
+        // The others are at most 128.
+        xattrs[FILTER] += 1;
     }
 
     /// Bytes of shared fingerprints.
     pub(super) fn shared_bytes(&self) -> u64 {
-        self.shared.len() as u64 * ENTRY
+        self.fingerprints.len() as u64 * ENTRY
     }
 
     /// The shared fingerprints, one at a time.
     pub(super) fn shared_entries(&self, prefix: u8) -> impl Iterator<Item = impl Fn(&mut Vec<u8>)> {
-        let hashes = self.shared.iter().map(|at| &self.fingerprints[*at as usize].hash);
+        let hashes = self.fingerprints.iter();
         hashes.map(move |hash| move |out: &mut Vec<u8>| put_fingerprint(hash, prefix, out))
     }
 }

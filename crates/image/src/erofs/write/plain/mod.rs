@@ -21,10 +21,9 @@ use crate::erofs::layout::{
     NATIVE_HAS_ACL, NATIVE_HAS_TAR, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader,
 };
 use crate::tree::Tree;
-pub use native::{
-    DEVICES_MAX, DataBlob, Fingerprints, Native, PACKED_TAIL_MAX, Placed, Run, Stored,
-};
+pub use native::{DEVICES_MAX, DataBlob, Native, PACKED_TAIL_MAX, Placed, Run, Stored};
 use plan::Plan;
+use prefixes::Prefixes;
 use survey::Survey;
 
 /// How a self-contained image is made.
@@ -65,7 +64,7 @@ pub(super) fn write(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let survey = Survey::of(tree, options.flavor, BlockSize::B4096, Fingerprints::Omitted)?;
+    let survey = Survey::of(tree, options.flavor, BlockSize::B4096, Prefixes::default())?;
     finish(survey, options.uuid, None, contents, out)
 }
 
@@ -75,7 +74,8 @@ pub(super) fn write_native(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let mut survey = Survey::of(tree, Flavor::Linux, native.block_size, native.fingerprints)?;
+    let mut survey =
+        Survey::of(tree, Flavor::Linux, native.block_size, Prefixes::with_fingerprint())?;
     survey.add_files(native, contents)?;
     let when = |condition, flag| if condition { flag } else { 0 };
     let flags = when(survey.has_acl, NATIVE_HAS_ACL) | when(native.has_tar, NATIVE_HAS_TAR);

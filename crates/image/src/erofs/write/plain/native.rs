@@ -25,31 +25,28 @@ pub struct Native<'a> {
     pub devices: &'a [DataBlob],
     /// Where an object's bytes are; `None` for those that are to be in the image itself. Asked once for each object.
     pub find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
-    /// Whether files have fingerprints, and where those are.
-    pub fingerprints: Fingerprints,
     /// The volume's uuid; zeros for none.
     pub uuid: [u8; 16],
 }
 
 impl<'a> Native<'a> {
-    /// With shared fingerprints and no uuid.
+    /// Without a uuid, and without a tar.
     #[must_use]
     pub fn new(
         block_size: BlockSize,
         devices: &'a [DataBlob],
         find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
     ) -> Self {
-        let (fingerprints, uuid) = (Fingerprints::default(), [0; 16]);
-        Self { block_size, has_tar: false, devices, find, fingerprints, uuid }
+        Self { block_size, has_tar: false, devices, find, uuid: [0; 16] }
     }
 }
 
 impl fmt::Debug for Native<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { block_size, has_tar, devices, find: _, fingerprints, uuid } = self;
+        let Self { block_size, has_tar, devices, find: _, uuid } = self;
         let mut debug = f.debug_struct("Native");
         debug.field("block_size", block_size).field("has_tar", has_tar).field("devices", devices);
-        debug.field("fingerprints", fingerprints).field("uuid", uuid).finish_non_exhaustive()
+        debug.field("uuid", uuid).finish_non_exhaustive()
     }
 }
 
@@ -98,16 +95,4 @@ pub struct Stored {
     pub tail: u16,
     /// SHA-256 of the file's bytes. Who answers vouches for it: kernels take files with the same for the same file.
     pub fingerprint: [u8; 32],
-}
-
-/// Where the fingerprints of files are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Fingerprints {
-    /// Nowhere: kernels cannot share pages among images.
-    Omitted,
-    /// Behind the inode, and in the table of shared xattrs if several files have it.
-    Inline,
-    /// All in the table of shared xattrs, where they are out of the way of listings.
-    #[default]
-    Shared,
 }

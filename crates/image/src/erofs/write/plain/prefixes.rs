@@ -19,8 +19,11 @@ pub(super) struct Prefixes {
 }
 
 impl Prefixes {
-    pub(super) fn add_fingerprint(&mut self) {
-        self.fingerprint = self.add(0, FINGERPRINT);
+    /// With the one that fingerprints have.
+    pub(super) fn with_fingerprint() -> Self {
+        let mut prefixes = Self::default();
+        prefixes.fingerprint = prefixes.add(0, FINGERPRINT);
+        prefixes
     }
 
     /// Adds a prefix, and answers its number, of which there are 128.

@@ -141,7 +141,6 @@ impl<W: io::Write> Stream<'_, '_, W> {
         let survey = &self.plan.survey;
         let in_block = self.plan.inodes_end % survey.block_size.bytes();
         let first_id = u32::try_from(in_block / 4).expect("less than a block");
-        let fingerprint_prefix = survey.prefixes.fingerprint.unwrap_or_default();
         let first_fingerprint = (in_block + survey.xattrs.shared_bytes()) / 4;
         let first_fingerprint =
             u32::try_from(first_fingerprint).expect("the table has less than 4 GiB");
@@ -152,7 +151,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
             self.out.pad_to(u64::from(self.plan.nid(item.id)) * SLOT_SIZE);
             xattrs.clear();
             survey.xattrs.put(survey.set_of(&inode), None, first_id, &mut xattrs);
-            survey.files.put(item.id, fingerprint_prefix, first_fingerprint, &mut xattrs);
+            survey.files.put(item.id, first_fingerprint, &mut xattrs);
             let chunks = survey.table(&data);
             let record = Record {
                 layout: match chunks {

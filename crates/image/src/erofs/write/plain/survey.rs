@@ -9,7 +9,7 @@ use super::Flavor;
 use super::chunks::{BITS_MAX, ChunkTable, Pieces};
 use super::devices::Devices;
 use super::files::{DataForm, Files, Hashed, OnDevice};
-use super::native::{Fingerprints, Native, Placed, Stored};
+use super::native::{Native, Placed, Stored};
 use super::prefixes::Prefixes;
 use crate::erofs::write::inode::Form;
 use crate::erofs::write::place::BlockSize;
@@ -96,7 +96,7 @@ impl<'a> Survey<'a> {
         tree: &'a Tree,
         flavor: Flavor,
         block_size: BlockSize,
-        fingerprints: Fingerprints,
+        prefixes: Prefixes,
     ) -> Result<Self, WriteError> {
         let mut survey = Self {
             tree,
@@ -104,7 +104,7 @@ impl<'a> Survey<'a> {
             block_size,
             devices: Devices::default(),
             files: Files::default(),
-            prefixes: Prefixes::default(),
+            prefixes,
             items: list(tree),
             epoch: Timestamp::default(),
             xattrs: Xattrs::new(tree),
@@ -138,8 +138,7 @@ impl<'a> Survey<'a> {
             }
         }
         survey.has_acl = POSIX_ACLS.iter().any(|name| survey.xattrs.has_name(name));
-        if fingerprints != Fingerprints::Omitted {
-            survey.prefixes.add_fingerprint();
+        if survey.prefixes.fingerprint.is_some() {
             // The image has a table of them anyway, which older kernels do not know.
             survey.xattrs.shorten(|base, infix| survey.prefixes.add(base, infix));
         }
@@ -209,14 +208,13 @@ impl<'a> Survey<'a> {
         contents: &mut Contents<'_>,
     ) -> Result<(), WriteError> {
         self.devices = Devices::of(native.devices, self.block_size)?;
-        let wanted = native.fingerprints != Fingerprints::Omitted;
         let mut hashes = Vec::new();
         let mut of_objects = HashMap::new();
         let tree = self.tree;
         for id in self.items.iter().map(|item| item.id).collect::<Vec<_>>() {
             let inode = tree.inode(id);
             let hash = match Data::of(&inode) {
-                Data::Inline(bytes) if wanted && !bytes.is_empty() => Sha256::digest(bytes).into(),
+                Data::Inline(bytes) if !bytes.is_empty() => Sha256::digest(bytes).into(),
                 Data::External { size: 1.., object: Some(object) } => {
                     match of_objects.get(&object) {
                         Some(hash) => *hash,
@@ -227,7 +225,7 @@ impl<'a> Survey<'a> {
                         }
                     }
                 }
-                Data::External { size: 1.., object: None } if wanted => hashed(&inode, contents)?,
+                Data::External { size: 1.., object: None } => hashed(&inode, contents)?,
                 _ => continue,
             };
             hashes.push((id, hash));
@@ -241,13 +239,9 @@ impl<'a> Survey<'a> {
                 return Err(WriteError::ContentSize { path: inode.path(), size });
             }
         }
-        if wanted {
-            let share_all = native.fingerprints == Fingerprints::Shared;
-            let bound = self.tree.inode_bound();
-            let added = self.files.set_fingerprints(hashes.into_iter(), bound, share_all);
-            let bytes = added.and_then(|()| u32::try_from(self.shared_bytes()).ok());
-            bytes.ok_or(WriteError::TooLarge("shared xattrs"))?;
-        }
+        let added = self.files.set_fingerprints(hashes.into_iter(), self.tree.inode_bound());
+        let bytes = added.and_then(|()| u32::try_from(self.shared_bytes()).ok());
+        bytes.ok_or(WriteError::TooLarge("shared xattrs"))?;
         Ok(())
     }
 
@@ -261,10 +255,7 @@ impl<'a> Survey<'a> {
     ) -> Result<[u8; 32], WriteError> {
         let object = ObjectId::from_bytes(self.tree.string(key)).expect("the tree has no others");
         let Some(placed) = (native.find)(&object) else {
-            return match native.fingerprints {
-                Fingerprints::Omitted => Ok([0; 32]),
-                _ => hashed(inode, contents),
-            };
+            return hashed(inode, contents);
         };
         let Data::External { size, .. } = Data::of(inode) else {
             unreachable!("only external files have objects")
