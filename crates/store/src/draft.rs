@@ -35,7 +35,7 @@ pub enum DraftError {
     NoDataBlobs(Algorithm),
     /// A tar without a layer, or a packed blob with one.
     #[error("cannot end a data blob: {} names the layer that it is", match .kind {
-        BlobKind::Packed | BlobKind::Dense => "no packed one",
+        BlobKind::Packed => "no packed one",
         BlobKind::Tar => "each that is a tar",
     })]
     Layer {

@@ -1,13 +1,13 @@
 //! The images of a store, and the objects that they need.
 
 use image::erofs::read::{
-    ByteOffset, Cached, Device, DeviceSlot, Extent, FileType, Image, ImageTree, Located, Objects,
-    Owners, Place, ReadAt, ReadError, View, native_tree, to_tree,
+    ByteOffset, Cached, Device, DeviceSlot, FileType, Image, ImageTree, Located, Objects, Owners,
+    Place, ReadAt, ReadError, View, native_tree, to_tree,
 };
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, ObjectId};
 
-use crate::data::{BlobKind, Index, PieceKey};
+use crate::data::{DATA_BLOCK, Index, PieceKey};
 use crate::open::{ImageFile, OpenImage};
 use crate::refs::Form;
 use crate::store::{Store, StoreError};
@@ -65,7 +65,7 @@ pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
     // Images without the header are older than packed blobs in blocks of 512.
     let is_tar = match image.superblock().native {
         Some(header) => header.has_tar,
-        None => block == BlobKind::Tar.block_size(),
+        None => block == DATA_BLOCK,
     };
     let form = match (is_native(&image), is_tar) {
         (false, _) => Form::Objects,
@@ -223,21 +223,16 @@ fn is_same(located: &Located<'_>, size: u64, sha256: &[u8; 32]) -> bool {
     located.size == size && located.fingerprint.is_none_or(|it| it == *sha256)
 }
 
-/// The object that a file is, if the file is where one is, all of it but the end, which is in the image.
+/// The object that a file is, if the file is where one is, in one run.
 fn whole<'i>(
     located: &Located<'_>,
     index_of: &dyn Fn(Device) -> Option<&'i Index>,
 ) -> Option<ObjectId> {
-    let first = located.runs.first()?;
-    let Place::Data(device, offset) = first.place else { return None };
+    let [run] = located.runs else { return None };
+    let Place::Data(device, offset) = run.place else { return None };
     let entry = index_of(device)?.at(offset.0)?;
-    let in_image = |it: &Extent| match it.place {
-        Place::Inline(_) => true,
-        Place::Data(device, _) => device == Device::IMAGE,
-        Place::Hole => false,
-    };
-    let is_there = first.len == entry.in_blob() && located.runs.iter().skip(1).all(in_image);
-    (is_there && is_same(located, entry.size, &entry.sha256)).then(|| entry.object())
+    let is_it = run.len == entry.size && is_same(located, entry.size, &entry.sha256);
+    is_it.then(|| entry.object())
 }
 
 /// The objects that a file is made of, by what the indexes say is where the file's bytes are.
@@ -261,7 +256,7 @@ fn pieces<'i>(
         let until = offset.checked_add(run.len)?;
         let mut at = offset;
         while at < until {
-            let entry = index.at(at).filter(|it| it.end_len == 0 && it.until() <= until)?;
+            let entry = index.at(at).filter(|it| it.until() <= until)?;
             pieces.push(PieceKey { id: Some(entry.id), len: entry.size });
             left = left.checked_sub(entry.size)?;
             at = entry.until();

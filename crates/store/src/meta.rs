@@ -7,14 +7,10 @@ use crate::record::{self, RecordError};
 use crate::store::Sealing;
 
 /// The version of the layout that this code writes, and the only one that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
-/// The store has data blobs, or had: who does not know them would not keep them.
-const DATA_BLOBS: &str = "data-blobs";
-/// Some of them have objects in pieces or blocks of 512 bytes, or had: who does not know these would not keep them.
-const DATA_PIECES: &str = "data-pieces";
 /// Features that this version knows.
-const KNOWN: [&str; 2] = [DATA_BLOBS, DATA_PIECES];
+const KNOWN: [&str; 0] = [];
 
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,10 +20,6 @@ pub struct Meta {
     /// Features of the store that a program must know to change it, and this one does not:
     /// it may look only.
     pub unknown_to_write: Vec<String>,
-    /// Whether there may be data blobs.
-    pub data_blobs: bool,
-    /// Whether there may be objects in pieces in them, or packed ones in blocks of 512 bytes.
-    pub data_pieces: bool,
     /// How new objects and images are protected, unless who opens the store says otherwise.
     pub sealing: Sealing,
 }
@@ -39,8 +31,16 @@ pub enum MetaError {
     /// The file is damaged.
     #[error("the store's file meta cannot be read")]
     Damaged(#[source] RecordError),
+    /// A layout that only earlier versions know.
+    #[error(
+        "an earlier version of Quire made the store: it has format {0}, and this version reads format {FORMAT_VERSION}. \
+         Make a new store and pull or import its images again, or `quire export` them with the version that made it"
+    )]
+    Earlier(u32),
     /// A layout that this version does not know.
-    #[error("the store has format {0}, this version knows format {FORMAT_VERSION} only")]
+    #[error(
+        "a later version of Quire made the store: it has format {0}, and this version reads format {FORMAT_VERSION}"
+    )]
     Version(u32),
     /// A hash that this version does not know.
     #[error("the store is made with the hash \"{}\", which this version does not know", .0.escape_debug())]
@@ -69,28 +69,25 @@ const IMMUTABLE: &str = "immutable";
 
 impl Meta {
     pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
-        let unknown_to_write = Vec::new();
-        Self { algorithm, unknown_to_write, data_blobs: false, data_pieces: false, sealing }
+        Self { algorithm, unknown_to_write: Vec::new(), sealing }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let features = [(self.data_blobs, DATA_BLOBS), (self.data_pieces, DATA_PIECES)];
-        let needed = features.into_iter().filter(|(is_needed, _)| *is_needed);
-        let needed = needed.map(|(_, name)| name.to_owned());
-        let needed_to_write = needed.chain(self.unknown_to_write.iter().cloned()).collect();
         record::encode(&Raw {
             format: FORMAT_VERSION,
             algorithm: self.algorithm.name().to_owned(),
             needed_to_read: Vec::new(),
-            needed_to_write,
+            needed_to_write: self.unknown_to_write.clone(),
             sealing: (self.sealing == Sealing::VerityOrImmutable).then(|| IMMUTABLE.to_owned()),
         })
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, MetaError> {
         let raw: Raw = record::decode(bytes).map_err(MetaError::Damaged)?;
-        if raw.format != FORMAT_VERSION {
-            return Err(MetaError::Version(raw.format));
+        match raw.format {
+            FORMAT_VERSION => {}
+            earlier @ 0..FORMAT_VERSION => return Err(MetaError::Earlier(earlier)),
+            later => return Err(MetaError::Version(later)),
         }
         let unknown = |features: Vec<String>| -> Vec<String> {
             features.into_iter().filter(|it| !KNOWN.contains(&it.as_str())).collect()
@@ -107,10 +104,8 @@ impl Meta {
             Some(IMMUTABLE) => Sealing::VerityOrImmutable,
             _ => Sealing::Verity,
         };
-        let has = |name: &str| raw.needed_to_write.iter().any(|it| it == name);
-        let (data_blobs, data_pieces) = (has(DATA_BLOBS), has(DATA_PIECES));
         let unknown_to_write = unknown(raw.needed_to_write);
-        Ok(Self { algorithm, unknown_to_write, data_blobs, data_pieces, sealing })
+        Ok(Self { algorithm, unknown_to_write, sealing })
     }
 }
 
@@ -132,13 +127,20 @@ mod tests {
 
     #[test]
     fn versions_and_features_are_checked() {
-        check(r#"{"format":1,"algorithm":"sha256"}"#, "sha256 []");
-        check(r#"{"format":1,"algorithm":"sha512","color":"red"}"#, "sha512 []");
-        check(r#"{"format":2,"algorithm":"sha256"}"#, "format 2");
-        check(r#"{"format":1,"algorithm":"md5"}"#, "\"md5\"");
-        check(r#"{"format":1,"algorithm":"sha256","needed_to_read":["packs","x"]}"#, "packs, x");
+        check(r#"{"format":2,"algorithm":"sha256"}"#, "sha256 []");
+        check(r#"{"format":2,"algorithm":"sha512","color":"red"}"#, "sha512 []");
         check(
-            r#"{"format":1,"algorithm":"sha256","needed_to_write":["packs"]}"#,
+            r#"{"format":1,"algorithm":"sha256"}"#,
+            "an earlier version of Quire made the store: it has format 1",
+        );
+        check(
+            r#"{"format":3,"algorithm":"sha256"}"#,
+            "a later version of Quire made the store: it has format 3",
+        );
+        check(r#"{"format":2,"algorithm":"md5"}"#, "\"md5\"");
+        check(r#"{"format":2,"algorithm":"sha256","needed_to_read":["packs","x"]}"#, "packs, x");
+        check(
+            r#"{"format":2,"algorithm":"sha256","needed_to_write":["packs"]}"#,
             "sha256 [\"packs\"]",
         );
         check(r#"{"format":-1,"algorithm":"sha256"}"#, "cannot be read");
@@ -151,8 +153,6 @@ mod tests {
             for sealing in [Sealing::Verity, Sealing::VerityOrImmutable] {
                 let mut meta = Meta::new(algorithm, sealing);
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
-                // Who says one feature more keeps those that it does not know.
-                meta.data_pieces = true;
                 meta.unknown_to_write = vec!["packs".to_owned()];
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
             }

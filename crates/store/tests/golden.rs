@@ -16,6 +16,9 @@ use quire_store::{
     Digest, FORMAT_VERSION, Form, FsckOptions, OpenOptions, RefName, Seconds, Store,
 };
 
+/// The first format that a release had.
+const FIRST: u32 = 2;
+
 const OPTIONS: FsckOptions = FsckOptions { threads: 2 };
 
 /// Copies a folder, with the modes that files of a store have.
@@ -173,6 +176,28 @@ fn stores_of_every_format() {
             versions.insert(version.parse::<u32>().unwrap());
         }
     }
-    let all: BTreeSet<_> = (1..=FORMAT_VERSION).collect();
+    let all: BTreeSet<_> = (FIRST..=FORMAT_VERSION).collect();
     assert_eq!(versions, all, "a format has no store here");
+}
+
+/// Format 1 was never released. Its stores are told apart, and not called damaged.
+#[test]
+fn stores_from_before_the_first_release_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let meta = br#"{"format":1,"algorithm":"sha256","needed_to_write":["data-blobs"]}"#;
+    let meta = [&meta[..], b"\n"].concat();
+    let digest = Digest::sha256(&meta);
+    fs::write(
+        directory.path().join("meta"),
+        [&meta[..], format!("{digest}\n").as_bytes()].concat(),
+    )
+    .unwrap();
+    for options in [OpenOptions::read(), OpenOptions::write(), OpenOptions::create()] {
+        let error = Store::open(directory.path(), options).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap();
+        let error = format!("{error}: {source}");
+        assert!(error.contains("has format 1"), "{error}");
+        assert!(error.contains("pull or import its images again"), "{error}");
+        assert!(!error.contains("damaged"), "{error}");
+    }
 }

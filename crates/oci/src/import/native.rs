@@ -43,7 +43,7 @@ impl Job<'_> {
             if self.options.form == Form::Tar {
                 draft.set_layer(diff_id);
                 for TarFile { object, sha256, offset, size } in &files {
-                    draft.add(*object, *sha256, *offset, *size, &[]);
+                    draft.add(*object, *sha256, *offset, *size);
                 }
                 let blob = draft.finish().map_err(ImportError::Object)?;
                 for file in files {
@@ -180,7 +180,6 @@ impl TarFile {
             kind: blob.kind,
             offset: self.offset,
             size: self.size,
-            end_len: 0,
             sha256: self.sha256,
             pieces: None,
         }

@@ -166,7 +166,7 @@ impl<'t> Packer<'t> {
             return Ok(());
         }
         if self.draft.is_none() {
-            self.draft = Some(self.transaction.data_blob(BlobKind::Dense)?);
+            self.draft = Some(self.transaction.data_blob(BlobKind::Packed)?);
         }
         let stored = match file.size {
             CUT_FROM.. => self.cut(file, read)?,
@@ -241,7 +241,7 @@ impl<'t> Packer<'t> {
         }
         draft.align()?;
         let sha256 = check.finish()?;
-        draft.add(object, sha256, offset, size, &[]);
+        draft.add(object, sha256, offset, size);
         Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
     }
 
@@ -343,15 +343,15 @@ fn place(
     let (offset, size) = (draft.position(), bytes.len() as u64);
     draft.write_all(bytes).map_err(PackError::Write)?;
     draft.align()?;
-    draft.add(object, sha256, offset, size, &[]);
+    draft.add(object, sha256, offset, size);
     Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
 }
 
 /// In a blob whose name is not known yet.
 fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
-    let kind = BlobKind::Dense;
-    let (blob, blob_bytes, offset, end_len, pieces) = (object, UNFINISHED, 0, 0, None);
-    StoredObject { object, blob, blob_bytes, kind, offset, size, end_len, sha256, pieces }
+    let kind = BlobKind::Packed;
+    let (blob, blob_bytes, offset, pieces) = (object, UNFINISHED, 0, None);
+    StoredObject { object, blob, blob_bytes, kind, offset, size, sha256, pieces }
 }
 
 fn finish(stored: &mut StoredObject, blob: &DataBlob) {

@@ -9,7 +9,7 @@ use image::verity::ObjectId;
 
 /// Bytes of a block of the blob.
 const BLOCK: u16 = 512;
-const _: () = assert!(store::BlobKind::Dense.block_size() == BLOCK as u64);
+const _: () = assert!(store::DATA_BLOCK == BLOCK as u64);
 /// What longer objects begin at a multiple of.
 pub(super) const PAGE: u64 = 4096;
 /// The longest objects that lie between others, in blocks.

@@ -65,8 +65,6 @@ pub(crate) fn write(
 ) -> Result<Written, NativeError> {
     let (found, blobs) = survey(tree, places)?;
     let has_tar = blobs.iter().any(|(_, kind)| *kind == BlobKind::Tar);
-    let is_whole = blobs.iter().all(|(_, kind)| kind.block_size() == 4096);
-    let block_size = if is_whole && !blobs.is_empty() { BlockSize::B4096 } else { BlockSize::B512 };
     let numbers: HashMap<ObjectId, u16> =
         blobs.iter().zip(0..).map(|((blob, _), number)| (blob.id, number)).collect();
     let devices: Vec<DataBlob> = blobs.iter().map(|(blob, _)| *blob).collect();
@@ -87,10 +85,9 @@ pub(crate) fn write(
             return Some(Placed::Pieces { runs, fingerprint });
         }
         let (device, offset) = (number(&stored.blob), stored.offset);
-        let tail = u16::try_from(stored.end_len).ok()?;
-        Some(Placed::Whole(Stored { device, offset, tail, fingerprint }))
+        Some(Placed::Whole(Stored { device, offset, tail: 0, fingerprint }))
     };
-    let native = Native { has_tar, ..Native::new(block_size, &devices, &find) };
+    let native = Native { has_tar, ..Native::new(BlockSize::B512, &devices, &find) };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
             return Err(io::Error::other("it is no object"));
@@ -139,9 +136,9 @@ fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
             continue;
         }
         let Some(stored) = places.find(&object)? else { continue };
-        // All of a small file is its end. Of one in pieces, also the blob is a device whose index tells so: then it is there
+        // An empty file is nowhere. Of one in pieces, also the blob is a device whose index tells so: then it is there
         // as long as the image is.
-        if u64::from(stored.end_len) < stored.size {
+        if stored.size > 0 {
             for store::DataBlob { id, bytes, kind } in stored.blobs() {
                 if known.insert(id) {
                     blobs.push((DataBlob { id, bytes }, kind));

@@ -9,7 +9,7 @@ use image::verity::{Algorithm, ObjectId};
 use rustix::fs::Stat;
 
 use super::{
-    Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader, Record,
+    BlobKind, Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader, Record,
     StoredObject, first_of, piece_of, reader,
 };
 use super::{blob_name, index_name};
@@ -213,7 +213,7 @@ impl Store {
     ) -> Result<Option<StoredObject>, StoreError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
-        let whole = catalog.whole(&key, |index| index.header.kind.is_packed());
+        let whole = catalog.whole(&key, |index| index.header.kind == BlobKind::Packed);
         // A tar has none.
         Ok(whole.or_else(|| catalog.in_pieces(object)))
     }
@@ -284,20 +284,11 @@ impl Store {
 
     /// What is wrong with the index of a blob, if anything.
     pub(crate) fn index_damage(&self, blob: &ObjectId) -> Result<Option<DataError>, DiskError> {
-        match load(self.data_there()?, blob)? {
-            Ok(Some(_)) => {}
-            Ok(None) => {
-                return Ok(Some(DataError::Index { blob: *blob, reason: "it is not there" }));
-            }
-            Err(error) => return Ok(Some(error)),
-        }
-        let data = self.data_there()?;
-        let name = index_name(blob);
-        let Some((file, stat)) = data.read(&name)? else { return Ok(None) };
-        let failed = |source| data.failed("read", &name, source);
-        let Ok(index) = Index::read(&file, length(&stat)).map_err(failed)? else { return Ok(None) };
-        let wrong = index.check_file(&file).map_err(failed)?;
-        Ok(wrong.map(|reason| DataError::Index { blob: *blob, reason }))
+        Ok(match load(self.data_there()?, blob)? {
+            Ok(Some(_)) => None,
+            Ok(None) => Some(DataError::Index { blob: *blob, reason: "it is not there" }),
+            Err(error) => Some(error),
+        })
     }
 
     /// From here on, every index that is there is found.
@@ -404,9 +395,8 @@ impl Store {
         }
         let open = |piece: &StoredObject| {
             let (file, index) = blobs.get(&piece.blob)?;
-            let mut places = index.places(&key(&piece.object)?).iter();
-            let is_there = places.any(|it| it.offset == piece.offset && it.size == piece.size);
-            is_there.then_some(*file)
+            let place = index.place(&key(&piece.object)?, piece.offset);
+            place.is_some_and(|it| it.size == piece.size).then_some(*file)
         };
         reader::of_pieces(pieces, files, open).ok_or_else(absent)
     }
@@ -420,17 +410,9 @@ impl Store {
         let (object, blob) = (stored.object, stored.blob);
         let absent = || StoreError::NoObject(object);
         let key = key(&object).ok_or_else(absent)?;
-        let places = index.places(&key);
-        let entry = places.iter().find(|it| it.offset == stored.offset).ok_or_else(absent)?;
-        let data = self.data_there()?;
+        let entry = index.place(&key, stored.offset).ok_or_else(absent)?;
         let (file, _) = self.open_blob(&blob, index.header.bytes)?;
-        let name = index_name(&blob);
-        let ends = match entry.end_len {
-            0 => None,
-            _ => data.read(&name)?.map(|it| it.0),
-        };
-        let part = open_part(index, entry, file, ends.as_ref());
-        part.map_err(|source| data.failed("read", &name, source).into())
+        Ok(ObjectReader::part(file, entry.offset, entry.size))
     }
 
     /// Replaces an index by one of some of its entries and objects in pieces, durably. The store is locked exclusively,
@@ -445,12 +427,11 @@ impl Store {
         let data = self.data_there()?;
         let name = index_name(blob);
         let failed = |source| data.failed("make", &name, source);
-        let Some((old, _)) = data.read(&name)? else { return Ok(()) };
-        let mut builder = Builder::new().map_err(failed)?;
-        for entry in keep {
-            let end = index.end(&old, entry).map_err(failed)?;
-            builder.add(entry, &end).map_err(failed)?;
+        if data.stat(&name)?.is_none() {
+            return Ok(());
         }
+        let mut builder = Builder::default();
+        keep.iter().for_each(|it| builder.add(*it));
         records.iter().for_each(|it| builder.add_record(it.clone()));
         let dropped = index.entries.len().saturating_sub(keep.len());
         let dropped = dropped + index.records.len().saturating_sub(records.len());
@@ -481,21 +462,6 @@ impl Store {
             None => Ok(None),
         }
     }
-}
-
-/// Opens what an index says of an object; `ends` is the file of the index.
-pub(super) fn open_part(
-    index: &Index,
-    entry: &Entry,
-    blob: File,
-    ends: Option<&File>,
-) -> std::io::Result<ObjectReader> {
-    let end = match ends {
-        Some(ends) => index.end(ends, entry)?,
-        None if entry.end_len == 0 => Vec::new(),
-        None => return Err(std::io::ErrorKind::NotFound.into()),
-    };
-    Ok(ObjectReader::part(blob, entry.offset, entry.in_blob(), end))
 }
 
 pub(super) fn first(index: &Index, blob: &ObjectId, key: &[u8; 32]) -> Option<StoredObject> {

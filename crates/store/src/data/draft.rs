@@ -8,7 +8,7 @@ use image::verity::{Algorithm, Hasher, ObjectId};
 
 use super::catalog::key;
 use super::index::Header;
-use super::{BlobKind, Builder, DataBlob, Entry, Piece, PieceKey, Record};
+use super::{BlobKind, Builder, DATA_BLOCK, DataBlob, Entry, Piece, PieceKey, Record};
 use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::draft::{DraftError, Scrap};
@@ -34,7 +34,7 @@ pub struct DataBlobDraft<'t> {
     hasher: Hasher,
     gathered: Vec<u8>,
     index: Builder,
-    /// Of a compressor, which [`finish`](Self::finish) tells.
+    /// An id that no index can have, which [`finish`](Self::finish) tells.
     failed: Option<io::Error>,
 }
 
@@ -50,7 +50,7 @@ impl<'t> DataBlobDraft<'t> {
         let disk = |source| transaction.write_failed(WHAT, source);
         let (scrap, file) = Scrap::new(transaction).map_err(disk)?;
         let written = transaction.read_back(scrap.number()).map_err(disk)?;
-        let index = Builder::new().map_err(|source| DraftError::Index { source })?;
+        let index = Builder::default();
         let hasher = Hasher::new(algorithm);
         let gathered = Vec::with_capacity(BUFFER);
         let (layer, failed) = (None, None);
@@ -86,7 +86,7 @@ impl<'t> DataBlobDraft<'t> {
     /// # Errors
     /// [`DraftError`] when they cannot be written.
     pub fn align(&mut self) -> Result<(), DraftError> {
-        self.align_to(self.kind.block_size())
+        self.align_to(DATA_BLOCK)
     }
 
     /// Adds zeros up to the next multiple of `unit`, at most 4096.
@@ -100,21 +100,17 @@ impl<'t> DataBlobDraft<'t> {
         taken.map_err(|source| self.transaction.write_failed(WHAT, source))
     }
 
-    /// Says that an object is at `offset`: all of it but `end`, which the index gets. Small objects may be all end; then
-    /// the offset means nothing. One object may be at several places.
+    /// Says that an object is at `offset`, which means nothing for an empty one. One object may be at several places.
     ///
     /// That it begins with a block, is within the blob and overlaps no other one is checked by [`finish`](Self::finish);
     /// that its bytes are there, `fsck` checks.
-    pub fn add(&mut self, object: ObjectId, sha256: [u8; 32], offset: u64, size: u64, end: &[u8]) {
+    pub fn add(&mut self, object: ObjectId, sha256: [u8; 32], offset: u64, size: u64) {
         let Some(id) = key(&object) else {
             self.failed = Some(io::Error::new(io::ErrorKind::InvalidInput, "an id of SHA-512"));
             return;
         };
-        let offset = if size == end.len() as u64 { 0 } else { offset };
-        let entry = Entry { id, offset, size, end_len: 0, end_at: 0, sha256 };
-        if let Err(error) = self.index.add(&entry, end) {
-            self.failed = Some(error);
-        }
+        let offset = if size == 0 { 0 } else { offset };
+        self.index.add(Entry { id, offset, size, sha256 });
     }
 
     /// Says that an object is made of others, which need not be in this blob: in any data blob of the store when somebody

@@ -39,11 +39,9 @@ const INDEX: &str = ".index";
 /// What a data blob is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlobKind {
-    /// Whole blocks of 4096 bytes of objects, one object behind the other, and ends in the index.
-    Packed,
     /// Whole objects in blocks of 512 bytes: what is longer than seven of these begins at a multiple of 4096, what is not
     /// crosses none.
-    Dense,
+    Packed,
     /// A layer's uncompressed tar, with zeros up to a whole block.
     Tar,
 }
@@ -54,25 +52,12 @@ impl BlobKind {
         match self {
             Self::Packed => 1,
             Self::Tar => 2,
-            Self::Dense => 3,
         }
-    }
-
-    /// Bytes in a block: every object begins at a multiple of it.
-    #[must_use]
-    pub const fn block_size(self) -> u64 {
-        match self {
-            Self::Packed => 4096,
-            Self::Tar | Self::Dense => 512,
-        }
-    }
-
-    /// Whether it is what the form `packed` is made of.
-    #[must_use]
-    pub const fn is_packed(self) -> bool {
-        matches!(self, Self::Packed | Self::Dense)
     }
 }
+
+/// Bytes in a block of a data blob: every object in it begins at a multiple of this.
+pub const DATA_BLOCK: u64 = 512;
 
 /// A data blob that was added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,15 +81,13 @@ pub struct StoredObject {
     pub blob_bytes: u64,
     /// What the blob is made of.
     pub kind: BlobKind,
-    /// Where in the blob it begins; 0 if nothing of it is there.
+    /// Where in the blob it begins, in bytes; 0 for an empty object, and for one in pieces.
     pub offset: u64,
     /// Length of the whole object in bytes.
     pub size: u64,
-    /// How many bytes of its end are not in the blob but in the index.
-    pub end_len: u32,
     /// SHA-256 of the object's bytes.
     pub sha256: [u8; 32],
-    /// Of an object in pieces, these, in order: then it has neither an offset nor an end.
+    /// The pieces of an object in pieces, in order.
     pub pieces: Option<Arc<[StoredPiece]>>,
 }
 
@@ -156,15 +139,9 @@ impl DataFile {
 }
 
 /// Opens an object in a blob that is not published yet.
-pub(crate) fn open_made(
-    index: &Index,
-    stored: &StoredObject,
-    blob: File,
-    ends: &File,
-) -> std::io::Result<ObjectReader> {
-    let key = catalog::key(&stored.object).ok_or(std::io::ErrorKind::NotFound)?;
-    let entry = index.places(&key).iter().find(|it| it.offset == stored.offset);
-    catalog::open_part(index, entry.ok_or(std::io::ErrorKind::NotFound)?, blob, Some(ends))
+pub(crate) fn open_made(index: &Index, stored: &StoredObject, blob: File) -> Option<ObjectReader> {
+    let entry = index.place(&catalog::key(&stored.object)?, stored.offset)?;
+    Some(ObjectReader::part(blob, entry.offset, entry.size))
 }
 
 /// What an index says of where an object is: all of it, or its pieces, which `find` finds.

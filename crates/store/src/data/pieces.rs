@@ -10,7 +10,7 @@ use super::{Index, StoredObject};
 /// A run of an object's bytes, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// The object that has the same bytes, alone, in a packed blob without an end; `None` for zeros, which are nowhere.
+    /// The object that has the same bytes, alone, in a packed blob; `None` for zeros, which are nowhere.
     pub object: Option<ObjectId>,
     /// Bytes: whole blocks, but for an object's last piece.
     pub len: u64,
@@ -49,7 +49,6 @@ pub(crate) fn resolve(
         kind: index.header.kind,
         offset: 0,
         size: record.size,
-        end_len: 0,
         sha256: record.sha256,
         pieces: Some(Arc::from(pieces)),
     })

@@ -20,8 +20,8 @@ pub struct ObjectReader {
 enum Source {
     /// All of the file.
     Whole(File),
-    /// A part of the file, and the end that is not in it.
-    Part { file: File, offset: u64, in_blob: u64, end: Vec<u8> },
+    /// So many bytes of the file, from an offset on.
+    Part { file: File, offset: u64, size: u64 },
     /// Parts of files.
     Pieces { files: Vec<File>, pieces: Vec<Run> },
 }
@@ -59,9 +59,8 @@ impl ObjectReader {
         Self { source: Source::Whole(file), size, position: 0 }
     }
 
-    pub(super) fn part(file: File, offset: u64, in_blob: u64, end: Vec<u8>) -> Self {
-        let size = in_blob + end.len() as u64;
-        Self { source: Source::Part { file, offset, in_blob, end }, size, position: 0 }
+    pub(super) const fn part(file: File, offset: u64, size: u64) -> Self {
+        Self { source: Source::Part { file, offset, size }, size, position: 0 }
     }
 
     fn pieces(files: Vec<File>, pieces: Vec<Run>) -> Self {
@@ -91,16 +90,10 @@ impl ObjectReader {
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.source {
             Source::Whole(file) => file.read_at(buffer, offset),
-            Source::Part { file, offset: start, in_blob, end } => {
-                if let Some(left @ 1..) = in_blob.checked_sub(offset) {
-                    let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-                    return file.read_at(&mut buffer[..length], start + offset);
-                }
-                let into = usize::try_from(offset - in_blob).unwrap_or(usize::MAX);
-                let rest = end.get(into..).unwrap_or_default();
-                let length = rest.len().min(buffer.len());
-                buffer[..length].copy_from_slice(&rest[..length]);
-                Ok(length)
+            Source::Part { file, offset: start, size } => {
+                let Some(left @ 1..) = size.checked_sub(offset) else { return Ok(0) };
+                let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+                file.read_at(&mut buffer[..length], start + offset)
             }
             Source::Pieces { files, pieces } => {
                 let at = pieces.partition_point(|it| it.until <= offset);

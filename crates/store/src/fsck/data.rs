@@ -120,7 +120,7 @@ impl Store {
             jobs.retain(|(blob, _, entry)| used.meets(blob, entry.offset, entry.until()));
         }
         // As they are on the disk; ends in the order of the frames that have them.
-        jobs.sort_by_key(|(blob, _, entry)| (*blob, entry.offset, entry.end_at));
+        jobs.sort_by_key(|(blob, _, entry)| (*blob, entry.offset));
         let mut in_blobs = InBlobs::default();
         let mut bad = Vec::new();
         for (job, damage) in jobs.iter().zip(self.hash_stored(&jobs, options)?) {
@@ -270,7 +270,7 @@ impl Store {
         let (first_blob, offset, size) =
             first.map_or((*blob, 0, 0), |it| (it.blob, it.offset, it.size));
         let (id, sha256) = (record.id, record.sha256);
-        let at = (first_blob, Entry { id, offset, size, end_len: 0, end_at: 0, sha256 });
+        let at = (first_blob, Entry { id, offset, size, sha256 });
         if record.size > RECORD_BYTES_MAX {
             return Ok(Some((at, format!("{} bytes are more than any file has", record.size))));
         }
@@ -385,7 +385,7 @@ fn first_unknown(range: &BlobRange, index: &Index) -> Option<u64> {
     let until = range.offset.saturating_add(range.len);
     let mut at = range.offset;
     while at < until {
-        match index.before(at).filter(|it| it.in_blob() > 0 && at < it.until()) {
+        match index.before(at).filter(|it| it.size > 0 && at < it.until()) {
             Some(entry) => at = entry.until(),
             None => return Some(range.offset),
         }

@@ -26,7 +26,7 @@ impl Places {
     fn of(bad: &[Bad]) -> Self {
         let mut blobs: BTreeMap<ObjectId, Vec<(u64, u64, usize)>> = BTreeMap::new();
         for (number, Bad { at: (blob, entry), .. }) in bad.iter().enumerate() {
-            if entry.in_blob() > 0 {
+            if entry.size > 0 {
                 blobs.entry(*blob).or_default().push((entry.offset, entry.until(), number));
             }
         }
@@ -110,8 +110,6 @@ mod tests {
             id: *id("object").as_bytes().first_chunk().unwrap(),
             offset: number * 8192,
             size: 4096,
-            end_len: 0,
-            end_at: 0,
             sha256: [0; 32],
         };
         let bad = (0..COUNT).map(|it| Bad {

@@ -8,7 +8,7 @@ use image::verity::ObjectId;
 use kernel::verity::measure;
 
 use super::GcError;
-use crate::data::{self, Entry, Index, Ranges, Record};
+use crate::data::{self, DATA_BLOCK, Entry, Index, Ranges, Record};
 use crate::disk::DiskError;
 use crate::images::{self, BlobRange};
 use crate::inventory::Inventory;
@@ -225,7 +225,7 @@ fn live(index: &Index, needed: &NeededParts) -> Vec<Entry> {
     let ranges = Ranges::new(needed.ranges.clone());
     let is_live = |entry: &&Entry| {
         needed.objects.contains(&entry.id)
-            || entry.in_blob() > 0 && ranges.meet(entry.offset, entry.until())
+            || entry.size > 0 && ranges.meet(entry.offset, entry.until())
     };
     index.entries.iter().filter(is_live).copied().collect()
 }
@@ -246,12 +246,12 @@ impl Cut {
         let records = records.cloned().collect();
         let ranges = Ranges::new(needed.ranges.clone());
         let mut live = ranges.into_sorted();
-        live.extend(kept.iter().filter(|it| it.in_blob() > 0).map(|it| (it.offset, it.until())));
+        live.extend(kept.iter().filter(|it| it.size > 0).map(|it| (it.offset, it.until())));
         live.sort_unstable();
         let mut free = Vec::new();
         let mut at: u64 = 0;
         // The last block says what the blob is.
-        let imprint = index.header.bytes.saturating_sub(index.header.kind.block_size());
+        let imprint = index.header.bytes.saturating_sub(DATA_BLOCK);
         for (from, until) in live.into_iter().chain([(imprint, u64::MAX)]) {
             let (start, end) = (at.next_multiple_of(PAGE), from / PAGE * PAGE);
             if start < end {

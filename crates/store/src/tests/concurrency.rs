@@ -1,6 +1,5 @@
 //! Several imports, and `gc`, at once.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::verity::{Algorithm, digest};
@@ -166,41 +165,6 @@ fn an_image_can_be_opened_while_someone_asks_whether_it_is_open() {
         }
         done.store(true, Ordering::Relaxed);
     });
-}
-
-/// One adds `data-blobs` to `meta` and the other `data-pieces` too.
-#[test]
-fn imports_at_once_keep_each_others_features() {
-    let directory = super::fast_directory();
-    let path = directory.path();
-    let store = open(path);
-    let without = std::fs::read(path.join("meta")).unwrap();
-    for round in 0..200 {
-        super::damage::replace(&path.join("meta"), &without);
-        let start = Barrier::new(4);
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let (start, store) = (&start, again(&store));
-                scope.spawn(move || {
-                    let transaction = store.begin().unwrap();
-                    let bytes = format!("{round} {thread} ").repeat(1000).into_bytes();
-                    if thread == 0 {
-                        super::pieces::pack_pieces(
-                            &transaction,
-                            &[[bytes, vec![0; 8192]].concat()],
-                        )
-                        .unwrap();
-                    } else {
-                        super::data::pack(&transaction, &[bytes]).unwrap();
-                    }
-                    start.wait();
-                    transaction.commit().unwrap();
-                });
-            }
-        });
-        let meta = again(&store).meta().clone();
-        assert!(meta.data_blobs && meta.data_pieces, "round {round}");
-    }
 }
 
 #[test]

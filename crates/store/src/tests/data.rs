@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use image::erofs::read::Owners;
-use image::erofs::{BlockSize, Native, PACKED_TAIL_MAX, Piece, Placed, Stored, write_native};
+use image::erofs::{BlockSize, Native, Piece, Placed, Stored, write_native};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
 
@@ -17,20 +17,14 @@ use crate::{
     TransactionError, Where,
 };
 
-/// Puts files into one packed blob: whole blocks there, ends in the index.
+/// Puts files into one packed blob, each into pages of its own.
 pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<DataBlob, Failure> {
     let mut draft = import.data_blob(BlobKind::Packed)?;
     for bytes in files {
-        let end = match bytes.len() % 4096 {
-            end if end <= usize::from(PACKED_TAIL_MAX) => end,
-            _ => 0,
-        };
-        let (whole, end) = bytes.split_at(bytes.len() - end);
         let offset = draft.position();
-        draft.write_all(whole)?;
-        draft.align()?;
-        let sha256 = Sha256::digest(bytes).into();
-        draft.add(id(bytes), sha256, offset, bytes.len() as u64, end);
+        draft.write_all(bytes)?;
+        draft.align_to(4096)?;
+        draft.add(id(bytes), Sha256::digest(bytes).into(), offset, bytes.len() as u64);
     }
     Ok(draft.finish()?)
 }
@@ -54,7 +48,7 @@ pub(super) fn add_native(
     let mut devices = Vec::new();
     for bytes in objects {
         let stored = find_again(import, bytes)?;
-        if stored.size == u64::from(stored.end_len) {
+        if stored.size == 0 {
             continue;
         }
         let size = match import.store().index_of(&stored.blob)? {
@@ -62,18 +56,17 @@ pub(super) fn add_native(
             None => import.made_bytes(&stored.blob).unwrap(),
         };
         let device = image::erofs::DataBlob { id: stored.blob, bytes: size };
-        let is_on_device = u64::from(stored.end_len) < stored.size;
-        if is_on_device && !devices.contains(&device) {
+        if !devices.contains(&device) {
             devices.push(device);
         }
         let device = devices.iter().position(|it| *it == device).unwrap_or_default();
         let device = u16::try_from(device)?;
-        let (tail, fingerprint) = (u16::try_from(stored.end_len)?, stored.sha256);
-        places.insert(id(bytes), Stored { device, offset: stored.offset, tail, fingerprint });
+        let (offset, fingerprint) = (stored.offset, stored.sha256);
+        places.insert(id(bytes), Stored { device, offset, tail: 0, fingerprint });
     }
     let find = |id: &ObjectId| places.get(id).copied().map(Placed::Whole);
     let native = Native {
-        block_size: BlockSize::B4096,
+        block_size: BlockSize::B512,
         has_tar: false,
         devices: &devices,
         find: &find,
@@ -114,7 +107,7 @@ pub(super) fn id(bytes: &[u8]) -> ObjectId {
     digest(Algorithm::Sha256, bytes)
 }
 
-/// Files that are whole blocks, blocks and an end, and all end.
+/// Files that end with a page, and within one.
 pub(super) fn files(name: &str) -> Vec<Vec<u8>> {
     let fill = |length: usize| name.bytes().cycle().take(length).collect::<Vec<u8>>();
     vec![fill(8192), fill(100), fill(20_000), fill(4097), fill(300_000), fill(4096)]
@@ -137,8 +130,8 @@ fn objects_in_a_blob_are_found_and_read() {
 
     let import = store.begin().unwrap();
     let blob = pack(&import, &files).unwrap();
-    // Ends up to 512 bytes are in the index; the last block says what the blob is.
-    assert_eq!(blob.bytes, 8192 + 20480 + 4096 + 74 * 4096 + 4096 + 4096);
+    // The last block says what the blob is.
+    assert_eq!(blob.bytes, 8192 + 4096 + 20480 + 8192 + 74 * 4096 + 4096 + 512);
     for bytes in &files {
         // Before the commit, only for the import itself.
         let (object, size) = (id(bytes), bytes.len() as u64);
@@ -167,9 +160,8 @@ fn objects_in_a_blob_are_found_and_read() {
         assert_eq!((stored.blob, stored.size), (blob.id, bytes.len() as u64));
         assert_eq!(stored.sha256, *Sha256::digest(bytes));
         let start = usize::try_from(stored.offset).unwrap();
-        let whole = bytes.len() - usize::try_from(stored.end_len).unwrap();
-        assert_eq!(file[start..start + whole], bytes[..whole]);
-        if whole > 0 {
+        assert_eq!(file[start..start + bytes.len()], *bytes);
+        if !bytes.is_empty() {
             assert_eq!(other.stored_at(&blob.id, stored.offset).unwrap(), Some(stored.clone()));
         }
         assert_eq!(other.stored_in(&object, [&blob.id]).unwrap(), Some(stored));
@@ -180,7 +172,7 @@ fn objects_in_a_blob_are_found_and_read() {
 }
 
 #[test]
-fn a_reader_reads_across_blob_and_end() {
+fn a_reader_ends_where_its_object_does() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let bytes: Vec<u8> =
@@ -239,7 +231,7 @@ fn a_tar_says_which_layer_it_is() {
         draft.write_all(&[b'f'; 600]).unwrap();
         draft.align().unwrap();
         let file = [b'f'; 600];
-        draft.add(id(&file), Sha256::digest(file).into(), 512, 600, b"");
+        draft.add(id(&file), Sha256::digest(file).into(), 512, 600);
         if let Some(layer) = layer {
             draft.set_layer(layer);
         }
@@ -275,7 +267,7 @@ fn what_cannot_be_is_refused() {
     let import = store.begin().unwrap();
     let mut draft = import.data_blob(BlobKind::Packed).unwrap();
     draft.write_all(&[1; 5000]).unwrap();
-    draft.add(id(b"a"), [0; 32], 0, 9000, b"");
+    draft.add(id(b"a"), [0; 32], 0, 9000);
     let error = draft.finish().unwrap_err();
     assert!(matches!(error, DraftError::Index { .. }), "{error}");
     assert!(matches!(import.commit(), Err(TransactionError::Incomplete)));
@@ -286,27 +278,6 @@ fn what_cannot_be_is_refused() {
         Store::open(directory.path(), OpenOptions { create, ..OpenOptions::create() }).unwrap();
     let import = store.begin().unwrap();
     assert!(matches!(import.data_blob(BlobKind::Packed), Err(DraftError::NoDataBlobs(_))));
-}
-
-#[test]
-fn the_store_says_that_it_has_data_blobs() {
-    let directory = TempDir::new().unwrap();
-    let store = open(directory.path());
-    let meta = || std::fs::read_to_string(directory.path().join("meta")).unwrap();
-    assert!(!meta().contains("data-blobs"));
-    let import = store.begin().unwrap();
-    import.object(b"object").unwrap();
-    import.commit().unwrap();
-    assert!(!meta().contains("data-blobs"));
-    let import = store.begin().unwrap();
-    pack(&import, &files("a")).unwrap();
-    import.commit().unwrap();
-    assert!(meta().contains(r#""needed_to_write":["data-blobs"]"#), "{}", meta());
-    let store = Store::open(directory.path(), OpenOptions::write()).unwrap();
-    assert!(store.meta().data_blobs);
-    let import = store.begin().unwrap();
-    pack(&import, &files("b")).unwrap();
-    import.commit().unwrap();
 }
 
 /// Everything in a native image is found again.
@@ -381,21 +352,20 @@ fn a_blob_that_is_not_as_the_image_says_is_never_mounted() {
     assert!(why().contains("no regular file"), "{}", why());
 }
 
-/// Its objects are in an index whose blob is empty.
+/// All of it is in the image.
 #[test]
 fn a_native_image_of_small_files_has_no_devices() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let files = sample("small", 1);
+    let files = sample("small", 0);
     let image = import_as(&store, "small", &files, Form::Packed).unwrap();
     let opened = store.open_image(&image).unwrap();
     assert_eq!((opened.form, opened.devices.len()), (Form::Packed, 0));
     drop(opened);
     super::check_clean(&store).unwrap();
-    assert_eq!(bytes_of(&store, &id(&files["own-0"])), files["own-0"]);
     store.remove_ref(&"small".parse().unwrap()).unwrap();
     super::check_clean(&store).unwrap();
-    assert!(store.data_there().unwrap().list().unwrap().is_empty());
+    assert!(store.data().unwrap().is_none());
 }
 
 #[test]

@@ -178,10 +178,10 @@ fn records_as_the_document_has_them_are_read() {
         drop(fs::remove_file(path(name)));
         fs::write(path(name), record(json)).unwrap();
     };
-    write("meta", r#"{"format":1,"algorithm":"sha512","needed_to_read":[],"needed_to_write":[]}"#);
+    write("meta", r#"{"format":2,"algorithm":"sha512","needed_to_read":[],"needed_to_write":[]}"#);
     let store = Store::open(directory.path(), OpenOptions::read()).unwrap();
     assert_eq!(store.algorithm(), Algorithm::Sha512);
-    write("meta", r#"{"format":1,"algorithm":"sha256","needed_to_read":[],"needed_to_write":[]}"#);
+    write("meta", r#"{"format":2,"algorithm":"sha256","needed_to_read":[],"needed_to_write":[]}"#);
     let store = Store::open(directory.path(), OpenOptions::read()).unwrap();
     let image = "ab".repeat(32);
     let json = format!(

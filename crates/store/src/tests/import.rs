@@ -382,7 +382,7 @@ fn a_store_with_features_to_come_can_only_be_read() {
     let directory = TempDir::new().unwrap();
     open(directory.path());
     let meta = serde_json::json!({
-        "format": 1, "algorithm": "sha256", "needed_to_write": ["packs"]
+        "format": 2, "algorithm": "sha256", "needed_to_write": ["packs"]
     });
     super::damage::replace(&directory.path().join("meta"), &crate::record::encode(&meta));
     Store::open(directory.path(), OpenOptions::read()).unwrap();

@@ -57,8 +57,8 @@ pub(super) fn pack_pieces(
             if import.reuse_piece(&object, len)?.is_none() && here.insert(object) {
                 let offset = draft.position();
                 draft.write_all(chunk)?;
-                draft.align()?;
-                draft.add(object, Sha256::digest(chunk).into(), offset, len, b"");
+                draft.align_to(4096)?;
+                draft.add(object, Sha256::digest(chunk).into(), offset, len);
             }
             pieces.push(Piece { object: Some(object), len });
         }
@@ -117,7 +117,7 @@ fn add_image(
         let (runs, fingerprint) = runs.get(id)?;
         Some(Placed::Pieces { runs, fingerprint: *fingerprint })
     };
-    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let native = Native::new(BlockSize::B512, &devices, &find);
     let mut contents = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| {
         Err(std::io::Error::other("all of it is on devices"))
     };
@@ -179,38 +179,20 @@ fn pieces_are_stored_once_and_zeros_never() {
     let store = open(directory.path());
     let one = import_pieces(&store, "one", &ONE).unwrap();
     // a b c d and 5000 bytes of e, which are two blocks; and the last block, which says what it is.
-    let expected = 5 * 8192 + 4096;
+    let expected = 5 * 8192 + 512;
     let blobs: Vec<_> = store.open_image(&one).unwrap().devices.iter().map(|it| it.bytes).collect();
     assert_eq!(blobs, [expected]);
     check_files(&store, &one, &ONE);
     let two = import_pieces(&store, "two", &TWO).unwrap();
     let blobs: Vec<_> = store.open_image(&two).unwrap().devices.iter().map(|it| it.bytes).collect();
     // X, and the short a.
-    assert_eq!(blobs.iter().sum::<u64>() - expected, 2 * 8192 + 4096);
+    assert_eq!(blobs.iter().sum::<u64>() - expected, 2 * 8192 + 512);
     check_files(&store, &two, &TWO);
     check(&store).unwrap();
     check_clean(&store).unwrap();
     check_files(&store, &two, &TWO);
     // A whole file that is not larger than a piece is one.
     assert_eq!(read(&store, &id(&bytes_of("a"))), bytes_of("a"));
-    let meta = fs::read_to_string(directory.path().join("meta")).unwrap();
-    assert!(meta.contains(r#""needed_to_write":["data-blobs","data-pieces"]"#), "{meta}");
-}
-
-#[test]
-fn a_store_without_pieces_does_not_ask_for_them() {
-    let directory = TempDir::new().unwrap();
-    let store = open(directory.path());
-    let import = store.begin().unwrap();
-    let blob = super::data::pack(&import, &super::data::files("a")).unwrap();
-    import.commit().unwrap();
-    let meta = fs::read_to_string(directory.path().join("meta")).unwrap();
-    assert!(!meta.contains("pieces"), "{meta}");
-    let index = fs::read(directory.path().join(format!("data/{}.index", blob.id))).unwrap();
-    assert_eq!(&index[index.len() - 40..index.len() - 32], b"datend\0\x01");
-    import_pieces(&store, "one", &ONE).unwrap();
-    let meta = fs::read_to_string(directory.path().join("meta")).unwrap();
-    assert!(meta.contains("data-pieces"), "{meta}");
 }
 
 #[test]
@@ -340,10 +322,6 @@ fn an_import_of_pieces_survives_a_crash_at_any_moment() {
     );
     let seen = recorded.replay(&|directory, _| {
         let store = Store::open(directory, OpenOptions::write())?;
-        let has_pieces = store.indexes()?.values().any(|it| !it.records.is_empty());
-        if has_pieces && !store.meta().data_pieces {
-            return Err("objects in pieces are there and not announced".into());
-        }
         check_names(&store)
     });
     let seen = seen.unwrap();
@@ -542,7 +520,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
             builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(node)).unwrap();
         builder.insert(InodeId::ROOT, b"file", inode, Link::Equal).unwrap();
         let find = |_: &ObjectId| Some(Placed::Pieces { runs, fingerprint });
-        let native = Native::new(BlockSize::B4096, &device, &find);
+        let native = Native::new(BlockSize::B512, &device, &find);
         let import = store.begin().unwrap();
         assert!(import.reuse_data_blob(&stored.blob).unwrap());
         let mut draft = import.image().unwrap();

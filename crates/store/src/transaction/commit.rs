@@ -43,7 +43,6 @@ impl Transaction<'_> {
         let refs = self.write_refs(&state)?;
 
         self.sync_data(&state, &refs)?;
-        self.announce_data(&state)?;
         self.publish_objects(&state)?;
         self.publish_data(&state)?;
         self.sync_objects(&state)?;

@@ -12,9 +12,7 @@ use crate::data::{
 };
 use crate::disk::DiskError;
 use crate::draft::{DraftError, Scrap};
-use crate::meta::Meta;
-use crate::record::RECORD_MAX;
-use crate::store::{META, StoreError, mode_of};
+use crate::store::{StoreError, mode_of};
 
 /// A data blob that an import has made or relies on.
 #[derive(Debug)]
@@ -146,17 +144,13 @@ impl Transaction<'_> {
             };
             return self.store.stored_pieces(stored, &made);
         }
-        let files = match self.state().data.get(&stored.blob) {
-            Some(Data::Here(made)) => Some((made.blob, made.index_file, Arc::clone(&made.index))),
+        let made = match self.state().data.get(&stored.blob) {
+            Some(Data::Here(made)) => Some((made.blob, Arc::clone(&made.index))),
             _ => None,
         };
-        let Some((blob, index_file, index)) = files else {
-            return self.store.stored_object(stored);
-        };
-        data::open_made(&index, stored, self.read_back(blob)?, &self.read_back(index_file)?)
-            .map_err(|source| {
-                self.work.directory.failed("read", index_file.to_string(), source).into()
-            })
+        let Some((blob, index)) = made else { return self.store.stored_object(stored) };
+        let reader = data::open_made(&index, stored, self.read_back(blob)?);
+        reader.ok_or(StoreError::NoObject(stored.object))
     }
 
     /// Where in data blobs an object is.
@@ -238,44 +232,6 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// The store says that it has data blobs before it has one: who does not know them must not change it.
-    pub(super) fn announce_data(&self, state: &State) -> Result<(), DiskError> {
-        let mut made = state.data.values().filter_map(|it| match it {
-            Data::Here(made) => Some(&made.index),
-            Data::Store => None,
-        });
-        let Some(first) = made.next() else { return Ok(()) };
-        let has_pieces =
-            |index: &Arc<Index>| !index.records.is_empty() || index.header.kind == BlobKind::Dense;
-        let has_pieces = has_pieces(first) || made.any(has_pieces);
-        let store = self.store;
-        let made = store.root.make(data::DATA, mode_of(data::DATA))?;
-        // A descriptor of its own, since flock belongs to the open file. Imports share the store's lock: without this one,
-        // what another says between the reading and the renaming would be lost. Nothing else is waited for under it.
-        let lock = store.root.open(data::DATA)?;
-        lock.lock()?;
-        let meta = store.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
-        let meta = Meta::decode(&meta);
-        let meta =
-            meta.map_err(|error| store.root.failed("read", META, std::io::Error::other(error)))?;
-        let is_said = meta.data_blobs && (meta.data_pieces || !has_pieces);
-        if !is_said {
-            let data_pieces = meta.data_pieces || has_pieces;
-            let meta = Meta { data_blobs: true, data_pieces, ..meta };
-            let (number, mut file) = self.new_file()?;
-            file.write_all(&meta.encode())?;
-            drop(file);
-            self.work.directory.sync_file(number.to_string())?;
-            self.work.directory.rename_over(number.to_string(), &store.root, META)?;
-        }
-        if made || !is_said {
-            store.root.sync()?;
-        }
-        // Only now: who finds it said publishes at once.
-        drop(lock);
-        Ok(())
-    }
-
     /// Publishes data blobs, durably, and then their indexes: an index promises what is in its blob.
     pub(super) fn publish_data(&self, state: &State) -> Result<(), DiskError> {
         let mut made = Vec::new();
@@ -289,6 +245,9 @@ impl Transaction<'_> {
         }
         if state.data.is_empty() {
             return Ok(());
+        }
+        if !made.is_empty() && self.store.root.make(data::DATA, mode_of(data::DATA))? {
+            self.store.root.sync()?;
         }
         let directory = self.store.data_there()?;
         let mut sealer = super::commit::Sealer::new(self);

@@ -4,7 +4,7 @@ use image::verity::ObjectId;
 
 use super::data::Data;
 use super::{Found, Transaction};
-use crate::data::{DataBlob, ObjectReader, StoredObject};
+use crate::data::{BlobKind, DataBlob, ObjectReader, StoredObject};
 use crate::digest::Digest;
 use crate::disk::length;
 use crate::draft::DraftError;
@@ -49,7 +49,7 @@ impl Transaction<'_> {
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_packed(&self, id: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
-        let is_packed = |it: &StoredObject| it.kind.is_packed();
+        let is_packed = |it: &StoredObject| it.kind == BlobKind::Packed;
         let found = match self.made(id).filter(is_packed) {
             Some(found) => Some(found),
             None => {

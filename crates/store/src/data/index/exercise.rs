@@ -17,20 +17,15 @@ use super::{Builder, Index};
 pub fn exercise_data_index(file: &File) -> io::Result<()> {
     let size = file.metadata()?.len();
     let Ok(index) = Index::read(file, size)? else { return Ok(()) };
-    let mut builder = Builder::new()?;
-    let mut is_whole = true;
+    let mut builder = Builder::default();
     for entry in &index.entries {
         assert!(entry.until() <= index.header.bytes);
         assert!(index.places(&entry.id).contains(entry));
-        if entry.in_blob() > 0 {
+        if entry.size > 0 {
             assert_eq!(index.at(entry.offset), Some(entry));
             assert_eq!(index.before(entry.until().saturating_sub(1)), Some(entry));
         }
-        match index.end(file, entry) {
-            Ok(end) => builder.add(entry, &end)?,
-            // Its tables are right, and what is compressed is damaged.
-            Err(_) => is_whole = false,
-        }
+        builder.add(*entry);
     }
     for record in &index.records {
         assert_eq!(index.record(&record.id), Some(record));
@@ -38,15 +33,11 @@ pub fn exercise_data_index(file: &File) -> io::Result<()> {
         assert_eq!(record.pieces.iter().map(|it| it.len).sum::<u64>(), record.size);
         builder.add_record(record.clone());
     }
-    drop(index.check_file(file));
-    if is_whole {
-        let encoded = builder.encode(&index.header)?;
-        file.set_len(0)?;
-        file.write_all_at(&encoded, 0)?;
-        let again = Index::read(file, file.metadata()?.len())?.expect("it was written just now");
-        assert_eq!(again.check_file(file)?, None);
-        assert!(again.has_all_of(&index) || index.header.dropped > 0);
-        assert_eq!((again.entries.len(), &again.records), (index.entries.len(), &index.records));
-    }
+    let encoded = builder.encode(&index.header)?;
+    file.set_len(0)?;
+    file.write_all_at(&encoded, 0)?;
+    let again = Index::read(file, file.metadata()?.len())?.expect("it was written just now");
+    assert!(again.has_all_of(&index) || index.header.dropped > 0);
+    assert_eq!((again.entries.len(), &again.records), (index.entries.len(), &index.records));
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use image::verity::ObjectId;
 use sha2::{Digest as _, Sha256};
 
-use super::{BlobKind, Fields};
+use super::{BlobKind, DATA_BLOCK, Fields};
 
 /// Bytes of a record, and of a piece of one.
 pub(super) const RECORD: usize = 96;
@@ -62,7 +62,7 @@ impl Record {
 
     /// What is wrong with it, in a blob of this kind.
     pub(super) fn check(&self, kind: BlobKind) -> Result<(), &'static str> {
-        if !kind.is_packed() {
+        if kind != BlobKind::Packed {
             return Err("a tar has objects in pieces");
         }
         let mut left = self.size;
@@ -72,7 +72,7 @@ impl Record {
                 Some(left) if piece.len > 0 => left,
                 _ => return Err("the pieces of an object are not as long as it"),
             };
-            if left > 0 && !piece.len.is_multiple_of(kind.block_size()) {
+            if left > 0 && !piece.len.is_multiple_of(DATA_BLOCK) {
                 return Err("a piece of an object does not end with a block");
             }
             let is_hole = piece.id.is_none();

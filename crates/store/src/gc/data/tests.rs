@@ -5,29 +5,26 @@ use image::verity::{Algorithm, ObjectId, digest};
 
 use super::{Cut, Indexes, NeededData, NeededParts, live};
 use crate::BlobKind;
-use crate::data::{Builder, Entry, Header, Index};
+use crate::data::{Builder, DATA_BLOCK, Entry, Header, Index};
 
 fn id(text: &str) -> ObjectId {
     digest(Algorithm::Sha256, text.as_bytes())
 }
 
-/// An index of objects by name, offset and bytes in the blob; those without any are an end only.
+/// An index of objects by name, offset and bytes in the blob.
 fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
     use std::io::Write as _;
-    let mut builder = Builder::new().unwrap();
+    let mut builder = Builder::default();
     let mut until = 0;
     for (name, offset, size) in objects {
-        let end: &[u8] = if *size == 0 { b"end" } else { b"" };
         let key = id(name).as_bytes().try_into().unwrap();
-        let size = size + end.len() as u64;
-        let entry =
-            Entry { id: key, offset: *offset, size, end_len: 0, end_at: 0, sha256: [0; 32] };
-        builder.add(&entry, end).unwrap();
+        builder.add(Entry { id: key, offset: *offset, size: *size, sha256: [0; 32] });
         until = until.max(offset + size);
     }
     let layer = (kind == BlobKind::Tar).then(|| crate::Digest::sha256(b"layer"));
     // With the block that says what the blob is.
-    let bytes = until.next_multiple_of(kind.block_size()) + kind.block_size();
+    let unit = if kind == BlobKind::Tar { DATA_BLOCK } else { 4096 };
+    let bytes = until.next_multiple_of(unit) + DATA_BLOCK;
     let bytes = builder.encode(&Header { kind, bytes, dropped, layer }).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&bytes).unwrap();
@@ -56,11 +53,11 @@ fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Optio
 
 #[test]
 fn what_nobody_needs_is_cut() {
-    let objects = [("a", 0, 8192), ("b", 8192, 5000), ("c", 16384, 4096), ("end", 0, 0)];
+    let objects = [("a", 0, 8192), ("b", 8192, 5000), ("c", 16384, 4096), ("empty", 0, 0)];
     let packed = index(BlobKind::Packed, 0, &objects);
-    check(&packed, &[(0, 8192), (8192, 13192), (16384, 20480)], &["end"], None);
+    check(&packed, &[(0, 8192), (8192, 13192), (16384, 20480)], &["empty"], None);
     check(&packed, &[], &[], Some((&[], &[(0, 20480)])));
-    check(&packed, &[], &["b", "end"], Some((&["b", "end"], &[(0, 8192), (16384, 20480)])));
+    check(&packed, &[], &["b", "empty"], Some((&["b", "empty"], &[(0, 8192), (16384, 20480)])));
     // A byte of an object is all of it; ranges may overlap and come in any order.
     check(
         &packed,
