@@ -28,7 +28,11 @@ use rig::{inputs, process};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// An image file: of composefs, or one that holds its files
-    image: PathBuf,
+    #[arg(required_unless_present = "short")]
+    image: Option<PathBuf>,
+    /// A Debian root that is imported for it, in every form
+    #[arg(long, conflicts_with = "image")]
+    short: bool,
     /// Its objects; without them the contents of files are not compared
     #[arg(long, value_name = "DIR")]
     objects: Option<PathBuf>,
@@ -41,11 +45,8 @@ pub(crate) struct Args {
 }
 
 /// The short form for every change: a Debian root, imported by the built `quire`.
-pub(crate) fn short(cache: &Cache) -> Result<()> {
-    if !process::is_root() {
-        return Err(rig::Skipped("diff-walk mounts, which needs root".to_owned()).into());
-    }
-    let source = inputs::base_root(cache)?;
+fn short() -> Result<()> {
+    let source = inputs::base_root(&Cache::open()?)?;
     let place = tempfile::tempdir()?;
     let store = place.path().join("store");
     let mut import = Command::new(rig::process::quire()?);
@@ -53,18 +54,10 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
     import.arg(format!("dir:{}", source.display())).arg("base");
     let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
     let id = report["image"].as_str().context("import told no image")?;
-    let args = Args {
-        image: store.join("images").join(id),
-        objects: Some(store.join("objects")),
-        data: None,
-        against: Some(source),
-    };
     // In a process of its own, since it moves into a mount namespace.
     let mut walk = Command::new(std::env::current_exe()?);
-    walk.arg("diff-walk").arg(&args.image);
-    for (option, value) in [("--objects", &args.objects), ("--against", &args.against)] {
-        walk.arg(option).args(value);
-    }
+    walk.arg("diff-walk").arg(store.join("images").join(id));
+    walk.arg("--objects").arg(store.join("objects")).arg("--against").arg(&source);
     process::shown(&mut walk)?;
 
     // What the same image is when it holds its files.
@@ -75,14 +68,13 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
     target.push(&alone);
     process::quiet(export.arg(target))?;
     let mut walk = Command::new(std::env::current_exe()?);
-    let against = args.against.as_deref().unwrap_or(place.path());
-    process::shown(walk.arg("diff-walk").arg(&alone).arg("--against").arg(against))?;
+    process::shown(walk.arg("diff-walk").arg(&alone).arg("--against").arg(&source))?;
 
     // And over data blobs: packed ones, and the tar itself.
     let tar = place.path().join("base.tar");
     let mut make = Command::new("tar");
     make.args(["--format=posix", "--xattrs", "--acls", "--numeric-owner", "-cf"]).arg(&tar);
-    process::quiet(make.arg("-C").arg(against).arg("."))?;
+    process::quiet(make.arg("-C").arg(&source).arg("."))?;
     for form in ["packed", "tar"] {
         let mut import = Command::new(rig::process::quire()?);
         import.arg("--store").arg(&store).args(["--json", "import", "--form", form]);
@@ -92,7 +84,7 @@ pub(crate) fn short(cache: &Cache) -> Result<()> {
         let mut walk = Command::new(std::env::current_exe()?);
         walk.arg("diff-walk").arg(store.join("images").join(id));
         walk.arg("--data").arg(store.join("data"));
-        process::shown(walk.arg("--against").arg(against))?;
+        process::shown(walk.arg("--against").arg(&source))?;
     }
     Ok(())
 }
@@ -101,18 +93,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(rig::Skipped("diff-walk mounts, which needs root".to_owned()).into());
     }
-    let bytes = std::fs::read(&args.image)
-        .with_context(|| format!("cannot read {}", args.image.display()))?;
+    let Some(image) = args.image.as_ref().filter(|_| !args.short) else { return short() };
+    let bytes = std::fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
     let opened = Image::open(&bytes[..])?;
     if opened.superblock().composefs.is_none() {
-        return alone(args, &opened);
+        return alone(args, image, &opened);
     }
     let tree = to_tree(&opened, View::Composefs(Owners::AsWritten))?.tree;
 
     kernel::process::own_mounts(Propagation::Private)?;
     let empty = tempfile::tempdir()?;
     let objects = File::open(args.objects.as_deref().unwrap_or(empty.path()))?;
-    let file = File::open(&args.image)?;
+    let file = File::open(image)?;
     let options = ErofsOptions::default();
     let erofs = kernel::mount::erofs(file.as_fd(), &options)?;
     let mount = kernel::mount::overlay(&OverlayOptions {
@@ -136,7 +128,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// An image that is mounted by itself and holds its files. Their digests are those of what our reader reads.
-fn alone(args: &Args, image: &Image<&[u8]>) -> Result<()> {
+fn alone(args: &Args, path: &Path, image: &Image<&[u8]>) -> Result<()> {
     let found = to_tree(image, View::Plain)?;
     let devices = image.devices().iter().map(|slot| {
         let id = slot.object_id().context("a device is named by no digest")?;
@@ -148,7 +140,7 @@ fn alone(args: &Args, image: &Image<&[u8]>) -> Result<()> {
     let digests = digests(image, &found, &devices)?;
     let (tree, contents) = (found.tree, Contents::Read(&digests));
     kernel::process::own_mounts(Propagation::Private)?;
-    let file = File::open(&args.image)?;
+    let file = File::open(path)?;
     let fds: Vec<_> = devices.iter().map(|it| it.as_fd()).collect();
     let options = ErofsOptions { devices: &fds, ..ErofsOptions::default() };
     let erofs = kernel::mount::erofs(file.as_fd(), &options)?;

@@ -32,17 +32,28 @@ pub(crate) fn run(name: &str, arguments: &[OsString]) -> Result<ExitStatus> {
     status.with_context(|| format!("cannot start {name}"))
 }
 
-/// Builds it and runs it as a tier of the tests: its exit code says what came of it, and a `SKIPPED` line why.
-pub(crate) fn tier(name: &str, arguments: &[&str]) -> Result<()> {
-    let mut child = Command::new(build(name)?);
-    let child = child.args(arguments).stdout(Stdio::piped()).spawn();
+/// Builds it, and returns how to call it as a tier of the tests.
+pub(crate) fn tier(name: &str, arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(build(name)?);
+    command.args(arguments);
+    Ok(command)
+}
+
+/// Runs a program that ends as `rig` says, or as those of this repository do: its exit code says what came of it, and a line
+/// that begins with `SKIPPED` why. All other lines, of errors too, go to `show`.
+pub(crate) fn ended(mut command: Command, mut show: impl FnMut(&str)) -> Result<()> {
+    let name = process::line(&command);
+    let (reader, writer) = std::io::pipe()?;
+    let child = command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null()).spawn();
+    // With it goes our end for writing.
+    drop(command);
     let mut child = child.with_context(|| format!("cannot start {name}"))?;
     let mut reason = None;
-    for line in BufReader::new(child.stdout.take().context("stdout is piped")?).split(b'\n') {
+    for line in BufReader::new(reader).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         match line.strip_prefix("SKIPPED: ") {
             Some(skipped) => reason = Some(skipped.to_owned()),
-            None => println!("{line}"),
+            None => show(&line),
         }
     }
     let status = child.wait()?;

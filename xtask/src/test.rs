@@ -1,27 +1,48 @@
 //! `make test`: every tier that this machine can run, and one last line that counts what really ran.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::env;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use clap::builder::PossibleValuesParser;
 
 use rig::cache::Cache;
 use rig::process::{self, repository, target_dir};
 use rig::summary::Summary;
-use rig::{Failed, Skipped, inputs, tools, vm};
+use rig::{Failed, Skipped, inputs, tools};
 
 use crate::programs::PROGRAMS;
-use crate::{diff_walk, fuzz, programs};
+use crate::{fuzz, programs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only the tiers with these names
+    /// Only these tiers
+    #[arg(value_name = "TIER", value_parser = PossibleValuesParser::new(TIERS))]
     tiers: Vec<String>,
 }
+
+/// What there is to run, in this order but for the jobs, which go on side by side. `engines` is a part of `tests`.
+const TIERS: [&str; 13] = [
+    "setup",
+    "fmt",
+    "clippy",
+    "programs",
+    "doc",
+    "deny",
+    "inputs",
+    "tests",
+    "engines",
+    "vm",
+    "diff-walk",
+    "faults",
+    "oracle",
+];
 
 /// What the tiers came to; a tier that is one command counts as one test.
 #[derive(Debug, Default)]
@@ -74,10 +95,11 @@ pub(crate) fn check_all() -> Result<()> {
         process::shown(cargo.current_dir(repository()))
     });
     tally.command("oracle, the composefs crate", || {
-        programs::tier("oracle", &["mkcomposefs", "--composefs-crate", "--count=1000"])
+        let words = ["mkcomposefs", "--composefs-crate", "--count=1000"];
+        programs::ended(programs::tier("oracle", &words)?, show)
     });
     tally.command("fuzz", || fuzz::run(&fuzz::Args::for_seconds(300)));
-    tally.command("bench", || programs::tier("bench", &["all"]));
+    tally.command("bench", || programs::ended(programs::tier("bench", &["all"])?, show));
     tally.close()
 }
 
@@ -157,55 +179,132 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     if tier("inputs") {
         tally.command("inputs", || inputs::run(&inputs::Args::default()));
     }
-    if tier("tests") {
-        let mut tests = cargo("test --workspace --no-fail-fast -- --show-output");
-        let mut again = cargo("test --workspace --no-fail-fast --tests -- --show-output");
+    // Images of other makers, and gVisor.
+    let engines = ["makers::", "gvisor::"];
+    for (name, words, filters) in [
+        ("tests", "test --workspace", &[][..]),
+        ("engines", "test --workspace --test verbs", &engines),
+    ] {
+        if !tier(name) || name == "engines" && args.tiers.is_empty() {
+            continue;
+        }
+        let mut tests = cargo(&format!("{words} --no-fail-fast -- --show-output"));
+        let mut again = cargo(&format!("{words} --no-fail-fast --tests -- --show-output"));
         for cargo in [&mut tests, &mut again] {
             // Where tests find the images and sid's tools that the tier above made.
             cargo.env("QUIRE_CACHE", cache.dir());
-            if rounds == Rounds::Many {
-                cargo.env("QUIRE_TEST_ROUNDS", "10");
-            }
+            match rounds {
+                Rounds::Many => cargo.env("QUIRE_TEST_ROUNDS", "10"),
+                Rounds::Few if env::var_os("QUIRE_TEST_ROUNDS").is_some() => cargo,
+                Rounds::Few => cargo.env("QUIRE_TEST_ROUNDS", "1"),
+            };
         }
-        tally.tests(&mut tests, &mut again)?;
+        tally.tests(tests.args(filters), &mut again)?;
     }
-    if tier("diff-walk") {
-        tally.command("diff-walk", || {
-            process::quiet(&mut cargo("build --package quire-cli"))?;
-            diff_walk::short(&cache)
-        });
-    }
-    if tier("faults") {
-        tally.command("faults", || {
-            process::quiet(&mut cargo("build --package quire-cli"))?;
-            programs::tier("faults", if rounds == Rounds::Few { &["--sample"] } else { &[] })
-        });
-    }
-    if tier("vm") {
-        let kernels: &[&str] = match rounds {
-            Rounds::Few => &["newest", "lts"],
-            Rounds::Many => &["newest", "lts", "oldest"],
-        };
-        let tests = if rounds == Rounds::Few { "short" } else { "all" };
-        for kernel in kernels {
-            tally.command(&format!("vm, {kernel}"), || vm::tier(kernel, tests));
-        }
-    }
-    if tier("oracle") {
-        tally.command("oracle", || {
-            process::quiet(&mut cargo("build --package quire-cli"))?;
-            programs::tier("oracle", &["mkcomposefs", "--count=200"])
-        });
+    let jobs: Vec<_> = jobs(rounds).into_iter().filter(|it| tier(it.tier)).collect();
+    if !jobs.is_empty() {
+        // The `quire` of the tests: built by itself it would have dependencies of other features, all built anew.
+        process::quiet(&mut cargo("test --quiet --workspace --no-run"))?;
+        tally.jobs(jobs);
     }
     Ok(())
 }
+
+fn show(line: &str) {
+    println!("{line}");
+}
+
+/// A tier that is one command, and most of the time keeps one processor busy.
+struct Job {
+    tier: &'static str,
+    name: String,
+    command: Box<dyn FnOnce() -> Result<Command> + Send>,
+}
+
+impl Job {
+    fn new(
+        tier: &'static str,
+        name: &str,
+        command: impl FnOnce() -> Result<Command> + Send + 'static,
+    ) -> Self {
+        Self { tier, name: name.to_owned(), command: Box::new(command) }
+    }
+
+    /// A task of this program.
+    fn task(tier: &'static str, name: &str, words: &'static [&'static str]) -> Self {
+        Self::new(tier, name, move || {
+            let mut command = Command::new(env::current_exe()?);
+            command.args(words);
+            Ok(command)
+        })
+    }
+}
+
+/// The longest first, so that the last ones end together.
+fn jobs(rounds: Rounds) -> Vec<Job> {
+    let sample: &[&str] = if rounds == Rounds::Few { &["--sample"] } else { &[] };
+    let mut jobs = match rounds {
+        Rounds::Few => vec![
+            Job::task("vm", "vm, newest", &["vm", "newest", "short"]),
+            Job::task("vm", "vm, lts", &["vm", "lts", "short"]),
+        ],
+        Rounds::Many => vec![
+            Job::task("vm", "vm, newest", &["vm", "newest", "all"]),
+            Job::task("vm", "vm, lts", &["vm", "lts", "all"]),
+            Job::task("vm", "vm, oldest", &["vm", "oldest", "all"]),
+        ],
+    };
+    jobs.push(Job::task("diff-walk", "diff-walk", &["diff-walk", "--short"]));
+    jobs.push(Job::new("faults", "faults", move || programs::tier("faults", sample)));
+    let words = &["mkcomposefs", "--count=200"];
+    jobs.push(Job::new("oracle", "oracle", move || programs::tier("oracle", words)));
+    jobs
+}
+
+/// So many jobs go on at once: a guest has one processor and 1.5 GB.
+const JOBS_AT_ONCE: usize = 2;
 
 impl Tally {
     /// A tier that is one command: it passes, fails, or says that it cannot be run here.
     fn command(&mut self, name: &str, tier: impl FnOnce() -> Result<()>) {
         let start = Instant::now();
         println!("== {name}");
-        match tier() {
+        self.end(name, tier(), start.elapsed());
+    }
+
+    /// Runs jobs side by side; what each prints is shown at its end.
+    fn jobs(&mut self, jobs: Vec<Job>) {
+        let names: Vec<_> = jobs.iter().map(|it| it.name.as_str()).collect();
+        println!("== side by side: {}", names.join("; "));
+        let queue = Mutex::new(VecDeque::from(jobs));
+        let (sender, receiver) = mpsc::channel();
+        thread::scope(|scope| {
+            for _ in 0..JOBS_AT_ONCE {
+                let (queue, sender) = (&queue, sender.clone());
+                scope.spawn(move || {
+                    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                    while let Some(job) = next() {
+                        let (start, mut text) = (Instant::now(), String::new());
+                        let ended = (job.command)().and_then(|command| {
+                            programs::ended(command, |line| text += &format!("{line}\n"))
+                        });
+                        if sender.send((job.name, ended, start.elapsed(), text)).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+            drop(sender);
+            for (name, ended, took, text) in receiver {
+                print!("== {name}\n{text}");
+                self.end(&name, ended, took);
+            }
+        });
+    }
+
+    /// Counts what came of a tier.
+    fn end(&mut self, name: &str, ended: Result<()>, took: Duration) {
+        match ended {
             Ok(()) => self.passed += 1,
             Err(error) => match error.downcast_ref::<Skipped>() {
                 Some(Skipped(reason)) => {
@@ -218,7 +317,7 @@ impl Tally {
                 }
             },
         }
-        println!("== {name}: {:.1} s", start.elapsed().as_secs_f64());
+        println!("== {name}: {:.1} s", took.as_secs_f64());
     }
 
     /// Runs `cargo test`, shows what went wrong and what was skipped, and adds its own summaries up.

@@ -17,4 +17,4 @@ pub mod trees;
 pub use self::chain::chain;
 pub use self::crane::crane;
 pub use self::programs::{command, find, program, programs, skipped};
-pub use self::rounds::rounds;
+pub use self::rounds::{long_tests, rounds};

@@ -88,12 +88,6 @@ pub fn run(args: &Args) -> Result<()> {
     tally.close(&kernel, start.elapsed())
 }
 
-/// The tier of `make test`: the short tests on one kernel.
-pub fn tier(name: &str, tests: &str) -> Result<()> {
-    let (kernel, tests) = (Some(name.to_owned()), vec![tests.to_owned()]);
-    run(&Args { kernel, tests, list: false, refresh: false, filter: None, verbose: false })
-}
-
 fn list(cache: &Cache) {
     for (name, suite, about) in kernels::NAMES {
         let kept = fs::read_to_string(cache.dir().join(format!("linux-{name}/release")));
@@ -208,7 +202,8 @@ fn life(
 ) -> Result<()> {
     let work = work(cache)?;
     let plan = plan_text(steps);
-    let mut environment = format!("export CI=true QUIRE_CACHE='{}'\n", cache.dir().display());
+    let mut environment =
+        format!("export CI=true QUIRE_TEST_ROUNDS=1 QUIRE_CACHE='{}'\n", cache.dir().display());
     if let Some(data) = root::data() {
         environment += &format!("export QUIRE_TEST_DATA='{}'\n", data.display());
     }

@@ -456,6 +456,9 @@ fn damaged() {
 /// The same for every byte, one at a time.
 #[test]
 fn each_byte() {
+    if !testing::long_tests() {
+        return;
+    }
     let mut small = Small::new(9, Options::default());
     small.bytes[1024 + 8] &= !1;
     for at in 0..small.bytes.len() {

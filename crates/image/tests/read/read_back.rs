@@ -170,6 +170,9 @@ fn random_tree(random: &mut Random) -> Tree {
 
 #[test]
 fn random_trees() {
+    if !testing::long_tests() {
+        return;
+    }
     let mut random = Random(0x5155_4952_4521);
     for case in 0..400 {
         check(&format!("case {case}"), &random_tree(&mut random));

@@ -63,6 +63,9 @@ fn pages_of_files_are_pages_of_the_blob_and_little_is_wasted() {
 
 #[test]
 fn small_files_alone_share_pages() {
+    if !testing::long_tests() {
+        return;
+    }
     let home = Home::new();
     // More than waits for room.
     let all = tree(&home, (0..3000).map(|it| 500 + it % 1000));
@@ -75,6 +78,9 @@ fn small_files_alone_share_pages() {
 
 #[test]
 fn the_same_tree_is_the_same_blob() {
+    if !testing::long_tests() {
+        return;
+    }
     let names: Vec<_> = (0..2)
         .map(|_| {
             let home = Home::new();

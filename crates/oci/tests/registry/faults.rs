@@ -181,6 +181,9 @@ fn weather(first: u64, few: u64, round: impl Fn(u64) -> usize) {
 
 #[test]
 fn pulls_in_bad_weather() {
+    if !testing::long_tests() {
+        return;
+    }
     let Some(daemon) = real::start("") else { return };
     SMALL.put(&daemon.host);
     let expected = Home::new().imported(&SMALL);
@@ -189,6 +192,9 @@ fn pulls_in_bad_weather() {
 
 #[test]
 fn pulls_in_bad_weather_from_crane() {
+    if !testing::long_tests() {
+        return;
+    }
     let Some(daemon) = real::start_crane() else { return };
     SMALL.put(&daemon.host);
     let expected = Home::new().imported(&SMALL);
@@ -198,6 +204,9 @@ fn pulls_in_bad_weather_from_crane() {
 /// What a mirror does wrong the registry itself makes good, whatever it is.
 #[test]
 fn pulls_past_a_bad_mirror() {
+    if !testing::long_tests() {
+        return;
+    }
     let Some(daemon) = real::start("") else { return };
     SMALL.put(&daemon.host);
     let expected = Home::new().imported(&SMALL);
@@ -320,12 +329,18 @@ fn parts_that_a_mirror_spoils() {
 
 #[test]
 fn pushes_in_bad_weather() {
+    if !testing::long_tests() {
+        return;
+    }
     let Some(daemon) = real::start("") else { return };
     pushes_to(&daemon, 2000, 4);
 }
 
 #[test]
 fn pushes_in_bad_weather_to_crane() {
+    if !testing::long_tests() {
+        return;
+    }
     let Some(daemon) = real::start_crane() else { return };
     // It has one heap of blobs for all repositories, so that after the first round only the manifest is sent.
     pushes_to(&daemon, 3000, 2);

@@ -120,6 +120,9 @@ fn a_tag_is_not_asked_of_who_may_not_resolve() {
 
 #[test]
 fn tags_come_in_pages() {
+    if !testing::long_tests() {
+        return;
+    }
     let server = Server::start(|request, _| match request.path.as_str() {
         "/v2/app/tags/list?n=1000" => reply(200)
             .header("link", "</v2/app/tags/list?last=b&n=1000>; rel=\"next\"")

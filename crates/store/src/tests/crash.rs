@@ -177,6 +177,9 @@ fn an_import_of_many_files_survives_a_crash_at_any_moment() {
 /// The judge must find out when the order of the steps is wrong.
 #[test]
 fn a_wrong_order_is_found_out() {
+    if !testing::long_tests() {
+        return;
+    }
     let is_ref = |change: &Change| matches!(change, Change::Rename(_, to) if to.parent().unwrap().ends_with("refs"));
     for files in [1, 8] {
         // Nothing is synced before it gets its name.

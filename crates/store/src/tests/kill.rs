@@ -106,6 +106,9 @@ fn one_import() -> Duration {
 
 #[test]
 fn kill_9_at_random_moments_loses_nothing() {
+    if !testing::long_tests() {
+        return;
+    }
     let kills = setting("QUIRE_STORE_KILLS").map_or(20, |it| it.parse().unwrap());
     let directory = TempDir::new().unwrap();
     let mut random = Random::new(u64::from(std::process::id()));

@@ -123,6 +123,9 @@ fn check_sound(place: &Place, round: u64) {
 
 #[test]
 fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
+    if !testing::long_tests() {
+        return;
+    }
     let (from, diff_ids) = place();
     let Some(daemon) = start(&from) else { return };
     from.out(&format!("push a:1 {}/app:1", daemon.host));
@@ -215,6 +218,9 @@ fn check_pushed(daemon: &Daemon, name: &str) -> bool {
 
 #[test]
 fn a_killed_push_leaves_no_manifest_without_its_blobs() {
+    if !testing::long_tests() {
+        return;
+    }
     let (from, _) = place();
     let Some(daemon) = start(&from) else { return };
     let target = |name: &str| format!("{}/{name}:1", daemon.host);

@@ -294,6 +294,9 @@ fn end_of(made: &Made) -> u64 {
 
 #[test]
 fn only_what_is_not_here_is_downloaded() {
+    if !testing::long_tests() {
+        return;
+    }
     check_reuse(&[1, 2, 3, 4], &[1, 2, 3, 4], 0);
     check_reuse(&[1, 2, 3, 4], &[1, 9, 3, 4], 1);
     check_reuse(&[1, 2, 3, 4], &[9, 2, 3, 4], 1);
@@ -481,6 +484,9 @@ fn a_tar_that_looks_like_gzip() {
 
 #[test]
 fn downloads_that_break() {
+    if !testing::long_tests() {
+        return;
+    }
     for format in BOTH {
         let folder = store();
         pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
