@@ -10,6 +10,8 @@ use anyhow::{Context as _, anyhow, bail};
 use container::bundle::names::{NameFile, NameMount};
 use container::bundle::{Access, Terminal, configure};
 use container::folder::{CONFIG, ROOT};
+use container::life::filestores::{self, Filestores};
+use container::life::prepare::add_init;
 use container::life::stage::Stage;
 use container::root::filestore::Backing;
 use container::root::trust::of_image;
@@ -22,8 +24,8 @@ use store::OpenOptions;
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::volumes::{Files, volumes};
-use crate::wanted::{add_init, image_config, wish, wishes, writable_wish};
+use crate::volumes::volumes;
+use crate::wanted::{image_config, init_wish, wish, wishes, writable_wish};
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
     // First, since this is the easiest to mend.
@@ -39,7 +41,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     }
     let trust = of_image(&store, opened.image(), wanted.trust.wish()?, wish(wanted))?;
     let place = writable_wish(context, wanted).make(&store, Backing::Whole, &context.search())?;
-    let space = crate::mount::space(wanted.df, place.access())?;
+    let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
@@ -59,12 +61,18 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         map.check(&user)?;
     }
     let mut stage = Stage::new(&args.directory, None);
-    wishes.volumes = volumes(wanted, &Files::default(), map.as_ref(), &mut stage)?;
+    wishes.volumes = filestores::volumes(
+        volumes(wanted)?,
+        &wanted.mount,
+        &Filestores::default(),
+        map.as_ref(),
+        &mut stage,
+    )?;
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     wishes.map = map;
     wishes.names = name_mounts(&args.directory, &names)?;
     let (_, mut config) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
-    add_init(wanted, &mut config)?;
+    add_init(&init_wish(wanted), &context.search(), &mut config)?;
     let directory = &args.directory;
     let was_there = std::fs::symlink_metadata(directory).is_ok();
     let made = make_folder(context, directory, owners)

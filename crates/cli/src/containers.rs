@@ -410,7 +410,7 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
         } else {
             report::line(&code.to_string())?;
         }
-        let lost = lost.then_some(crate::run::LOST);
+        let lost = lost.then_some(container::life::ended::LOST);
         for remark in lost.into_iter().chain(reason.map(Reason::sentence)) {
             report::error_line(&format!("quire: {}: {remark}", found.id));
         }

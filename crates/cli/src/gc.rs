@@ -19,7 +19,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     let (plan, swept) = if args.dry_run {
         (store.plan_gc(when)?, None)
     } else {
-        let (cleared, _) = crate::dead::clear_dead(&store);
+        let (cleared, _) = container::life::reap::clear_dead(&store, &|| crate::context::now().0);
         let (plan, mut swept) = store.gc(when)?;
         swept.removed += cleared;
         (plan, Some(swept))

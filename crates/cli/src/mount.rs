@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::root::filestore::Backing as FileBacking;
 use container::root::trust::of_image;
-use container::root::{SOURCE, Shape, Space, make, warm};
+use container::root::{SOURCE, Shape, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags, Unmount};
 use store::OpenOptions;
 
@@ -60,17 +60,6 @@ fn flags(words: &[MountWord], access: Access) -> anyhow::Result<MountAttrFlags> 
         }
     }
     Ok(flags)
-}
-
-/// What `--df` asks for.
-pub(crate) fn space(df: bool, access: Access) -> anyhow::Result<Space> {
-    match (df, access) {
-        (false, _) => Ok(Space::AsIs),
-        (true, Access::ReadOnly) => Ok(Space::Free),
-        (true, Access::Writable) => bail!(
-            "--df is for roots that nothing can be written to: of this one, `df` shows the writable layer"
-        ),
-    }
 }
 
 pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer> {

@@ -1,17 +1,12 @@
 //! `--userns`: who a container's users are on the host.
 
-use std::fs::File;
 use std::num::NonZeroU32;
-use std::path::Path;
 use std::str::FromStr;
 
-use anyhow::{Context as _, bail};
-use container::bundle::userns::{Files, IdMap, MapError, SIZE, auto, parse_ranges};
-use container::folder;
+use anyhow::bail;
+use container::bundle::userns::{IdMap, MapError, SIZE, parse_ranges};
+use container::plan::IdsWish;
 use kernel::process::IdRange;
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
-use store::{Liveness, Store};
 
 use crate::args::Ids;
 
@@ -88,81 +83,12 @@ impl Ids {
         }
     }
 
-    /// Decides, and makes sure that whoever decides at the same time does not choose the same: until the answer is noted
-    /// in the container's folder, others wait.
-    pub(crate) fn claim(
-        &self,
-        store: &Store,
-        is_asked_to_end: &dyn Fn() -> bool,
-    ) -> anyhow::Result<Option<Claim>> {
-        let wanted = match self.userns {
-            Some(UserNs::Auto(size)) => Err(size),
-            _ => match self.fixed()? {
-                Some(map) => Ok(map),
-                None => return Ok(None),
-            },
-        };
-        if !rustix::process::geteuid().is_root() {
-            bail!("--userns: only root can give a container's users to others of the host");
+    /// What is asked for.
+    pub(crate) fn wish(&self) -> anyhow::Result<IdsWish> {
+        if let Some(UserNs::Auto(size)) = self.userns {
+            return Ok(IdsWish::Auto(size));
         }
-        let lock = lock(store, is_asked_to_end)?;
-        let map = match wanted {
-            Ok(map) => map,
-            Err(size) => {
-                let (users, groups) = (entries("/etc/subuid")?, entries("/etc/subgid")?);
-                auto(Files { users: &users, groups: &groups }, size, &taken(store)?)
-                    .context("--userns auto")?
-            }
-        };
-        // Runtimes need it, and say so in riddles.
-        map.root().context("--userns")?;
-        Ok(Some(Claim { map, _lock: lock }))
-    }
-}
-
-/// A map that nobody else is given.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    pub(crate) map: IdMap,
-    /// Held until the claim is dropped.
-    _lock: File,
-}
-
-/// The maps of all containers that live.
-fn taken(store: &Store) -> anyhow::Result<Vec<IdMap>> {
-    let containers = store.containers()?.into_iter();
-    let alive = containers.filter(|(_, _, liveness)| *liveness == Liveness::Alive);
-    let folders = alive.map(|(id, ..)| folder::path(store, &id));
-    Ok(folders.filter_map(|folder| IdMap::noted(&folder)).collect())
-}
-
-/// How often a lock is tried.
-const GLANCE: std::time::Duration = std::time::Duration::from_millis(2);
-
-fn lock(store: &Store, is_asked_to_end: &dyn Fn() -> bool) -> anyhow::Result<File> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(0o600);
-    let failed = "cannot lock the ranges of ids of the store's containers";
-    let file =
-        rustix::fs::openat(store.containers_fd(), ".userns.lock", flags, mode).context(failed)?;
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file.into()),
-            Err(Errno::WOULDBLOCK) if is_asked_to_end() => {
-                bail!("interrupted while another container was given its ids")
-            }
-            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(GLANCE),
-            Err(errno) => return Err(errno).context(failed),
-        }
-    }
-}
-
-/// A file that need not be there.
-fn entries(path: &str) -> anyhow::Result<String> {
-    match std::fs::read(Path::new(path)) {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(error).with_context(|| format!("cannot read {path}")),
+        Ok(self.fixed()?.map_or(IdsWish::Host, IdsWish::Map))
     }
 }
 

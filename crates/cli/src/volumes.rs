@@ -1,113 +1,80 @@
 //! `--volume` and `--mount`: what a container sees besides its root.
 
-use std::num::NonZeroU64;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
-use std::str::FromStr;
-
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use container::bundle::Access;
-use container::bundle::mounts::{Source, Volume, arrange, destination};
-use container::bundle::userns::IdMap;
-use container::folder;
-use container::life::stage::{Filestore, Stage};
-use container::root::filestore;
-use container::root::headroom::{Headroom, HeadroomError};
+use container::bundle::mounts::{MountKind, MountWish, Volume, destination};
 use kernel::mount::Durability;
-use store::Store;
 
 use crate::args::Wanted;
 use crate::writable::bytes;
-
-/// What `--mount` asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mounted {
-    kind: Kind,
-    destination: String,
-    access: Access,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
-    Memory { bytes: Option<NonZeroU64>, mode: u32 },
-    Filestore { bytes: Option<NonZeroU64>, mode: u32, durability: Durability },
-    Host(String),
-}
 
 /// What a tmpfs has for permissions if nothing is said, as with Docker; and what a directory has.
 const ANYBODY: u32 = 0o1777;
 const OWNER: u32 = 0o755;
 
-impl FromStr for Mounted {
-    type Err = String;
-
-    /// `KEY=VALUE,…`, as Docker's `--mount`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (mut kind, mut to, mut source) = (None, None, None);
-        let (mut size, mut mode) = (None, None);
-        let (mut access, mut durability) = (None, None);
-        for word in text.split(',') {
-            let (key, value) = word.split_once('=').map_or((word, None), |(a, b)| (a, Some(b)));
-            let needed = || value.ok_or_else(|| format!("{key} needs a value: {key}=…"));
-            let twice = match key {
-                "type" => kind.replace(needed()?).is_some(),
-                "dst" | "destination" | "target" => to.replace(needed()?).is_some(),
-                "src" | "source" => source.replace(needed()?).is_some(),
-                "size" | "tmpfs-size" => size.replace(bytes(needed()?)?).is_some(),
-                "mode" | "tmpfs-mode" => mode.replace(permissions(needed()?)?).is_some(),
-                "ro" | "readonly" => access.replace(is_said(key, value)?).is_some(),
-                "durable" => durability.replace(is_said(key, value)?).is_some(),
-                _ => {
-                    return Err(format!(
-                        "there is no \"{key}\": it may have type, dst, src, size, mode, ro and durable"
-                    ));
-                }
+/// Reads what `--mount` asks for: `KEY=VALUE,…`, as Docker's `--mount`.
+pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
+    let (mut kind, mut to, mut source) = (None, None, None);
+    let (mut size, mut mode) = (None, None);
+    let (mut access, mut durability) = (None, None);
+    for word in text.split(',') {
+        let (key, value) = word.split_once('=').map_or((word, None), |(a, b)| (a, Some(b)));
+        let needed = || value.ok_or_else(|| format!("{key} needs a value: {key}=…"));
+        let twice = match key {
+            "type" => kind.replace(needed()?).is_some(),
+            "dst" | "destination" | "target" => to.replace(needed()?).is_some(),
+            "src" | "source" => source.replace(needed()?).is_some(),
+            "size" | "tmpfs-size" => size.replace(bytes(needed()?)?).is_some(),
+            "mode" | "tmpfs-mode" => mode.replace(permissions(needed()?)?).is_some(),
+            "ro" | "readonly" => access.replace(is_said(key, value)?).is_some(),
+            "durable" => durability.replace(is_said(key, value)?).is_some(),
+            _ => {
+                return Err(format!(
+                    "there is no \"{key}\": it may have type, dst, src, size, mode, ro and durable"
+                ));
+            }
+        };
+        if twice {
+            return Err(format!("{key} is said twice"));
+        }
+    }
+    let to = to.ok_or("it needs dst=PATH, where in the container")?;
+    let to = destination(to).map_err(|error| error.to_string())?;
+    let kinds = "type=memory, type=self or type=dir";
+    let kind = kind.ok_or_else(|| format!("it needs {kinds}"))?;
+    let (no_source, no_size, no_mode) = (source.is_none(), size.is_none(), mode.is_none());
+    let refuse = |is_fine: bool, what: &str| match is_fine {
+        true => Ok(()),
+        false => Err(format!("type={kind} has no {what}")),
+    };
+    let kind = match kind {
+        "memory" | "tmpfs" => {
+            refuse(no_source, "src: nothing of the host is in it")?;
+            refuse(durability != Some(true), "durable: use type=self or type=dir")?;
+            MountKind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY) }
+        }
+        "self" => {
+            refuse(no_source, "src: nothing of the host is in it")?;
+            let durability = match durability {
+                Some(true) => Durability::Durable,
+                _ => Durability::Volatile,
             };
-            if twice {
-                return Err(format!("{key} is said twice"));
+            MountKind::Filestore { bytes: size, mode: mode.unwrap_or(OWNER), durability }
+        }
+        "dir" | "bind" => {
+            refuse(no_size, "size: the host's file system has one")?;
+            refuse(no_mode, "mode: it is as it is on the host")?;
+            refuse(durability.is_none(), "durable: it is as durable as the host's file system")?;
+            match source {
+                Some(source) if source.starts_with('/') => MountKind::Host(source.to_owned()),
+                Some(source) => return Err(format!("src=\"{source}\" is no absolute path")),
+                None => return Err("type=dir needs src=PATH, what of the host".to_owned()),
             }
         }
-        let to = to.ok_or("it needs dst=PATH, where in the container")?;
-        let to = destination(to).map_err(|error| error.to_string())?;
-        let kinds = "type=memory, type=self or type=dir";
-        let kind = kind.ok_or_else(|| format!("it needs {kinds}"))?;
-        let (no_source, no_size, no_mode) = (source.is_none(), size.is_none(), mode.is_none());
-        let refuse = |is_fine: bool, what: &str| match is_fine {
-            true => Ok(()),
-            false => Err(format!("type={kind} has no {what}")),
-        };
-        let kind = match kind {
-            "memory" | "tmpfs" => {
-                refuse(no_source, "src: nothing of the host is in it")?;
-                refuse(durability != Some(true), "durable: use type=self or type=dir")?;
-                Kind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY) }
-            }
-            "self" => {
-                refuse(no_source, "src: nothing of the host is in it")?;
-                let durability = match durability {
-                    Some(true) => Durability::Durable,
-                    _ => Durability::Volatile,
-                };
-                Kind::Filestore { bytes: size, mode: mode.unwrap_or(OWNER), durability }
-            }
-            "dir" | "bind" => {
-                refuse(no_size, "size: the host's file system has one")?;
-                refuse(no_mode, "mode: it is as it is on the host")?;
-                refuse(
-                    durability.is_none(),
-                    "durable: it is as durable as the host's file system",
-                )?;
-                match source {
-                    Some(source) if source.starts_with('/') => Kind::Host(source.to_owned()),
-                    Some(source) => return Err(format!("src=\"{source}\" is no absolute path")),
-                    None => return Err("type=dir needs src=PATH, what of the host".to_owned()),
-                }
-            }
-            _ => return Err(format!("there is no type=\"{kind}\": it is {kinds}")),
-        };
-        let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
-        Ok(Self { kind, destination: to, access })
-    }
+        _ => return Err(format!("there is no type=\"{kind}\": it is {kinds}")),
+    };
+    let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
+    Ok(MountWish { kind, destination: to, access })
 }
 
 /// A key alone, or with Docker's words for yes and no.
@@ -126,50 +93,6 @@ fn permissions(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("mode={text} is no permissions: octal digits, such as 1777"))
 }
 
-/// What has to be there before the container's folder is: the files of `type=self`.
-#[derive(Debug)]
-pub(crate) struct Files(Vec<OwnedFd>);
-
-impl Files {
-    /// Makes them, without names.
-    pub(crate) fn make(store: &Store, wanted: &Wanted) -> anyhow::Result<Self> {
-        let search = std::env::var_os("PATH").unwrap_or_default();
-        let files = wanted.mount.iter().filter_map(|it| match it.kind {
-            Kind::Filestore { bytes, durability, .. } => Some((it, bytes, durability)),
-            Kind::Memory { .. } | Kind::Host(_) => None,
-        });
-        let files = files.map(|(it, bytes, durability)| {
-            let size = bytes.unwrap_or(filestore::SIZE);
-            let backing = filestore::Backing::Ahead;
-            filestore::make(store.containers_fd(), size, durability, backing, &search)
-                .with_context(|| format!("--mount type=self,dst={}", it.destination))
-        });
-        Ok(Self(files.collect::<anyhow::Result<_>>()?))
-    }
-
-    /// Gives them their names in a container's folder.
-    pub(crate) fn name(&self, folder: &store::ContainerDir) -> anyhow::Result<()> {
-        for (number, file) in self.0.iter().enumerate() {
-            filestore::name(file.as_fd(), folder.fd(), &folder::filestore(number)).with_context(
-                || format!("cannot keep a filestore in {}", folder.path().display()),
-            )?;
-        }
-        Ok(())
-    }
-
-    /// Who takes room for them.
-    pub(crate) fn headrooms(folder: &Path, stage: &Stage) -> Result<Vec<Headroom>, HeadroomError> {
-        stage.headrooms(|number| folder.join(folder::filestore(number)))
-    }
-
-    /// Removes those names again.
-    pub(crate) fn remove(folder: &Path, stage: &Stage) {
-        for name in (0..stage.filestores()).map(folder::filestore) {
-            drop(std::fs::remove_file(folder.join(name)));
-        }
-    }
-}
-
 /// One of `--volume`, whose path on the host may begin with a dot, as with podman.
 fn volume(text: &str) -> anyhow::Result<Volume> {
     let (source, rest) = text.split_once(':').unwrap_or((text, ""));
@@ -183,56 +106,22 @@ fn volume(text: &str) -> anyhow::Result<Volume> {
     Ok(format!("{source}:{rest}").parse()?)
 }
 
-/// What the command line asks for, in order; file systems that the container is to have are mounted, and added to the
-/// stage.
-pub(crate) fn volumes(
-    wanted: &Wanted,
-    files: &Files,
-    map: Option<&IdMap>,
-    stage: &mut Stage,
-) -> anyhow::Result<Vec<Volume>> {
-    let mut volumes: Vec<Volume> =
-        wanted.volume.iter().map(|it| volume(it)).collect::<Result<_, _>>()?;
-    let mut files = files.0.iter();
-    for Mounted { kind, destination, access } in &wanted.mount {
-        let source = match kind {
-            Kind::Host(path) => Source::Host(path.clone()),
-            Kind::Memory { bytes, mode } => Source::Memory { bytes: *bytes, mode: *mode },
-            Kind::Filestore { mode, durability, .. } => {
-                let Some(file) = files.next() else {
-                    bail!(
-                        "--mount type=self is for `run`, whose container has a folder for it: use type=memory or type=dir"
-                    )
-                };
-                let owner = map.map_or(Ok((0, 0)), IdMap::root)?;
-                let mounted = Filestore::mount(file.as_fd(), *durability, *mode, owner);
-                let mounted = mounted
-                    .with_context(|| format!("cannot mount a filestore for {destination}"))?;
-                Source::Host(stage.add(mounted).display().to_string())
-            }
-        };
-        volumes.push(Volume { source, destination: destination.clone(), access: *access });
-    }
-    arrange(&mut volumes)?;
-    Ok(volumes)
-}
-
-impl Default for Files {
-    /// Of a bundle, which has no folder of its own for them.
-    fn default() -> Self {
-        Self(Vec::new())
-    }
+/// What `--volume` asks for.
+pub(crate) fn volumes(wanted: &Wanted) -> anyhow::Result<Vec<Volume>> {
+    wanted.volume.iter().map(|it| volume(it)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
 
-    fn check(text: &str, expect: Result<(Kind, &str, Access), &str>) {
-        match (text.parse::<Mounted>(), expect) {
+    fn check(text: &str, expect: Result<(MountKind, &str, Access), &str>) {
+        match (mount(text), expect) {
             (Ok(found), Ok((kind, destination, access))) => {
                 let destination = destination.to_owned();
-                assert_eq!(found, Mounted { kind, destination, access }, "{text}");
+                assert_eq!(found, MountWish { kind, destination, access }, "{text}");
             }
             (Err(found), Err(expect)) => assert!(found.contains(expect), "{text}: {found}"),
             (found, expect) => panic!("{text}: {found:?}, not {expect:?}"),
@@ -243,7 +132,7 @@ mod tests {
     fn kinds_and_their_words() {
         let (rw, ro) = (Access::Writable, Access::ReadOnly);
         let size = NonZeroU64::new(1 << 20);
-        let memory = |bytes, mode| Kind::Memory { bytes, mode };
+        let memory = |bytes, mode| MountKind::Memory { bytes, mode };
         check("type=memory,dst=/a", Ok((memory(None, 0o1777), "/a", rw)));
         check(
             "dst=/a/,type=tmpfs,tmpfs-size=1m,tmpfs-mode=0700",
@@ -253,13 +142,13 @@ mod tests {
             "type=memory,dst=/dev/shm,ro,size=1048576",
             Ok((memory(size, 0o1777), "/dev/shm", ro)),
         );
-        let store = |mode, durability| Kind::Filestore { bytes: size, mode, durability };
+        let store = |mode, durability| MountKind::Filestore { bytes: size, mode, durability };
         check("type=self,dst=/a,size=1m", Ok((store(0o755, Durability::Volatile), "/a", rw)));
         check(
             "type=self,target=/a,size=1m,durable,mode=2750",
             Ok((store(0o2750, Durability::Durable), "/a", rw)),
         );
-        let host = |path: &str| Kind::Host(path.to_owned());
+        let host = |path: &str| MountKind::Host(path.to_owned());
         check("type=dir,src=/x y,dst=/a", Ok((host("/x y"), "/a", rw)));
         check("type=bind,source=/x,destination=/a,readonly=true", Ok((host("/x"), "/a", ro)));
         check("type=bind,source=/x,destination=/a,readonly=false", Ok((host("/x"), "/a", rw)));

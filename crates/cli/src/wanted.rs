@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::config::ImageConfig;
 use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
+use container::plan::InitWish;
 use container::root::WritableWish;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -134,24 +135,13 @@ fn what(file: &OwnedFd) -> anyhow::Result<&'static str> {
     })
 }
 
-/// Whether `--init` asks for a first process.
-pub(crate) const fn has_init(wanted: &args::Wanted) -> bool {
-    wanted.init || wanted.init_path.is_some()
-}
-
-/// Puts the program that `--init` asks for before the container's.
-pub(crate) fn add_init(
-    wanted: &args::Wanted,
-    config: &mut serde_json::Value,
-) -> anyhow::Result<()> {
-    if has_init(wanted) {
-        let search = std::env::var_os("PATH").unwrap_or_default();
-        container::runtime::init::add(
-            &container::runtime::init::find(&search, wanted.init_path.as_deref())?,
-            config,
-        );
+/// What `--init` asks for.
+pub(crate) fn init_wish(wanted: &args::Wanted) -> InitWish {
+    match &wanted.init_path {
+        Some(path) => InitWish::Program(path.clone()),
+        None if wanted.init => InitWish::Any,
+        None => InitWish::None,
     }
-    Ok(())
 }
 
 /// What is asked for about the writable layer; none for the default.

@@ -49,6 +49,17 @@ const READ_ONLY: [&str; 5] =
 /// image is nobody who may give orders. Source: image-spec 1.1, `annotations.md`.
 const HARMLESS_LABELS: &str = "org.opencontainers.image.";
 
+/// An OCI runtime, by its habits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// crun: refuses hosts where cgroup v1 and v2 are both mounted.
+    Crun,
+    /// runc, and whatever else behaves like it.
+    Runc,
+    /// gVisor's runsc.
+    Runsc,
+}
+
 /// Whether a process talks to a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Terminal {

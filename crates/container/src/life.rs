@@ -1,11 +1,17 @@
 //! Containers from their start to their end, and what is kept of them.
 
+pub mod claim;
 pub mod detached;
+pub mod ended;
+pub mod filestores;
 pub mod kept;
 pub mod log;
 pub mod memory;
 pub mod monitor;
 pub mod pause;
+pub mod prepare;
+pub mod reap;
+pub mod running;
 pub(crate) mod spared;
 pub mod stage;
 pub mod state;

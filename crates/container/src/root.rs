@@ -12,6 +12,6 @@ pub(crate) mod upper;
 pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
 pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
-pub use place::{PlaceError, WritablePlace, WritableWish};
+pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
 pub use trust::{PageDomain, Trust, TrustError, VerityPolicy};
 pub use upper::{Doomed, UpperError, Writable};

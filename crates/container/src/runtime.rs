@@ -6,4 +6,5 @@ pub mod init;
 pub(crate) mod program;
 pub(crate) mod streams;
 
-pub use find::{Kind, Runtime, RuntimeError};
+pub use crate::bundle::Kind;
+pub use find::{Runtime, RuntimeError};

@@ -8,9 +8,8 @@ use super::sources::{Source, sources};
 /// takes a module out of one, changes this list.
 const CIRCLES: &[(&str, &str)] = &[
     ("cli", "args userns volumes"),
-    ("cli", "containers context dead du memory mount names policy run target wanted written"),
+    ("cli", "containers context du memory mount names policy run target wanted written"),
     ("cli", "forms import"),
-    ("container", "bundle runtime"),
     ("kernel", "features mount process"),
     (
         "store",

@@ -11,7 +11,7 @@ const MODULES_MAX: usize = 3;
 /// changes this list.
 const SHARED_NAMES: &[(&str, usize)] = &[
     ("Data", 4),
-    ("Files", 5),
+    ("Files", 4),
     ("Found", 4),
     ("Layer", 4),
     ("Named", 4),

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueHint};
+use container::bundle::mounts::MountWish;
 use container::root::WritableWish;
 
 use oci::commit::Change;
 
 use super::{Trust, WARM, Warm, When};
 use crate::userns::{Ranges, UserNs, ranges};
-use crate::volumes::Mounted;
+use crate::volumes::mount;
 use crate::writable::{bytes, writable};
 
 /// What the container sees of the network.
@@ -113,11 +114,12 @@ pub(crate) struct Wanted {
     #[arg(
         long,
         value_name = "type=KIND,dst=PATH[,…]",
+        value_parser = mount,
         help = "Mount something in the container: type=memory (size=SIZE, mode=MODE), type=self (a file system in one file, \
                 gone with the container: size=SIZE, mode=MODE, durable) or type=dir (src=PATH, a directory or file of the \
                 host); each with ro. Docker's words are understood too: tmpfs, bind, source, target, readonly"
     )]
-    pub(crate) mount: Vec<Mounted>,
+    pub(crate) mount: Vec<MountWish>,
     #[command(flatten)]
     pub(crate) ids: Ids,
     /// The most memory that it may use, such as 512m

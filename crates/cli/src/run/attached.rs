@@ -3,66 +3,28 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use container::life::detached;
-use container::life::terminal::{
-    Attached, Events, Keeper, Left, SHORT_MOMENT, is_spared_interrupts, link,
-};
+use container::life::prepare::Ready;
+use container::life::running::Seat;
+use container::life::terminal::{Attached, Events, Left, SHORT_MOMENT, is_spared_interrupts, link};
 use kernel::process::{Pid, Process, ProcessError, Signal, Signals, start_behind};
 use kernel::terminal::{Modes, Receiver};
 
-use super::{Ready, not_started};
+use super::not_started;
 use crate::Answer;
-use crate::context::Context;
+use crate::context::{Context, now};
 use crate::report;
-
-/// What a monitor has of its container's terminal.
-pub(super) struct Seat {
-    /// Where the runtime sends it.
-    pub(super) console: String,
-    keeper: Keeper,
-    modes: Modes,
-}
-
-/// Keeps the terminal of a container whose caller has left, in a thread of the monitor.
-pub(super) struct Keeping {
-    thread: JoinHandle<()>,
-    has_taken_over: Arc<AtomicBool>,
-}
-
-impl Seat {
-    pub(super) fn keep(self, folder: &Path, log_size: Option<NonZeroU64>) -> Keeping {
-        let has_taken_over = Arc::new(AtomicBool::new(false));
-        let (taken, folder) = (Arc::clone(&has_taken_over), folder.to_owned());
-        let thread = std::thread::spawn(move || {
-            let taken_over = || taken.store(true, Ordering::SeqCst);
-            self.keeper.keep(self.modes, &folder, log_size, &taken_over);
-        });
-        Keeping { thread, has_taken_over }
-    }
-}
-
-impl Keeping {
-    /// After the container's end: waits until all that it has written is in its log, if that is where it goes.
-    pub(super) fn finish(self) {
-        if self.has_taken_over.load(Ordering::SeqCst) {
-            // It has nobody to tell of a panic.
-            let _ended = self.thread.join();
-        }
-    }
-}
 
 pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
-    let (id, path, signals) = (ready.id.clone(), ready.path.clone(), Arc::clone(&ready.signals));
+    let (id, path, signals) =
+        (ready.id().to_owned(), ready.path().to_owned(), Arc::clone(ready.signals()));
     let modes = || Modes::of(input.as_fd()).context("cannot see how the terminal is set");
     let receiver = Receiver::new(&path)
         .with_context(|| format!("cannot make a socket for the terminal in {}", path.display()))?;
@@ -74,7 +36,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
         start_behind(|report| {
             // The caller's end has to be the only one.
             drop(link.take());
-            ready.watch(report, Some(seat));
+            ready.watch(report, Some(seat), &|| now().0);
         })?
     };
     // The monitor has no copy of this one: it must not keep a terminal open that nobody sits at.

@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
+use kernel::mount::Durability;
 use serde_json::{Value, json};
 
 use crate::bundle::Access;
@@ -30,6 +31,40 @@ pub enum Source {
         /// Permission bits of its root directory.
         mode: u32,
     },
+}
+
+/// A mount that somebody asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountWish {
+    /// What is mounted.
+    pub kind: MountKind,
+    /// Where, from [`destination`].
+    pub destination: String,
+    /// Whether it can be written there.
+    pub access: Access,
+}
+
+/// What somebody asks to mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MountKind {
+    /// A tmpfs.
+    Memory {
+        /// The most that it may hold.
+        bytes: Option<NonZeroU64>,
+        /// Permission bits of its root directory.
+        mode: u32,
+    },
+    /// A file system in a file of the container's folder.
+    Filestore {
+        /// Its size.
+        bytes: Option<NonZeroU64>,
+        /// Permission bits of its root directory.
+        mode: u32,
+        /// Whether what is written survives a crash of the host.
+        durability: Durability,
+    },
+    /// A directory or file of the host, by its absolute path.
+    Host(String),
 }
 
 /// A mount that is not to be.

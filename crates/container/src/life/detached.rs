@@ -23,6 +23,7 @@ use crate::life::monitor::{
 use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
+use crate::plan::Stop;
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
@@ -38,15 +39,6 @@ pub struct Last {
     pub exit: Option<Exit>,
     /// What it has written, in bytes; none if that is not known.
     pub written: Option<u64>,
-}
-
-/// How a container is asked to end.
-#[derive(Debug, Clone)]
-pub struct Stop {
-    /// The signal, by name or number; empty for TERM.
-    pub signal: String,
-    /// For how many seconds `stop` waits before it kills.
-    pub timeout: Option<u32>,
 }
 
 /// Starts a container, calls `started` when it runs, and waits for its end. `ended` is asked

@@ -226,6 +226,22 @@ pub enum RunError {
     },
 }
 
+/// The exit code where Quire, or the runtime, could not do it.
+pub const FAILED: u8 = 125;
+
+impl RunError {
+    /// The exit code for a container that did not run. Source: Docker, "Exit status"; POSIX `env` for 126 and 127.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Program(error) if error.is_absent() => 127,
+            Self::Program(_) | Self::NotExecuted { why: Refusal::Unusable, .. } => 126,
+            Self::NotExecuted { why: Refusal::Absent, .. } => 127,
+            _ => FAILED,
+        }
+    }
+}
+
 /// Runs a container to its end, and answers how it ended. This *process* keeps the mount namespace that it makes.
 ///
 /// `SIGTERM` ends a container whose first process has no use for it, as it ends other programs. One that does not

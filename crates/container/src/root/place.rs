@@ -14,8 +14,8 @@ use store::Store;
 
 use crate::bundle::Access;
 use crate::pace::GLANCE;
-use crate::root::Writable;
 use crate::root::filestore::{self, Backing, FilestoreError};
+use crate::root::{Space, Writable};
 
 /// Where changes are to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +69,25 @@ pub enum PlaceError {
         "--writable: \"{}\" is in use by another container: stop that (`quire ps`), or take another directory", .0.display()
     )]
     InUse(PathBuf),
+}
+
+/// Space in a root that has a writable layer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "--df is for roots that nothing can be written to: of this one, `df` shows the writable layer"
+)]
+pub struct SpaceError;
+
+/// What `df` says of a root; `wants_space` if there is to be some where nothing can be written.
+///
+/// # Errors
+/// [`SpaceError`] where something can be written.
+pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceError> {
+    match (wants_space, access) {
+        (false, _) => Ok(Space::AsIs),
+        (true, Access::ReadOnly) => Ok(Space::Free),
+        (true, Access::Writable) => Err(SpaceError),
+    }
 }
 
 impl WritableWish {

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::Access;
 
+use crate::bundle::Kind;
 use crate::notes;
 
 /// The runtimes we know how to start, the quickest first.
@@ -16,17 +17,6 @@ const KNOWN: [(&str, Kind); 3] =
 
 /// Where cgroup2 stands in the hybrid layout. Source: systemd, "Control Group APIs and Delegation".
 const UNIFIED_BESIDE_V1: &str = "/sys/fs/cgroup/unified";
-
-/// An OCI runtime, by its habits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// crun: refuses hosts where cgroup v1 and v2 are both mounted.
-    Crun,
-    /// runc, and whatever else behaves like it.
-    Runc,
-    /// gVisor's runsc.
-    Runsc,
-}
 
 /// A runtime that is there.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,8 +7,8 @@ mod seccomp;
 
 use serde_json::{Value, json};
 
+use crate::bundle::Kind;
 use crate::bundle::user::User;
-use crate::runtime::Kind;
 
 pub(crate) use capabilities::of_bundle;
 pub use capabilities::{Capabilities, CapabilityError};

@@ -1,15 +1,7 @@
-//! Containers on this kernel, with the runtimes that are here. Needs root.
+//! Containers in the foreground, and their roots.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use image::erofs::{Profile, Versions};
-use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
 use kernel::mount::Backing;
 use kernel::process::{Exit, Signals};
 use quire_container::ProgramError;
@@ -22,76 +14,10 @@ use quire_container::life::stage::Stage;
 use quire_container::life::state::End;
 use quire_container::root::{PageDomain, Root, Shape, Space, Trust, VerityPolicy, Writable, make};
 use quire_container::runtime::Runtime;
-use store::{OpenOptions, PermittedImage, Resolved, Store, Transaction, UsePolicy};
 
-/// Whether mounts can be made here; says so when not.
-fn can_mount() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        testing::skipped("containers need root");
-    }
-    root
-}
-
-/// Every runtime of this machine.
-fn runtimes() -> Vec<Runtime> {
-    let path = "/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin:/bin:/sbin".as_ref();
-    let names = ["crun", "runc"];
-    let found = names.iter().filter_map(|name| Runtime::find(path, Some(name.as_ref()), None).ok());
-    let found: Vec<_> = found.collect();
-    if found.is_empty() {
-        testing::skipped("crun is not installed");
-    }
-    found
-}
-
-/// A policy that allows everything.
-struct Anything;
-
-impl UsePolicy for Anything {
-    type Refusal = Infallible;
-
-    fn check(&self, _: &Store, _: &Resolved) -> Result<(), Infallible> {
-        Ok(())
-    }
-}
-
-/// A store with an image of some programs of this machine and their libraries.
-struct Fixture {
-    folder: tempfile::TempDir,
-    store: Store,
-    image: PermittedImage,
-}
+use crate::fixture::{Fixture, can_mount, runtimes};
 
 impl Fixture {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
-        let import = store.begin().unwrap();
-        let mut builder = Builder::new();
-        for program in ["/bin/sh", "/bin/true", "/bin/cat", "/bin/sleep", "/bin/id"] {
-            for file in with_libraries(Path::new(program)) {
-                add(&mut builder, &import, &file, &std::fs::read(&file).unwrap(), 0o755);
-            }
-        }
-        let script = Path::new("/bin/script");
-        add(&mut builder, &import, script, b"#!/no/such/interpreter\n", 0o755);
-        add(&mut builder, &import, Path::new("/bin/garbage"), b"garbage\n", 0o755);
-        add(&mut builder, &import, Path::new("/etc/plain"), b"not a program\n", 0o644);
-        for directory in ["proc", "sys", "dev", "tmp"] {
-            builder.subdirectory(InodeId::ROOT, directory.as_bytes()).unwrap();
-        }
-        let mut draft = import.image().unwrap();
-        let profile = Profile::Composefs(Versions::default());
-        image::erofs::write(&builder.finish(), &profile, &mut draft).unwrap();
-        let image = draft.finish().unwrap();
-        import.commit().unwrap();
-        let found = Resolved { image, name: None, manifest: None };
-        let Ok(permitted) = store.permit(&Anything, found);
-        let image = permitted.open(&store).unwrap();
-        Self { folder, store, image }
-    }
-
     fn root(&self, writable: Writable<'_>) -> Root {
         let trust = Trust {
             verity: VerityPolicy::Off,
@@ -100,7 +26,7 @@ impl Fixture {
             backing: Backing::File,
         };
         let shape = Shape { writable, map: None, space: Space::AsIs, places: &[] };
-        make(&self.store, &self.image, &trust, &shape, std::iter::empty()).unwrap()
+        make(&self.store, &self.image(), &trust, &shape, std::iter::empty()).unwrap()
     }
 
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
@@ -167,40 +93,6 @@ impl Fixture {
         assert!(quire_container::life::teardown::clear(folder.path(), &id));
         result
     }
-}
-
-fn add(
-    builder: &mut Builder,
-    import: &Transaction<'_>,
-    path: &Path,
-    bytes: &[u8],
-    permissions: u16,
-) {
-    let bytes_of = std::os::unix::ffi::OsStrExt::as_bytes;
-    let mut directory = InodeId::ROOT;
-    let names: Vec<_> = image::tree::components(bytes_of(path.as_os_str())).collect();
-    let (name, parents) = names.split_last().unwrap();
-    for parent in parents {
-        directory = builder.subdirectory(directory, parent).unwrap();
-    }
-    if builder.lookup(directory, name).is_some() {
-        return;
-    }
-    let object = import.object(bytes).unwrap();
-    let size = u64::try_from(bytes.len()).unwrap();
-    let content = Content::External { size, object: Some(object), location: Location::Object };
-    let metadata = Metadata { permissions, ..Metadata::IMPLICIT };
-    let inode = builder.inode(&metadata, XattrsId::NONE, Node::Regular(content)).unwrap();
-    builder.insert(directory, name, inode, Link::Equal).unwrap();
-}
-
-/// A program and every library that `ldd` says it loads, by the paths it loads them from.
-fn with_libraries(program: &Path) -> Vec<PathBuf> {
-    let output = Command::new("ldd").arg(program).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let words = text.split_whitespace().filter(|word| word.starts_with('/'));
-    let all: BTreeSet<PathBuf> = words.map(PathBuf::from).collect();
-    std::iter::once(program.to_owned()).chain(all).collect()
 }
 
 fn mounts() -> String {
@@ -270,12 +162,17 @@ fn nothing_is_mounted_on_the_host() {
     if !can_mount() {
         return;
     }
-    let before = mounts();
     let fixture = Fixture::new();
     for runtime in runtimes() {
         fixture.run(&runtime, &["true"], Access::Writable).unwrap();
     }
-    assert_eq!(mounts(), before);
+    // Others may mount their own meanwhile.
+    let (folder, image) = (fixture.folder.path().display(), fixture.found.image);
+    let ours = [folder.to_string(), format!("quire:{image}")];
+    let mounts = mounts();
+    let left: Vec<_> =
+        mounts.lines().filter(|line| ours.iter().any(|it| line.contains(it))).collect();
+    assert_eq!(left, Vec::<&str>::new());
 }
 
 #[test]

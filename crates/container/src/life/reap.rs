@@ -1,18 +1,19 @@
 //! Containers that nobody watches any more, and what those that live can lend.
 
-use container::folder;
-use container::life::detached;
-use container::life::state::State;
-use container::root::share::Superblock;
 use image::verity::ObjectId;
 use store::{FoundContainer, Store};
 
-use crate::context::now;
+use crate::folder;
+use crate::life::state::State;
+use crate::life::{detached, teardown};
+use crate::root::share::Superblock;
 
-/// Removes what dead containers left behind. What cannot be removed now is tried again by the next command.
-/// Answers how many containers are gone now, and those that live.
-pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
-    if !container::owner::is_ours(store) {
+/// Removes what dead containers left behind. What cannot be removed now is tried again by the next command. `now` is the
+/// time, in seconds since 1970.
+///
+/// Returns how many containers are gone now, and those that live.
+pub fn clear_dead(store: &Store, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
+    if !crate::owner::is_ours(store) {
         // What is written there need not be true.
         return (0, Vec::new());
     }
@@ -41,12 +42,12 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
         match store.lock_container(&id) {
             // Its monitor may have been killed, and the container with it or not.
             Ok(Some(folder)) if keep => {
-                if let Err(error) = detached::bury(folder.path(), &id, now().0) {
+                if let Err(error) = detached::bury(folder.path(), &id, now()) {
                     tracing::warn!(id, %error, "cannot note the end of a container");
                 }
             }
             Ok(Some(folder)) => {
-                if !container::life::teardown::clear(folder.path(), &id) {
+                if !teardown::clear(folder.path(), &id) {
                     tracing::warn!(id, "cannot end all that is left of a dead container");
                     continue;
                 }
@@ -66,7 +67,7 @@ pub(crate) fn clear_dead(store: &Store) -> (u64, Vec<String>) {
 const ASKED: usize = 4;
 
 /// The superblocks by an image's name that living containers have mounted.
-pub(crate) fn share(
+pub fn share(
     store: &Store,
     living: &[String],
     image: ObjectId,

@@ -1,0 +1,119 @@
+//! Which ids of the host a container's users get, when several containers start at once.
+
+use std::fs::File;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use store::{ContainerError, Liveness, Store};
+
+use crate::bundle::userns::{Files, IdMap, MapError, auto};
+use crate::folder;
+use crate::plan::IdsWish;
+
+/// A map that nobody else is given: until it is noted in the container's folder, others wait.
+#[derive(Debug)]
+pub struct Claim {
+    /// The map.
+    pub map: IdMap,
+    /// Held until the claim is dropped.
+    _lock: File,
+}
+
+/// Why there is no map for a container.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// This process may give no ids of the host.
+    #[error("--userns: only root can give a container's users to others of the host")]
+    NotRoot,
+    /// A signal arrived while others chose.
+    #[error("interrupted while another container was given its ids")]
+    Interrupted,
+    /// The lock cannot be had.
+    #[error("cannot lock the ranges of ids of the store's containers")]
+    Lock(#[source] Errno),
+    /// Nothing is free.
+    #[error("--userns auto")]
+    Auto(#[source] MapError),
+    /// The map does not do.
+    #[error("--userns")]
+    Map(#[source] MapError),
+    /// A file with ranges cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// Its path.
+        path: &'static str,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+    /// The containers that live cannot be found.
+    #[error(transparent)]
+    Containers(#[from] ContainerError),
+}
+
+impl IdsWish {
+    /// Decides, and makes sure that whoever decides at the same time does not choose the same.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub fn claim(
+        &self,
+        store: &Store,
+        is_root: bool,
+        is_asked_to_end: &dyn Fn() -> bool,
+    ) -> Result<Option<Claim>, ClaimError> {
+        if *self == Self::Host {
+            return Ok(None);
+        }
+        if !is_root {
+            return Err(ClaimError::NotRoot);
+        }
+        let lock = lock(store, is_asked_to_end)?;
+        let map = match self {
+            Self::Host => return Ok(None),
+            Self::Map(map) => map.clone(),
+            Self::Auto(size) => {
+                let (users, groups) = (entries("/etc/subuid")?, entries("/etc/subgid")?);
+                let files = Files { users: &users, groups: &groups };
+                auto(files, *size, &taken(store)?).map_err(ClaimError::Auto)?
+            }
+        };
+        // Runtimes need it, and say so in riddles.
+        map.root().map_err(ClaimError::Map)?;
+        Ok(Some(Claim { map, _lock: lock }))
+    }
+}
+
+/// The maps of all containers that live.
+fn taken(store: &Store) -> Result<Vec<IdMap>, ContainerError> {
+    let containers = store.containers()?.into_iter();
+    let alive = containers.filter(|(_, _, liveness)| *liveness == Liveness::Alive);
+    Ok(alive.filter_map(|(id, ..)| IdMap::noted(&folder::path(store, &id))).collect())
+}
+
+/// How often a lock is tried.
+const GLANCE: std::time::Duration = std::time::Duration::from_millis(2);
+
+fn lock(store: &Store, is_asked_to_end: &dyn Fn() -> bool) -> Result<File, ClaimError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o600);
+    let file = rustix::fs::openat(store.containers_fd(), ".userns.lock", flags, mode)
+        .map_err(ClaimError::Lock)?;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file.into()),
+            Err(Errno::WOULDBLOCK) if is_asked_to_end() => return Err(ClaimError::Interrupted),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(GLANCE),
+            Err(errno) => return Err(ClaimError::Lock(errno)),
+        }
+    }
+}
+
+/// A file that need not be there.
+fn entries(path: &'static str) -> Result<String, ClaimError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(source) => Err(ClaimError::Read { path, source }),
+    }
+}

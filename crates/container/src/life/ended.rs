@@ -1,0 +1,111 @@
+//! A container whose program has ended: it is taken down, and perhaps what it wrote is kept.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use kernel::process::finish_behind;
+use store::{ContainerDir, ContainerError, PermittedImage};
+
+use crate::folder::{FILESTORE, LOG};
+use crate::life::filestores::Filestores;
+use crate::life::stage::Stage;
+use crate::life::{detached, kept, teardown};
+use crate::root::Root;
+use crate::root::headroom::Headroom;
+
+/// What a container's log and its caller are told when the disk has lost some of what it wrote.
+pub const LOST: &str = "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and \
+                        it may have read zeros in its place";
+
+/// A container whose program has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) id: String,
+    pub(crate) folder: ContainerDir,
+    pub(crate) path: PathBuf,
+    pub(crate) root: Root,
+    pub(crate) stage: Stage,
+    pub(crate) headrooms: Vec<Headroom>,
+    /// Held until all is done, as the next is.
+    pub(crate) _image: PermittedImage,
+    pub(crate) _directory: Option<OwnedFd>,
+}
+
+/// Whether the kernel and the runtime may still have something of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Runs {
+    Perhaps,
+    No,
+}
+
+impl Ended {
+    /// Takes everything down, behind the user's back if it takes long; calls `hidden` when nobody else can see it any more.
+    pub(crate) fn take_down(self, left: Runs, hidden: impl FnOnce()) -> Result<(), ContainerError> {
+        let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
+        // For everybody else it is gone now.
+        let (id, root, stage, headrooms) = (self.id, self.root, self.stage, self.headrooms);
+        let folder = self.folder.hide()?;
+        hidden();
+        let clear = move || {
+            root.doomed.shut_down();
+            stage.shut_down();
+            drop((headrooms, root.mount, root.image));
+            if left == Runs::Perhaps && !teardown::clear(folder.path(), &id) {
+                tracing::warn!(id, "cannot end all that is left of the container");
+            }
+            if let Err(error) = folder.remove() {
+                tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+            }
+        };
+        if takes_long {
+            let _done = finish_behind(clear);
+        } else {
+            clear();
+        }
+        Ok(())
+    }
+
+    /// Takes down what runs, and keeps what was written, with the log and the exit code.
+    pub(crate) fn rest(self, has_lost: bool, is_told: bool) {
+        let kept = if has_lost {
+            self.root.doomed.shut_down();
+            false
+        } else {
+            // It has ended for everybody else; `rm` shuts the file system down under this.
+            self.settle();
+            self.root.doomed.keep().is_ok()
+        };
+        drop((self.headrooms, self.root.mount, self.root.image));
+        // Those of further mounts go with their container.
+        Filestores::remove(&self.path, &self.stage);
+        self.stage.shut_down();
+        detached::clear(&self.path, &self.id);
+        if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
+        {
+            // First, since it may be what the disk is full of.
+            drop(std::fs::remove_file(self.path.join(FILESTORE)));
+            let noted = kept::Place::Filestore { lost: true }.save(&self.path);
+            if let Err(error) = noted {
+                tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
+            }
+            let _told = is_told || log(&self.path, LOST);
+        }
+    }
+
+    /// Gives back what nobody will write to any more.
+    fn settle(&self) {
+        for headroom in &self.headrooms {
+            if let Err(error) = headroom.settle() {
+                tracing::debug!(id = self.id, %error, "a filestore keeps room that it does not need");
+            }
+        }
+    }
+}
+
+/// Adds a sentence to what the container wrote. Returns whether there was room for it.
+pub(crate) fn log(folder: &Path, text: &str) -> bool {
+    let log = File::options().append(true).open(folder.join(LOG));
+    log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
+}

@@ -1,0 +1,294 @@
+//! From a plan to a container whose root and folder are there, and of which nothing runs yet.
+
+use std::ffi::OsStr;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kernel::process::Signals;
+use rustix::io::Errno;
+use serde_json::Value;
+use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
+
+use crate::bundle::user::LookupError;
+use crate::bundle::userns::MapError;
+use crate::bundle::{BundleError, Process, Terminal, configure, user};
+use crate::folder::{self, FILESTORE};
+use crate::life::claim::ClaimError;
+use crate::life::filestores::{Filestores, MountWishError, volumes};
+use crate::life::kept;
+use crate::life::reap::share;
+use crate::life::stage::Stage;
+use crate::life::{teardown, terminal};
+use crate::owner::{OwnerError, check_image};
+use crate::plan::{ContainerPlan, InitWish, Stop};
+use crate::root::filestore::{self, Backing};
+use crate::root::headroom::{Headroom, HeadroomError};
+use crate::root::{
+    MakeRootError, PlaceError, Root, Shape, WritablePlace, WritableWish, make, may_have_acl, warm,
+};
+use crate::runtime::init::{self, InitError};
+use crate::runtime::{Kind, Runtime};
+
+/// What is around a caller: a library asks for none of it by itself.
+#[expect(missing_debug_implementations, reason = "functions have nothing to show")]
+pub struct Surroundings<'a> {
+    /// Where programs are looked for, written as `PATH` is.
+    pub search: &'a OsStr,
+    /// Whether this process is root of the host.
+    pub is_root: bool,
+    /// The time now.
+    pub now: Seconds,
+    /// Something that no other container has, for the name of its cgroup.
+    pub unique: &'a str,
+    /// The caller's terminal, whose size the container's is to have.
+    pub terminal: BorrowedFd<'a>,
+    /// A folder for what is worth knowing until the next start of the machine.
+    pub notes: Option<&'a Path>,
+    /// Takes sentences that a person may want to read.
+    pub remark: &'a dyn Fn(&str),
+    /// Whether a signal has arrived that ends programs.
+    pub is_asked_to_end: &'a dyn Fn() -> bool,
+}
+
+/// A container whose root and folder are there, and of which nothing runs yet.
+#[derive(Debug)]
+pub struct Ready {
+    pub(crate) id: String,
+    pub(crate) folder: ContainerDir,
+    pub(crate) path: PathBuf,
+    pub(crate) root: Root,
+    pub(crate) stage: Stage,
+    pub(crate) headrooms: Vec<Headroom>,
+    pub(crate) process: Process,
+    pub(crate) owner: Option<(u32, u32)>,
+    pub(crate) config: Value,
+    pub(crate) terminal: Terminal,
+    pub(crate) runtime: Runtime,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) stop: Stop,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) notes: Option<PathBuf>,
+    pub(crate) log_size: Option<NonZeroU64>,
+    pub(crate) keep: bool,
+    /// Held as long as the container lives, as the next is.
+    pub(crate) image: PermittedImage,
+    pub(crate) directory: Option<OwnedFd>,
+}
+
+/// A container that cannot be prepared. Nothing is left of it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrepareError {
+    /// Somebody else can change its image.
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+    /// Its changes cannot go where they are to go.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// It cannot have a mount that it is to have.
+    #[error(transparent)]
+    Mount(#[from] MountWishError),
+    /// Its users cannot be given ids.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// It has no root.
+    #[error(transparent)]
+    Root(#[from] MakeRootError),
+    /// Nobody knows its user.
+    #[error(transparent)]
+    User(#[from] LookupError),
+    /// Its user has no id on the host.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// It has no bundle.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    /// It has no first process.
+    #[error(transparent)]
+    Init(#[from] InitError),
+    /// It has no folder.
+    #[error(transparent)]
+    Folder(#[from] ContainerError),
+    /// Nobody takes room for what it writes.
+    #[error(transparent)]
+    Headroom(#[from] HeadroomError),
+    /// Its filestore has no name.
+    #[error("cannot keep a filestore in {}", folder.display())]
+    Filestore {
+        /// The container's folder.
+        folder: PathBuf,
+        /// The disk's answer.
+        source: Errno,
+    },
+    /// Its ids cannot be noted.
+    #[error("cannot note the ids of {id} in {}", folder.display())]
+    Ids {
+        /// The container.
+        id: String,
+        /// Its folder.
+        folder: PathBuf,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+    /// Its folder takes no files.
+    #[error("cannot write in {}", folder.display())]
+    Write {
+        /// The container's folder.
+        folder: PathBuf,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+}
+
+const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: the modes of such files count alone, whose bits of the \
+                       group are the most that the ACL allows";
+
+/// Makes a container's root and folder. `living` are containers that may lend what they have mounted; no signal of
+/// `signals` may end this process between the container's folder and its removal.
+///
+/// # Errors
+/// [`PrepareError`].
+pub fn prepare(
+    store: &Store,
+    image: PermittedImage,
+    plan: ContainerPlan,
+    runtime: Runtime,
+    living: &[String],
+    signals: Arc<Signals>,
+    around: &Surroundings<'_>,
+) -> Result<Ready, PrepareError> {
+    let ContainerPlan { mut wish, image: config, user, space, stop, timeout, places } = plan;
+    check_image(store, image.image())?;
+    let place = wish.writable.make(store, Backing::Ahead, around.search)?;
+    let files = Filestores::make(store, &wish.mounts, around.search)?;
+    let claim = wish.ids.claim(store, around.is_root, around.is_asked_to_end)?;
+    let map = claim.as_ref().map(|it| &it.map);
+    let shared = share(store, living, image.image().id);
+    let shape = Shape { writable: place.writable(), map, space, places: &places };
+    let root = make(store, &image, &wish.trust, &shape, shared)?;
+    warm(image.image(), &root, wish.warm, around.remark);
+    if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {
+        (around.remark)(NO_ACLS);
+    }
+    let user = user::find(root.mount.as_fd(), &user)?;
+    map.map_or(Ok(()), |map| map.check(&user))?;
+    let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
+    let mut stage = Stage::new(&folder::path(store, &wish.id), map);
+    let mut bundle = wish.bundle;
+    bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
+    bundle.map = map.cloned();
+    bundle.cgroup = Some(teardown::cgroup(&wish.id, around.unique));
+    bundle.names = stage.set_names(wish.names);
+    let terminal = bundle.terminal;
+    let (process, mut config) =
+        configure(root.mount.as_fd(), &stage.root(), &config, &bundle, &user)?;
+    add_init(&wish.init, around.search, &mut config)?;
+    if terminal == Terminal::New {
+        terminal::note_size(&mut config["process"], around.terminal);
+    }
+    let found = image.found();
+    let record = ContainerRecord {
+        image: found.image,
+        manifest: found.manifest,
+        name: found.name.as_ref().map(ToString::to_string),
+        created: around.now,
+        keep: wish.keep,
+    };
+    let id = std::mem::take(&mut wish.id);
+    let folder = store.create_container(&id, &record)?;
+    let path = folder.path().to_owned();
+    let unnamed = |source| PrepareError::Filestore { folder: path.clone(), source };
+    if let WritablePlace::Filestore(file, _) = &place {
+        filestore::name(file.as_fd(), folder.fd(), FILESTORE).map_err(unnamed)?;
+    }
+    files.name(&folder).map_err(unnamed)?;
+    if let Some(claim) = claim {
+        let failed = |source| PrepareError::Ids { id: id.clone(), folder: path.clone(), source };
+        claim.map.note(&path).map_err(failed)?;
+    }
+    kept_place(&place, &wish.writable, &root)
+        .and_then(|place| place.save(&path))
+        .map_err(|source| PrepareError::Write { folder: path.clone(), source })?;
+    let headrooms = root.doomed.headroom(&path.join(FILESTORE))?;
+    let headrooms = headrooms.into_iter().chain(Filestores::headrooms(&path, &stage)?).collect();
+    Ok(Ready {
+        id,
+        folder,
+        path,
+        root,
+        stage,
+        headrooms,
+        process,
+        owner,
+        config,
+        terminal,
+        runtime,
+        signals,
+        stop,
+        timeout,
+        notes: around.notes.map(Path::to_owned),
+        log_size: wish.log_size,
+        keep: wish.keep,
+        image,
+        directory: place.into_locked(),
+    })
+}
+
+/// Puts the program that is asked for before the container's.
+///
+/// # Errors
+/// [`InitError`] when it is not there.
+pub fn add_init(wish: &InitWish, search: &OsStr, config: &mut Value) -> Result<(), InitError> {
+    let program = match wish {
+        InitWish::None => return Ok(()),
+        InitWish::Any => None,
+        InitWish::Program(path) => Some(&**path),
+    };
+    init::add(&init::find(search, program)?, config);
+    Ok(())
+}
+
+/// Where the container writes, for whoever looks at that later.
+fn kept_place(
+    place: &WritablePlace,
+    wish: &WritableWish,
+    root: &Root,
+) -> std::io::Result<kept::Place> {
+    match (place, wish, root.doomed.upper()) {
+        (WritablePlace::Memory(_), ..) => Ok(kept::Place::Memory),
+        (WritablePlace::Filestore(..), ..) => Ok(kept::Place::Filestore { lost: false }),
+        (WritablePlace::Directory(..), WritableWish::Directory(path, _), Some(upper)) => {
+            kept::Place::directory(&std::path::absolute(path)?, upper)
+        }
+        _ => Ok(kept::Place::None),
+    }
+}
+
+impl Ready {
+    /// The container's name.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The signals that it is given.
+    #[must_use]
+    pub const fn signals(&self) -> &Arc<Signals> {
+        &self.signals
+    }
+
+    /// Whether it has a terminal that Quire connects to the caller's: runsc does that by itself.
+    #[must_use]
+    pub fn has_terminal_of_ours(&self) -> bool {
+        self.terminal == Terminal::New && self.runtime.kind != Kind::Runsc
+    }
+}

@@ -1,0 +1,233 @@
+//! What a container is to be, decided from the caller's wishes and the image's configuration alone: nothing is opened,
+//! made or asked here.
+
+use std::num::{NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use store::{ContainerError, check_id};
+
+use crate::bundle::Wishes;
+use crate::bundle::config::ImageConfig;
+use crate::bundle::mounts::{MountWish, Volume};
+use crate::bundle::names::NameFile;
+use crate::bundle::security::FilterError;
+use crate::bundle::userns::IdMap;
+use crate::root::{Space, SpaceError, Trust, Warm, WritableWish, space};
+use crate::runtime::Kind;
+use crate::runtime::init::PLACE;
+
+/// Who a container's users are to be on the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdsWish {
+    /// Themselves.
+    Host,
+    /// So many ids that no other container of the store has.
+    Auto(NonZeroU32),
+    /// Those of a map.
+    Map(IdMap),
+}
+
+/// How a container is asked to end.
+#[derive(Debug, Clone)]
+pub struct Stop {
+    /// The signal, by name or number; empty for TERM.
+    pub signal: String,
+    /// For how many seconds `stop` waits before it kills.
+    pub timeout: Option<u32>,
+}
+
+/// A program of the host that is the first one in a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InitWish {
+    /// None: the container's own is the first.
+    None,
+    /// The first that is found.
+    Any,
+    /// This one.
+    Program(PathBuf),
+}
+
+/// What a caller wishes of a container. What is `None` is as the image says.
+#[derive(Debug, Clone)]
+pub struct ContainerWish {
+    /// The container's name.
+    pub id: String,
+    /// What its bundle says. Names, volumes, map and cgroup are added when they are there.
+    pub bundle: Wishes,
+    /// User, and group, to run as.
+    pub user: Option<String>,
+    /// How far the image is trusted.
+    pub trust: Trust,
+    /// Where changes go.
+    pub writable: WritableWish,
+    /// Whether `df` shows some space in a root that nothing can be written to.
+    pub df: bool,
+    /// What is read ahead.
+    pub warm: Warm,
+    /// Who its users are on the host.
+    pub ids: IdsWish,
+    /// Directories and files of the host that it sees.
+    pub volumes: Vec<Volume>,
+    /// Further mounts.
+    pub mounts: Vec<MountWish>,
+    /// Files that say who it is and whom it finds.
+    pub names: Vec<NameFile>,
+    /// The first process.
+    pub init: InitWish,
+    /// The signal that asks it to end.
+    pub stop_signal: Option<String>,
+    /// For how many seconds `stop` waits before it kills.
+    pub stop_timeout: Option<u32>,
+    /// Seconds until it is killed; 0 is no limit.
+    pub timeout: u32,
+    /// The most bytes of its log; none is no limit.
+    pub log_size: Option<NonZeroU64>,
+    /// Whether its folder outlives it.
+    pub keep: bool,
+}
+
+/// What a container will be.
+#[derive(Debug)]
+pub struct ContainerPlan {
+    pub(crate) wish: ContainerWish,
+    pub(crate) image: ImageConfig,
+    pub(crate) user: String,
+    pub(crate) space: Space,
+    pub(crate) stop: Stop,
+    pub(crate) timeout: Option<Duration>,
+    /// Files that have to be in the root, for others to be mounted on them.
+    pub(crate) places: Vec<&'static str>,
+}
+
+/// Wishes that contradict each other.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// No container can be called so.
+    #[error(transparent)]
+    Id(#[from] ContainerError),
+    /// Space where there is a writable layer.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
+    /// The runtime cannot do it.
+    #[error(transparent)]
+    Security(#[from] FilterError),
+}
+
+impl ContainerPlan {
+    /// Decides for a runtime of this kind.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn new(image: ImageConfig, mut wish: ContainerWish, kind: Kind) -> Result<Self, PlanError> {
+        check_id(&wish.id)?;
+        let space = space(wish.df, wish.writable.access())?;
+        wish.bundle.access = wish.writable.access();
+        wish.bundle.security.fit(kind)?;
+        let mut places: Vec<_> = wish.names.iter().map(|it| it.place).collect();
+        if kind == Kind::Runsc && wish.init != InitWish::None {
+            // It looks for a place in the root, below the /dev that it makes.
+            places.push(PLACE);
+        }
+        let user = wish.user.as_ref().unwrap_or(&image.user).clone();
+        let signal = wish.stop_signal.as_ref().unwrap_or(&image.stop_signal).clone();
+        let stop = Stop { signal, timeout: wish.stop_timeout };
+        let timeout = (wish.timeout > 0).then(|| Duration::from_secs(wish.timeout.into()));
+        Ok(Self { wish, image, user, space, stop, timeout, places })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bundle::security::Security;
+    use crate::bundle::{Access, Cpu, Network, Terminal};
+    use crate::root::{PageDomain, VerityPolicy};
+
+    fn wish() -> ContainerWish {
+        ContainerWish {
+            id: "a".to_owned(),
+            bundle: Wishes {
+                command: Vec::new(),
+                entrypoint: None,
+                env: Vec::new(),
+                working_dir: None,
+                hostname: "a".to_owned(),
+                terminal: Terminal::None,
+                network: Network::None,
+                names: Vec::new(),
+                access: Access::Writable,
+                volumes: Vec::new(),
+                map: None,
+                cgroup: None,
+                memory: None,
+                pids: None,
+                cpu: Cpu::default(),
+                security: Security::default(),
+            },
+            user: None,
+            trust: Trust {
+                verity: VerityPolicy::Auto,
+                digest: None,
+                domain: PageDomain::OfStore,
+                backing: kernel::mount::Backing::File,
+            },
+            writable: WritableWish::None,
+            df: false,
+            warm: Warm::Nothing,
+            ids: IdsWish::Host,
+            volumes: Vec::new(),
+            mounts: Vec::new(),
+            names: Vec::new(),
+            init: InitWish::None,
+            stop_signal: None,
+            stop_timeout: None,
+            timeout: 0,
+            log_size: None,
+            keep: false,
+        }
+    }
+
+    fn image() -> ImageConfig {
+        let (user, stop_signal) = ("7".to_owned(), "SIGINT".to_owned());
+        ImageConfig { user, stop_signal, ..ImageConfig::default() }
+    }
+
+    #[test]
+    fn what_nobody_wishes_is_as_the_image_says() {
+        let plan = ContainerPlan::new(image(), wish(), Kind::Crun).unwrap();
+        assert_eq!((plan.user.as_str(), plan.stop.signal.as_str()), ("7", "SIGINT"));
+        assert_eq!((plan.timeout, plan.places.len()), (None, 0));
+        // Whatever the bundle said.
+        assert_eq!(plan.wish.bundle.access, Access::ReadOnly);
+        let (user, signal) = (Some("8".to_owned()), Some("TERM".to_owned()));
+        let wish = ContainerWish { user, stop_signal: signal, timeout: 3, ..wish() };
+        let plan = ContainerPlan::new(image(), wish, Kind::Crun).unwrap();
+        assert_eq!((plan.user.as_str(), plan.stop.signal.as_str()), ("8", "TERM"));
+        assert_eq!(plan.timeout, Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn only_gvisor_needs_a_place_for_the_first_process() {
+        for (kind, expect) in [(Kind::Crun, 0), (Kind::Runc, 0), (Kind::Runsc, 1)] {
+            let wish = ContainerWish { init: InitWish::Any, ..wish() };
+            assert_eq!(
+                ContainerPlan::new(image(), wish, kind).unwrap().places.len(),
+                expect,
+                "{kind:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let check = |wish: ContainerWish, expect: &str| {
+            let error = ContainerPlan::new(image(), wish, Kind::Crun).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error}");
+        };
+        let writable = WritableWish::Memory(None);
+        check(ContainerWish { df: true, writable, ..wish() }, "--df is for roots");
+        check(ContainerWish { id: "-a".to_owned(), ..wish() }, "-a");
+    }
+}

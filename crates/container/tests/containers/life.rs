@@ -1,0 +1,146 @@
+//! A container's whole life by this crate alone: planned, prepared, watched, asked to end, kept and removed. Needs root.
+
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kernel::mount::Backing;
+use kernel::process::Signals;
+use quire_container::bundle::config::ImageConfig;
+use quire_container::bundle::security::Security;
+use quire_container::bundle::{Access, Cpu, Network, Terminal, Wishes};
+use quire_container::life::prepare::{Ready, Surroundings, prepare};
+use quire_container::life::state::State;
+use quire_container::life::{detached, reap};
+use quire_container::plan::{ContainerPlan, ContainerWish, IdsWish, InitWish};
+use quire_container::root::{PageDomain, Trust, VerityPolicy, Warm, WritableWish};
+use quire_container::runtime::Runtime;
+use store::Seconds;
+
+use crate::fixture::{Fixture, can_mount, runtimes};
+
+fn wish(id: &str, script: &str, keep: bool) -> ContainerWish {
+    let command = ["sh", "-c", script].map(str::to_owned).to_vec();
+    ContainerWish {
+        id: id.to_owned(),
+        bundle: Wishes {
+            command,
+            entrypoint: None,
+            env: Vec::new(),
+            working_dir: None,
+            hostname: id.to_owned(),
+            terminal: Terminal::None,
+            network: Network::None,
+            names: Vec::new(),
+            access: Access::Writable,
+            volumes: Vec::new(),
+            map: None,
+            cgroup: None,
+            memory: None,
+            pids: None,
+            cpu: Cpu::default(),
+            security: Security::default(),
+        },
+        user: None,
+        trust: Trust {
+            verity: VerityPolicy::Auto,
+            digest: None,
+            domain: PageDomain::OfStore,
+            backing: Backing::File,
+        },
+        writable: WritableWish::Memory(None),
+        df: false,
+        warm: Warm::Nothing,
+        ids: IdsWish::Host,
+        volumes: Vec::new(),
+        mounts: Vec::new(),
+        names: Vec::new(),
+        init: InitWish::None,
+        stop_signal: None,
+        stop_timeout: None,
+        timeout: 0,
+        log_size: None,
+        keep,
+    }
+}
+
+fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {
+    let plan = ContainerPlan::new(ImageConfig::default(), wish, runtime.kind).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let around = Surroundings {
+        search: "/usr/sbin:/usr/bin:/sbin:/bin".as_ref(),
+        is_root: true,
+        now: Seconds(1),
+        unique: &format!("test{}", std::process::id()),
+        terminal: null.as_fd(),
+        notes: None,
+        remark: &|_| {},
+        is_asked_to_end: &|| false,
+    };
+    let signals = Arc::new(Signals::block(&[]).unwrap());
+    let runtime = runtime.clone();
+    prepare(&fixture.store, fixture.image(), plan, runtime, &[], signals, &around).unwrap()
+}
+
+#[test]
+fn a_container_in_the_foreground_ends_with_its_programs_code() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    for runtime in runtimes() {
+        let finish = std::thread::scope(|scope| {
+            // The mount namespace that is made stays with the thread.
+            let run = || {
+                let wish = wish("front", "echo x > /tmp/new && exit 3", false);
+                ready(&fixture, &runtime, wish).run(&|_| {})
+            };
+            scope.spawn(run).join().unwrap()
+        });
+        assert_eq!(finish.end.unwrap().exit.shell_code(), 3, "{runtime:?}");
+        assert!(!finish.has_lost && finish.stays.is_none());
+        assert!(fixture.store.containers().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_container_that_is_watched_is_kept_and_reaped() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    for (runtime, keep) in runtimes().iter().flat_map(|it| [(it, true), (it, false)]) {
+        let (mut report, said) = std::io::pipe().unwrap();
+        std::thread::scope(|scope| {
+            let fixture = &fixture;
+            let watch = move || {
+                let wish = wish("behind", "echo out; sleep 60", keep);
+                ready(fixture, runtime, wish).watch(OwnedFd::from(said), None, &|| 7);
+            };
+            let monitor = scope.spawn(watch);
+            let mut first = [1];
+            report.read_exact(&mut first).unwrap();
+            assert_eq!(first, [0], "{runtime:?}");
+            let folder = quire_container::folder::path(&fixture.store, "behind");
+            assert_eq!(State::load(&folder).unwrap().unwrap().started, 7);
+            assert!(fixture.store.is_container_alive("behind").unwrap());
+            detached::signal(&folder, "behind", "KILL").unwrap();
+            monitor.join().unwrap();
+            if keep {
+                let state = State::load(&folder).unwrap().unwrap();
+                assert_eq!((state.finished, state.code), (Some(7), Some(137)));
+                assert_eq!(std::fs::read_to_string(folder.join("log")).unwrap(), "out\n");
+                assert!(detached::is_over(&folder));
+                // It is kept, so that it is nobody's to reap.
+                assert_eq!(reap::clear_dead(&fixture.store, &|| 8), (0, Vec::new()));
+                fixture.store.lock_container("behind").unwrap().unwrap().remove().unwrap();
+            }
+            let since = Instant::now();
+            while folder.exists() {
+                assert!(since.elapsed() < Duration::from_secs(10), "the folder stays");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+    }
+}
