@@ -544,7 +544,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let bytes: Vec<u8> = (0..=255).cycle().take(3 * 4096 + 5).collect();
             let object = digest(Algorithm::Sha256, &bytes);
-            let blob = [&[0xee; 4096][..], &bytes[..3 * 4096]].concat();
+            let blob = [&[0xee; 4096][..], &bytes, &[0; 4096 - 5]].concat();
             let mut builder = Builder::new();
             let size = bytes.len() as u64;
             let content =
@@ -552,20 +552,14 @@ mod tests {
             let inode = builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(content));
             builder.insert(InodeId::ROOT, b"file", inode.unwrap(), Link::Equal).unwrap();
             let find = |_: &_| {
-                let (tail, fingerprint) = (5, [7; 32]);
-                Some(Placed::Whole(Stored { device: 0, offset: 4096, tail, fingerprint }))
+                Some(Placed::Whole(Stored { device: 0, offset: 4096, fingerprint: [7; 32] }))
             };
             let device =
                 DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };
-            let native = image::erofs::Native {
-                block_size: BlockSize::B4096,
-                has_tar: false,
-                devices: &[device],
-                find: &find,
-                uuid: [0; 16],
-            };
-            let mut give = |_: image::tree::Inode<'_>, _, out: &mut dyn std::io::Write| {
-                out.write_all(&bytes[3 * 4096..])
+            let devices = [device];
+            let native = image::erofs::Native::new(BlockSize::B512, &devices, &find);
+            let mut give = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| {
+                panic!("all is on the device")
             };
             let mut out = File::create(folder.path().join("image")).unwrap();
             write_native(&builder.finish(), &native, &mut give, &mut out).unwrap();

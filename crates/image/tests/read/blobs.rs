@@ -1,21 +1,20 @@
 //! Images over data blobs, rule by rule.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
-use quire_image::erofs::{
-    BlockSize, DEVICES_MAX, DataBlob, Native, Piece, Placed, Stored, WriteError, write_native,
-};
+use quire_image::erofs::{BlockSize, DEVICES_MAX, DataBlob, Native, Placed, Stored, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 
 use crate::hostile::{self, Random};
 use crate::mkfs::{self, mounted, prepare};
-use crate::native::{Blobs, PACKED, Way, canonical, check_with_fsck, make, sources, spread};
+use crate::native::{Blobs, Way, canonical, check_with_fsck, make, sources, spread};
 use crate::source::acl;
 use crate::standalone::{METADATA, Objects, external, give, random_tree};
 
@@ -52,7 +51,7 @@ fn where_files_are() {
     let mut objects = Objects::new();
     let tree = flat(&SIZES, &mut objects);
     let mut blobs = Blobs::default();
-    blobs.add(&objects, PACKED);
+    blobs.add(&objects, Way::Packed);
     let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
     let image = Image::open(&bytes[..]).unwrap();
     let slot = &image.devices()[0];
@@ -71,28 +70,24 @@ fn where_files_are() {
         let inode = image.inode(nid).unwrap();
         assert!(!inode.is_chunk_based());
         let place = |place| match place {
-            Place::Data(Device(1), at) => {
-                assert_eq!(at.0 % 4096, 0);
-                "blob"
-            }
-            Place::Inline(_) => "behind",
+            Place::Data(Device(1), at) => at.0,
             place => panic!("{place:?}"),
         };
         let extents = image.extents(&inode).map(Result::unwrap);
         found.push((name, extents.map(|it| (place(it.place), it.len)).collect::<Vec<_>>()));
     }
-    let expected = [
-        ("0", vec![]),
-        ("1", vec![("behind", 1)]),
-        ("512", vec![("behind", 512)]),
-        ("4095", vec![("blob", 4095)]),
-        ("4096", vec![("blob", 4096)]),
-        ("4097", vec![("blob", 4096), ("behind", 1)]),
-        ("4608", vec![("blob", 4096), ("behind", 512)]),
-        ("8191", vec![("blob", 8191)]),
-        // 17 blocks are 69632 bytes.
-        ("70000", vec![("blob", 69_632), ("behind", 368)]),
-    ];
+    // The objects are in the order of their ids; each takes whole blocks.
+    let mut at = 0;
+    let places = objects.values().map(|bytes| {
+        let place = (bytes.len() as u64, at);
+        at += place.0.next_multiple_of(4096);
+        place
+    });
+    let places: BTreeMap<_, _> = places.collect();
+    let expected = SIZES.map(|(name, size)| match size as u64 {
+        0 => (name, vec![]),
+        size => (name, vec![(places[&size], size)]),
+    });
     assert_eq!(found, expected);
 }
 
@@ -109,7 +104,7 @@ fn the_order_of_insertion_does_not_matter() {
             let inode = builder.inode(&METADATA, XattrsId::NONE, node).unwrap();
             builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
         }
-        let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(9));
+        let blobs = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(9));
         let tree = builder.finish();
         make(&tree, &objects, &blobs, BlockSize::B4096).0
     };
@@ -124,11 +119,11 @@ fn more_than_one_address_space_holds() {
     let Some(dir) = prepare("blobs::more_than_one_address_space_holds") else { return };
     let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
     fs::create_dir(&mountpoint).unwrap();
-    for (block_size, way) in [(BlockSize::B4096, PACKED), (BlockSize::B512, Way::Tar)] {
+    for (block_size, way) in [(BlockSize::B4096, Way::Packed), (BlockSize::B512, Way::Tar)] {
         let mut objects = Objects::new();
         let tree = flat(&SIZES, &mut objects);
         let mut blobs = Blobs::default();
-        blobs.add(&Objects::new(), PACKED);
+        blobs.add(&Objects::new(), Way::Packed);
         blobs.add(&objects, way);
         let mut table = blobs.table();
         // 15 TiB or 1.875 TiB; what is read of it is only that it is not read.
@@ -167,11 +162,11 @@ fn what_cannot_be_is_refused() {
     let tree = flat(&[("a", 10_000)], &mut objects);
     let (&id, content) = objects.iter().next().unwrap();
     let blob = |bytes| DataBlob { id: digest(Algorithm::Sha256, b"blob"), bytes };
-    let refused = |blobs: &[DataBlob], place: Option<(u16, u64, u16)>| {
+    let refused = |blobs: &[DataBlob], place: Option<(u16, u64)>| {
         let find = |asked: &ObjectId| {
             assert_eq!(*asked, id);
-            let (device, offset, tail) = place?;
-            Some(Placed::Whole(Stored { device, offset, tail, fingerprint: [7; 32] }))
+            let (device, offset) = place?;
+            Some(Placed::Whole(Stored { device, offset, fingerprint: [7; 32] }))
         };
         let native = Native {
             block_size: BlockSize::B4096,
@@ -188,27 +183,22 @@ fn what_cannot_be_is_refused() {
     };
     let good = [blob(8 * 4096)];
     assert_eq!(refused(&good, None), Ok(()));
-    assert_eq!(refused(&good, Some((0, 0, 0))), Ok(()));
-    assert_eq!(refused(&good, Some((0, 5 * 4096, 0))), Ok(()));
-    assert_eq!(refused(&good, Some((0, 6 * 4096, 1808))), Ok(()));
-    let misplaced = |offset, device, tail| {
+    assert_eq!(refused(&good, Some((0, 0))), Ok(()));
+    assert_eq!(refused(&good, Some((0, 5 * 4096))), Ok(()));
+    let misplaced = |offset, device| {
         Err(format!(
-            "\"/a\" has 10000 bytes, which cannot be at byte {offset} of data blob {device} with \
-             {tail} of them in the image"
+            "\"/a\" has 10000 bytes, which cannot be at byte {offset} of data blob {device}"
         ))
     };
-    for (device, offset, tail) in [
+    for (device, offset) in [
         // Its end is outside, at first by one block.
-        (0, 6 * 4096, 0),
-        (0, 7 * 4096, 1808),
-        (0, u64::MAX - 4095, 0),
-        (1, 0, 0),
-        (0, 512, 0),
-        // What is before the end is no whole blocks.
-        (0, 0, 1807),
-        (0, 0, 10_001),
+        (0, 6 * 4096),
+        (0, 7 * 4096),
+        (0, u64::MAX - 4095),
+        (1, 0),
+        (0, 512),
     ] {
-        assert_eq!(refused(&good, Some((device, offset, tail))), misplaced(offset, device, tail));
+        assert_eq!(refused(&good, Some((device, offset))), misplaced(offset, device));
     }
     let name = digest(Algorithm::Sha256, b"blob");
     for bytes in [0, 4095, 4097, 1 << 60] {
@@ -222,7 +212,7 @@ fn what_cannot_be_is_refused() {
         wide.id
     );
     assert_eq!(refused(&[wide], None), Err(expected));
-    assert_eq!(refused(&vec![blob(4096); DEVICES_MAX], Some((4095, 0, 10_000))), Ok(()));
+    assert_eq!(refused(&vec![blob(3 * 4096); DEVICES_MAX], Some((4095, 0))), Ok(()));
     let many = refused(&vec![blob(4096); DEVICES_MAX + 1], None);
     assert_eq!(many, Err("the image is too large: it has more than 4096 data blobs".to_owned()));
 }
@@ -285,38 +275,7 @@ fn a_native_image_says_whether_a_device_is_a_tar() {
     }
 }
 
-/// Who gives the ends of files is not believed about their length; and is asked for no more than them.
-#[test]
-fn ends_are_asked_for() {
-    let mut objects = Objects::new();
-    let tree = flat(&[("a", 8692), ("b", 8192)], &mut objects);
-    let mut blobs = Blobs::default();
-    blobs.add(&objects, PACKED);
-    let (table, mut asked) = (blobs.table(), Vec::new());
-    let find = |id: &ObjectId| blobs.find(id);
-    let native = Native {
-        block_size: BlockSize::B4096,
-        has_tar: false,
-        devices: &table,
-        find: &find,
-        uuid: [0; 16],
-    };
-    for (len, is_right) in [(499, false), (500, true), (501, false)] {
-        let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| {
-            asked.push((file.path(), piece));
-            out.write_all(&vec![1; len])
-        };
-        let written = write_native(&tree, &native, &mut contents, &mut io::sink());
-        match written {
-            Ok(_) => assert!(is_right, "{len}"),
-            Err(WriteError::ContentSize { size: 8692, .. }) => assert!(!is_right, "{len}"),
-            Err(error) => panic!("{error}"),
-        }
-    }
-    assert_eq!(asked, vec![(b"/a".to_vec(), Piece::End(8192)); 3]);
-}
-
-/// Ends behind as many xattrs as there can be, at every length that may be a trouble.
+/// Ends of files in the image, behind as many xattrs as there can be, at every length that may be a trouble.
 fn large_xattrs() -> (Tree, Objects) {
     let mut objects = Objects::new();
     let mut builder = Builder::new();
@@ -342,11 +301,9 @@ fn large_xattrs() -> (Tree, Objects) {
 fn ends_behind_large_xattrs() {
     let (tree, objects) = large_xattrs();
     for block_size in [BlockSize::B4096, BlockSize::B512] {
-        let mut blobs = Blobs::default();
-        blobs.add(&objects, Way::Packed(4095));
-        let (bytes, _) = make(&tree, &objects, &blobs, block_size);
+        let (bytes, _) = make(&tree, &objects, &Blobs::default(), block_size);
         let image = Image::open(&bytes[..]).unwrap();
-        let (mut walk, slices) = (tree.walk(), blobs.slices());
+        let mut walk = tree.walk();
         while let Some((path, entry)) = walk.next() {
             let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
                 panic!("only files")
@@ -354,7 +311,7 @@ fn ends_behind_large_xattrs() {
             let nid = image.lookup(&image.root().unwrap(), &path[1..]).unwrap().unwrap();
             let inode = image.inode(nid).unwrap();
             let mut got = vec![0; inode.size() as usize];
-            image.read(&inode, ByteOffset(0), &mut got, &sources(&slices)).unwrap();
+            image.read(&inode, ByteOffset(0), &mut got, &[]).unwrap();
             assert!(got == objects[&object.unwrap()], "{path:?}");
             let name = entry.inode.xattrs().next();
             let (name, value) = name.unwrap_or((b"user.none", b""));
@@ -370,15 +327,12 @@ fn the_kernel_reads_ends_behind_large_xattrs() {
     let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
     fs::create_dir(&mountpoint).unwrap();
     let (tree, objects) = large_xattrs();
-    let mut blobs = Blobs::default();
-    blobs.add(&objects, Way::Packed(4095));
-    let files = blobs.files(dir.path());
     for block_size in [BlockSize::B4096, BlockSize::B512] {
-        let (bytes, _) = make(&tree, &objects, &blobs, block_size);
+        let (bytes, _) = make(&tree, &objects, &Blobs::default(), block_size);
         fs::write(&image, &bytes).unwrap();
-        check_with_fsck(&image, &files);
-        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
-        let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
+        check_with_fsck(&image, &[]);
+        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &[]);
+        let theirs = mounted(&image, None, &mountpoint);
         mkfs::compare("large xattrs", &ours, &theirs);
         let mut walk = tree.walk();
         while let Some((path, entry)) = walk.next() {
@@ -408,13 +362,10 @@ fn large_files_and_many_devices() {
     let devices: Vec<_> = (0..DEVICES_MAX).map(blob).collect();
     let device = u16::try_from(DEVICES_MAX - 1).unwrap();
     // 1048577 blocks and 904 bytes.
-    let stored = Stored { device, offset: 3 * 4096, tail: 904, fingerprint: [1; 32] };
+    let stored = Stored { device, offset: 3 * 4096, fingerprint: [1; 32] };
     let find = |_: &ObjectId| Some(Placed::Whole(stored));
     let native = Native::new(BlockSize::B4096, &devices, &find);
-    let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| {
-        assert_eq!(piece, Piece::End((1 << 32) + 4096));
-        out.write_all(&[b'e'; 904])
-    };
+    let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
     let mut bytes = Vec::new();
     write_native(&tree, &native, &mut contents, &mut bytes).unwrap();
     let image = Image::open(&bytes[..]).unwrap();
@@ -422,13 +373,9 @@ fn large_files_and_many_devices() {
     let nid = image.lookup(&image.root().unwrap(), b"a").unwrap().unwrap();
     let inode = image.inode(nid).unwrap();
     let places: Vec<_> = image.extents(&inode).map(|it| it.unwrap()).collect();
-    assert_eq!((inode.size(), places.len()), (size, 2));
+    assert_eq!((inode.size(), places.len()), (size, 1));
     let start = Place::Data(Device(4096), ByteOffset(3 * 4096));
-    assert_eq!((places[0].place, places[0].len), (start, (1 << 32) + 4096));
-    assert!(matches!(places[1].place, Place::Inline(_)));
-    let mut end = [0; 904];
-    image.read(&inode, ByteOffset((1 << 32) + 4096), &mut end, &[]).unwrap();
-    assert_eq!(end, [b'e'; 904]);
+    assert_eq!((places[0].place, places[0].len), (start, size));
 }
 
 /// An object has one size.
@@ -441,7 +388,7 @@ fn files_of_one_object_and_other_sizes_are_refused() {
         let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
         builder.insert(InodeId::ROOT, name, inode, Link::Equal).unwrap();
     }
-    let stored = Stored { device: 0, offset: 0, tail: 0, fingerprint: [1; 32] };
+    let stored = Stored { device: 0, offset: 0, fingerprint: [1; 32] };
     let (devices, find) =
         ([DataBlob { id, bytes: 8192 }], |_: &ObjectId| Some(Placed::Whole(stored)));
     let native = Native::new(BlockSize::B4096, &devices, &find);
@@ -494,9 +441,10 @@ fn long_names_are_prefixes() {
 fn damaged() {
     let (tree, mut objects) = random_tree(&mut Random(98));
     let tree = canonical(&tree, &mut objects, 64);
-    for (seed, block_size, ways) in
-        [(6, BlockSize::B4096, [PACKED, PACKED]), (7, BlockSize::B512, [Way::Tar, PACKED])]
-    {
+    for (seed, block_size, ways) in [
+        (6, BlockSize::B4096, [Way::Packed, Way::Packed]),
+        (7, BlockSize::B512, [Way::Tar, Way::Packed]),
+    ] {
         let blobs = spread(&objects, &ways, 1, &mut Random(seed));
         let (bytes, _) = make(&tree, &objects, &blobs, block_size);
         hostile::damage(&bytes, 250, seed);

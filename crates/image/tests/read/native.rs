@@ -10,9 +10,7 @@ use quire_image::erofs::read::{
     self, ByteOffset, DeviceRange, FileType, Image, ImageTree, Located, Place, ReadAt, examine,
     native_tree,
 };
-use quire_image::erofs::{
-    BlockSize, DataBlob, Native, PACKED_TAIL_MAX, Placed, Stored, Summary, write_native,
-};
+use quire_image::erofs::{BlockSize, DataBlob, Native, Placed, Stored, Summary, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Node, Tree};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
@@ -33,8 +31,8 @@ pub struct Blobs {
 /// How objects come into a blob.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Way {
-    /// In blocks of 4096, without ends of up to so many bytes.
-    Packed(u16),
+    /// At multiples of 4096, which are blocks of either size.
+    Packed,
     /// In blocks of 512, with what tars have between files.
     Tar,
 }
@@ -49,20 +47,16 @@ impl Blobs {
         let mut blob = Vec::new();
         for (id, bytes) in objects {
             let fingerprint = Sha256::digest(bytes).into();
-            let (tail, block) = match way {
+            let block = match way {
+                Way::Packed => 4096,
                 Way::Tar => {
                     blob.extend_from_slice(&[0x77; 512]);
-                    (0, 512)
+                    512
                 }
-                Way::Packed(max) => match bytes.len() % 4096 {
-                    end if end <= usize::from(max) => (end, 4096),
-                    _ => (0, 4096),
-                },
             };
-            let stored =
-                Stored { device, offset: blob.len() as u64, tail: tail as u16, fingerprint };
+            let stored = Stored { device, offset: blob.len() as u64, fingerprint };
             self.stored.insert(*id, stored);
-            blob.extend_from_slice(&bytes[..bytes.len() - tail]);
+            blob.extend_from_slice(bytes);
             blob.resize(blob.len().next_multiple_of(block), 0);
         }
         if blob.is_empty() {
@@ -135,15 +129,13 @@ pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Ran
     blobs
 }
 
-pub const PACKED: Way = Way::Packed(PACKED_TAIL_MAX);
-
 /// Mixtures, with the block size of each.
 const MIXTURES: [(BlockSize, &[Way], usize); 6] = [
-    (BlockSize::B4096, &[PACKED], 0),
+    (BlockSize::B4096, &[Way::Packed], 0),
     (BlockSize::B4096, &[], 1),
-    (BlockSize::B4096, &[PACKED, Way::Packed(0), Way::Packed(4031)], 1),
+    (BlockSize::B4096, &[Way::Packed, Way::Packed, Way::Packed], 1),
     (BlockSize::B512, &[Way::Tar], 0),
-    (BlockSize::B512, &[PACKED, Way::Tar, Way::Tar, Way::Packed(4095)], 1),
+    (BlockSize::B512, &[Way::Packed, Way::Tar, Way::Tar, Way::Packed], 1),
     (BlockSize::B512, &[], 1),
 ];
 
@@ -213,7 +205,7 @@ fn the_kernel_shows_what_we_read() {
 /// The objects of blobs by their addresses, as an index beside each blob knows them.
 fn by_address(blobs: &Blobs, objects: &Objects) -> BTreeMap<(u16, u64), ObjectId> {
     let on_device = |(id, stored): (&ObjectId, &Stored)| {
-        let is_there = objects[id].len() > usize::from(stored.tail);
+        let is_there = !objects[id].is_empty();
         is_there.then_some(((stored.device + 1, stored.offset), *id))
     };
     blobs.stored.iter().filter_map(on_device).collect()
@@ -294,10 +286,9 @@ fn check_ranges(what: &str, image: &Image<&[u8]>, read: &ImageTree, blobs: &Blob
             continue;
         };
         let Some(stored) = blobs.stored.get(&object.unwrap()) else { continue };
-        let len = size - u64::from(stored.tail);
-        if len > 0 {
+        if size > 0 {
             let nid = read.nids[entry.inode.id().index()];
-            expected.insert(nid, (stored.device + 1, stored.offset, len));
+            expected.insert(nid, (stored.device + 1, stored.offset, size));
         }
     }
     let mut got = BTreeMap::new();

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use crate::blobs::{SIZES, flat};
 use crate::hostile::Random;
 use crate::mkfs::{self, mounted, prepare};
-use crate::native::{Blobs, PACKED, make, spread};
+use crate::native::{Blobs, Way, make, spread};
 use crate::source::list;
 use crate::standalone::{Objects, tree_of};
 use crate::tools::{find, folder, newer, run, skipped};
@@ -42,7 +42,7 @@ fn fingerprints_are_those_of_mkfs() {
     run(&mkfs, words.into_iter().chain([&*theirs, &source]));
     let theirs = fs::read(&theirs).unwrap();
     let mut blobs = Blobs::default();
-    blobs.add(&objects, PACKED);
+    blobs.add(&objects, Way::Packed);
     let (ours, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
     // From the length of the prefix on, with its padding to 4 bytes.
     let prefix = |image: &[u8]| {
@@ -108,7 +108,7 @@ fn a_tar_of_gnu_tar() {
         let Ok(bytes) = fs::read(source.join(name)) else { continue };
         let offset = (block.parse::<u64>().unwrap() + 1) * 512;
         let fingerprint = Sha256::digest(&bytes).into();
-        let stored = Stored { device: 0, offset, tail: 0, fingerprint };
+        let stored = Stored { device: 0, offset, fingerprint };
         blobs.stored.insert(digest(Algorithm::Sha256, &bytes), stored);
     }
     assert_eq!(blobs.stored.len(), SIZES.len());
@@ -130,7 +130,7 @@ fn a_tar_of_gnu_tar() {
 fn devices_have_names_and_lengths() {
     let mut objects = Objects::new();
     let tree = flat(&SIZES, &mut objects);
-    let blobs = spread(&objects, &[PACKED, PACKED], 1, &mut Random(5));
+    let blobs = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(5));
     let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
     let opened = Image::open(&bytes[..]).unwrap();
     assert_eq!(opened.devices().len(), blobs.bytes.len());

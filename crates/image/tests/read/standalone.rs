@@ -50,7 +50,7 @@ fn make(tree: &Tree, flavor: Flavor, objects: &Objects) -> (Vec<u8>, Summary) {
 pub fn give(bytes: &[u8], piece: Piece, out: &mut dyn io::Write) -> io::Result<()> {
     let bytes = match piece {
         Piece::Whole => bytes,
-        Piece::From(start) | Piece::End(start) => &bytes[start as usize..],
+        Piece::From(start) => &bytes[start as usize..],
     };
     // In pieces that fit nothing.
     bytes.chunks(70_001).try_for_each(|piece| out.write_all(piece))

@@ -77,7 +77,7 @@ impl Wanted {
         let fingerprint = [self.name.len() as u8; 32];
         match (self.is_whole, &self.runs[..]) {
             (true, [Run { place: Some((device, offset)), .. }]) => {
-                Placed::Whole(Stored { device: *device, offset: *offset, tail: 0, fingerprint })
+                Placed::Whole(Stored { device: *device, offset: *offset, fingerprint })
             }
             (_, runs) => Placed::Pieces { runs, fingerprint },
         }

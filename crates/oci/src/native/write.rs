@@ -85,7 +85,7 @@ pub(crate) fn write(
             return Some(Placed::Pieces { runs, fingerprint });
         }
         let (device, offset) = (number(&stored.blob), stored.offset);
-        Some(Placed::Whole(Stored { device, offset, tail: 0, fingerprint }))
+        Some(Placed::Whole(Stored { device, offset, fingerprint }))
     };
     let native = Native { has_tar, ..Native::new(BlockSize::B512, &devices, &find) };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
@@ -94,7 +94,7 @@ pub(crate) fn write(
         };
         let start = match piece {
             Piece::Whole => 0,
-            Piece::From(start) | Piece::End(start) => start,
+            Piece::From(start) => start,
         };
         places.give(&object, start, out)
     };

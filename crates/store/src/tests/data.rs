@@ -62,7 +62,7 @@ pub(super) fn add_native(
         let device = devices.iter().position(|it| *it == device).unwrap_or_default();
         let device = u16::try_from(device)?;
         let (offset, fingerprint) = (stored.offset, stored.sha256);
-        places.insert(id(bytes), Stored { device, offset, tail: 0, fingerprint });
+        places.insert(id(bytes), Stored { device, offset, fingerprint });
     }
     let find = |id: &ObjectId| places.get(id).copied().map(Placed::Whole);
     let native = Native {
@@ -79,7 +79,7 @@ pub(super) fn add_native(
         let bytes = objects.iter().find(|it| id(it) == object).unwrap();
         let from = match piece {
             Piece::Whole => 0,
-            Piece::End(from) | Piece::From(from) => from,
+            Piece::From(from) => from,
         };
         out.write_all(&bytes[usize::try_from(from).unwrap()..])
     };

@@ -18,9 +18,7 @@ use crate::tree::{Inode, Tree};
 use crate::verity::ObjectId;
 use composefs::Survey;
 pub use place::BlockSize;
-pub use plain::{
-    DEVICES_MAX, DataBlob, Flavor, Native, PACKED_TAIL_MAX, Piece, Placed, Run, Standalone, Stored,
-};
+pub use plain::{DEVICES_MAX, DataBlob, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
 use plan::Plan;
 
 /// What kind of image the writer makes.
@@ -190,8 +188,8 @@ pub enum WriteError {
     },
     /// A file that was said to be where it cannot be.
     #[error(
-        "\"{}\" has {size} bytes, which cannot be at byte {} of data blob {} with {} of them in the image",
-        path.escape_ascii(), stored.offset, stored.device, stored.tail
+        "\"{}\" has {size} bytes, which cannot be at byte {} of data blob {}",
+        path.escape_ascii(), stored.offset, stored.device
     )]
     Misplaced {
         /// The file.
@@ -258,9 +256,8 @@ pub fn write(
 /// all it has to be is a closure.
 pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
 
-/// Writes an image whose files' bytes are in other files, as far as they are there. `contents` gives the others, and the
-/// ends that are in the image: [`Piece::End`]. Those of which no fingerprint is known are asked for once more, before
-/// anything is written.
+/// Writes an image whose files' bytes are in other files, as far as they are there. `contents` gives the others, and is
+/// asked for all of each once before anything is written, for its fingerprint.
 ///
 /// # Errors
 /// [`WriteError`]. What was written before an error is no image.

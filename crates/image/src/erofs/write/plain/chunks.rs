@@ -71,7 +71,7 @@ impl Pieces {
         }
         let first = found.first().filter(|_| left == 0)?.place;
         let Block { device, number: block } = first.unwrap_or(Block { device: 0, number: 0 });
-        let flat = OnDevice { device, block, size, tail: 0, form: DataForm::Flat };
+        let flat = OnDevice { device, block, size, form: DataForm::Flat };
         if found.len() == 1 && first.is_some() && devices.is_mapped(device) {
             return Some((flat, None));
         }
@@ -103,17 +103,16 @@ pub(super) struct ChunkTable<'p> {
 
 #[derive(Debug, Clone, Copy)]
 enum What<'p> {
-    /// So many chunks that follow each other on the device.
-    Consecutive(u64),
+    /// Chunks that follow each other on the device.
+    Consecutive,
     Pieces(&'p Pieces),
 }
 
 impl<'p> ChunkTable<'p> {
     /// Of a file whose blocks follow each other.
     pub(super) fn consecutive(file: &OnDevice, bits: u8, block: u64, is_wide: bool) -> Self {
-        let on_device = file.end().div_ceil(block << bits);
-        let entries = on_device + u64::from(file.tail > 0);
-        Self { bits, entries, is_wide, what: What::Consecutive(on_device) }
+        let entries = file.size.div_ceil(block << bits);
+        Self { bits, entries, is_wide, what: What::Consecutive }
     }
 
     /// Of a file of so many blocks.
@@ -133,13 +132,12 @@ impl<'p> ChunkTable<'p> {
         (CHUNK_INDEXES | wide | u16::from(self.bits)).into()
     }
 
-    /// One entry. The end of the file is at `end` in the image.
-    pub(super) fn entry(&self, file: &OnDevice, at: u64, end: u32) -> RawChunkIndex {
+    /// One entry.
+    pub(super) fn entry(&self, file: &OnDevice, at: u64) -> RawChunkIndex {
         let first = at << self.bits;
         let on_device = |device: u16, block: u64| (device + 1, block);
         let (device, block) = match self.what {
-            What::Consecutive(chunks) if at < chunks => on_device(file.device, file.block + first),
-            What::Consecutive(_) => (0, end.into()),
+            What::Consecutive => on_device(file.device, file.block + first),
             What::Pieces(pieces) => {
                 let behind = pieces.runs.partition_point(|run| run.start <= first);
                 match pieces.runs[behind - 1].at(first) {

@@ -21,7 +21,7 @@ const ENTRY: u64 =
 /// No fingerprint.
 const NONE: u32 = u32::MAX;
 
-/// A file whose bytes, but for its end, are on a device.
+/// A file whose bytes are on devices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OnDevice {
     pub(super) device: u16,
@@ -29,16 +29,7 @@ pub(super) struct OnDevice {
     pub(super) block: u64,
     /// By the tree.
     pub(super) size: u64,
-    /// Bytes that are in the image.
-    pub(super) tail: u16,
     pub(super) form: DataForm,
-}
-
-impl OnDevice {
-    /// Where the bytes that are in the image begin in the file.
-    pub(super) fn end(&self) -> u64 {
-        self.size - u64::from(self.tail)
-    }
 }
 
 /// How an inode says where on a device its bytes are.
@@ -46,7 +37,7 @@ impl OnDevice {
 pub(super) enum DataForm {
     /// By the first block's address.
     Flat,
-    /// By a table of chunks of 2 to this power blocks. The end, if the image has it, is a chunk of its own.
+    /// By a table of one chunk, or of several that follow each other, of 2 to this power blocks.
     Chunks(u8),
     /// By one of runs that lie anywhere: [`Files::pieces`].
     Pieces(u32),

@@ -21,7 +21,7 @@ use crate::erofs::layout::{
     NATIVE_HAS_ACL, NATIVE_HAS_TAR, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader,
 };
 use crate::tree::Tree;
-pub use native::{DEVICES_MAX, DataBlob, Native, PACKED_TAIL_MAX, Placed, Run, Stored};
+pub use native::{DEVICES_MAX, DataBlob, Native, Placed, Run, Stored};
 use plan::Plan;
 use prefixes::Prefixes;
 use survey::Survey;
@@ -54,8 +54,6 @@ pub enum Piece {
     /// Those from there to the end, less than a block. They need not be checked: the whole is asked for later, and has to
     /// end with the same bytes.
     From(u64),
-    /// Those from there to the end, of a file whose other bytes are on a device. Whoever gives them answers for them.
-    End(u64),
 }
 
 pub(super) fn write(

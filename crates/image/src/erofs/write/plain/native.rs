@@ -8,9 +8,6 @@ use crate::verity::ObjectId;
 
 use super::super::place::BlockSize;
 
-/// Most bytes of a file's end that a packed blob of blocks of 4096 left to images, of files that do not end with a block.
-pub const PACKED_TAIL_MAX: u16 = 512;
-
 /// Devices that an image may have: the root has to be near its beginning.
 pub const DEVICES_MAX: usize = 4096;
 
@@ -62,7 +59,7 @@ pub struct DataBlob {
 /// Where an object's bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed<'a> {
-    /// One behind the other on one device, but for an end.
+    /// One behind the other on one device.
     Whole(Stored),
     /// In several places.
     Pieces {
@@ -83,16 +80,13 @@ pub struct Run {
     pub place: Option<(u16, u64)>,
 }
 
-/// Where all of an object's bytes are, or all but its end.
+/// Where all of an object's bytes are, with zeros behind them up to a block's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
     /// By its place in [`Native::devices`].
     pub device: u16,
     /// Where the first byte is on the device, a multiple of the block size.
     pub offset: u64,
-    /// Bytes of the file's end that are not on the device, but are to be behind the inode. What is before them is whole
-    /// blocks. 0 when all is on the device, where zeros follow up to a block's end.
-    pub tail: u16,
     /// SHA-256 of the file's bytes. Who answers vouches for it: kernels take files with the same for the same file.
     pub fingerprint: [u8; 32],
 }

@@ -127,8 +127,7 @@ fn place_blocks(survey: &mut Survey<'_>, start: u64) -> Result<u32, WriteError> 
             }
             let in_blocks = match survey.on_device(&data) {
                 None => size_of_data(survey, &inode, &data, item.tail) - u64::from(item.tail),
-                Some(file) if file.form == DataForm::Flat => 0,
-                Some(file) => file.tail.into(),
+                Some(_) => 0,
             };
             let blocks = in_blocks.div_ceil(survey.block_size.bytes());
             if blocks == 0 {
@@ -182,10 +181,8 @@ fn cut(directory: &Inode<'_>, block_size: BlockSize) -> (u64, u64) {
 
 /// What of an inode's data would go where, if there is room behind it.
 fn extent_of(survey: &Survey<'_>, inode: &Inode<'_>, data: &Data<'_>) -> Extent {
-    if let Some(file) = survey.on_device(data) {
-        // Blocks in the image are counted when they are given out.
-        let tail = if file.form == DataForm::Flat { file.tail.into() } else { 0 };
-        return Extent { blocks: 0, tail };
+    if survey.on_device(data).is_some() {
+        return Extent::default();
     }
     let block_size = survey.block_size.bytes();
     let with_tail = |blocks, tail| {

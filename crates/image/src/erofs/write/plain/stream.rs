@@ -175,7 +175,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
             if let Some((file, table)) = chunks {
                 self.out.pad_to(self.out.position().next_multiple_of(8));
                 for at in 0..table.entries {
-                    self.out.put(&table.entry(file, at, item.block));
+                    self.out.put(&table.entry(file, at));
                     self.out.flush_if_full()?;
                 }
             }
@@ -198,12 +198,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
             }
             Data::External { size, .. } => {
                 let start = size - u64::from(item.tail);
-                let is_on_device = self.plan.survey.on_device(data).is_some();
-                let piece = match start {
-                    0 => Piece::Whole,
-                    start if is_on_device => Piece::End(start),
-                    start => Piece::From(start),
-                };
+                let piece = if start == 0 { Piece::Whole } else { Piece::From(start) };
                 let end = self.end(inode, piece, size, item.tail.into())?;
                 if matches!(piece, Piece::From(_)) {
                     self.ends.update(&end);
@@ -282,14 +277,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
                 Data::Inline(bytes) => {
                     self.out.write(&bytes[..bytes.len() - usize::from(item.tail)])?;
                 }
-                data @ Data::External { size, .. } => match survey.on_device(&data) {
-                    None => self.external(item, &inode, size)?,
-                    Some(file) => {
-                        let (piece, tail) = (Piece::End(file.end()), file.tail.into());
-                        let end = self.end(&inode, piece, size, tail)?;
-                        self.out.write(&end)?;
-                    }
-                },
+                Data::External { size, .. } => self.external(item, &inode, size)?,
                 _ => continue,
             }
             self.out.pad_to_block();

@@ -261,8 +261,6 @@ impl<'a> Survey<'a> {
             unreachable!("only external files have objects")
         };
         match placed {
-            // What is all end is in the image as if no device had it.
-            Placed::Whole(stored) if u64::from(stored.tail) == size => Ok(stored.fingerprint),
             Placed::Whole(stored) => {
                 let file = self.place_on_device(size, &stored);
                 let misplaced = || WriteError::Misplaced { path: inode.path(), size, stored };
@@ -287,37 +285,22 @@ impl<'a> Survey<'a> {
 
     /// How an inode says where its bytes are. `None` when they cannot be there.
     fn place_on_device(&self, size: u64, stored: &Stored) -> Option<OnDevice> {
-        let Stored { device, offset, tail, fingerprint: _ } = *stored;
+        let Stored { device, offset, fingerprint: _ } = *stored;
         let block_size = self.block_size.bytes();
-        let end = size.checked_sub(tail.into())?;
-        let blocks = end.div_ceil(block_size);
+        let blocks = size.div_ceil(block_size);
         let block = offset / block_size;
-        let is_aligned = offset % block_size == 0 && (tail == 0 || end % block_size == 0);
-        if !is_aligned || block.checked_add(blocks)? > self.devices.blocks(device)? {
+        if offset % block_size != 0 || block.checked_add(blocks)? > self.devices.blocks(device)? {
             return None;
         }
-        let tail_fits = u64::from(tail) <= block_size - TAIL_LEAVES;
-        let form = if self.devices.is_mapped(device) && tail_fits {
+        let form = if self.devices.is_mapped(device) {
             DataForm::Flat
         } else {
-            let bits = match tail {
-                0 => blocks.checked_next_power_of_two()?.trailing_zeros(),
-                _ => blocks.trailing_zeros(),
-            }
-            .min(BITS_MAX);
-            if u64::from(tail) > block_size << bits {
-                return None;
-            }
+            let bits = blocks.checked_next_power_of_two()?.trailing_zeros().min(BITS_MAX);
             DataForm::Chunks(u8::try_from(bits).ok()?)
         };
-        Some(OnDevice { device, block, size, tail, form })
+        Some(OnDevice { device, block, size, form })
     }
 }
-
-/// What of a block the end of a file has to leave, to fit behind any inode with any xattrs in one of the places that the
-/// inode can have: an inode of 64 bytes can be in all slots of a block but the last, and what is behind it is up to 28
-/// bytes into one.
-const TAIL_LEAVES: u64 = 64;
 
 /// The SHA-256 of a file that is in the image.
 fn hashed(inode: &Inode<'_>, contents: &mut Contents<'_>) -> Result<[u8; 32], WriteError> {
