@@ -7,7 +7,7 @@ use image::erofs::read::{
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, ObjectId};
 
-use crate::data::{DATA_BLOCK, Index, PieceKey};
+use crate::data::{Index, PieceKey};
 use crate::open::{ImageFile, OpenImage};
 use crate::refs::Form;
 use crate::store::{Store, StoreError};
@@ -48,7 +48,8 @@ fn is_native<S: ReadAt>(image: &Image<S>) -> bool {
 /// What the superblock of an image says of where its data is.
 #[derive(Debug)]
 pub(crate) struct Devices {
-    pub(crate) form: Form,
+    /// `None` of a native image without the header that says it, which was written before the first release.
+    pub(crate) form: Option<Form>,
     /// In order; none of a composefs image.
     pub(crate) uses: Vec<DeviceUse>,
 }
@@ -62,15 +63,11 @@ pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
         .iter()
         .map(|slot| DeviceUse { blob: id_of(&slot.tag), bytes: slot.blocks.saturating_mul(block) });
     let uses: Vec<_> = uses.collect();
-    // Images without the header are older than packed blobs in blocks of 512.
-    let is_tar = match image.superblock().native {
-        Some(header) => header.has_tar,
-        None => block == DATA_BLOCK,
-    };
-    let form = match (is_native(&image), is_tar) {
-        (false, _) => Form::Objects,
-        (true, true) => Form::Tar,
-        (true, false) => Form::Packed,
+    let form = if is_native(&image) {
+        let header = image.superblock().native;
+        header.map(|it| if it.has_tar { Form::Tar } else { Form::Packed })
+    } else {
+        Some(Form::Objects)
     };
     Ok(Devices { form, uses })
 }

@@ -169,8 +169,8 @@ impl Store {
                 }
             };
             let native = images::devices(&file).and_then(|devices| match devices.form {
-                Form::Objects => images::uses(&file, &mut visit).map(|()| None),
-                Form::Packed | Form::Tar => Native::read(at, &file).map(Some),
+                Some(Form::Objects) => images::uses(&file, &mut visit).map(|()| None),
+                Some(Form::Packed | Form::Tar) | None => Native::read(at, &file).map(Some),
             });
             let native = native.unwrap_or_else(|error| {
                 memory.unreadable.push(format!("image {id} is damaged: {}", chain(&error)));

@@ -46,6 +46,12 @@ pub enum OpenImageError {
         /// Why.
         source: ContentsError,
     },
+    /// It is native, but has no header, or one of version 1.
+    #[error(
+        "image {0} was written by an earlier version of Quire, in a form that is read no more; \
+         pull or import it again"
+    )]
+    Earlier(ObjectId),
     /// It has a device that is no data blob of a store.
     #[error(
         "image {0} needs a device that no store has: its table of devices has no name of a data blob"
@@ -239,6 +245,7 @@ impl Store {
     ) -> Result<(Form, Vec<OpenDevice>), OpenImageError> {
         let table = images::devices(image);
         let table = table.map_err(|source| OpenImageError::Devices { image: *id, source })?;
+        let form = table.form.ok_or(OpenImageError::Earlier(*id))?;
         kernel::files::allow_open(table.uses.len());
         let mut devices = Vec::with_capacity(table.uses.len());
         for used in &table.uses {
@@ -256,6 +263,6 @@ impl Store {
             };
             devices.push(OpenDevice { id: blob, file, bytes: used.bytes, kernel_verity });
         }
-        Ok((table.form, devices))
+        Ok((form, devices))
     }
 }

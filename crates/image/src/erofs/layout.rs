@@ -358,13 +358,11 @@ const _: () = assert!(size_of::<RawNativeHeader>() == 16);
 
 /// Begins a native image.
 pub const NATIVE_MAGIC: [u8; 8] = *b"quireimg";
-/// Of the header itself.
+/// Of the header itself. 1 was written before the first release, and so were images without a header.
 pub const NATIVE_HEADER_VERSION: u32 = 2;
-/// That of images whose blocks say whether a device is a tar: those of 512 bytes.
-pub const NATIVE_HEADER_VERSION_1: u32 = 1;
 /// An inode has a POSIX ACL; without it the image is mounted with `noacl`.
 pub const NATIVE_HAS_ACL: u32 = 0x1;
-/// A device is a tar; since version 2.
+/// A device is a tar.
 pub const NATIVE_HAS_TAR: u32 = 0x2;
 
 /// `LCFS_EROFS_MAGIC`.

@@ -321,6 +321,45 @@ fn a_native_image_is_opened_with_its_devices() {
     assert!(dump(&second).len() > 24);
 }
 
+/// A native image of before the first release is not opened, but it is no damage, and what it needs is kept.
+#[test]
+fn an_image_of_an_earlier_version_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let files = sample("old", 12);
+    let image = import_as(&store, "old", &files, Form::Packed).unwrap();
+    let blobs = || store.data_there().unwrap().list().unwrap().len();
+    let before = blobs();
+    let bytes = std::fs::read(directory.path().join("images").join(image.to_string())).unwrap();
+    // Without a header, and with one of version 1.
+    for (at, other) in [(0, 0), (8, 1)] {
+        let mut bytes = bytes.clone();
+        bytes[at] = other;
+        let import = store.begin().unwrap();
+        for file in files.values().filter(|it| it.len() > 64) {
+            find_again(&import, file).unwrap();
+        }
+        let mut draft = import.image().unwrap();
+        draft.write_all(&bytes).unwrap();
+        let image = draft.finish().unwrap();
+        let (form, created) = (Form::Packed, crate::Seconds(1));
+        let reference = crate::Reference { image, manifest: None, form, created };
+        import.set_ref("old".parse().unwrap(), reference);
+        import.commit().unwrap();
+        super::check_clean(&store).unwrap();
+        assert_eq!(store.images().unwrap(), [image]);
+        assert_eq!(blobs(), before);
+        let memory = store.memory().unwrap().finish().unwrap();
+        assert!(memory.unreadable.is_empty(), "{:?}", memory.unreadable);
+        let error = store.open_image(&image).unwrap_err().to_string();
+        let expected = format!(
+            "image {image} was written by an earlier version of Quire, in a form that is read no \
+             more; pull or import it again"
+        );
+        assert_eq!(error, expected);
+    }
+}
+
 #[test]
 fn a_blob_that_is_not_as_the_image_says_is_never_mounted() {
     let directory = TempDir::new().unwrap();

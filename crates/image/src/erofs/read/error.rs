@@ -57,6 +57,8 @@ pub enum Unsupported {
     ChunkFormat(Nid, u16),
     /// A composefs header of another version.
     ComposefsHeader(u32),
+    /// A native header of a later version.
+    NativeHeader(u32),
 }
 
 impl fmt::Display for Unsupported {
@@ -70,6 +72,7 @@ impl fmt::Display for Unsupported {
             Self::DataLayout(nid, layout) => write!(f, "data layout {layout} of inode {nid}"),
             Self::ChunkFormat(nid, bits) => write!(f, "chunk format {bits:#x} of inode {nid}"),
             Self::ComposefsHeader(version) => write!(f, "composefs header version {version}"),
+            Self::NativeHeader(version) => write!(f, "native header version {version}"),
         }
     }
 }

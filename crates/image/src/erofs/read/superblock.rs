@@ -8,9 +8,8 @@ use super::source::ReadAt;
 use super::{ByteOffset, Device, Nid, fetch, fetch_raw, to_u64, to_usize};
 use crate::erofs::layout::{
     COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, NATIVE_HAS_ACL, NATIVE_HAS_TAR,
-    NATIVE_HEADER_VERSION, NATIVE_HEADER_VERSION_1, NATIVE_MAGIC, RawComposefsHeader,
-    RawDeviceSlot, RawNativeHeader, RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET,
-    compat, incompat,
+    NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawComposefsHeader, RawDeviceSlot, RawNativeHeader,
+    RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
 };
 
 /// All features that are known; each of them either changes nothing for uncompressed data or is refused by name.
@@ -114,7 +113,7 @@ pub struct Superblock {
     pub fingerprint_prefix: Option<u8>,
     /// What composefs writes before the superblock.
     pub composefs: Option<ComposefsHeader>,
-    /// What Quire writes there, in images of the native profile.
+    /// What Quire writes there, in images of the native profile; `None` also of a version before the first release.
     pub native: Option<NativeHeader>,
     /// Where nid 0 is.
     pub(super) metadata: ByteOffset,
@@ -202,7 +201,7 @@ pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), 
         fingerprint_prefix: (compat & compat::ISHARE_XATTRS != 0)
             .then_some(raw.ishare_xattr_prefix_id),
         composefs: composefs_header(source)?,
-        native: native_header(source, block_bits)?,
+        native: native_header(source)?,
         metadata: block(raw.meta_blkaddr.get()),
         shared_xattrs: block(raw.xattr_blkaddr.get()),
     };
@@ -218,23 +217,18 @@ fn composefs_header(source: &impl ReadAt) -> Result<Option<ComposefsHeader>, Rea
     }))
 }
 
-fn native_header(
-    source: &impl ReadAt,
-    block_bits: BlockBits,
-) -> Result<Option<NativeHeader>, ReadError> {
+fn native_header(source: &impl ReadAt) -> Result<Option<NativeHeader>, ReadError> {
     let raw: RawNativeHeader = fetch_raw(source, ByteOffset(0), Part::Superblock)?;
-    if raw.magic != NATIVE_MAGIC {
+    let version = raw.version.get();
+    if raw.magic != NATIVE_MAGIC || version < NATIVE_HEADER_VERSION {
         return Ok(None);
     }
+    if version > NATIVE_HEADER_VERSION {
+        return Err(Unsupported::NativeHeader(version).into());
+    }
     let flags = raw.flags.get();
-    let has_tar = match raw.version.get() {
-        NATIVE_HEADER_VERSION => flags & NATIVE_HAS_TAR != 0,
-        // Packed blobs had blocks of 4096 then.
-        NATIVE_HEADER_VERSION_1 => block_bits.size() == 512,
-        // Of a later version nothing is known: then there may be ACLs.
-        _ => return Ok(None),
-    };
-    Ok(Some(NativeHeader { has_acl: flags & NATIVE_HAS_ACL != 0, has_tar }))
+    let (has_acl, has_tar) = (flags & NATIVE_HAS_ACL != 0, flags & NATIVE_HAS_TAR != 0);
+    Ok(Some(NativeHeader { has_acl, has_tar }))
 }
 
 impl Superblock {
