@@ -10,6 +10,7 @@ use kernel::process::Signals;
 use quire_container::bundle::config::ImageConfig;
 use quire_container::bundle::security::Security;
 use quire_container::bundle::{Access, Cpu, Network, Terminal, Wishes};
+use quire_container::folder::LOG;
 use quire_container::life::prepare::{Ready, Surroundings, prepare};
 use quire_container::life::state::State;
 use quire_container::life::{detached, reap};
@@ -125,12 +126,18 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
             let folder = quire_container::folder::path(&fixture.store, "behind");
             assert_eq!(State::load(&folder).unwrap().unwrap().started, 7);
             assert!(fixture.store.is_container_alive("behind").unwrap());
+            // Not before the program has said something.
+            let since = Instant::now();
+            while std::fs::read(folder.join(LOG)).unwrap() != b"out\n" {
+                assert!(since.elapsed() < Duration::from_secs(10), "the log stays empty");
+                std::thread::sleep(Duration::from_millis(10));
+            }
             detached::signal(&folder, "behind", "KILL").unwrap();
             monitor.join().unwrap();
             if keep {
                 let state = State::load(&folder).unwrap().unwrap();
                 assert_eq!((state.finished, state.code), (Some(7), Some(137)));
-                assert_eq!(std::fs::read_to_string(folder.join("log")).unwrap(), "out\n");
+                assert_eq!(std::fs::read_to_string(folder.join(LOG)).unwrap(), "out\n");
                 assert!(detached::is_over(&folder));
                 // It is kept, so that it is nobody's to reap.
                 assert_eq!(reap::clear_dead(&fixture.store, &|| 8), (0, Vec::new()));
