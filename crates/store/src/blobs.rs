@@ -18,7 +18,6 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
 use crate::disk::{DiskError, Room, length};
 use crate::fsck::{FsckError, fault};
 use crate::images::id_of;
@@ -27,6 +26,7 @@ use crate::refs::Seconds;
 use crate::store::Store;
 use crate::verified::{Bytes, BytesError};
 use crate::work::Workspace;
+use image::digest::Digest;
 
 const PARTIAL: &str = ".partial";
 const PULL: &str = ".pull";

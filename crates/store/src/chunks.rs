@@ -8,11 +8,11 @@ use std::io::{self, Read as _, Write as _};
 use image::verity::{Algorithm, ObjectId};
 
 use crate::blobs::BlobFile;
-use crate::digest::Digest;
 use crate::disk::DiskError;
 use crate::fsck::{FsckError, fault};
 use crate::store::Store;
 use crate::work::Workspace;
+use image::digest::Digest;
 
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"quirechk";

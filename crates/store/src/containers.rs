@@ -5,12 +5,12 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use image::verity::ObjectId;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
 use crate::store::Store;
 use crate::work::{LOCK, Owner, Workspace, hide, is_alive, is_hidden, names, owner};
+use image::digest::Digest;
 
 /// A container's record, in its folder.
 pub(crate) const RECORD: &str = "container.json";

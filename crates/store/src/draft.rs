@@ -5,10 +5,10 @@ use std::io;
 use image::verity::{Algorithm, Hasher, ObjectId};
 
 use crate::data::BlobKind;
-use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::store::StoreError;
 use crate::transaction::Transaction;
+use image::digest::Digest;
 
 /// Why an object or image could not be added.
 #[derive(Debug, thiserror::Error)]

@@ -21,7 +21,6 @@ use users::{Contents, Users};
 
 use crate::blobs::BlobFile;
 use crate::containers::Liveness;
-use crate::digest::Digest;
 use crate::disk::{Directory, DiskError};
 use crate::exposure::Exposure;
 use crate::images::{self, Use};
@@ -32,6 +31,7 @@ use crate::record::RecordError;
 use crate::refs::{RefError, RefName, Reference};
 use crate::repair::ALONE;
 use crate::store::{Store, belongs};
+use image::digest::Digest;
 
 /// Why the check itself could not be done.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,6 @@ use image::verity::ObjectId;
 use crate::blobs::BlobFile;
 use crate::containers::Liveness;
 use crate::data::DataError;
-use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, on_disk};
 use crate::images::{self, ContentsError, Use};
 use crate::inventory::Inventory;
@@ -27,6 +26,7 @@ use crate::refs::{BadRef, RefError, RefName, Seconds};
 use crate::store::{Store, split};
 use crate::trash::{self, Item, Trash};
 use crate::work::{self, Owner};
+use image::digest::Digest;
 
 use data::{Indexes, NeededData, Trimming};
 

@@ -7,10 +7,10 @@ use rustix::fs::FileType;
 
 use crate::blobs::BlobFile;
 use crate::data::DataFile;
-use crate::digest::Digest;
 use crate::disk::DiskError;
 use crate::images::id_of;
 use crate::store::Store;
+use image::digest::Digest;
 
 /// Names, in order, and what has no place in a store.
 #[derive(Debug, Default)]

@@ -12,11 +12,11 @@ use image::verity::ObjectId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::draft::Scrap;
 use crate::store::Store;
 use crate::transaction::Transaction;
+use image::digest::Digest;
 
 pub(crate) use tar::LayerTar;
 

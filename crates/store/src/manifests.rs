@@ -1,8 +1,8 @@
 //! OCI manifests, configs and indexes, by digest, byte for byte.
 
-use crate::digest::Digest;
 use crate::disk::DiskError;
 use crate::store::Store;
+use image::digest::Digest;
 
 /// The most bytes in a manifest, config or index. Registries refuse manifests of more than 4 MiB
 /// (distribution-spec, "Pushing Manifests"); configs with long histories are larger.

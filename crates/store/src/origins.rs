@@ -6,11 +6,11 @@ use image::verity::ObjectId;
 use serde::{Deserialize, Serialize};
 
 use crate::blobs::BlobFile;
-use crate::digest::Digest;
 use crate::disk::DiskError;
 use crate::fsck::{FsckError, fault};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::store::Store;
+use image::digest::Digest;
 
 /// The most origins of one image that are kept: the last ones.
 const KEPT: usize = 64;

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::digest::Digest;
+use image::digest::Digest;
 
 /// The most bytes in a record: nothing of ours comes near.
 pub(crate) const RECORD_MAX: u64 = 1 << 20;

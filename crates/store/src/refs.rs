@@ -7,11 +7,11 @@ use std::str::FromStr;
 use image::verity::ObjectId;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
 use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::store::Store;
 use crate::transaction::TransactionError;
+use image::digest::Digest;
 
 /// Seconds since 1970 in UTC. The library reads no clock: callers say what time it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

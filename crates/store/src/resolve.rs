@@ -2,9 +2,9 @@
 
 use image::verity::ObjectId;
 
-use crate::digest::Digest;
 use crate::refs::{RefError, RefName, Reference};
 use crate::store::{Store, StoreError};
+use image::digest::Digest;
 
 /// What a name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use image::verity::{self, Algorithm, ObjectId};
 use rustix::io::Errno;
 
-use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::draft::{Draft, DraftError, ImageDraft};
 use crate::layers::{Layer, LayerDraft, LayerError, LayerPlace};
@@ -18,6 +17,7 @@ use crate::origins::Origin;
 use crate::refs::{RefName, Reference};
 use crate::store::{Store, StoreError, is_object};
 use crate::work::{self, Workspace};
+use image::digest::Digest;
 
 use data::Data;
 

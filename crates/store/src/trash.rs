@@ -13,11 +13,11 @@ use rustix::fs::FileType;
 
 use crate::blobs::BlobFile;
 use crate::data;
-use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::record::RECORD_MAX;
 use crate::store::{Store, split};
 use crate::work::{self, Owner, Workspace};
+use image::digest::Digest;
 
 pub(crate) const PREFIX: &str = "trash-";
 /// In a trash, begins the name of what had the immutable flag, and gets it back with its place.

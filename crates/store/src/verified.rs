@@ -6,10 +6,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use crate::digest::{Digest, DigestHasher};
 use crate::disk::DiskError;
 use crate::layers::LayerError;
 use crate::store::StoreError;
+use image::digest::{Digest, DigestHasher};
 use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
 

@@ -13,10 +13,10 @@ use super::{
     StoredObject, first_of, piece_of, reader,
 };
 use super::{blob_name, index_name};
-use crate::digest::Digest;
 use crate::disk::{Directory, DiskError, length};
 use crate::store::{Store, StoreError, is_object};
 use crate::work::Workspace;
+use image::digest::Digest;
 
 /// What a file or directory looks like from outside: other bytes, another stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

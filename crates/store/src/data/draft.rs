@@ -9,10 +9,10 @@ use image::verity::{Algorithm, Hasher, ObjectId};
 use super::catalog::key;
 use super::index::Header;
 use super::{BlobKind, Builder, DATA_BLOCK, DataBlob, Entry, Piece, PieceKey, Record};
-use crate::digest::Digest;
 use crate::disk::{DiskError, NewFile};
 use crate::draft::{DraftError, Scrap};
 use crate::transaction::Transaction;
+use image::digest::Digest;
 
 /// Bytes gathered for one write.
 const BUFFER: usize = 256 << 10;

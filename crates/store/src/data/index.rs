@@ -20,7 +20,7 @@ use image::verity::ObjectId;
 use sha2::{Digest as _, Sha256};
 
 use super::{BlobKind, DATA_BLOCK, StoredObject};
-use crate::digest::Digest;
+use image::digest::Digest;
 
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"quiredat";

@@ -9,10 +9,10 @@ use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
 
 use super::{Damage, FsckError, FsckOptions, FsckReport, chain, fault};
-use crate::digest::Digest;
 use crate::layers::{Layer, LayerTar};
 use crate::store::Store;
 use crate::verified::BytesError;
+use image::digest::Digest;
 
 /// Why a layer does not come back.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use image::verity::ObjectId;
 
 use super::data::InBlobs;
 use super::{FsckReport, Harm};
-use crate::digest::Digest;
 use crate::images::BlobRange;
 use crate::refs::{RefName, Reference};
+use image::digest::Digest;
 
 /// One image's view of its objects.
 #[derive(Debug, Default)]

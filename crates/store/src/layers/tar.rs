@@ -7,9 +7,9 @@ use image::verity::ObjectId;
 
 use super::{Layer, RecipeReader};
 use crate::data::ObjectReader;
-use crate::digest::Digest;
 use crate::store::{Store, StoreError};
 use crate::verified::{Bytes, BytesError};
+use image::digest::Digest;
 
 impl Store {
     /// The exact tar of a layer: it ends without an error only after all of its bytes had its diff id.

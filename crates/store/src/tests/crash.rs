@@ -240,7 +240,7 @@ fn an_import_of_a_data_blob_survives_a_crash_at_any_moment() {
 /// A layer's file gives way to one that tells more: there is always one of them, and whole.
 #[test]
 fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
-    let blob = crate::Digest::sha256(b"a blob");
+    let blob = image::digest::Digest::sha256(b"a blob");
     let layer_of = |store: &Store| *store.layers().unwrap().first().unwrap();
     let recorded = record(
         |store| {

@@ -157,7 +157,7 @@ fn records_are_written_as_the_document_has_them() {
     let image = import(&store, "one", &sample("one", 1)).unwrap();
     let container = crate::ContainerRecord {
         image,
-        manifest: Some(crate::Digest::sha256(b"x")),
+        manifest: Some(image::digest::Digest::sha256(b"x")),
         name: None,
         created: Seconds(5),
         keep: false,

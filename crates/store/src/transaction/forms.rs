@@ -5,10 +5,10 @@ use image::verity::ObjectId;
 use super::data::Data;
 use super::{Found, Transaction};
 use crate::data::{BlobKind, DataBlob, ObjectReader, StoredObject};
-use crate::digest::Digest;
 use crate::disk::length;
 use crate::draft::DraftError;
 use crate::store::StoreError;
+use image::digest::Digest;
 
 impl Transaction<'_> {
     /// Whether the store, or this import, has all of these as files of their own. They are protected from `gc` as by

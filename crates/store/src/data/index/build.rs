@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     BlobKind, COUNTS, DATA_BLOCK, END, Entry, Header, IMPRINT, Record, by_offset, records,
 };
-use crate::digest::Digest;
+use image::digest::Digest;
 
 /// An index that is being made.
 #[derive(Debug, Default)]

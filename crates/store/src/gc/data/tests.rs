@@ -21,7 +21,7 @@ fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
         builder.add(Entry { id: key, offset: *offset, size: *size, sha256: [0; 32] });
         until = until.max(offset + size);
     }
-    let layer = (kind == BlobKind::Tar).then(|| crate::Digest::sha256(b"layer"));
+    let layer = (kind == BlobKind::Tar).then(|| image::digest::Digest::sha256(b"layer"));
     // With the block that says what the blob is.
     let unit = if kind == BlobKind::Tar { DATA_BLOCK } else { 4096 };
     let bytes = until.next_multiple_of(unit) + DATA_BLOCK;

@@ -5,7 +5,7 @@ use std::io;
 
 use sha2::{Digest as _, Sha256, Sha512};
 
-use image::verity::Algorithm;
+use crate::verity::Algorithm;
 
 /// `sha256:…` or `sha512:…`, lower case: an OCI digest. Not an object id, which is a Merkle root.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +38,8 @@ impl Digest {
     }
 
     /// The digest with these 64 bytes of SHA-512.
-    pub(crate) fn from_sha512(hash: &[u8; 64]) -> Self {
+    #[must_use]
+    pub fn from_sha512(hash: &[u8; 64]) -> Self {
         Self::from_slice(Algorithm::Sha512, hash)
     }
 
@@ -99,12 +100,15 @@ impl Digest {
         Some(Self { algorithm, bytes })
     }
 
-    /// Its file in `layers/` or `manifests/`: `sha256-…`, since a colon is awkward in file names.
-    pub(crate) fn file_name(&self) -> String {
+    /// Its name as a file: `sha256-…`, since a colon is awkward in file names.
+    #[must_use]
+    pub fn file_name(&self) -> String {
         self.to_string().replacen(':', "-", 1)
     }
 
-    pub(crate) fn from_file_name(name: &str) -> Option<Self> {
+    /// The digest whose name as a file this is.
+    #[must_use]
+    pub fn from_file_name(name: &str) -> Option<Self> {
         Self::parse(name, '-')
     }
 }
