@@ -36,15 +36,23 @@ const MACHINE_EXCEPTIONS: [(&str, &str, &str); 1] =
     [(".ci/run", "red", "continuous integration puts the test data beside the clone")];
 
 /// The dependency table of ARCHITECTURE.md. A new edge is a decision: add it in both places.
-const EDGES: [(&str, &[&str]); 8] = [
+const EDGES: [(&str, &[&str]); 9] = [
     ("quire-image", &[]),
     ("quire-kernel", &[]),
     ("quire-store", &["quire-image", "quire-kernel"]),
-    ("quire-oci", &["quire-image", "quire-store"]),
+    ("quire-oci", &["quire-image"]),
+    ("quire-transfer", &["quire-image", "quire-oci", "quire-store"]),
     ("quire-container", &["quire-image", "quire-kernel", "quire-store"]),
     (
         "quire-serve",
-        &["quire-container", "quire-image", "quire-kernel", "quire-oci", "quire-store"],
+        &[
+            "quire-container",
+            "quire-image",
+            "quire-kernel",
+            "quire-oci",
+            "quire-store",
+            "quire-transfer",
+        ],
     ),
     (
         "quire-cli",
@@ -55,6 +63,7 @@ const EDGES: [(&str, &[&str]); 8] = [
             "quire-oci",
             "quire-serve",
             "quire-store",
+            "quire-transfer",
         ],
     ),
     ("quire-testing", &[]),

@@ -75,7 +75,7 @@ fn build_in(
         tree: &args.tree,
         form: crate::forms::OBJECTS,
         platform: None,
-        budget: oci::import::BUDGET,
+        budget: transfer::import::BUDGET,
     };
     let done = work(context, &store, source, &wishes)?;
     let image = store.open_image(&done.image)?;

@@ -16,14 +16,14 @@ use container::life::pause::{PauseError, Paused, pause};
 use image::erofs::Versions;
 use image::tar::write::WriteError;
 use image::tree::Tree;
-use oci::commit::{Change, Commit, check};
-use oci::export::Output;
-use oci::import::{BUDGET, Durable, Limits, Options, OtherPlatform, Unsupported};
 use oci::manifest::Platform;
-use oci::native::Dedup;
-use oci::progress::Event;
 use serde_json::{Value, json};
 use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Resolved, Store, walk};
+use transfer::commit::{Change, Commit, check};
+use transfer::export::Output;
+use transfer::import::{BUDGET, Durable, Limits, Options, OtherPlatform, Unsupported};
+use transfer::native::Dedup;
+use transfer::progress::Event;
 
 use crate::Answer;
 use crate::args;
@@ -248,7 +248,7 @@ pub(crate) fn preview(
     let algorithm = store.algorithm();
     let work = || {
         looked.through(&store, paused, &cancel, |tar| {
-            Ok(oci::import::preview(&looked.tree, tar, algorithm)?)
+            Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)
         })
     };
     let (report, trees) = until_signal(&cancel, work)??;
@@ -310,7 +310,7 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
     };
     let work = || {
         looked.through(&store, paused, &cancel, |tar| {
-            Ok(oci::commit::commit(&store, &made, tar, &options)?)
+            Ok(transfer::commit::commit(&store, &made, tar, &options)?)
         })
     };
     let result = until_signal(&cancel, work)?;

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use kernel::features::{Can, KernelVersion};
 use kernel::mount::{MountError, OVERLAY_VERITY, Step};
-use oci::export::ExportError;
-use oci::import::PlatformMismatch;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
 use store::{Create, OpenOptions, Sealing, Store};
+use transfer::export::ExportError;
+use transfer::import::PlatformMismatch;
 
 use crate::args::{Global, Seal};
 use crate::report;

@@ -1,10 +1,10 @@
 //! `merge` and `filter`: images made of images.
 
 use anyhow::Context as _;
-use oci::derive::{Filtered, Globs};
-use oci::import::{BUDGET, Options};
 use serde_json::json;
 use store::{Form, OpenImage, OpenOptions, RefName, Resolved, Store};
+use transfer::derive::{Filtered, Globs};
+use transfer::import::{BUDGET, Options};
 
 use crate::Answer;
 use crate::args::{self, TreeOptions};
@@ -19,7 +19,7 @@ pub(crate) fn merge(context: &Context, args: &args::Merge) -> anyhow::Result<Ans
     let sources = Sources::find(context, &store, &args.images)?;
     let images: Vec<_> = sources.found.iter().map(|it| it.image).collect();
     let done = work(context, &store, &name, sources.form(), |options| {
-        oci::derive::merge(&store, &images, options)
+        transfer::derive::merge(&store, &images, options)
     })??;
     sources.tell_config(context, &name);
     if context.json {
@@ -40,7 +40,7 @@ pub(crate) fn filter(context: &Context, args: &args::Filter) -> anyhow::Result<A
     let sources = Sources::find(context, &store, std::slice::from_ref(&args.name))?;
     let found = sources.found.first().context("no image was named")?;
     let done = work(context, &store, &name, sources.form(), |options| {
-        oci::derive::filter(&store, &found.image, &globs, options)
+        transfer::derive::filter(&store, &found.image, &globs, options)
     })??;
     let Filtered { report: done, kept, of, unmatched } = done;
     for glob in &unmatched {

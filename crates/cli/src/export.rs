@@ -13,12 +13,12 @@ use anyhow::{Context as _, bail};
 use image::erofs::Flavor;
 use image::verity::ObjectId;
 use oci::Digest;
-use oci::export::{Compression, How, Options, Output, Plan, RootType, Target};
-use oci::import::Unsupported;
 use oci::manifest::Platform;
-use oci::progress::Event;
 use serde_json::{Map, Value, json};
 use store::{OpenOptions, Resolved, Store};
+use transfer::export::{Compression, How, Options, Output, Plan, RootType, Target};
+use transfer::import::Unsupported;
+use transfer::progress::Event;
 
 use crate::Answer;
 use crate::args;
@@ -144,7 +144,7 @@ impl Job<'_> {
                 let manifest = self.manifest()?;
                 let names: Vec<_> = name.iter().chain(&self.found.name).take(1).cloned().collect();
                 let written = self.output(file, |out| {
-                    Ok(oci::export::to_docker_archive(
+                    Ok(transfer::export::to_docker_archive(
                         self.store,
                         &manifest,
                         &names,
@@ -193,7 +193,7 @@ impl Job<'_> {
             Some(args::Compression::Zstd) => Compression::Zstd,
             Some(args::Compression::None) => Compression::None,
         };
-        let plan = oci::export::plan(self.store, &manifest, compression, self.options)?;
+        let plan = transfer::export::plan(self.store, &manifest, compression, self.options)?;
         if !plan.is_unchanged && compression == Compression::AsItWas {
             let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
             self.context.remark(&format!(
@@ -203,7 +203,7 @@ impl Job<'_> {
                 plan.digest
             ));
         }
-        let written = oci::export::to_layout(self.store, &plan, directory, tag, self.options)?;
+        let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)?;
         let mut told = Told::default();
         told.lines.push(format!("manifest {}", plan.digest));
         told.lines.push(format!(
@@ -230,7 +230,7 @@ impl Job<'_> {
             false => Unsupported::Refuse,
         };
         let written = self.output(file, |out| {
-            Ok(oci::export::to_tar(self.store, image, out, unsupported, self.options)?)
+            Ok(transfer::export::to_tar(self.store, image, out, unsupported, self.options)?)
         })?;
         for path in &written.skipped {
             let path = describe::name(path);
@@ -250,7 +250,13 @@ impl Job<'_> {
 
     fn erofs(&self, flavor: Flavor, file: &Output) -> anyhow::Result<Told> {
         let written = self.output(file, |out| {
-            Ok(oci::export::to_erofs(self.store, &self.found.image, flavor, out, self.options)?)
+            Ok(transfer::export::to_erofs(
+                self.store,
+                &self.found.image,
+                flavor,
+                out,
+                self.options,
+            )?)
         })?;
         if written.without_xattrs > 0 {
             let files = match written.without_xattrs {
@@ -291,7 +297,7 @@ impl Job<'_> {
             )
         })?;
         let written = self.output(file, |out| {
-            Ok(oci::export::to_disk(self.store, &self.found.image, root, out, self.options)?)
+            Ok(transfer::export::to_disk(self.store, &self.found.image, root, out, self.options)?)
         })?;
         let mut told = Told::default();
         told.lines.push(format!("PARTUUID={} for {architecture}", written.partition));
@@ -320,7 +326,7 @@ impl Job<'_> {
             return Ok(platform.architecture);
         }
         let said = match &self.found.manifest {
-            Some(manifest) => oci::export::architecture(self.store, manifest)?,
+            Some(manifest) => transfer::export::architecture(self.store, manifest)?,
             None => None,
         };
         Ok(said.unwrap_or_else(|| {

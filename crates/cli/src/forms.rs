@@ -5,9 +5,9 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 
 use anyhow::Context as _;
 use kernel::features::{Can, direct_io, page_sharing};
-use oci::import::Stored;
-use oci::native::Dedup;
 use store::{Form, OpenOptions, RefName, Store};
+use transfer::import::Stored;
+use transfer::native::Dedup;
 
 use crate::Answer;
 use crate::args::{self, DedupWish, FormOptions, FormWish, TreeOptions};
@@ -99,7 +99,7 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
         name: found.name.as_ref(),
     };
     let done = import::with_options(context, &store, &wishes, |options| {
-        oci::import::convert(&store, &image, options)
+        transfer::import::convert(&store, &image, options)
     })??;
     import::tell(context, &done)?;
     Ok(Answer::Yes)

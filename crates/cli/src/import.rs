@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use image::erofs::Versions;
 use kernel::process::{Signal, Signals};
-use oci::import::{Durable, Limits, Options, OtherPlatform, Report, Unsupported};
 use oci::manifest::Platform;
-use oci::progress::Event;
 use oci::source::Source;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use serde_json::{Value, json};
 use store::{OpenOptions, RefName, Store, walk};
+use transfer::import::{Durable, Limits, Options, OtherPlatform, Report, Unsupported};
+use transfer::progress::Event;
 
 use crate::Answer;
 use crate::args::{self, TreeOptions};
@@ -60,7 +60,7 @@ pub(crate) fn work(
     source: &Source,
     wishes: &Wishes<'_>,
 ) -> anyhow::Result<Report> {
-    let import = |options: &Options<'_>| oci::import::import(store, source, options);
+    let import = |options: &Options<'_>| transfer::import::import(store, source, options);
     Ok(with_options(context, store, wishes, import)??)
 }
 

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use oci::policy::{Default, Policies, UseError, check_use};
+use oci::policy::{Default, Policies};
 use store::{Permitted, Resolved, Store, UsePolicy};
+use transfer::evidence::{UseError, check_use};
 
 use crate::context::Context;
 

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use oci::progress::Event;
 use serde_json::json;
+use transfer::progress::Event;
 
 use crate::context::Context;
 use crate::report;

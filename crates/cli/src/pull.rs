@@ -7,14 +7,14 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use image::erofs::Versions;
-use oci::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
 use oci::manifest::Platform;
-use oci::progress::Event;
-use oci::pull::{Layers, Pulled, default_name};
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde_json::json;
 use store::{OpenOptions, RefName, walk};
+use transfer::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
+use transfer::progress::Event;
+use transfer::pull::{Layers, Pulled, default_name};
 
 use crate::Answer;
 use crate::args::{self, RegistryOptions};
@@ -77,7 +77,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     let here = store.reference(&name).ok().flatten();
     let form = crate::forms::choose_again(&args.form, &store, here.map(|it| it.form))?;
     let scratch = std::env::temp_dir();
-    let options = oci::pull::Options {
+    let options = transfer::pull::Options {
         import: Options {
             name: Some(&name),
             now: now(),
@@ -110,7 +110,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     let work = || -> anyhow::Result<Pulled> {
         // Its thread takes over which signals are blocked here.
         let registry = Registry::new(&reference, &settings(&args.registry, &cancel, pauses))?;
-        Ok(oci::pull::pull(&store, &registry, &reference, &options)?)
+        Ok(transfer::pull::pull(&store, &registry, &reference, &options)?)
     };
     let result = until_signal(&cancel, work)?;
     progress.finish();

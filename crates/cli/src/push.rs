@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
-use oci::export::{Compression, How, Options, Plan};
-use oci::progress::Event;
-use oci::push::{Pushed, Sent, Wish};
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry};
 use serde_json::json;
 use store::{OpenOptions, Store};
+use transfer::export::{Compression, How, Options, Plan};
+use transfer::progress::Event;
+use transfer::push::{Pushed, Sent, Wish};
 
 use crate::Answer;
 use crate::args;
@@ -74,7 +74,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         let _open = store.open_image(&found.image)?;
         // Its thread takes over which signals are blocked here.
         let registry = Registry::new(&target, &settings(&args.registry, &cancel, pauses))?;
-        Ok(oci::push::push(&store, &registry, &wish, &options, &changed)?)
+        Ok(transfer::push::push(&store, &registry, &wish, &options, &changed)?)
     };
     let result = until_signal(&cancel, work)?;
     progress.finish();

@@ -17,12 +17,12 @@ use crate::source::Input;
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Opens a regular file, or refuses what else it is.
-pub(crate) fn regular(path: &Path) -> io::Result<File> {
+pub fn regular(path: &Path) -> io::Result<File> {
     check_regular(open(path)?)
 }
 
 /// Opens a regular file in a folder that somebody else filled: no link leads out of it.
-pub(crate) fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
+pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let folder = directory(folder)?;
@@ -52,7 +52,7 @@ fn check_regular(file: File) -> io::Result<File> {
 }
 
 /// Opens a directory, or refuses what else it is.
-pub(crate) fn directory(path: &Path) -> io::Result<File> {
+pub fn directory(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
@@ -85,7 +85,7 @@ fn name(kind: std::fs::FileType) -> &'static str {
 /// What is read from start to end: a file, a pipe, a device, standard input. Reading ends soon after
 /// the import was cancelled, also where no bytes come.
 #[derive(Debug)]
-pub(crate) struct Stream<'a> {
+pub struct Stream<'a> {
     file: File,
     /// Bytes, where that is known beforehand.
     size: Option<u64>,
@@ -93,7 +93,11 @@ pub(crate) struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    pub(crate) fn open(input: &Input, cancel: &'a AtomicBool) -> io::Result<Self> {
+    /// Opens a file or standard input.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open(input: &Input, cancel: &'a AtomicBool) -> io::Result<Self> {
         match input {
             // A descriptor of our own, since the buffer of Rust's standard input would hide bytes from poll.
             Input::Stdin => Self::of(io::stdin().as_fd().try_clone_to_owned()?.into(), cancel),
@@ -111,12 +115,12 @@ impl<'a> Stream<'a> {
     }
 
     /// Bytes of the file, if it is one.
-    pub(crate) const fn size(&self) -> Option<u64> {
+    pub const fn size(&self) -> Option<u64> {
         self.size
     }
 
     /// The file, at whatever offset was reached.
-    pub(crate) fn try_clone(&self) -> io::Result<File> {
+    pub fn try_clone(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 }

@@ -189,7 +189,7 @@ impl Platform {
     }
 
     /// How well an image fits: the larger the better. `None` where it does not.
-    pub(crate) fn fit(&self, there: &Self) -> Option<u8> {
+    pub fn fit(&self, there: &Self) -> Option<u8> {
         if self.os != there.os || self.architecture != there.architecture {
             return None;
         }
@@ -273,7 +273,7 @@ struct RawDocument {
 }
 
 /// Source: OCI image-spec 1.1, `media-types.md`.
-pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The media types that indexes have.
 const INDEX_TYPES: [&str; 2] = [INDEX, "application/vnd.docker.distribution.manifest.list.v2+json"];
 /// The media types that manifests have.
@@ -503,20 +503,24 @@ impl Config {
     }
 }
 
-pub(crate) fn check_size(kind: &'static str, size: u64, max: u64) -> Result<(), ManifestError> {
+/// Refuses a document of more than `max` bytes.
+///
+/// # Errors
+/// [`ManifestError`].
+pub fn check_size(kind: &'static str, size: u64, max: u64) -> Result<(), ManifestError> {
     if size > max { Err(ManifestError::TooLarge { kind, size, max }) } else { Ok(()) }
 }
 
-pub(crate) fn check_count(
-    what: &'static str,
-    count: usize,
-    max: usize,
-) -> Result<(), ManifestError> {
+/// Refuses more than `max` entries of a list.
+///
+/// # Errors
+/// [`ManifestError`].
+pub fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), ManifestError> {
     if count > max { Err(ManifestError::TooMany { what, count, max }) } else { Ok(()) }
 }
 
 /// Docker writes `null` where it has nothing.
-pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
     T: Default + Deserialize<'de>,

@@ -18,3 +18,16 @@ pub use self::chain::chain;
 pub use self::crane::crane;
 pub use self::programs::{command, find, program, programs, skipped};
 pub use self::rounds::{long_tests, rounds};
+
+/// Bytes that are nowhere the same.
+#[must_use]
+pub fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}

@@ -62,7 +62,7 @@ pub fn store_ops(bytes: &[u8]) {
 
 /// Tables of contents of layers, and what leads to them: what is accepted holds together.
 pub fn chunked(bytes: &[u8]) {
-    oci::chunked::exercise(bytes);
+    transfer::chunked::exercise(bytes);
 }
 
 /// The index of a data blob: what is accepted holds together.

@@ -9,7 +9,7 @@ use clap::{Args, ValueHint};
 use container::bundle::mounts::MountWish;
 use container::root::WritableWish;
 
-use oci::commit::Change;
+use transfer::commit::Change;
 
 use super::{Trust, WARM, Warm, When};
 use crate::userns::{Ranges, UserNs, ranges};

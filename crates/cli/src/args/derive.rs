@@ -1,7 +1,7 @@
 //! Options of the verbs that make images of images.
 
 use clap::Args;
-use oci::derive::Glob;
+use transfer::derive::Glob;
 
 // What to lay over each other.
 #[derive(Debug, Args)]

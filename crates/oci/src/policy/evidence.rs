@@ -3,7 +3,6 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
-use store::{DiskError, Store};
 
 use super::name::Repository;
 use super::signature::{Form, Signature};
@@ -16,23 +15,6 @@ const SIGNATURES_KEPT: usize = 64;
 const ORIGINS_KEPT: usize = 64;
 /// The most bytes of indexes.
 const INDEXES_KEPT: usize = 8 << 20;
-
-/// Why evidence cannot be read or kept.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EvidenceError {
-    /// It is not what a pull wrote.
-    #[error("what the store keeps of the signatures of {manifest} is damaged: pull it again")]
-    Damaged {
-        /// Whose.
-        manifest: Box<Digest>,
-        /// How.
-        source: serde_json::Error,
-    },
-    /// The disk.
-    #[error(transparent)]
-    Disk(#[from] DiskError),
-}
 
 /// What is known of a manifest besides its bytes. That signatures are here says nothing: see
 /// [`Policies::decide`](super::Policies::decide).
@@ -62,7 +44,10 @@ struct RawSignature {
 
 impl Evidence {
     /// From what [`encode`](Self::encode) made.
-    fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let raw: Raw = serde_json::from_slice(bytes)?;
         let plain = |text: &String| STANDARD.decode(text).map_err(serde::de::Error::custom);
         let mut signatures = Vec::new();
@@ -77,7 +62,12 @@ impl Evidence {
         })
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// As text that [`decode`](Self::decode) reads.
+    ///
+    /// # Panics
+    /// Never: lists and texts are JSON.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let signature = |it: &Signature| RawSignature {
             form: it.form,
             payload: STANDARD.encode(&it.payload),
@@ -91,39 +81,8 @@ impl Evidence {
         serde_json::to_vec(&raw).expect("texts and lists are JSON")
     }
 
-    /// What the store keeps of a manifest: nothing, if it was never pulled.
-    ///
-    /// # Errors
-    /// [`EvidenceError`].
-    pub fn of(store: &Store, manifest: &Digest) -> Result<Self, EvidenceError> {
-        let Some(bytes) = store.signatures(manifest)? else { return Ok(Self::default()) };
-        Self::decode(&bytes)
-            .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
-    }
-
-    /// Keeps it in the store, with what was kept before: signatures of another registry do not go because this one has
-    /// none. The manifest must be in the store and named, or pinned.
-    ///
-    /// # Errors
-    /// [`EvidenceError`].
-    pub fn keep(&self, store: &Store, manifest: &Digest) -> Result<(), EvidenceError> {
-        let before = match Self::of(store, manifest) {
-            Err(EvidenceError::Damaged { source, .. }) => {
-                tracing::warn!(%manifest, error = %source, "replacing damaged signatures");
-                None
-            }
-            other => Some(other?),
-        };
-        let mut all = self.clone();
-        all.add(before.as_ref().unwrap_or(&Self::default()));
-        if before.as_ref() == Some(&all) {
-            return Ok(());
-        }
-        Ok(store.set_signatures(manifest, &all.encode())?)
-    }
-
     /// Adds what is new in `other`, as far as there is room.
-    fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T], most: usize) {
             for it in more {
                 if !list.contains(it) {

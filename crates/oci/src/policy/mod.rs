@@ -16,10 +16,8 @@ mod signature;
 use std::fmt;
 use std::path::PathBuf;
 
-use store::{OriginError, Resolved, Store};
-
 pub use collect::{COSIGN_SIGNATURE, CollectError, SIGSTORE_BUNDLE, SignatureSource};
-pub use evidence::{Evidence, EvidenceError};
+pub use evidence::Evidence;
 pub use file::{Accept, Default, Flaw, Identity, Policy, PolicyError, Rule};
 pub use key::{KeyError, PublicKey};
 pub use name::{Pattern, Repository, Source};
@@ -154,21 +152,6 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why an image in the store may not be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum UseError {
-    /// A policy refuses it.
-    #[error(transparent)]
-    Refused(#[from] Box<Refusal>),
-    /// It is not known what is known of it.
-    #[error(transparent)]
-    Evidence(#[from] EvidenceError),
-    /// Nor where it comes from.
-    #[error(transparent)]
-    Origin(#[from] OriginError),
-}
-
 /// Why an image may not be pulled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -192,6 +175,12 @@ impl Policies {
             found.extend(Policy::load(file)?);
         }
         Ok(Self(found))
+    }
+
+    /// Whether no policy is in force, so that everything is accepted.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// All of them, in the order of the files.
@@ -296,8 +285,8 @@ impl Rule {
     }
 }
 
-/// Asks whether an image may be pulled, fetching its signatures if the policies want any. Answers what is to be
-/// [kept](Evidence::keep) of it, in any case: where it came from is what later uses are decided by.
+/// Asks whether an image may be pulled, fetching its signatures if the policies want any. Answers what is to be kept
+/// of it, in any case: where it came from is what later uses are decided by.
 ///
 /// `indexes` are those that led to the manifest, byte for byte and with their digests compared.
 ///
@@ -324,68 +313,4 @@ pub fn admit(
         Subject { name: format!("{repository}@{manifest}"), source, manifest: Some(*manifest) };
     let verdict = policies.decide(&subject, &evidence)?;
     Ok((verdict, evidence))
-}
-
-/// Asks whether an image of the store may be used. It is from wherever the store has noted, whatever its name is now; if
-/// from several places, one that is accepted is enough, for they all had these bytes. With a manifest, only what came
-/// with this one counts, since it says what is run.
-///
-/// # Errors
-/// [`UseError`].
-pub fn check_use(
-    policies: &Policies,
-    store: &Store,
-    found: &Resolved,
-) -> Result<Verdict, UseError> {
-    if policies.0.is_empty() {
-        return Ok(Verdict::default());
-    }
-    let name = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
-    let mut refusal = None;
-    for (source, manifest) in sources(store, found)? {
-        let evidence = match &manifest {
-            Some(manifest) => Evidence::of(store, manifest)?,
-            None => Evidence::default(),
-        };
-        let subject = Subject { name: name.clone(), source, manifest };
-        match policies.decide(&subject, &evidence) {
-            Ok(verdict) => return Ok(verdict),
-            Err(refused) => refusal = refusal.or(Some(refused)),
-        }
-    }
-    refusal.map_or_else(|| Ok(Verdict::default()), |it| Err(it.into()))
-}
-
-/// Where an image comes from, with which manifest; at least one.
-fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest>)>, UseError> {
-    let mut sources = Vec::new();
-    let mut add = |source: Source, manifest: Option<Digest>| {
-        if !sources.contains(&(source.clone(), manifest)) {
-            sources.push((source, manifest));
-        }
-    };
-    for origin in store.origins(&found.image)? {
-        if found.manifest.is_some() && origin.manifest != found.manifest {
-            continue;
-        }
-        match &origin.repository {
-            None => add(Source::Local, origin.manifest),
-            // One that cannot be understood is none.
-            Some(name) => {
-                if let Some(name) = Repository::from_name(name) {
-                    add(Source::Repository(name), origin.manifest);
-                }
-            }
-        }
-    }
-    // Versions that did not note origins noted those of pulls, with the manifest.
-    if let Some(manifest) = &found.manifest {
-        for name in Evidence::of(store, manifest)?.origins {
-            add(Source::Repository(name), Some(*manifest));
-        }
-    }
-    if sources.is_empty() {
-        sources.push((Source::Unknown, found.manifest));
-    }
-    Ok(sources)
 }

@@ -5,39 +5,24 @@
     reason = "tests fail by panicking, and say what they skip"
 )]
 
-mod again;
-mod attached;
 mod auth;
 mod blobs;
-#[expect(dead_code, reason = "tests of imports use all of it")]
-#[path = "../import/build.rs"]
-mod build;
-mod faults;
-mod forms;
-#[path = "../import/home.rs"]
-mod home;
 mod logins;
 mod manifests;
 mod parts;
-mod proxy;
-mod pulls;
-mod pushes;
-mod real;
 mod routes;
 mod secure;
 mod slow;
-mod tenants;
 mod uploads;
 
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use image::verity::ObjectId;
 use quire_oci::Digest;
 use quire_oci::reference::Reference;
 use quire_oci::registry::{BlobReader, Registry, Settings};
-use testing::chain;
+use testing::{chain, noise};
 
 /// Patient enough for a busy machine, and not more.
 fn settings() -> Settings {
@@ -73,18 +58,6 @@ impl Hosts {
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
-}
-
-/// Bytes that are nowhere the same.
-fn noise(length: usize) -> Vec<u8> {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()[0]
-    };
-    std::iter::repeat_with(next).take(length).collect()
 }
 
 /// All that a reader gives, or everything that its error says.

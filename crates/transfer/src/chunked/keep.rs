@@ -1,0 +1,159 @@
+//! What the next layer will find: where the chunks of this one are in the store.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::PoisonError;
+
+use image::tar::{Kind, Reader, TarError, recipe};
+use image::verity::ObjectId;
+use store::{ChunkKey, Chunks, DiskError, LayerError, ObjectPart, Store};
+
+use super::Toc;
+use image::digest::Digest;
+
+/// Why nothing is kept. It only costs a download some day.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeepError {
+    /// The store has no such layer.
+    #[error("the store has no layer {0}")]
+    Absent(Digest),
+    /// The layer cannot be read.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    /// Its recipe cannot be read.
+    #[error("cannot read the recipe of the layer")]
+    Recipe(#[from] recipe::RebuildError),
+    /// Its tar cannot be read.
+    #[error("cannot read the layer's entries")]
+    Tar(#[from] TarError),
+    /// The table has other files than the tar.
+    #[error("the table of contents does not fit the layer")]
+    Different,
+    /// The chunks cannot be noted.
+    #[error("cannot compress the headers of the layer")]
+    Compress(#[source] io::Error),
+    /// The chunks cannot be stored.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// A file of the tar.
+struct File {
+    position: u64,
+    size: u64,
+    /// `None` for one that is small enough to be in the recipe.
+    object: Option<ObjectId>,
+}
+
+impl Toc {
+    /// Notes where the chunks of a layer are that is in the store, complete.
+    ///
+    /// # Errors
+    /// [`KeepError`]; nothing is noted.
+    pub fn keep(&self, store: &Store, diff_id: &Digest) -> Result<(), KeepError> {
+        let layer = store.layer(diff_id)?.ok_or(KeepError::Absent(*diff_id))?;
+        let files = files(&layer)?;
+        let contents = &self.contents;
+        // The tar has the table itself, too, which is not in the table.
+        if !(contents.files.len()..=contents.files.len() + 1).contains(&files.len()) {
+            return Err(KeepError::Different);
+        }
+        let mut chunks = Chunks::new().map_err(KeepError::Compress)?;
+        let mut wanted = VecDeque::new();
+        if let Some(file) = files.first() {
+            wanted.push_back((0, file.position, contents.first));
+        }
+        for (index, (told, file)) in contents.files.iter().zip(&files).enumerate() {
+            if told.size != file.size {
+                return Err(KeepError::Different);
+            }
+            for piece in &contents.pieces[told.pieces.clone()] {
+                let Some(key) = piece.key else { continue };
+                let (offset, length) = (piece.offset, piece.length);
+                match file.object {
+                    Some(object) => chunks.object(key, ObjectPart { object, offset, length }),
+                    None => {
+                        let start = file.position + offset;
+                        wanted.push_back((start, start + length, key));
+                    }
+                }
+            }
+            if let (Some(key), Some(next)) = (told.gap, files.get(index + 1)) {
+                wanted.push_back((file.position + file.size, next.position, key));
+            }
+        }
+        copy(&layer, wanted, &mut chunks)?;
+        Ok(store.keep_chunks(diff_id, chunks)?)
+    }
+}
+
+/// All regular files of a layer that are not empty, in the order of its tar.
+fn files(layer: &store::Layer) -> Result<Vec<File>, KeepError> {
+    let (replay, places) = recipe::Skeleton::with_positions(layer.recipe()?)?;
+    let mut reader = Reader::new(replay);
+    let mut files: Vec<File> = Vec::new();
+    loop {
+        let entry = match reader.next_entry() {
+            Ok(Some(entry)) => entry,
+            Ok(None) => break,
+            // It was left out, and is no regular file.
+            Err(TarError::Unsupported { .. }) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if matches!(entry.kind, Kind::Regular) && entry.size > 0 {
+            // The table knows nothing of holes.
+            let [segment] = entry.segments else { return Err(KeepError::Different) };
+            if segment.offset != 0 || segment.length != entry.size {
+                return Err(KeepError::Different);
+            }
+            files.push(File { position: entry.position, size: entry.size, object: None });
+        }
+    }
+    let places = std::mem::take(&mut *places.lock().unwrap_or_else(PoisonError::into_inner));
+    for (position, object) in places {
+        if let Ok(at) = files.binary_search_by_key(&position, |file| file.position) {
+            files[at].object = Some(object);
+        }
+    }
+    Ok(files)
+}
+
+/// Copies parts of the tar that are in the recipe: from, to, and under which key. They ascend and do not overlap.
+fn copy(
+    layer: &store::Layer,
+    mut wanted: VecDeque<(u64, u64, ChunkKey)>,
+    chunks: &mut Chunks,
+) -> Result<(), KeepError> {
+    let mut reader = recipe::Reader::new(layer.recipe()?)?;
+    let mut position = 0;
+    let mut part = Vec::new();
+    while let Some(operation) = reader.next_operation()? {
+        let bytes = match operation {
+            recipe::Operation::Verbatim(bytes) => bytes,
+            recipe::Operation::Range { segment, .. } => {
+                position += segment.length;
+                &[]
+            }
+        };
+        let end = position + bytes.len() as u64;
+        while let Some((from, to, key)) = wanted.front().copied().filter(|it| it.0 < end) {
+            let inside = |at: u64| {
+                let at = at.clamp(position, end) - position;
+                usize::try_from(at).expect("at most as many as the bytes")
+            };
+            part.extend_from_slice(&bytes[inside(from)..inside(to)]);
+            if to > end {
+                break;
+            }
+            // Less than all of it where a part of it is an object: a file that is in no tree.
+            if part.len() as u64 == to - from {
+                chunks.bytes(key, &part).map_err(KeepError::Compress)?;
+            }
+            part.clear();
+            wanted.pop_front();
+        }
+        position = end;
+    }
+    Ok(())
+}

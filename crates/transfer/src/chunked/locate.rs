@@ -1,0 +1,294 @@
+//! Where a blob has its table of contents.
+
+use std::fmt::Display;
+use std::io::{self, Read};
+
+use flate2::read::MultiGzDecoder;
+
+use super::room::Room;
+use super::toc::{self, Format};
+use super::{ChunkedError, Ranges, Toc};
+use image::digest::Digest;
+use oci::manifest::Descriptor;
+
+/// The annotation of a layer with the digest of its table. Source: stargz-snapshotter, `docs/estargz.md`.
+const ESTARGZ_DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
+/// The annotations of a layer with the digest of its compressed table, and where it is: `OFFSET:LENGTH:UNPACKED:TYPE`.
+/// Source: containers/storage, `pkg/chunked/internal/minimal/compression.go`; the second name is what it wrote until 2023
+/// (Podman 4.3 does), `pkg/chunked/internal/compression.go`.
+const ZSTD_DIGEST: [&str; 2] = [
+    "io.github.containers.zstd-chunked.manifest-checksum",
+    "io.containers.zstd-chunked.manifest-checksum",
+];
+const ZSTD_POSITION: [&str; 2] = [
+    "io.github.containers.zstd-chunked.manifest-position",
+    "io.containers.zstd-chunked.manifest-position",
+];
+/// The type of table that both formats have.
+const ZSTD_TYPE: u64 = 1;
+/// What precedes the contents of a skippable frame. Source: RFC 8878, 3.1.2.
+const SKIPPABLE_HEADER: u64 = 8;
+
+/// The name of eStargz's table in the tar.
+const TOC_NAME: &[u8] = b"stargz.index.json";
+/// Bytes of eStargz's footer, and of the one that stargz had.
+const FOOTER: usize = 51;
+const LEGACY_FOOTER: usize = 47;
+/// What is fetched to see eStargz's footer: most often the table is in it.
+const GUESS: u64 = 128 << 10;
+
+/// How much longer than packed a table is, and more: JSON of names and digests is seldom packed to less than a sixth.
+const EXPANSION: usize = 8;
+
+/// The most bytes of a table, compressed and not: 200 to 300 an entry.
+const PACKED_MAX: u64 = 32 << 20;
+const UNPACKED_MAX: u64 = 64 << 20;
+
+/// Why there is no table.
+pub(super) enum Failure {
+    /// The layer is downloaded whole.
+    Odd(String),
+    /// Somebody lies.
+    Digest(ChunkedError),
+}
+
+fn odd(why: impl Display) -> Failure {
+    Failure::Odd(why.to_string())
+}
+
+/// Whether a layer says that it has a table.
+pub(super) fn is_announced(layer: &Descriptor) -> bool {
+    let names = ZSTD_DIGEST.iter().chain([&ESTARGZ_DIGEST]);
+    names.into_iter().any(|name| layer.annotations.contains_key(*name))
+}
+
+pub(super) fn fetch(
+    layer: &Descriptor,
+    ranges: &dyn Ranges,
+    room: &Room,
+) -> Result<Option<Toc>, Failure> {
+    let annotation = |name: &str| layer.annotations.get(name).map(String::as_str);
+    let digest = |text: &str| text.parse::<Digest>().map_err(odd);
+    for (expected, position) in ZSTD_DIGEST.into_iter().zip(ZSTD_POSITION) {
+        if let Some(expected) = annotation(expected)
+            && let Some(position) = annotation(position)
+        {
+            return zstd_chunked(layer.size, &digest(expected)?, position, ranges, room).map(Some);
+        }
+    }
+    match annotation(ESTARGZ_DIGEST) {
+        Some(expected) => estargz(layer.size, &digest(expected)?, ranges, room).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn read(ranges: &dyn Ranges, start: u64, end: u64) -> Result<Vec<u8>, Failure> {
+    let length = end.checked_sub(start).filter(|it| *it <= PACKED_MAX);
+    let length = length.ok_or_else(|| odd("it is too long"))?;
+    let mut bytes = Vec::new();
+    ranges.read(start..end).take(length).read_to_end(&mut bytes).map_err(odd)?;
+    if bytes.len() as u64 != length {
+        return Err(odd("fewer bytes came than were asked for"));
+    }
+    Ok(bytes)
+}
+
+fn compare(expected: &Digest, mut bytes: impl Read) -> Result<(), Failure> {
+    let mut hasher = expected.hasher();
+    let mut buffer = [0; 16 << 10];
+    loop {
+        match bytes.read(&mut buffer).map_err(odd)? {
+            0 => break,
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+    let actual = hasher.finish();
+    if actual == *expected {
+        return Ok(());
+    }
+    let (expected, actual) = (Box::new(*expected), Box::new(actual));
+    Err(Failure::Digest(ChunkedError::Mismatch { expected, actual }))
+}
+
+fn zstd_chunked(
+    size: u64,
+    expected: &Digest,
+    position: &str,
+    ranges: &dyn Ranges,
+    room: &Room,
+) -> Result<Toc, Failure> {
+    let (offset, length, unpacked) = zstd_position(position, size).map_err(odd)?;
+    let table = offset..offset + length;
+    // What follows is asked for with it where that is little: a footer, and what newer tools add.
+    let end = Some(size).filter(|size| size - table.end <= GUESS).unwrap_or(table.end);
+    let limit = memory(unpacked);
+    let claim = room.claim(memory(end - offset) + limit).ok_or_else(no_room)?;
+    let bytes = read(ranges, offset, end)?;
+    let packed = &bytes[..memory(length)];
+    compare(expected, packed)?;
+    let decoder = zstd::Decoder::with_buffer(packed).map_err(odd)?;
+    let mut json = decoder.take(unpacked + 1);
+    let format = Format::ZstdChunked;
+    let contents = toc::parse(&mut json, limit, format, offset - SKIPPABLE_HEADER).map_err(odd)?;
+    if json.limit() != 1 {
+        return Err(odd("it has another length than the manifest says"));
+    }
+    claim.settle(bytes.len() + contents.memory());
+    Ok(Toc { contents, format, size, at: offset, bytes })
+}
+
+fn no_room() -> Failure {
+    odd("there is no memory left for it: --memory gives more")
+}
+
+/// A number of bytes that is at most [`PACKED_MAX`] and [`UNPACKED_MAX`] together.
+fn memory(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Offset and length of the table, and its length when it is unpacked.
+fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), &'static str> {
+    let numbers: Result<Vec<u64>, _> = text.split(':').map(str::parse).collect();
+    let Ok([offset, length, unpacked, kind]) = numbers.as_deref() else {
+        return Err("its position is no position");
+    };
+    if *kind != ZSTD_TYPE {
+        return Err("it is of an unknown type");
+    }
+    if *length > PACKED_MAX || *unpacked > UNPACKED_MAX {
+        return Err("it is too long");
+    }
+    let end = offset.checked_add(*length).filter(|end| *end <= size);
+    if end.is_none() || *offset <= SKIPPABLE_HEADER {
+        return Err("it is not in the blob");
+    }
+    Ok((*offset, *length, *unpacked))
+}
+
+fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges, room: &Room) -> Result<Toc, Failure> {
+    let guess = size.saturating_sub(GUESS);
+    let mut tail = read(ranges, guess, size)?;
+    let (offset, footer) = estargz_footer(&tail).ok_or_else(|| odd("it has no footer"))?;
+    if offset == 0 || offset >= size - footer as u64 {
+        return Err(odd("it is not in the blob"));
+    }
+    let packed = memory(size - offset);
+    let claim = room.claim(packed.saturating_add(memory(UNPACKED_MAX).min(packed * EXPANSION)));
+    let claim = claim.ok_or_else(no_room)?;
+    match usize::try_from(offset.saturating_sub(guess)) {
+        Ok(ahead) if offset >= guess => drop(tail.drain(..ahead)),
+        _ => {
+            let mut whole = read(ranges, offset, guess)?;
+            whole.append(&mut tail);
+            tail = whole;
+        }
+    }
+    let packed = &tail[..tail.len() - footer];
+    compare(expected, estargz_json(packed).map_err(odd)?)?;
+    let format = Format::Estargz;
+    let json = estargz_json(packed).map_err(odd)?;
+    let limit = claim.bytes() - tail.len();
+    let contents = toc::parse(json, limit, format, offset).map_err(odd)?;
+    claim.settle(tail.len() + contents.memory());
+    Ok(Toc { contents, format, size, at: offset, bytes: tail })
+}
+
+/// Where the table is, and how many bytes the footer has.
+fn estargz_footer(tail: &[u8]) -> Option<(u64, usize)> {
+    /// A gzip header with a field of its own.
+    const GZIP: [u8; 4] = [0x1f, 0x8b, 8, 4];
+    let offset = |digits: &[u8]| {
+        let digits = std::str::from_utf8(digits).ok()?;
+        digits.bytes().all(|it| it.is_ascii_hexdigit()).then_some(())?;
+        u64::from_str_radix(digits, 16).ok()
+    };
+    let of = |length: usize| tail.len().checked_sub(length).map(|start| &tail[start..]);
+    if let Some(footer) = of(FOOTER)
+        && footer.starts_with(&GZIP)
+        && footer[10..16] == [26, 0, b'S', b'G', 22, 0]
+        && footer[32..38] == *b"STARGZ"
+    {
+        return Some((offset(&footer[16..32])?, FOOTER));
+    }
+    let footer = of(LEGACY_FOOTER)?;
+    let is_legacy =
+        footer.starts_with(&GZIP) && footer[10..12] == [22, 0] && footer[28..34] == *b"STARGZ";
+    is_legacy.then(|| Some((offset(&footer[12..28])?, LEGACY_FOOTER)))?
+}
+
+/// The table in its tar.
+fn estargz_json(packed: &[u8]) -> Result<impl Read, io::Error> {
+    let bad = |why: &'static str| io::Error::new(io::ErrorKind::InvalidData, why);
+    let mut tar = MultiGzDecoder::new(packed);
+    let mut header = [0; 512];
+    tar.read_exact(&mut header)?;
+    if header[..=TOC_NAME.len()] != [TOC_NAME, b"\0"].concat()[..] {
+        return Err(bad("it has another name"));
+    }
+    let digits = header[124..136].split(|it| matches!(it, 0 | b' ')).next().unwrap_or_default();
+    let size = std::str::from_utf8(digits).ok().and_then(|it| u64::from_str_radix(it, 8).ok());
+    let size = size.filter(|it| *it <= UNPACKED_MAX).ok_or_else(|| bad("it is too long"))?;
+    Ok(tar.take(size))
+}
+
+pub(super) fn exercise(bytes: &[u8]) {
+    if let Some((_, footer)) = estargz_footer(bytes) {
+        assert!(footer <= bytes.len());
+    }
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok((offset, length, _)) = zstd_position(text, 1 << 40)
+    {
+        assert!(offset + length <= 1 << 40);
+    }
+    if let Ok(mut json) = estargz_json(bytes) {
+        let mut all = Vec::new();
+        if json.read_to_end(&mut all).is_ok() {
+            toc::exercise(&all);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{estargz_footer, zstd_position};
+
+    #[test]
+    fn footers() {
+        // As the specification has it: docs/estargz.md, "Footer".
+        let mut footer =
+            b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x1a\0SG\x16\x0000000000001a2b3cSTARGZ".to_vec();
+        footer.extend_from_slice(b"\x01\0\0\xff\xff\0\0\0\0\0\0\0\0");
+        assert_eq!(footer.len(), 51);
+        assert_eq!(estargz_footer(&footer), Some((0x001a_2b3c, 51)));
+        let before = [b"abc", &footer[..]].concat();
+        assert_eq!(estargz_footer(&before), Some((0x001a_2b3c, 51)));
+        let legacy = [&footer[..10], b"\x16\0", &footer[16..]].concat();
+        assert_eq!(legacy.len(), 47);
+        assert_eq!(estargz_footer(&legacy), Some((0x001a_2b3c, 47)));
+        for (at, byte) in [(0, 0), (12, b'X'), (20, b'+'), (33, b't')] {
+            let mut bad = footer.clone();
+            bad[at] = byte;
+            assert_eq!(estargz_footer(&bad), None, "byte {at}");
+        }
+        for length in 0..47 {
+            assert_eq!(estargz_footer(&footer[51 - length..]), None);
+        }
+    }
+
+    fn check_position(text: &str, expected: Option<(u64, u64, u64)>) {
+        assert_eq!(zstd_position(text, 1000).ok(), expected, "{text}");
+    }
+
+    #[test]
+    fn positions() {
+        check_position("900:100:5000:1", Some((900, 100, 5000)));
+        check_position("901:100:5000:1", None);
+        check_position("8:100:5000:1", None);
+        check_position("900:100:5000:2", None);
+        check_position("900:100:5000", None);
+        check_position("900:100:5000:1:1", None);
+        check_position("900:100:67108865:1", None);
+        check_position("900:-1:5000:1", None);
+        check_position("18446744073709551615:100:5000:1", None);
+    }
+}

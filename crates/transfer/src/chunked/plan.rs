@@ -1,0 +1,308 @@
+//! What is downloaded, and what comes from the store.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use store::{Chunk, ChunkKey, ObjectPart, Store};
+
+use super::toc::{Contents, Format};
+use super::{Ranges, Tar, Toc, read};
+use image::digest::Digest;
+
+/// What makes a plan worth while.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Costs {
+    /// Bytes that are rather downloaded than skipped: to ask once more takes as long.
+    pub(super) hole: u64,
+    /// Below so many bytes skipped, the whole blob is downloaded, and its digest compared.
+    pub(super) skipped: u64,
+}
+
+impl Default for Costs {
+    /// A hole is what 100 Mbit/s bring in the 20 ms of a request.
+    fn default() -> Self {
+        Self { hole: 256 << 10, skipped: 1 << 20 }
+    }
+}
+
+/// Likewise, in parts of the blob: a tenth.
+const SKIPPED_PARTS: u64 = 10;
+
+/// The most bytes of tar headers that are in memory for all plans of one pull.
+const BYTES_MAX: usize = 32 << 20;
+
+/// What a plan does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes of the blob to download, its table of contents not counted.
+    pub fetch: u64,
+    /// Bytes of the blob that come from the store.
+    pub skip: u64,
+    /// How many parts are downloaded.
+    pub requests: u64,
+}
+
+/// One step towards the tar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Download and unpack.
+    Fetch(Range<u64>),
+    /// The store has what would be here of the blob.
+    Known { blob: Range<u64>, chunk: Option<Known>, gap: Option<Range<usize>> },
+}
+
+/// A file's bytes, as the store has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) key: ChunkKey,
+    pub(super) place: Place,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    Object(ObjectPart),
+    /// In [`Plan::bytes`].
+    Bytes(Range<usize>),
+}
+
+/// How to make the layer's tar.
+pub struct Plan<'a> {
+    pub(super) toc: Arc<Toc>,
+    pub(super) store: &'a Store,
+    pub(super) steps: Vec<Step>,
+    /// Of all plans of one pull.
+    pub(super) bytes: Arc<Vec<u8>>,
+    stats: Stats,
+}
+
+impl std::fmt::Debug for Plan<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut plan = f.debug_struct("Plan");
+        plan.field("steps", &self.steps.len()).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+/// A plan for each table, where one saves enough. What the store knows is read once for all of them; at most `room` bytes
+/// of tar headers are kept in memory.
+#[must_use]
+pub fn plans<'a>(store: &'a Store, tocs: &[Arc<Toc>], room: usize) -> Vec<Option<Plan<'a>>> {
+    plans_for(store, tocs, room, Costs::default())
+}
+
+pub(super) fn plans_for<'a>(
+    store: &'a Store,
+    tocs: &[Arc<Toc>],
+    room: usize,
+    costs: Costs,
+) -> Vec<Option<Plan<'a>>> {
+    let (found, bytes) = find(tocs, store, room.min(BYTES_MAX));
+    let bytes = Arc::new(bytes);
+    tocs.iter().map(|toc| toc.plan(store, &found, &bytes, costs)).collect()
+}
+
+impl Toc {
+    fn plan<'a>(
+        self: &Arc<Self>,
+        store: &'a Store,
+        found: &Found,
+        bytes: &Arc<Vec<u8>>,
+        costs: Costs,
+    ) -> Option<Plan<'a>> {
+        let spans = spans(&self.contents, self.format);
+        let known = |span: &Span| {
+            let chunk = match span.chunk {
+                None => None,
+                Some(at) => {
+                    let piece = &self.contents.pieces[at];
+                    Some(Known { key: piece.key?, place: found.get(piece.key?, piece.length)? })
+                }
+            };
+            let gap = match span.gap {
+                None => None,
+                Some(key) => Some(found.bytes(key?)?),
+            };
+            Some(Step::Known { blob: span.blob.clone(), chunk, gap })
+        };
+        let mut steps = Vec::new();
+        let mut run = Vec::new();
+        for span in &spans {
+            match known(span) {
+                Some(step) => run.push(step),
+                None => {
+                    flush(&mut steps, &mut run, costs.hole);
+                    fetch(&mut steps, span.blob.clone());
+                }
+            }
+        }
+        flush(&mut steps, &mut run, costs.hole);
+        let mut stats = Stats::default();
+        for step in &steps {
+            match step {
+                Step::Fetch(range) => {
+                    stats.fetch += range.end - range.start;
+                    stats.requests += 1;
+                }
+                Step::Known { blob, .. } => stats.skip += blob.end - blob.start,
+            }
+        }
+        let enough = costs.skipped.max(self.size / SKIPPED_PARTS);
+        tracing::debug!(?stats, enough, "planned from a table of contents");
+        steps.shrink_to_fit();
+        (stats.skip >= enough).then(|| Plan {
+            toc: Arc::clone(self),
+            store,
+            steps,
+            bytes: Arc::clone(bytes),
+            stats,
+        })
+    }
+}
+
+/// Looks for all pieces of these layers.
+fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
+    let mut keys = Vec::new();
+    for contents in tocs.iter().map(|toc| &toc.contents) {
+        keys.extend(contents.pieces.iter().filter_map(|piece| piece.key));
+        keys.extend(contents.files.iter().filter_map(|file| file.gap).chain([contents.first]));
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    let mut places: Vec<Option<Place>> = vec![None; keys.len()];
+    let mut bytes = Vec::new();
+    if keys.is_empty() {
+        return (Found { keys, places }, bytes);
+    }
+    let outcome = store.find_chunks(&keys, &mut |at, chunk| {
+        if places[at].is_some() {
+            return;
+        }
+        places[at] = match chunk {
+            Chunk::Object(part) => Some(Place::Object(part)),
+            Chunk::Bytes(more) if bytes.len() + more.len() <= room => {
+                let start = bytes.len();
+                bytes.extend_from_slice(&more);
+                Some(Place::Bytes(start..bytes.len()))
+            }
+            Chunk::Bytes(_) => None,
+        };
+    });
+    if let Err(error) = outcome {
+        tracing::debug!(%error, "cannot look for what is here of a layer");
+    }
+    (Found { keys, places }, bytes)
+}
+
+impl Plan<'_> {
+    /// What it does.
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Bytes of memory, besides the tar headers that all plans have in common.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        size_of_val(&self.steps[..])
+    }
+
+    /// Bytes of tar headers, which all plans of one pull have in common.
+    #[must_use]
+    pub fn shared_memory(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The tar, with what is not here from `ranges`. Nothing of it is known to be right until all of it has the layer's
+    /// diff id.
+    #[must_use]
+    pub fn open<'p>(&'p self, ranges: &'p dyn Ranges) -> Tar<'p> {
+        read::tar(self, ranges)
+    }
+
+    /// The digest of bytes in memory, for those that were found.
+    pub(super) fn matches(key: &ChunkKey, bytes: &[u8]) -> bool {
+        Digest::sha256(bytes).as_bytes() == key.0
+    }
+}
+
+/// What the store has.
+struct Found {
+    keys: Vec<ChunkKey>,
+    places: Vec<Option<Place>>,
+}
+
+impl Found {
+    fn place(&self, key: ChunkKey) -> Option<&Place> {
+        self.places[self.keys.binary_search(&key).ok()?].as_ref()
+    }
+
+    fn get(&self, key: ChunkKey, expected: u64) -> Option<Place> {
+        let place = self.place(key)?;
+        let length = match place {
+            Place::Object(part) => part.length,
+            Place::Bytes(range) => range.len() as u64,
+        };
+        (length == expected).then(|| place.clone())
+    }
+
+    fn bytes(&self, key: ChunkKey) -> Option<Range<usize>> {
+        match self.place(key)? {
+            Place::Bytes(range) => Some(range.clone()),
+            Place::Object(_) => None,
+        }
+    }
+}
+
+/// A part of the blob that can be unpacked alone, and what is in it: a piece of a file, then a gap. The key of a gap that
+/// nothing tells is `Some(None)`.
+struct Span {
+    blob: Range<u64>,
+    chunk: Option<usize>,
+    gap: Option<Option<ChunkKey>>,
+}
+
+/// All of the blob up to the end of its files.
+fn spans(contents: &Contents, format: Format) -> Vec<Span> {
+    let mut spans = Vec::with_capacity(contents.pieces.len() + 1);
+    let mut at = 0;
+    let mut gap = Some(contents.first);
+    for file in &contents.files {
+        for index in file.pieces.clone() {
+            let blob = contents.pieces[index].blob.clone();
+            if blob.start > at {
+                spans.push(Span { blob: at..blob.start, chunk: None, gap: Some(gap) });
+            }
+            at = blob.end;
+            let is_last = index + 1 == file.pieces.end;
+            let gap = (format == Format::Estargz && is_last).then_some(file.gap);
+            spans.push(Span { blob, chunk: Some(index), gap });
+        }
+        gap = file.gap;
+    }
+    if at < contents.end {
+        spans.push(Span { blob: at..contents.end, chunk: None, gap: Some(None) });
+    }
+    spans
+}
+
+/// Adds a run of what is known, or downloads it if it is short.
+fn flush(steps: &mut Vec<Step>, run: &mut Vec<Step>, hole: u64) {
+    let (Some(Step::Known { blob: first, .. }), Some(Step::Known { blob: last, .. })) =
+        (run.first(), run.last())
+    else {
+        return;
+    };
+    let range = first.start..last.end;
+    if range.end - range.start < hole {
+        run.clear();
+        fetch(steps, range);
+    } else {
+        steps.append(run);
+    }
+}
+
+fn fetch(steps: &mut Vec<Step>, range: Range<u64>) {
+    match steps.last_mut() {
+        Some(Step::Fetch(last)) if last.end == range.start => last.end = range.end,
+        _ => steps.push(Step::Fetch(range)),
+    }
+}

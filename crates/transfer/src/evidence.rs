@@ -1,0 +1,132 @@
+//! What the store keeps of an image's origin and signatures, for the policies that decide on each use.
+
+use image::digest::Digest;
+use oci::policy::{Evidence, Policies, Refusal, Repository, Source, Subject, Verdict};
+use store::{DiskError, OriginError, Resolved, Store};
+
+/// Why evidence cannot be read or kept.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EvidenceError {
+    /// It is not what a pull wrote.
+    #[error("what the store keeps of the signatures of {manifest} is damaged: pull it again")]
+    Damaged {
+        /// Whose.
+        manifest: Box<Digest>,
+        /// How.
+        source: serde_json::Error,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// Why an image in the store may not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UseError {
+    /// A policy refuses it.
+    #[error(transparent)]
+    Refused(#[from] Box<Refusal>),
+    /// It is not known what is known of it.
+    #[error(transparent)]
+    Evidence(#[from] EvidenceError),
+    /// Nor where it comes from.
+    #[error(transparent)]
+    Origin(#[from] OriginError),
+}
+
+/// What the store keeps of a manifest: nothing, if it was never pulled.
+///
+/// # Errors
+/// [`EvidenceError`].
+pub fn of(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
+    let Some(bytes) = store.signatures(manifest)? else { return Ok(Evidence::default()) };
+    Evidence::decode(&bytes)
+        .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
+}
+
+/// Keeps it in the store, with what was kept before: signatures of another registry do not go because this one has
+/// none. The manifest must be in the store and named, or pinned.
+///
+/// # Errors
+/// [`EvidenceError`].
+pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(), EvidenceError> {
+    let before = match of(store, manifest) {
+        Err(EvidenceError::Damaged { source, .. }) => {
+            tracing::warn!(%manifest, error = %source, "replacing damaged signatures");
+            None
+        }
+        other => Some(other?),
+    };
+    let mut all = evidence.clone();
+    all.add(before.as_ref().unwrap_or(&Evidence::default()));
+    if before.as_ref() == Some(&all) {
+        return Ok(());
+    }
+    Ok(store.set_signatures(manifest, &all.encode())?)
+}
+
+/// Asks whether an image of the store may be used. It is from wherever the store has noted, whatever its name is now; if
+/// from several places, one that is accepted is enough, for they all had these bytes. With a manifest, only what came
+/// with this one counts, since it says what is run.
+///
+/// # Errors
+/// [`UseError`].
+pub fn check_use(
+    policies: &Policies,
+    store: &Store,
+    found: &Resolved,
+) -> Result<Verdict, UseError> {
+    if policies.is_empty() {
+        return Ok(Verdict::default());
+    }
+    let name = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
+    let mut refusal = None;
+    for (source, manifest) in sources(store, found)? {
+        let evidence = match &manifest {
+            Some(manifest) => of(store, manifest)?,
+            None => Evidence::default(),
+        };
+        let subject = Subject { name: name.clone(), source, manifest };
+        match policies.decide(&subject, &evidence) {
+            Ok(verdict) => return Ok(verdict),
+            Err(refused) => refusal = refusal.or(Some(refused)),
+        }
+    }
+    refusal.map_or_else(|| Ok(Verdict::default()), |it| Err(it.into()))
+}
+
+/// Where an image comes from, with which manifest; at least one.
+fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest>)>, UseError> {
+    let mut sources = Vec::new();
+    let mut add = |source: Source, manifest: Option<Digest>| {
+        if !sources.contains(&(source.clone(), manifest)) {
+            sources.push((source, manifest));
+        }
+    };
+    for origin in store.origins(&found.image)? {
+        if found.manifest.is_some() && origin.manifest != found.manifest {
+            continue;
+        }
+        match &origin.repository {
+            None => add(Source::Local, origin.manifest),
+            // One that cannot be understood is none.
+            Some(name) => {
+                if let Some(name) = Repository::from_name(name) {
+                    add(Source::Repository(name), origin.manifest);
+                }
+            }
+        }
+    }
+    // Versions that did not note origins noted those of pulls, with the manifest.
+    if let Some(manifest) = &found.manifest {
+        for name in of(store, manifest)?.origins {
+            add(Source::Repository(name), Some(*manifest));
+        }
+    }
+    if sources.is_empty() {
+        sources.push((Source::Unknown, found.manifest));
+    }
+    Ok(sources)
+}

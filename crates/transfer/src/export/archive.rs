@@ -1,0 +1,135 @@
+//! Archives as `docker load` and `podman load` take them. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON +
+//! Filesystem Changeset Format"; the files' names are those of `podman save` and `skopeo`, which every age of both takes.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use image::tar::Kind;
+use image::tar::write::{Member, WriteError, Writer};
+use image::tree::{Metadata, Timestamp};
+use serde_json::json;
+use store::{RefName, Store};
+
+use super::compress::{CopyError, copy};
+use super::{Compression, ExportError, Options, plan};
+use crate::progress::Event;
+use image::digest::Digest;
+
+/// What was written of an archive.
+#[derive(Debug, Clone)]
+pub struct ArchiveReport {
+    /// The config's digest: what Docker calls the image's id.
+    pub config: Digest,
+    /// The diff ids of the layers, from the lowest to the uppermost.
+    pub layers: Vec<Digest>,
+    /// Bytes of the archive.
+    pub bytes: u64,
+}
+
+/// Counts what passes.
+pub(super) struct Counted<W> {
+    pub(super) out: W,
+    pub(super) bytes: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A member's content goes to the archive.
+struct Content<'a, W>(&'a mut Writer<W>);
+
+impl<W: Write> Write for Content<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.content(bytes).map(|()| bytes.len()).map_err(|error| match error {
+            WriteError::Write(error) => error,
+            other => io::Error::other(other),
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes an archive of one image: its config, its layers uncompressed, and what it is called. The same image gives the
+/// same bytes.
+///
+/// # Errors
+/// [`ExportError`]; what was written until then is no archive.
+pub fn to_docker_archive(
+    store: &Store,
+    manifest: &Digest,
+    names: &[RefName],
+    out: &mut dyn Write,
+    options: &Options<'_>,
+) -> Result<ArchiveReport, ExportError> {
+    let plan = plan(store, manifest, Compression::None, options)?;
+    let mut writer = Writer::new(Counted { out, bytes: 0 });
+    let mut there = BTreeSet::new();
+    for (number, layer) in plan.layers.iter().enumerate() {
+        let done = || (options.progress)(Event::Done { layer: number });
+        if !there.insert(layer.diff_id) {
+            done();
+            continue;
+        }
+        (options.progress)(Event::Started { layer: number });
+        let mut tar = layer.open(store)?;
+        let path = file_name(&layer.diff_id, ".tar");
+        writer.member(&member(&path, tar.size())).map_err(ExportError::Archive)?;
+        let tell = |bytes| (options.progress)(Event::Read { layer: number, bytes });
+        match copy(&mut tar, &mut Content(&mut writer), options, &tell) {
+            Ok(()) => done(),
+            Err(CopyError::Cancelled) => return Err(ExportError::Cancelled),
+            Err(CopyError::Read(error)) => return Err(ExportError::layer(layer.diff_id, error)),
+            Err(CopyError::Write(error)) => {
+                return Err(ExportError::Archive(WriteError::Write(error)));
+            }
+        }
+    }
+    let config_name = file_name(&plan.config.digest, ".json");
+    let layers: Vec<_> = plan.layers.iter().map(|it| file_name(&it.diff_id, ".tar")).collect();
+    let names: Vec<_> = names.iter().map(RefName::as_str).collect();
+    let list = json!([{ "Config": config_name, "RepoTags": names, "Layers": layers }]);
+    let list = list.to_string();
+    for (name, bytes) in
+        [(&*config_name, &plan.config_bytes[..]), ("manifest.json", list.as_bytes())]
+    {
+        let member = member(name, bytes.len() as u64);
+        let written = writer.member(&member).and_then(|()| writer.content(bytes));
+        written.map_err(ExportError::Archive)?;
+    }
+    let mut counted = writer.finish().map_err(ExportError::Archive)?;
+    counted.flush().map_err(|error| ExportError::Archive(WriteError::Write(error)))?;
+    Ok(ArchiveReport {
+        config: plan.config.digest,
+        layers: plan.layers.iter().map(|it| it.diff_id).collect(),
+        bytes: counted.bytes,
+    })
+}
+
+/// The hexadecimal digits of a digest, and more.
+fn file_name(digest: &Digest, suffix: &str) -> String {
+    let text = digest.to_string();
+    let (_, hex) = text.split_once(':').unwrap_or_default();
+    format!("{hex}{suffix}")
+}
+
+const fn member(path: &str, size: u64) -> Member<'_> {
+    let mtime = Timestamp { seconds: 0, nanoseconds: 0 };
+    Member {
+        path: path.as_bytes(),
+        kind: Kind::Regular,
+        metadata: Metadata { permissions: 0o644, uid: 0, gid: 0, mtime },
+        size,
+        xattrs: &[],
+    }
+}

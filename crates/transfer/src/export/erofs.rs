@@ -1,0 +1,114 @@
+//! An image that holds its files, for EROFS by itself or for gVisor.
+
+use std::io::{self, Write};
+
+use image::erofs::{Flavor, Piece, Profile, Standalone, WriteError, write_with};
+use image::tree::{Content, Inode, Node, Tree};
+use image::verity::ObjectId;
+use store::Store;
+
+use super::files::{self, Files};
+use super::{ExportError, Options};
+use crate::progress::Event;
+use image::digest::Digest;
+
+/// What was written of a self-contained image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErofsReport {
+    /// Inodes in it.
+    pub inodes: u64,
+    /// Bytes of the image.
+    pub bytes: u64,
+    /// Inodes whose xattrs were left out.
+    pub without_xattrs: u64,
+    /// Devices whose numbers nobody will read.
+    pub without_numbers: u64,
+}
+
+/// Writes all of an image as one EROFS file that needs no store: equal contents once, and of the same image always the
+/// same bytes. Memory is bounded by the number of files, not by their sizes: some 150 bytes for each, and 2 MiB.
+///
+/// # Errors
+/// [`ExportError`]; what was written until then is no image.
+pub fn to_erofs(
+    store: &Store,
+    id: &ObjectId,
+    flavor: Flavor,
+    mut out: &mut dyn Write,
+    options: &Options<'_>,
+) -> Result<ErofsReport, ExportError> {
+    let tree = files::tree(store, id)?;
+    (options.progress)(Event::Layers(&[Some(files::content_bytes(&tree))]));
+    (options.progress)(Event::Started { layer: 0 });
+    let mut files = Files::new(store, options);
+    let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
+        give(&mut files, file, piece, out).map_err(io::Error::other)
+    };
+    let profile = Profile::Standalone(Standalone {
+        flavor,
+        uuid: derived(&format!("quire {flavor:?} {id}")),
+    });
+    let written = write_with(&tree, &profile, &mut contents, &mut out);
+    let summary = written.map_err(|error| match error {
+        WriteError::Content { path, source } => match source.downcast() {
+            Ok(error) => error,
+            Err(source) => ExportError::Erofs(Box::new(WriteError::Content { path, source })),
+        },
+        error => ExportError::Erofs(Box::new(error)),
+    })?;
+    (options.progress)(Event::Done { layer: 0 });
+    let (without_xattrs, without_numbers) = match flavor {
+        Flavor::Linux => (0, 0),
+        Flavor::Gvisor => lost_on_gvisor(&tree),
+    };
+    let (inodes, bytes) = (summary.inodes, summary.bytes);
+    Ok(ErofsReport { inodes, bytes, without_xattrs, without_numbers })
+}
+
+fn give(
+    files: &mut Files<'_>,
+    file: Inode<'_>,
+    piece: Piece,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    // The writer knows itself why it did not take them.
+    let refused = |error| ExportError::Erofs(Box::new(WriteError::Output(error)));
+    let content = match file.node() {
+        Node::Regular(content) => content,
+        _ => Content::Inline(&[]),
+    };
+    let path = file.path();
+    match piece {
+        Piece::Whole => {
+            files.give(&path, content, &mut |bytes| out.write_all(bytes).map_err(refused))
+        }
+        Piece::From(start) => out.write_all(files.end(&path, content, start)?).map_err(refused),
+    }
+}
+
+/// Something else for each text, and always the same. Source of its form: RFC 9562, version 8.
+pub(super) fn derived(text: &str) -> [u8; 16] {
+    let digest = Digest::sha256(text.as_bytes());
+    let mut uuid = [0; 16];
+    for (to, from) in uuid.iter_mut().zip(digest.as_bytes()) {
+        *to = *from;
+    }
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+/// Inodes with xattrs, and devices. Source for those: gVisor `pkg/sentry/fsimpl/erofs/erofs.go`, whose inodes have no
+/// `Rdev`; so its overlay takes character devices for whiteouts.
+fn lost_on_gvisor(tree: &Tree) -> (u64, u64) {
+    let (mut xattrs, mut devices) = (u64::from(tree.root().xattrs().len() > 0), 0);
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        if entry.is_owner {
+            xattrs += u64::from(entry.inode.xattrs().len() > 0);
+            let node = entry.inode.node();
+            devices += u64::from(matches!(node, Node::CharDevice(_) | Node::BlockDevice(_)));
+        }
+    }
+    (xattrs, devices)
+}

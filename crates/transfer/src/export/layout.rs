@@ -1,0 +1,396 @@
+//! Writing into an OCI layout. Source: OCI image-spec 1.1, `image-layout.md`.
+//!
+//! Blobs first, each written under another name and synced before it gets its own; `index.json` last, replaced at once. So
+//! whoever reads the layout meanwhile, or after a crash, sees what it was or what it is to be. A lock on the folder keeps
+//! two exports from forgetting each other's images.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::FlockOperation;
+use serde_json::{Value, json};
+use store::Store;
+
+use super::compress::{CopyError, copy, each};
+use super::{ExportError, How, Options, Plan};
+use crate::progress::Event;
+use image::digest::Digest;
+use oci::files;
+use oci::layout::Layout;
+use oci::manifest::{Document, REF_NAME};
+
+/// What was written to a layout.
+#[derive(Debug, Clone)]
+pub struct LayoutReport {
+    /// Blobs that were written: layers, config and manifest.
+    pub blobs: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Blobs that were there already.
+    pub reused: usize,
+}
+
+const INDEX: &str = "index.json";
+const BLOBS: &str = "blobs";
+const MARKER: &str = "oci-layout";
+const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
+
+/// Writes an image into the layout in `directory`, which is made if it is not there. An image that the layout knows by the
+/// same tag loses it; others stay.
+///
+/// # Errors
+/// [`ExportError`]; then all that was written is removed again.
+pub fn to_layout(
+    store: &Store,
+    plan: &Plan,
+    directory: &Path,
+    tag: Option<&str>,
+    options: &Options<'_>,
+) -> Result<LayoutReport, ExportError> {
+    let made = Made::default();
+    made.directories(directory)?;
+    let _lock = lock(directory)?;
+    // Declared behind the lock, so that what is removed again is removed under it.
+    let made = made;
+    let is_new = is_new(directory)?;
+    let index = index(directory, is_new, plan, tag)?;
+    remove_drafts(directory)?;
+    let mut jobs: BTreeMap<Digest, Job<'_>> = BTreeMap::new();
+    for (number, layer) in plan.layers.iter().enumerate() {
+        jobs.entry(layer.descriptor.digest).or_insert(Job::Layer(number));
+    }
+    jobs.insert(plan.config.digest, Job::Bytes(&plan.config_bytes));
+    jobs.insert(plan.digest, Job::Bytes(&plan.manifest));
+    let jobs: Vec<_> = jobs.into_iter().collect();
+    for (digest, _) in &jobs {
+        if let Some(folder) = blob_path(directory, digest).parent() {
+            made.directories(folder)?;
+            remove_drafts(folder)?;
+        }
+    }
+    let written = each(jobs.len(), options, |at| {
+        let (digest, job) = &jobs[at];
+        let path = blob_path(directory, digest);
+        blob(store, plan, &path, digest, job, &made, options)
+    })?;
+
+    (options.progress)(Event::Committing);
+    let mut folders: Vec<_> = jobs
+        .iter()
+        .filter_map(|it| Some(blob_path(directory, &it.0).parent()?.to_owned()))
+        .collect();
+    folders.dedup();
+    for folder in folders.iter().map(PathBuf::as_path).chain([&*directory.join(BLOBS)]) {
+        sync(folder)?;
+    }
+    if is_new {
+        let marker = directory.join(MARKER);
+        replace(&marker, &mut &*MARKER_TEXT, options, &|_| {}, &read_failed)?;
+        made.add(&marker, Kind::File);
+        sync(directory)?;
+    }
+    options.go_on()?;
+    let index_path = directory.join(INDEX);
+    replace(&index_path, &mut index.to_string().as_bytes(), options, &|_| {}, &read_failed)?;
+    // From here on the layout has the image.
+    made.keep();
+    sync(directory)?;
+    for parent in directory.ancestors().skip(1).take(1).filter(|it| !it.as_os_str().is_empty()) {
+        sync(parent)?;
+    }
+    let new: Vec<u64> = written.iter().copied().flatten().collect();
+    Ok(LayoutReport {
+        blobs: new.len(),
+        bytes: new.iter().sum(),
+        reused: written.len() - new.len(),
+    })
+}
+
+/// Where a blob comes from.
+enum Job<'a> {
+    /// It is this layer of the plan.
+    Layer(usize),
+    /// It is this.
+    Bytes(&'a [u8]),
+}
+
+/// Writes a blob unless it is there. Answers how many bytes were written.
+fn blob(
+    store: &Store,
+    plan: &Plan,
+    path: &Path,
+    digest: &Digest,
+    job: &Job<'_>,
+    made: &Made,
+    options: &Options<'_>,
+) -> Result<Option<u64>, ExportError> {
+    let progress = |event: Event<'_>| match job {
+        // What was compressed was told already.
+        Job::Layer(number) if !matches!(plan.layers[*number].how, How::Compressed | How::New) => {
+            (options.progress)(event);
+        }
+        _ => {}
+    };
+    let layer = if let Job::Layer(number) = job { *number } else { 0 };
+    if is_there(path, digest, options)? {
+        progress(Event::Reused { layer });
+        return Ok(None);
+    }
+    let is_new = !path.exists();
+    match job {
+        Job::Bytes(bytes) => {
+            replace(path, &mut &**bytes, options, &|_| {}, &read_failed)?;
+        }
+        Job::Layer(number) => {
+            progress(Event::Started { layer });
+            let planned = &plan.layers[*number];
+            let tell = |bytes| progress(Event::Read { layer, bytes });
+            let failed = |error| ExportError::layer(planned.diff_id, error);
+            replace(path, &mut planned.open(store)?, options, &tell, &failed)?;
+            progress(Event::Done { layer });
+        }
+    }
+    if is_new {
+        made.add(path, Kind::File);
+    }
+    Ok(Some(match job {
+        Job::Bytes(bytes) => bytes.len() as u64,
+        Job::Layer(number) => plan.layers[*number].descriptor.size,
+    }))
+}
+
+/// Whether the right bytes are there already.
+fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool, ExportError> {
+    let failed = |source| ExportError::File { path: path.to_owned(), source };
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut hasher = digest.hasher();
+    match copy(&mut file, &mut hasher, options, &|_| {}) {
+        Ok(()) => Ok(hasher.finish() == *digest),
+        Err(CopyError::Cancelled) => Err(ExportError::Cancelled),
+        Err(CopyError::Read(error) | CopyError::Write(error)) => Err(failed(error)),
+    }
+}
+
+/// Reading from memory does not fail.
+fn read_failed(error: io::Error) -> ExportError {
+    ExportError::File { path: PathBuf::new(), source: error }
+}
+
+/// What the names of files begin with until they are whole.
+const DRAFT: &str = ".quire-layout-";
+
+/// Removes what exports have left that were killed: while this one has the lock, drafts are nobody's.
+fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
+    let failed = |source| ExportError::File { path: folder.to_owned(), source };
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let is_draft = entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes());
+        if is_draft && entry.file_type().map_err(failed)?.is_file() {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a file that is there as a whole or not at all.
+fn replace(
+    path: &Path,
+    from: &mut dyn Read,
+    options: &Options<'_>,
+    tell: &dyn Fn(u64),
+    read_failed: &dyn Fn(io::Error) -> ExportError,
+) -> Result<(), ExportError> {
+    let failed = |source| ExportError::File { path: path.to_owned(), source };
+    let parent = path.parent().unwrap_or(path);
+    let mut draft = tempfile::Builder::new()
+        .prefix(DRAFT)
+        .permissions(fs::Permissions::from_mode(0o644))
+        .tempfile_in(parent)
+        .map_err(failed)?;
+    match copy(from, draft.as_file_mut(), options, tell) {
+        Ok(()) => {}
+        Err(CopyError::Cancelled) => return Err(ExportError::Cancelled),
+        Err(CopyError::Read(error)) => return Err(read_failed(error)),
+        Err(CopyError::Write(error)) => return Err(failed(error)),
+    }
+    draft.as_file().sync_all().map_err(failed)?;
+    draft.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+fn blob_path(directory: &Path, digest: &Digest) -> PathBuf {
+    let text = digest.to_string();
+    let (algorithm, hex) = text.split_once(':').unwrap_or_default();
+    directory.join(BLOBS).join(algorithm).join(hex)
+}
+
+fn sync(directory: &Path) -> Result<(), ExportError> {
+    let failed = |source| ExportError::File { path: directory.to_owned(), source };
+    File::open(directory).and_then(|it| it.sync_all()).map_err(failed)
+}
+
+/// Held while the layout is written to.
+fn lock(directory: &Path) -> Result<File, ExportError> {
+    let failed = |source| ExportError::File { path: directory.to_owned(), source };
+    let file = File::open(directory).map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ExportError::Busy(directory.to_owned())),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+/// Whether there is no layout yet in this folder, and nothing else but what an export leaves that was killed, or could not
+/// remove what it had made.
+fn is_new(directory: &Path) -> Result<bool, ExportError> {
+    let failed = |source| ExportError::File { path: directory.to_owned(), source };
+    let (mut is_empty, mut is_marked) = (true, false);
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        if name == INDEX {
+            return Ok(false);
+        } else if name == MARKER {
+            is_marked = true;
+            is_empty &= is_unfinished_marker(&entry.path()).map_err(failed)?;
+        } else if name == BLOBS {
+            is_empty &= has_directories_only(&entry).map_err(failed)?;
+        } else {
+            is_empty &= name.as_encoded_bytes().starts_with(DRAFT.as_bytes());
+        }
+    }
+    match (is_empty, is_marked) {
+        (true, _) => Ok(true),
+        (false, true) => Ok(false),
+        (false, false) => Err(ExportError::NotEmpty(directory.to_owned())),
+    }
+}
+
+/// Whether this is a directory of directories, as blobs are in. A link could lead anywhere.
+fn has_directories_only(entry: &fs::DirEntry) -> io::Result<bool> {
+    if !entry.file_type()?.is_dir() {
+        return Ok(false);
+    }
+    for below in fs::read_dir(entry.path())? {
+        if !below?.file_type()?.is_dir() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether this is what an export writes there, or the beginning of it, which a power cut may leave.
+fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
+    if fs::symlink_metadata(path)?.is_symlink() {
+        return Ok(false);
+    }
+    let Ok(file) = files::regular(path) else { return Ok(false) };
+    let mut text = Vec::new();
+    file.take(MARKER_TEXT.len() as u64 + 1).read_to_end(&mut text)?;
+    Ok(MARKER_TEXT.starts_with(&text))
+}
+
+/// What `index.json` is to be.
+fn index(
+    directory: &Path,
+    is_new: bool,
+    plan: &Plan,
+    tag: Option<&str>,
+) -> Result<Value, ExportError> {
+    let failed = |source| ExportError::File { path: directory.to_owned(), source };
+    let path = directory.join(INDEX);
+    let mut index = if is_new {
+        json!({ "schemaVersion": 2, "mediaType": oci::manifest::INDEX, "manifests": [] })
+    } else {
+        // Whatever is wrong with it is told by who reads it.
+        Layout::open(directory).map_err(|error| ExportError::Layout(Box::new(error)))?;
+        let bytes = fs::read(&path);
+        let bytes = bytes.map_err(|source| ExportError::File { path: path.clone(), source })?;
+        serde_json::from_slice(&bytes)
+            .map_err(|error| ExportError::File { path, source: error.into() })?
+    };
+    let mut entry = json!({
+        "mediaType": plan.media_type,
+        "digest": plan.digest.to_string(),
+        "size": plan.manifest.len(),
+    });
+    if let Some(tag) = tag {
+        entry["annotations"] = json!({ REF_NAME: tag });
+    }
+    let manifests = index["manifests"].as_array_mut();
+    let manifests = manifests.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+    let name = |entry: &Value| entry["annotations"][REF_NAME].as_str().map(str::to_owned);
+    let is_this = |entry: &Value| entry["digest"] == plan.digest.to_string();
+    if tag.is_none() && manifests.iter().any(|it| name(it).is_none() && !is_this(it)) {
+        return Err(ExportError::Untagged(directory.to_owned()));
+    }
+    manifests.retain(|it| name(it).as_deref() != tag);
+    manifests.push(entry);
+    // Better no image more than a layout that nobody reads.
+    Document::parse(index.to_string().as_bytes()).map_err(|source| ExportError::Document {
+        digest: plan.digest,
+        source: Box::new(source),
+    })?;
+    Ok(index)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    File,
+    Directory,
+}
+
+/// What was made so far: removed again unless it is kept.
+#[derive(Debug, Default)]
+struct Made(Mutex<Vec<(PathBuf, Kind)>>);
+
+impl Made {
+    fn add(&self, path: &Path, kind: Kind) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((path.to_owned(), kind));
+    }
+
+    /// Makes a folder and those above it.
+    fn directories(&self, path: &Path) -> Result<(), ExportError> {
+        let failed = |source| ExportError::File { path: path.to_owned(), source };
+        // Layers have the contents of all files, also of those that only root may read in the image.
+        match fs::DirBuilder::new().mode(0o700).create(path) {
+            Ok(()) => self.add(path, Kind::Directory),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+                self.directories(parent.ok_or_else(|| failed(error))?)?;
+                fs::create_dir(path).map_err(failed)?;
+                self.add(path, Kind::Directory);
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        Ok(())
+    }
+
+    fn keep(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let made = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        for (path, kind) in made.iter().rev() {
+            let removed = match kind {
+                Kind::File => fs::remove_file(path),
+                Kind::Directory => fs::remove_dir(path),
+            };
+            if let Err(error) = removed {
+                tracing::debug!(path = %path.display(), %error, "left behind");
+            }
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! Which bytes are given for each layer of a manifest.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use store::{Blob, Bytes, BytesError, Store};
+
+use super::compress::{Compressed, Encoding, compress, each};
+use super::{ExportError, Options};
+use crate::progress::Event;
+use image::digest::Digest;
+use oci::manifest::{Config, Descriptor, Document, Manifest};
+
+/// How layers are to be packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Compression {
+    /// As the manifest has them; what is not kept is compressed in the same way, which gives other bytes.
+    #[default]
+    AsItWas,
+    /// As the manifest has them, but for layers that are not compressed and that nobody has: those by gzip.
+    Usual,
+    /// By gzip, level 6.
+    Gzip,
+    /// By zstd, level 3.
+    Zstd,
+    /// Not at all.
+    None,
+}
+
+impl Compression {
+    /// Whether a blob of this type is packed so. `is_plain`: it is the tar itself.
+    #[cfg(feature = "registry")]
+    pub(crate) fn admits(self, media_type: &str, is_plain: bool) -> bool {
+        let is = if is_plain { None } else { encoding_by_name(media_type) };
+        self.wanted().is_none_or(|wanted| wanted == is)
+    }
+
+    /// How all layers are to be packed; nothing if that is not asked for.
+    fn wanted(self) -> Option<Option<Encoding>> {
+        match self {
+            Self::AsItWas | Self::Usual => None,
+            Self::None => Some(None),
+            Self::Gzip => Some(Some(Encoding::Gzip)),
+            Self::Zstd => Some(Some(Encoding::Zstd)),
+        }
+    }
+}
+
+/// Where a layer's bytes come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Whoever is given the image has them, so that nobody opens them.
+    There,
+    /// The store kept them as they came.
+    Kept,
+    /// They are the tar, which is made again from its recipe.
+    Plain,
+    /// The tar was made again, and compressed: neither the store nor whoever is given the image has it as it came.
+    Compressed,
+    /// The tar was compressed for the first time.
+    New,
+}
+
+/// An image as it will be given: a manifest, and all that it names.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The manifest's bytes.
+    pub manifest: Vec<u8>,
+    /// Its digest.
+    pub digest: Digest,
+    /// What it is.
+    pub media_type: String,
+    /// It is the manifest that the store has. Otherwise it differs in the descriptors of layers alone.
+    pub is_unchanged: bool,
+    /// The config, as the manifest describes it. It never changes.
+    pub config: Descriptor,
+    /// The config's bytes.
+    pub config_bytes: Vec<u8>,
+    /// The layers, from the lowest to the uppermost.
+    pub layers: Vec<PlannedLayer>,
+}
+
+/// A layer as it will be given.
+#[derive(Debug, Clone)]
+pub struct PlannedLayer {
+    /// As the plan's manifest describes it.
+    pub descriptor: Descriptor,
+    /// Digest of its tar.
+    pub diff_id: Digest,
+    /// Where its bytes come from.
+    pub how: How,
+    /// What was compressed.
+    file: Option<Arc<File>>,
+}
+
+impl PlannedLayer {
+    /// Its bytes, from the first one. May be called again, by several at once.
+    ///
+    /// # Errors
+    /// [`ExportError::Layer`].
+    pub fn open<'s>(&self, store: &'s Store) -> Result<Bytes<'s>, ExportError> {
+        let Descriptor { digest, size, .. } = &self.descriptor;
+        let opened = match (&self.file, self.how) {
+            (Some(file), _) => Ok(Bytes::of_file(Arc::clone(file), *digest, *size)),
+            (None, How::Kept | How::There) => store.verified_blob(digest, *size),
+            (None, How::Plain | How::Compressed | How::New) => store.layer_tar(&self.diff_id),
+        };
+        opened.map_err(|source| self.failed(source))
+    }
+
+    pub(super) fn failed(&self, source: BytesError) -> ExportError {
+        ExportError::Layer { diff_id: self.diff_id, source: Box::new(source) }
+    }
+}
+
+/// What is decided for a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    There,
+    Kept,
+    /// The tar; so many bytes.
+    Plain(u64),
+    /// A tar of so many bytes, compressed.
+    Anew(Encoding, u64),
+}
+
+/// The media type of manifests that do not say theirs. Source: OCI image-spec 1.1, `manifest.md`.
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// The media type of layers that have none.
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// What the media types of Docker's layers begin with.
+const DOCKER: &str = "application/vnd.docker.";
+
+/// Decides how each layer is given, and compresses what has to be: in parallel, into files without names.
+///
+/// # Errors
+/// [`ExportError`]. Kept and plain layers are not looked at before they are opened.
+pub fn plan(
+    store: &Store,
+    digest: &Digest,
+    compression: Compression,
+    options: &Options<'_>,
+) -> Result<Plan, ExportError> {
+    plan_for(store, digest, compression, &[], options)
+}
+
+/// As [`plan`], for somebody who has a blob for some layers, each of which the caller knows to be that layer: these are
+/// the ones that the manifest names.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_for(
+    store: &Store,
+    digest: &Digest,
+    compression: Compression,
+    there: &[Option<Blob>],
+    options: &Options<'_>,
+) -> Result<Plan, ExportError> {
+    let original = document(store, "manifest", digest)?;
+    let Manifest { config, layers } = match Document::parse(&original).map_err(wrong(digest))? {
+        Document::Image(image) => image,
+        Document::Index(_) => return Err(ExportError::Index(*digest)),
+    };
+    let config_bytes = document(store, "config", &config.digest)?;
+    let settings = Config::parse(&config_bytes).map_err(wrong(&config.digest))?;
+    let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?;
+
+    let mut choices = Vec::new();
+    let there = |at: usize| there.get(at).and_then(Option::as_ref);
+    for (at, (layer, diff_id)) in layers.iter().zip(diff_ids).enumerate() {
+        choices.push(match there(at) {
+            Some(_) => Choice::There,
+            None => choose(store, layer, diff_id, compression)?,
+        });
+    }
+    let sizes = choices.iter().enumerate().map(|(at, choice)| match choice {
+        Choice::There => there(at).map(|it| it.size),
+        Choice::Kept => Some(layers[at].size),
+        Choice::Plain(size) | Choice::Anew(_, size) => Some(*size),
+    });
+    let sizes: Vec<_> = sizes.collect();
+    (options.progress)(Event::Layers(&sizes));
+    let made = compress_all(store, diff_ids, &choices, options)?;
+
+    let mut manifest: Value = serde_json::from_slice(&original).map_err(|source| {
+        wrong(digest)(oci::manifest::ManifestError::Json { kind: "manifest", source })
+    })?;
+    let media_type = manifest["mediaType"].as_str().filter(|it| !it.is_empty());
+    let media_type = media_type.unwrap_or(MANIFEST).to_owned();
+    let mut is_unchanged = true;
+    for (at, layer) in layers.iter().enumerate() {
+        let new = match (choices[at], &made[at]) {
+            (Choice::Kept, _) => continue,
+            (Choice::There, _) => {
+                let Some(Blob { digest, size, media_type, .. }) = there(at) else { continue };
+                let is_plain = *digest == diff_ids[at];
+                let encoding = if is_plain { None } else { encoding_by_name(media_type) };
+                (encoding, *digest, *size)
+            }
+            (Choice::Plain(size), _) => (None, diff_ids[at], size),
+            (Choice::Anew(encoding, _), Some(made)) => (Some(encoding), made.digest, made.size),
+            (Choice::Anew(..), None) => unreachable!("all layers to be compressed were"),
+        };
+        if new.1 == layer.digest {
+            continue;
+        }
+        is_unchanged = false;
+        let Some(entry) = manifest["layers"][at].as_object_mut() else {
+            unreachable!("it was read as a descriptor")
+        };
+        describe(entry, &layer_type(&layer.media_type, &media_type, new.0)?, &new.1, new.2);
+    }
+    let manifest = if is_unchanged { original } else { manifest.to_string().into_bytes() };
+    let new_digest = if is_unchanged { *digest } else { Digest::sha256(&manifest) };
+    let image = match Document::parse(&manifest).map_err(wrong(&new_digest))? {
+        Document::Image(image) => image,
+        Document::Index(_) => return Err(ExportError::Index(new_digest)),
+    };
+    let was_plain: Vec<_> =
+        layers.iter().zip(diff_ids).map(|(layer, diff_id)| layer.digest == *diff_id).collect();
+    let layers = image.layers.into_iter().zip(diff_ids).zip(choices).zip(made).zip(was_plain);
+    let layers = layers.map(|((((descriptor, diff_id), choice), made), was_plain)| PlannedLayer {
+        descriptor,
+        diff_id: *diff_id,
+        how: match choice {
+            Choice::There => How::There,
+            Choice::Kept => How::Kept,
+            Choice::Plain(_) => How::Plain,
+            Choice::Anew(..) if was_plain => How::New,
+            Choice::Anew(..) => How::Compressed,
+        },
+        file: made.map(|it| it.file),
+    });
+    let layers = layers.collect();
+    Ok(Plan {
+        manifest,
+        digest: new_digest,
+        media_type,
+        is_unchanged,
+        config,
+        config_bytes,
+        layers,
+    })
+}
+
+/// A manifest or config of the store.
+/// For which processor an image is, as Go names it and its config says; nothing if that does not say.
+///
+/// # Errors
+/// [`ExportError`] when manifest or config cannot be read.
+pub fn architecture(store: &Store, digest: &Digest) -> Result<Option<String>, ExportError> {
+    let bytes = document(store, "manifest", digest)?;
+    let Document::Image(image) = Document::parse(&bytes).map_err(wrong(digest))? else {
+        return Err(ExportError::Index(*digest));
+    };
+    let digest = image.config.digest;
+    let config = Config::parse(&document(store, "config", &digest)?).map_err(wrong(&digest))?;
+    Ok(Some(config.architecture).filter(|it| !it.is_empty()))
+}
+
+fn wrong(digest: &Digest) -> impl Fn(oci::manifest::ManifestError) -> ExportError + use<> {
+    let digest = *digest;
+    move |source| ExportError::Document { digest, source: Box::new(source) }
+}
+
+fn document(store: &Store, kind: &'static str, digest: &Digest) -> Result<Vec<u8>, ExportError> {
+    let bytes = store.manifest(digest).map_err(|error| ExportError::Manifest(Box::new(error)))?;
+    bytes.ok_or(ExportError::Absent { kind, digest: *digest })
+}
+
+fn choose(
+    store: &Store,
+    layer: &Descriptor,
+    diff_id: &Digest,
+    compression: Compression,
+) -> Result<Choice, ExportError> {
+    let failed = |source| ExportError::Layer { diff_id: *diff_id, source: Box::new(source) };
+    let kept = store.blob(&layer.digest).map_err(|error| failed(BytesError::Blob(error)))?;
+    let is_plain = layer.digest == *diff_id;
+    let encoding = match &kept {
+        Some((file, _)) => encoding_of(file).map_err(|error| failed(BytesError::Io(error)))?,
+        None => encoding_by_name(&layer.media_type),
+    };
+    let wanted = compression.wanted();
+    let is = if is_plain { None } else { encoding };
+    let fits = wanted.is_none_or(|wanted| wanted == is);
+    if kept.is_some() && fits {
+        return Ok(Choice::Kept);
+    }
+    let stored = store.layer(diff_id).map_err(|error| failed(BytesError::Layer(error)))?;
+    let stored = stored.ok_or(ExportError::Absent { kind: "layer", digest: *diff_id })?;
+    let size = stored.info().size;
+    Ok(match wanted {
+        None if is_plain && compression == Compression::Usual => Choice::Anew(Encoding::Gzip, size),
+        _ if is_plain && fits => Choice::Plain(size),
+        Some(None) => Choice::Plain(size),
+        Some(Some(encoding)) => Choice::Anew(encoding, size),
+        // A name may be wrong or missing; gzip is what most layers are.
+        None => Choice::Anew(encoding.unwrap_or(Encoding::Gzip), size),
+    })
+}
+
+/// How a kept blob is packed, by its first bytes. Sources: RFC 1952, RFC 8878.
+fn encoding_of(file: &File) -> io::Result<Option<Encoding>> {
+    let mut first = Vec::new();
+    file.take(4).read_to_end(&mut first)?;
+    Ok(match &first[..] {
+        [0x1f, 0x8b, ..] => Some(Encoding::Gzip),
+        [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Some(Encoding::Zstd),
+        _ => None,
+    })
+}
+
+fn encoding_by_name(media_type: &str) -> Option<Encoding> {
+    match media_type.rsplit(['+', '.']).next() {
+        Some("gzip") => Some(Encoding::Gzip),
+        Some("zstd") => Some(Encoding::Zstd),
+        _ => None,
+    }
+}
+
+/// The media type of a layer that is packed otherwise than it was.
+fn layer_type(
+    was: &str,
+    manifest: &str,
+    encoding: Option<Encoding>,
+) -> Result<String, ExportError> {
+    let was = if was.is_empty() && !manifest.starts_with(DOCKER) {
+        LAYER
+    } else if was.is_empty() {
+        "application/vnd.docker.image.rootfs.diff.tar"
+    } else {
+        was
+    };
+    let suffixes = ["+gzip", "+zstd", ".gzip", ".zstd"];
+    let base = suffixes.iter().find_map(|suffix| was.strip_suffix(suffix)).unwrap_or(was);
+    let is_docker = base.starts_with(DOCKER);
+    match (encoding, is_docker) {
+        (None, _) => Ok(base.to_owned()),
+        (Some(Encoding::Gzip), false) => Ok(format!("{base}+gzip")),
+        (Some(Encoding::Zstd), false) => Ok(format!("{base}+zstd")),
+        (Some(Encoding::Gzip), true) => Ok(format!("{base}.gzip")),
+        // Where a layer of that kind came in, one may go out.
+        (Some(Encoding::Zstd), true) if was.ends_with("zstd") => Ok(was.to_owned()),
+        (Some(Encoding::Zstd), true) => Err(ExportError::DockerZstd),
+    }
+}
+
+/// Changes a descriptor to other bytes of the same layer. Whatever said something of the bytes as they were goes.
+fn describe(entry: &mut Map<String, Value>, media_type: &str, digest: &Digest, size: u64) {
+    let text = |text: &str| Value::String(text.to_owned());
+    entry.insert("mediaType".to_owned(), text(media_type));
+    entry.insert("digest".to_owned(), text(&digest.to_string()));
+    entry.insert("size".to_owned(), Value::from(size));
+    // Other places to have it from, and the bytes themselves. Source: OCI image-spec 1.1, `descriptor.md`.
+    for key in ["urls", "data"] {
+        entry.shift_remove(key);
+    }
+    // Tables of contents by which clients read parts of a blob. Sources: `docs/estargz.md` of stargz-snapshotter, and
+    // `pkg/chunked/internal` of containers/storage.
+    let of_the_blob = |key: &str| {
+        key.starts_with("containerd.io/snapshot/stargz/toc.")
+            || key == "io.containers.estargz.uncompressed-size"
+            || key.starts_with("io.github.containers.zstd-chunked.")
+    };
+    if let Some(annotations) = entry.get_mut("annotations").and_then(Value::as_object_mut) {
+        annotations.retain(|key, _| !of_the_blob(key));
+    }
+}
+
+/// Compresses what is to be, each tar once.
+fn compress_all(
+    store: &Store,
+    diff_ids: &[Digest],
+    choices: &[Choice],
+    options: &Options<'_>,
+) -> Result<Vec<Option<Compressed>>, ExportError> {
+    let first = |at: usize| {
+        let same =
+            |other: &usize| (diff_ids[*other], choices[*other]) == (diff_ids[at], choices[at]);
+        (0..=at).find(same).unwrap_or(at)
+    };
+    let anew = |at: &usize| matches!(choices[*at], Choice::Anew(..)) && first(*at) == *at;
+    let mut jobs: Vec<usize> = (0..choices.len()).filter(anew).collect();
+    // The largest first, so that none of them is left alone at the end.
+    jobs.sort_by_key(|at| match choices[*at] {
+        Choice::Anew(_, size) | Choice::Plain(size) => std::cmp::Reverse(size),
+        Choice::There | Choice::Kept => std::cmp::Reverse(0),
+    });
+    let made = each(jobs.len(), options, |job| {
+        let layer = jobs[job];
+        let Choice::Anew(encoding, _) = choices[layer] else {
+            unreachable!("only such layers are jobs")
+        };
+        let diff_id = &diff_ids[layer];
+        (options.progress)(Event::Started { layer });
+        let tar = store.layer_tar(diff_id);
+        let tar = tar
+            .map_err(|source| ExportError::Layer { diff_id: *diff_id, source: Box::new(source) })?;
+        let tell = |bytes| (options.progress)(Event::Read { layer, bytes });
+        let made = compress(tar, diff_id, encoding, options, &tell)?;
+        (options.progress)(Event::Done { layer });
+        Ok(made)
+    })?;
+    let mut all: Vec<Option<Compressed>> = vec![None; choices.len()];
+    for (job, made) in jobs.iter().zip(made) {
+        all[*job] = Some(made);
+    }
+    for at in 0..choices.len() {
+        if matches!(choices[at], Choice::Anew(..)) {
+            all[at] = all[first(at)].clone();
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expected types: OCI image-spec 1.1, `layer.md`; Docker's "Image Manifest Version 2, Schema 2".
+    #[test]
+    fn types_of_layers() {
+        let (oci, docker) = (LAYER, "application/vnd.docker.image.rootfs.diff.tar");
+        let schema2 = "application/vnd.docker.distribution.manifest.v2+json";
+        let check = |was: &str, manifest: &str, encoding, expected: &str| {
+            let found = layer_type(was, manifest, encoding);
+            assert_eq!(found.unwrap_or_else(|error| error.to_string()), expected, "{was}");
+        };
+        let (gzip, zstd) = (Some(Encoding::Gzip), Some(Encoding::Zstd));
+        for was in [oci.to_owned(), format!("{oci}+gzip"), format!("{oci}+zstd"), String::new()] {
+            check(&was, MANIFEST, None, oci);
+            check(&was, MANIFEST, gzip, &format!("{oci}+gzip"));
+            check(&was, MANIFEST, zstd, &format!("{oci}+zstd"));
+        }
+        for was in [docker.to_owned(), format!("{docker}.gzip"), String::new()] {
+            check(&was, schema2, None, docker);
+            check(&was, schema2, gzip, &format!("{docker}.gzip"));
+            check(
+                &was,
+                schema2,
+                zstd,
+                "manifests of Docker's schema 2 have no layers compressed by zstd",
+            );
+        }
+        let zstd_docker = format!("{docker}.zstd");
+        check(&zstd_docker, schema2, zstd, &zstd_docker);
+    }
+
+    #[test]
+    fn a_descriptor_loses_what_was_said_of_other_bytes() {
+        let mut entry: Value = serde_json::from_str(
+            r#"{"x":1,"size":3,"urls":["u"],"mediaType":"m","digest":"d","data":"aa",
+                "annotations":{"a":"b","containerd.io/snapshot/stargz/toc.digest":"t",
+                "io.github.containers.zstd-chunked.manifest-position":"1"},"y":[2]}"#,
+        )
+        .unwrap();
+        let digest = Digest::sha256(b"");
+        describe(entry.as_object_mut().unwrap(), "n", &digest, 4);
+        let expected = format!(
+            r#"{{"x":1,"size":4,"mediaType":"n","digest":"{digest}","annotations":{{"a":"b"}},"y":[2]}}"#
+        );
+        assert_eq!(entry.to_string(), expected);
+    }
+}

@@ -1,0 +1,180 @@
+//! Another storage form for an image that the store has.
+
+use std::io::{Read, Write as _};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use image::erofs::read::Owners;
+use image::tree::Tree;
+use image::verity::ObjectId;
+use store::{Form, ObjectReader, RefName, Store};
+
+use super::layers::{BlobSource, Found, LayerSource, Title};
+use super::native::each_object;
+use super::{ImportError, Job, LayerFailure, Made, Options, Origins, Report};
+use crate::native::PackError;
+use crate::progress::Event;
+use image::digest::Digest;
+use oci::manifest::{Document, Manifest, ManifestError};
+
+/// Bytes that are copied at once.
+const PIECE: usize = 256 << 10;
+
+/// An image of the store.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    /// The image.
+    pub image: &'a ObjectId,
+    /// What it was made from, if that is known: then its layers keep their exact bytes.
+    pub manifest: Option<&'a Digest>,
+    /// The name by which it was found, if it was. If the result gets that name, it has to be this image's until then.
+    pub name: Option<&'a RefName>,
+}
+
+/// Makes the image in another form, from what the store has; every byte is verified on its way. The old image, and what
+/// only it needs, is garbage when no name stands for it any more.
+///
+/// # Errors
+/// [`ImportError`]; then nothing was changed.
+pub fn convert(
+    store: &Store,
+    image: &Stored<'_>,
+    options: &Options<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let origins = store.origins(image.image).map_err(ImportError::Origin)?;
+    let job = Job::begin(store, options)?.from(Origins::Same(origins));
+    if let Some(name) = image.name.filter(|name| options.name == Some(*name)) {
+        job.transaction.expect_ref(name.clone(), *image.image);
+    }
+    let made = match image.manifest {
+        Some(manifest) => job.layers(&from_store(store, manifest)?)?,
+        None => job.tree(image.image)?,
+    };
+    job.finish(made, options.name.cloned(), start)
+}
+
+/// The layers that the store has.
+fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, ImportError> {
+    let read = |digest: &Digest| {
+        let found = store.manifest(digest).map_err(ImportError::Manifest)?;
+        found.ok_or_else(|| ImportError::NoDocument(Box::new(*digest)))
+    };
+    let manifest = read(digest)?;
+    let wrong = |digest: &Digest| {
+        let digest = Box::new(*digest);
+        move |source| ImportError::Stored { digest, source: Box::new(source) }
+    };
+    let Manifest { config, layers } = match Document::parse(&manifest).map_err(wrong(digest))? {
+        Document::Image(manifest) => manifest,
+        Document::Index(_) => {
+            let media_type = oci::manifest::INDEX.to_owned();
+            let source = ManifestError::MediaType { kind: "manifest", media_type };
+            return Err(wrong(digest)(source));
+        }
+    };
+    let config_bytes = read(&config.digest)?;
+    let settings = oci::manifest::Config::parse(&config_bytes).map_err(wrong(&config.digest))?;
+    let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?;
+    let layers = layers.iter().zip(diff_ids).map(|(layer, diff_id)| LayerSource {
+        name: layer.digest.to_string(),
+        source: Mutex::new(Box::new(Tar { store, diff_id: *diff_id })),
+        media_type: layer.media_type.clone(),
+        digest: None,
+        size: None,
+        diff_id: Some(*diff_id),
+        title: Title::Own,
+        is_wanted: false,
+    });
+    Ok(Found {
+        layers: layers.collect(),
+        manifest: Some((*digest, manifest)),
+        config: Some((config.digest, config_bytes)),
+        name: None,
+    })
+}
+
+/// The tar of a layer of the store, for a layer whose recipe does not tell all of it.
+struct Tar<'s> {
+    store: &'s Store,
+    diff_id: Digest,
+}
+
+impl BlobSource for Tar<'_> {
+    fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
+        if failure.is_some() {
+            return None;
+        }
+        Some(match self.store.layer_tar(&self.diff_id) {
+            Ok(tar) => Box::new(tar),
+            Err(error) => Box::new(Failing(Some(std::io::Error::other(error)))),
+        })
+    }
+}
+
+/// Says why there is nothing to read.
+struct Failing(Option<std::io::Error>);
+
+impl Read for Failing {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(self.0.take().unwrap_or_else(|| std::io::ErrorKind::UnexpectedEof.into()))
+    }
+}
+
+impl Job<'_> {
+    /// The image of a tree that came without layers.
+    fn tree(&self, image: &ObjectId) -> Result<Made, ImportError> {
+        (self.options.progress)(Event::Walking);
+        let store = self.transaction.store();
+        let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;
+        let tree = store.tree(&opened, Owners::AsWritten);
+        let tree = tree
+            .map_err(|source| ImportError::Tree { image: *image, source: Box::new(source) })?
+            .tree;
+        if self.options.form == Form::Objects {
+            self.objects(&tree)?;
+        }
+        self.made(tree)
+    }
+}
+
+impl Job<'_> {
+    /// Makes sure that each object of a tree has a file of its own.
+    fn objects(&self, tree: &Tree) -> Result<(), ImportError> {
+        let mut buffer = vec![0; PIECE];
+        each_object(tree, |object, size| {
+            self.go_on()?;
+            if self.transaction.reuse(object, size).map_err(ImportError::Object)? {
+                return Ok(());
+            }
+            let failed = |source| ImportError::from(PackError::Read { object: *object, source });
+            let mut reader = self.open(object)?;
+            let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
+            loop {
+                let count = reader.read(&mut buffer).map_err(failed)?;
+                if count == 0 {
+                    break;
+                }
+                draft.write_all(&buffer[..count]).map_err(ImportError::Write)?;
+            }
+            let actual = Box::new(draft.finish().map_err(ImportError::Object)?);
+            if *actual != *object {
+                return Err(ImportError::from(PackError::Damaged { expected: *object, actual }));
+            }
+            Ok(())
+        })
+    }
+
+    fn open(&self, object: &ObjectId) -> Result<ObjectReader, ImportError> {
+        let opened = self.transaction.store().object(object);
+        opened.map_err(|source| ImportError::Lookup { object: *object, source: Box::new(source) })
+    }
+
+    fn go_on(&self) -> Result<(), ImportError> {
+        match self.options.cancel.load(Ordering::Relaxed) {
+            true => Err(ImportError::Cancelled),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! From a layer's blob to its tar: decompression, with the blob's digest computed as it goes by.
+
+use std::io::{self, BufRead, Read};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::limits::{LimitError, Limits, Sums};
+use super::stop::Stop;
+use image::digest::{Digest, DigestHasher};
+
+/// Bytes read from the source at once.
+const READ: usize = 256 << 10;
+
+/// The largest window of a zstd frame that is accepted, as a power of 2. Source: RFC 8878 asks decoders for 8 MiB;
+/// `zstd --long` makes 128 MiB, and the tool itself refuses more by default.
+const ZSTD_WINDOW_LOG: u32 = 27;
+
+/// How a tar is wrapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compression {
+    /// Not at all.
+    None,
+    /// RFC 1952, one or more members.
+    Gzip,
+    /// RFC 8878, frames of any kind.
+    Zstd,
+}
+
+/// What there is to hold a blob against.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Expected<'a> {
+    pub(super) digest: Option<&'a Digest>,
+    pub(super) size: Option<u64>,
+}
+
+/// A blob of which not all was read: what the manifest says of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claimed {
+    pub(super) digest: Digest,
+    pub(super) size: u64,
+}
+
+/// Why a blob does not turn into a tar.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The source failed.
+    #[error("cannot read it")]
+    Read(#[source] io::Error),
+    /// The blob is not the one that was asked for.
+    #[error("it has the digest {actual}, not {expected}")]
+    Mismatch {
+        /// What was asked for.
+        expected: Box<Digest>,
+        /// What came.
+        actual: Box<Digest>,
+    },
+    /// The blob is longer or shorter than the manifest says.
+    #[error("it has {}{actual} bytes, not {expected}", if *.actual > *.expected { "at least " } else { "" })]
+    Size {
+        /// What the manifest says.
+        expected: u64,
+        /// What came.
+        actual: u64,
+    },
+    /// It begins like gzip and does not go on so: damaged or cut short.
+    #[error("it is not valid gzip")]
+    Gzip(#[source] io::Error),
+    /// Go's reader, and so containerd and Docker, refuse this too, zeros included; gzip(1) ignores it.
+    #[error("something that is not gzip stands behind its gzip data")]
+    Trailing,
+    /// As for gzip.
+    #[error("it is not valid zstd")]
+    Zstd(#[source] io::Error),
+    /// Compressed in a way that no layer may be.
+    #[error("it is compressed with {0}, which is not supported: gzip, zstd and plain tar are")]
+    Unsupported(&'static str),
+    /// It unpacks to more than is allowed.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// Something else has failed, or the caller wants no more.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// What a blob was.
+#[derive(Debug)]
+pub(super) struct Decoded {
+    pub(super) compression: Compression,
+    /// SHA-256, or what was expected, or what is [`Claimed`].
+    pub(super) digest: Digest,
+    pub(super) size: u64,
+}
+
+/// The bytes as they come, hashed and counted.
+struct Raw<'a, R> {
+    source: R,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// None where the digest is of no use.
+    hasher: Option<DigestHasher>,
+    read: u64,
+    expected: Option<u64>,
+    stop: &'a Stop<'a>,
+    progress: &'a (dyn Fn(u64) + Sync),
+    /// Why reading failed; decoders only pass on an `io::Error`.
+    failure: Option<DecodeError>,
+}
+
+impl<R: Read> Raw<'_, R> {
+    fn refill(&mut self) -> Result<(), DecodeError> {
+        if self.stop.is_set() {
+            return Err(DecodeError::Stopped);
+        }
+        let read = loop {
+            match self.source.read(&mut self.buffer) {
+                Ok(read) => break read.min(self.buffer.len()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if self.stop.is_set() => return Err(DecodeError::Stopped),
+                Err(error) => return Err(DecodeError::Read(error)),
+            }
+        };
+        (self.start, self.end) = (0, read);
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&self.buffer[..read]);
+        }
+        self.read += read as u64;
+        if let Some(expected) = self.expected.filter(|expected| self.read > *expected) {
+            return Err(DecodeError::Size { expected, actual: self.read });
+        }
+        (self.progress)(read as u64);
+        Ok(())
+    }
+
+    /// Reads on to the end, for the digest's sake alone.
+    fn drain(&mut self) -> Result<(), DecodeError> {
+        loop {
+            self.refill()?;
+            if self.end == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl<R: Read> BufRead for Raw<'_, R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.start == self.end
+            && let Err(failure) = self.refill()
+        {
+            let failure = self.failure.insert(failure);
+            return Err(io::Error::other(failure.to_string()));
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.start += amount;
+    }
+}
+
+impl<R: Read> Read for Raw<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.fill_buf()?;
+        let count = bytes.len().min(into.len());
+        into[..count].copy_from_slice(&bytes[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+enum Inner<'a, R> {
+    Plain(Box<Raw<'a, R>>),
+    /// And whether its first header is good.
+    Gzip(Box<MultiGzDecoder<Raw<'a, R>>>, bool),
+    Zstd(Box<zstd::stream::read::Decoder<'static, Raw<'a, R>>>),
+}
+
+/// Unpacks one blob.
+pub(super) struct Decoder<'a, R> {
+    inner: Inner<'a, R>,
+    expected: Expected<'a>,
+    claimed: Option<Claimed>,
+    limits: &'a Limits,
+    unpacked: u64,
+    /// Of all layers, if it is one.
+    sums: Option<&'a Sums>,
+    /// Bytes of the blob that were added to them.
+    added: u64,
+}
+
+impl<'a, R: Read> Decoder<'a, R> {
+    /// Looks at the first bytes to tell how the tar is wrapped.
+    pub(super) fn new(
+        source: R,
+        expected: Expected<'a>,
+        limits: &'a Limits,
+        stop: &'a Stop<'a>,
+        progress: &'a (dyn Fn(u64) + Sync),
+    ) -> Result<Self, DecodeError> {
+        let mut raw = Raw {
+            source,
+            buffer: vec![0; READ].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            hasher: Some(expected.digest.map_or_else(DigestHasher::sha256, Digest::hasher)),
+            read: 0,
+            expected: expected.size,
+            stop,
+            progress,
+            failure: None,
+        };
+        // A pipe may give less than what is needed to tell.
+        let mut filled = 0;
+        while filled < 6 {
+            let mut rest = std::mem::take(&mut raw.buffer);
+            let read = raw.source.read(&mut rest[filled..]);
+            raw.buffer = rest;
+            match read {
+                Ok(0) => break,
+                Ok(read) => filled += read.min(READ - filled),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if stop.is_set() => return Err(DecodeError::Stopped),
+                Err(error) => return Err(DecodeError::Read(error)),
+            }
+        }
+        raw.end = filled;
+        raw.read = filled as u64;
+        if let Some(hasher) = &mut raw.hasher {
+            hasher.update(&raw.buffer[..filled]);
+        }
+        (raw.progress)(raw.read);
+        let compression = match &raw.buffer[..filled] {
+            [0x1f, 0x8b, ..] => Compression::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => return Err(DecodeError::Unsupported("xz")),
+            [b'B', b'Z', b'h', ..] => return Err(DecodeError::Unsupported("bzip2")),
+            _ => Compression::None,
+        };
+        let inner = match compression {
+            Compression::None => Inner::Plain(Box::new(raw)),
+            Compression::Gzip => {
+                let decoder = MultiGzDecoder::new(raw);
+                let begun = decoder.header().is_some();
+                Inner::Gzip(Box::new(decoder), begun)
+            }
+            Compression::Zstd => {
+                let decoder = zstd::stream::read::Decoder::with_buffer(raw);
+                let mut decoder = decoder.map_err(DecodeError::Zstd)?;
+                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(DecodeError::Zstd)?;
+                Inner::Zstd(Box::new(decoder))
+            }
+        };
+        let (claimed, sums) = (None, None);
+        Ok(Self { inner, expected, claimed, limits, unpacked: 0, sums, added: 0 })
+    }
+
+    /// Passes a tar on as it is, whatever it begins with: it was unpacked already, from a blob of which not all was read.
+    /// That it is the right one must be seen by its diff id.
+    pub(super) fn unpacked(
+        source: R,
+        claimed: Claimed,
+        limits: &'a Limits,
+        stop: &'a Stop<'a>,
+        progress: &'a (dyn Fn(u64) + Sync),
+    ) -> Self {
+        let raw = Raw {
+            source,
+            buffer: vec![0; READ].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            hasher: None,
+            read: 0,
+            expected: None,
+            stop,
+            progress,
+            failure: None,
+        };
+        Self {
+            inner: Inner::Plain(Box::new(raw)),
+            expected: Expected::default(),
+            claimed: Some(claimed),
+            limits,
+            unpacked: 0,
+            sums: None,
+            added: 0,
+        }
+    }
+
+    /// Has it count what it unpacks with that of the other layers.
+    pub(super) fn counted(self, sums: &'a Sums) -> Self {
+        Self { sums: Some(sums), ..self }
+    }
+
+    /// Whether the tar is wrapped at all.
+    pub(super) const fn is_compressed(&self) -> bool {
+        !matches!(self.inner, Inner::Plain(_))
+    }
+
+    /// Whether the blob is the tar itself, and is hashed by the algorithm of this digest.
+    pub(super) fn is_hashed_as(&self, digest: &Digest) -> bool {
+        let Inner::Plain(raw) = &self.inner else { return false };
+        let length = self.expected.digest.map_or(32, |it| it.as_bytes().len());
+        raw.hasher.is_some() && length == digest.as_bytes().len()
+    }
+
+    const fn compression(&self) -> Compression {
+        match self.inner {
+            Inner::Plain(_) => Compression::None,
+            Inner::Gzip(..) => Compression::Gzip,
+            Inner::Zstd(_) => Compression::Zstd,
+        }
+    }
+
+    fn raw(&mut self) -> &mut Raw<'a, R> {
+        match &mut self.inner {
+            Inner::Plain(raw) => raw,
+            Inner::Gzip(decoder, _) => decoder.get_mut(),
+            Inner::Zstd(decoder) => decoder.get_mut(),
+        }
+    }
+
+    /// Fills `into` as far as the tar goes: less than all of it only at the end. All limits are checked.
+    pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<usize, DecodeError> {
+        let mut filled = 0;
+        while filled < into.len() {
+            let free = &mut into[filled..];
+            let read = match &mut self.inner {
+                Inner::Plain(raw) => raw.read(free),
+                Inner::Gzip(decoder, _) => decoder.read(free),
+                Inner::Zstd(decoder) => decoder.read(free),
+            };
+            match read {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        self.unpacked += filled as u64;
+        if self.unpacked > self.limits.layer_bytes {
+            return Err(LimitError::LayerBytes(self.limits.layer_bytes).into());
+        }
+        let (read, unpacked) = (self.raw().read, self.unpacked);
+        let claimed = self.claimed.map(|it| it.size);
+        let packed = self.expected.size.or(claimed).unwrap_or(read);
+        self.limits.check_ratio(packed, unpacked)?;
+        if let Some(sums) = self.sums {
+            sums.add_packed(packed.saturating_sub(self.added));
+            self.added = self.added.max(packed);
+            sums.add_unpacked(filled as u64, self.limits)?;
+        }
+        Ok(filled)
+    }
+
+    /// The best reason for a decoder's failure: when the blob is not the right one, that is it.
+    fn failed(&mut self, error: io::Error) -> DecodeError {
+        if let Some(failure) = self.raw().failure.take() {
+            return failure;
+        }
+        if let Err(wrong @ (DecodeError::Mismatch { .. } | DecodeError::Size { .. })) = self.blame()
+        {
+            return wrong;
+        }
+        match &self.inner {
+            Inner::Plain(_) => DecodeError::Read(error),
+            // It has one only while it is within a member.
+            Inner::Gzip(decoder, true) if decoder.header().is_none() => DecodeError::Trailing,
+            Inner::Gzip(..) => DecodeError::Gzip(error),
+            Inner::Zstd(_) => DecodeError::Zstd(error),
+        }
+    }
+
+    /// Reads the blob to its end and compares it with what was expected. For when something is wrong already and the
+    /// question is what; unpacks nothing.
+    pub(super) fn blame(&mut self) -> Result<(), DecodeError> {
+        if self.expected.digest.is_some() {
+            self.raw().drain()?;
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<Digest, DecodeError> {
+        let Expected { digest, size } = self.expected;
+        let raw = self.raw();
+        if let Some(expected) = size.filter(|size| *size != raw.read) {
+            return Err(DecodeError::Size { expected, actual: raw.read });
+        }
+        let actual = raw.hasher.take().unwrap_or_else(DigestHasher::sha256).finish();
+        match digest {
+            Some(expected) if *expected != actual => {
+                let (expected, actual) = (Box::new(*expected), Box::new(actual));
+                Err(DecodeError::Mismatch { expected, actual })
+            }
+            _ => Ok(actual),
+        }
+    }
+
+    /// Checks the whole blob, after [`fill`](Self::fill) came to the tar's end.
+    pub(super) fn finish(mut self) -> Result<Decoded, DecodeError> {
+        // Decoders stop at their own end. What may follow is refused by them, so that nothing does.
+        let raw = self.raw();
+        raw.drain()?;
+        if let Some(Claimed { digest, size }) = self.claimed {
+            return Ok(Decoded { compression: self.compression(), digest, size });
+        }
+        let digest = self.check()?;
+        let size = self.raw().read;
+        Ok(Decoded { compression: self.compression(), digest, size })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,40 @@
+//! Configs and manifests for sources that have none. The same layers give the same bytes.
+
+use serde_json::json;
+use store::Blob;
+
+use super::LayerReport;
+use image::digest::Digest;
+use oci::manifest::Platform;
+
+/// A config that says nothing of how to run the image.
+pub(super) fn config(platform: &Platform, layers: &[LayerReport]) -> (Digest, Vec<u8>) {
+    let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id.to_string()).collect();
+    document(&json!({
+        "architecture": platform.architecture,
+        "os": platform.os,
+        "rootfs": { "type": "layers", "diff_ids": diff_ids },
+    }))
+}
+
+/// A manifest of this config and these layers.
+pub(super) fn manifest(config: &Digest, config_bytes: usize, layers: &[Blob]) -> (Digest, Vec<u8>) {
+    let layers = layers.iter().map(|blob| {
+        json!({ "mediaType": blob.media_type, "digest": blob.digest.to_string(), "size": blob.size })
+    });
+    document(&json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {
+            "mediaType": "application/vnd.oci.image.config.v1+json",
+            "digest": config.to_string(),
+            "size": config_bytes,
+        },
+        "layers": layers.collect::<Vec<_>>(),
+    }))
+}
+
+fn document(value: &serde_json::Value) -> (Digest, Vec<u8>) {
+    let bytes = value.to_string().into_bytes();
+    (Digest::sha256(&bytes), bytes)
+}

@@ -1,0 +1,673 @@
+//! One layer: from its blob to entries, objects and a recipe.
+
+use std::io::Read;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use image::layer::{Layer, LayerError};
+use image::tar::recipe::{ObjectPositions, Skeleton};
+use image::tar::{Entry, Event, Kind, Reader, TarError};
+use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
+use image::verity::{Algorithm, Hasher, ObjectId};
+use store::{Blob, BlobKind, Committed, DataBlobDraft, LayerDraft, LayerInfo, walk};
+
+use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
+use super::failure::LayerFailure;
+use super::feed::{self, Feed, Tar};
+use super::limits::{LimitError, Limits, Sums};
+use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
+use super::recipe::Pending;
+use super::stop::Stop;
+use super::{LayerReport, Unsupported};
+use image::digest::Digest;
+
+/// Files of up to this many bytes are in the image itself, as those of directories are.
+const INLINE_MAX: usize = {
+    assert!(walk::COMPOSEFS_INLINE_MAX == 64);
+    64
+};
+
+/// Verbatim bytes of the tar that may wait for the object ids of files before them.
+const WAITING_MAX: usize = 8 << 20;
+
+/// What is counted over all layers of one import.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    entries: AtomicU64,
+    metadata_bytes: AtomicU64,
+    content_bytes: AtomicU64,
+    sums: Sums,
+}
+
+impl Totals {
+    fn add(
+        &self,
+        limits: &Limits,
+        metadata_bytes: u64,
+        content_bytes: u64,
+    ) -> Result<(), LimitError> {
+        let add = |counter: &AtomicU64, amount: u64, limit: u64, error| {
+            let sum = counter.fetch_add(amount, Ordering::Relaxed).saturating_add(amount);
+            if amount > limit || sum > limit { Err(error) } else { Ok(()) }
+        };
+        add(&self.entries, 1, limits.entries, LimitError::Entries(limits.entries))?;
+        let limit = limits.metadata_bytes;
+        add(&self.metadata_bytes, metadata_bytes, limit, LimitError::MetadataBytes(limit))?;
+        let limit = limits.content_bytes;
+        add(&self.content_bytes, content_bytes, limit, LimitError::ContentBytes(limit))
+    }
+}
+
+/// What all layers of one import share.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<'t, 'a, 'q> {
+    /// What the layer is added to.
+    pub(super) target: &'t Target<'q>,
+    pub(super) queue: &'a Queue<'q>,
+    pub(super) stop: &'a Stop<'q>,
+    pub(super) limits: &'a Limits,
+    pub(super) totals: &'a Totals,
+    pub(super) keep: Keep,
+    pub(super) unsupported: Unsupported,
+    pub(super) xattrs: walk::Xattrs,
+    pub(super) times: walk::Times,
+}
+
+/// A layer that was read.
+#[derive(Debug)]
+pub(super) struct Gathered<'t> {
+    pub(super) layer: Layer,
+    pub(super) report: LayerReport,
+    /// As it came, or as the store knows it.
+    pub(super) blob: Blob,
+    /// The tar that has the bytes of its files, if these are no objects.
+    pub(super) tar: Option<KeptTar<'t>>,
+    /// What was committed for this layer alone.
+    pub(super) committed: Committed,
+}
+
+/// A layer's tar that was written down, and where in it the bytes of files are.
+#[derive(Debug)]
+pub(super) struct KeptTar<'t> {
+    pub(super) draft: DataBlobDraft<'t>,
+    /// In the order of the tar.
+    pub(super) files: Vec<TarFile>,
+    /// Those whose bytes are not together in the tar, with their sizes: they are objects.
+    pub(super) sparse: Vec<(ObjectId, u64)>,
+}
+
+/// The bytes of a file in a layer's tar.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TarFile {
+    pub(super) object: ObjectId,
+    pub(super) sha256: [u8; 32],
+    /// Where they begin, in bytes.
+    pub(super) offset: u64,
+    /// How many they are.
+    pub(super) size: u64,
+}
+
+/// A file of a layer whose tar is kept.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    /// Where its bytes begin; `None` when they are not together.
+    offset: Option<u64>,
+    size: u64,
+    /// As soon as that is known.
+    named: Option<Named>,
+}
+
+/// What is known of a layer beforehand.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) expected: Expected<'a>,
+    pub(super) media_type: &'a str,
+    pub(super) diff_id: Option<&'a Digest>,
+    /// The source is no blob, but the tar that is in this one.
+    pub(super) tar_of: Option<Claimed>,
+}
+
+impl Wanted<'_> {
+    /// Bytes of the blob, if somebody has said.
+    fn packed(&self) -> Option<u64> {
+        self.expected.size.or(self.tar_of.map(|it| it.size))
+    }
+}
+
+/// Unpacks a blob, and stores what is in it.
+pub(super) fn unpack<'t>(
+    source: impl Read + Send,
+    wanted: &Wanted<'_>,
+    shared: &Shared<'t, '_, '_>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Gathered<'t>, LayerFailure> {
+    let decoder = decoder(source, wanted, shared, progress)?;
+    let copy = match shared.keep {
+        Keep::Object => None,
+        Keep::InTar => Some(shared.target.data_blob(BlobKind::Tar).map_err(LayerFailure::Data)?),
+    };
+    let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
+    let (tar, gatherer, decoded) = pour(decoder, wanted, copy, read)?;
+    gatherer.store(tar, &decoded, wanted)
+}
+
+/// Reads a blob without storing anything, and compares it and the tar that is in it: for a layer that the store has.
+pub(super) fn check(
+    source: impl Read + Send,
+    wanted: &Wanted<'_>,
+    shared: &Shared<'_, '_, '_>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Blob, LayerFailure> {
+    let mut decoder = decoder(source, wanted, shared, progress)?;
+    let expected = wanted.diff_id.ok_or(LayerFailure::Endless)?;
+    let (diff_id, decoded) = if decoder.is_hashed_as(expected) {
+        // The blob is the tar: one hash is enough.
+        let mut piece = vec![0; PIECE];
+        while decoder.fill(&mut piece)? > 0 {}
+        let decoded = decoder.finish()?;
+        (decoded.digest, decoded)
+    } else {
+        let read = |mut feed: &mut Feed<'_>| {
+            std::io::copy(&mut feed, &mut std::io::sink()).map_err(LayerFailure::Copy)
+        };
+        let (tar, _read, decoded) = pour(decoder, wanted, None, read)?;
+        (tar.diff_id, decoded)
+    };
+    if diff_id != *expected {
+        let (expected, actual) = (Box::new(*expected), Box::new(diff_id));
+        return Err(LayerFailure::DiffId { expected, actual });
+    }
+    Ok(blob(&decoded, wanted))
+}
+
+fn decoder<'a, R: Read>(
+    source: R,
+    wanted: &Wanted<'a>,
+    shared: &'a Shared<'_, '_, '_>,
+    progress: &'a (dyn Fn(u64) + Sync),
+) -> Result<Decoder<'a, R>, LayerFailure> {
+    let Shared { stop, limits, .. } = *shared;
+    let decoder = match wanted.tar_of {
+        None => Decoder::new(source, wanted.expected, limits, stop, progress)?,
+        // Nothing else would tell that it is the right one.
+        Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
+        Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
+    };
+    Ok(decoder.counted(&shared.totals.sums))
+}
+
+/// Unpacks in a thread of its own while `read` reads the tar.
+fn pour<'t, T>(
+    decoder: Decoder<'_, impl Read + Send>,
+    wanted: &Wanted<'_>,
+    copy: Option<DataBlobDraft<'t>>,
+    read: impl FnOnce(&mut Feed<'t>) -> Result<T, LayerFailure>,
+) -> Result<(Tar<'t>, T, Decoded), LayerFailure> {
+    let (spout, mut feed) = feed::feed(wanted.diff_id, copy);
+    std::thread::scope(|scope| {
+        let unpacking = std::thread::Builder::new()
+            .name("unpack".to_owned())
+            .spawn_scoped(scope, || spout.pour(decoder));
+        let unpacking = unpacking.map_err(DecodeError::Read)?;
+        let outcome = read(&mut feed);
+        // Once the feed is gone, so is what the unpacking thread may wait for.
+        let tar = feed.finish();
+        let decoded = match unpacking.join() {
+            Ok(decoded) => decoded,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match (tar, outcome, decoded) {
+            // The tar could not be written down, which ended all else.
+            (Err(error), ..) => Err(LayerFailure::Copy(error)),
+            // What the blob is comes before what is in it, and a consequence after its cause.
+            (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
+            (_, _, Err(error)) => Err(error.into()),
+            (_, Err(failure), Ok(_)) => Err(failure),
+            (Ok(tar), Ok(outcome), Ok(decoded)) => Ok((tar, outcome, decoded)),
+        }
+    })
+}
+
+/// What is recorded of a blob.
+fn blob(decoded: &Decoded, wanted: &Wanted<'_>) -> Blob {
+    let media_type = match (wanted.media_type, decoded.compression) {
+        ("", Compression::None) => "application/vnd.oci.image.layer.v1.tar",
+        ("", Compression::Gzip) => "application/vnd.oci.image.layer.v1.tar+gzip",
+        ("", Compression::Zstd) => "application/vnd.oci.image.layer.v1.tar+zstd",
+        (stated, _) => stated,
+    };
+    Blob {
+        digest: decoded.digest,
+        size: decoded.size,
+        media_type: media_type.to_owned(),
+        // Of a tar that was made of parts, the blob's digest is what the manifest says.
+        is_hashed: wanted.tar_of.is_none(),
+        repositories: Vec::new(),
+    }
+}
+
+/// Makes a layer's tree from the recipe that the store has of it. `None` when that does not tell all.
+pub(super) fn replay<'t>(
+    stored: &store::Layer,
+    shared: &Shared<'t, '_, '_>,
+) -> Result<Option<Gathered<'t>>, LayerFailure> {
+    let info = stored.info();
+    let Some(blob) = info.blobs.first() else { return Ok(None) };
+    let mut skipped = Vec::new();
+    let (replay, places) = Skeleton::with_positions(stored.recipe()?)?;
+    let mut reader = Reader::new(replay);
+    let mut layer = Layer::new();
+    let mut last = None;
+    loop {
+        if shared.stop.is_set() {
+            return Err(LayerFailure::Stopped);
+        }
+        let next = match reader.next_entry() {
+            Err(TarError::Unsupported { entry, .. }) if shared.unsupported == Unsupported::Skip => {
+                skipped.push(entry);
+                continue;
+            }
+            next => next?,
+        };
+        // The object shows when the content was passed, not with the entry.
+        if let Some((position, inode)) = last.take() {
+            let Some(object) = object_at(&places, position) else { return Ok(None) };
+            layer.set_object(inode, &object).map_err(LayerFailure::Tree)?;
+        }
+        let Some(mut entry) = next else { break };
+        count(&entry, shared.limits, shared.totals)?;
+        if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.xattrs, shared.times)?
+        {
+            // A file of holes alone has no bytes in the tar, so that the recipe does not name its object.
+            if entry.segments.is_empty() {
+                return Ok(None);
+            }
+            last = Some((entry.position, inode));
+        }
+    }
+    let report =
+        LayerReport { diff_id: info.diff_id, tar_bytes: info.size, is_reused: true, skipped };
+    let (blob, committed) = (blob.clone(), Committed::default());
+    Ok(Some(Gathered { layer, report, blob, tar: None, committed }))
+}
+
+/// The layer that a tar holds, with the names of its objects, and nothing stored. The limits are those of imports.
+pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerFailure> {
+    let mut reader = Reader::new(tar);
+    let mut layer = Layer::new();
+    let mut buffer = vec![0; PIECE];
+    // A layer's tar has all bytes of its files: what can be imported is all that is looked at.
+    let all = Limits::default();
+    let limits = Limits { content_bytes: all.layer_bytes, ..all };
+    let totals = Totals::default();
+    while let Some(mut entry) = reader.next_entry()? {
+        count(&entry, &limits, &totals)?;
+        let body = add(&mut layer, &mut entry, walk::Xattrs::All, walk::Times::Exact)?;
+        let Body::Object(Some(inode)) = body else { continue };
+        let mut hasher = Hasher::new(algorithm);
+        loop {
+            match entry.content.read(&mut buffer)? {
+                0 => break,
+                count => hasher.update(&buffer[..count]),
+            }
+        }
+        layer.set_object(inode, &hasher.finish()).map_err(LayerFailure::Tree)?;
+    }
+    Ok(layer)
+}
+
+/// The object at `position` of a tar. Those before it are of files that are in no tree.
+fn object_at(places: &ObjectPositions, position: u64) -> Option<ObjectId> {
+    let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Some((at, object)) = places.pop_front() {
+        if at >= position {
+            return (at == position).then_some(object);
+        }
+    }
+    None
+}
+
+fn count<R>(entry: &Entry<'_, R>, limits: &Limits, totals: &Totals) -> Result<(), LayerFailure> {
+    let target = match entry.kind {
+        Kind::Hardlink(target) | Kind::Symlink(target) => target.len(),
+        _ => 0,
+    };
+    let inline = if entry.size <= INLINE_MAX as u64 { entry.size } else { 0 };
+    let xattrs: usize = entry.xattrs.clone().map(|(name, value)| name.len() + value.len()).sum();
+    let metadata = (entry.path.len() + target + xattrs) as u64 + inline;
+    let added = totals.add(limits, metadata, entry.size);
+    added.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
+}
+
+/// Where an entry's content goes.
+enum Body {
+    /// It has none.
+    None,
+    /// Into the tree and the recipe: so many of these bytes.
+    Inline([u8; INLINE_MAX], usize),
+    /// Into an object, for this inode if the entry is in the tree.
+    Object(Option<InodeId>),
+}
+
+/// Adds an entry to the layer.
+fn add<R: Read>(
+    layer: &mut Layer,
+    entry: &mut Entry<'_, R>,
+    xattrs: walk::Xattrs,
+    times: walk::Times,
+) -> Result<Body, LayerFailure> {
+    let (path, mut metadata) = (entry.path, entry.metadata);
+    match times {
+        walk::Times::Exact => {}
+        walk::Times::WholeSeconds => metadata.mtime.nanoseconds = 0,
+        walk::Times::Epoch => metadata.mtime = Timestamp::default(),
+    }
+    let mut bytes = [0; INLINE_MAX];
+    let node = match entry.kind {
+        Kind::Hardlink(target) => {
+            layer.link(path, target)?;
+            return Ok(Body::None);
+        }
+        Kind::Regular => match usize::try_from(entry.size) {
+            Ok(size) if size <= INLINE_MAX => {
+                fill(entry, &mut bytes[..size])?;
+                Node::Regular(Content::Inline(&bytes[..size]))
+            }
+            _ => Node::Regular(Content::External {
+                size: entry.size,
+                object: None,
+                location: Location::None,
+            }),
+        },
+        Kind::Symlink(target) => Node::Symlink(target),
+        Kind::CharDevice(number) => Node::CharDevice(number),
+        Kind::BlockDevice(number) => Node::BlockDevice(number),
+        Kind::Fifo => Node::Fifo,
+        Kind::Directory => Node::Directory,
+    };
+    let xattrs = if entry.xattrs.len() == 0 {
+        XattrsId::NONE
+    } else {
+        let kept = |(name, _): &(&[u8], &[u8])| match xattrs {
+            walk::Xattrs::All => true,
+            walk::Xattrs::UserOnly => name.starts_with(b"user."),
+            walk::Xattrs::None => false,
+        };
+        let xattrs = layer.xattrs(entry.xattrs.clone().filter(kept));
+        xattrs.map_err(|source| LayerError::Entry { path: path.to_vec(), source })?
+    };
+    let inode = layer.entry(path, &metadata, xattrs, node)?;
+    Ok(match node {
+        Node::Regular(Content::Inline(inline)) => {
+            let length = inline.len();
+            Body::Inline(bytes, length)
+        }
+        Node::Regular(Content::External { .. }) => Body::Object(inode),
+        _ => Body::None,
+    })
+}
+
+fn fill<R: Read>(entry: &mut Entry<'_, R>, mut into: &mut [u8]) -> Result<(), TarError> {
+    while !into.is_empty() {
+        let read = entry.content.read(into)?;
+        into = &mut into[read..];
+    }
+    Ok(())
+}
+
+/// A layer while its tar goes by.
+struct Gatherer<'t, 'a, 'q> {
+    layer: Layer,
+    recipe: Pending<LayerDraft<'t>>,
+    batch: Batch,
+    known: Arc<Known>,
+    ids: Vec<(u32, Named)>,
+    /// By their numbers, if the tar is kept.
+    files: Vec<Seen>,
+    skipped: Vec<Vec<u8>>,
+    /// Bytes of the blob, if they are known.
+    packed: Option<u64>,
+    /// Bytes of all files so far that are not in the tar.
+    holes: u64,
+    /// Zero bytes that went by last, since the last entry's content.
+    zeros: u64,
+    /// A block of zeros went by behind the last entry: the tar's own end.
+    ended: bool,
+    shared: &'a Shared<'t, 'a, 'q>,
+}
+
+impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
+    /// Reads the tar to its end.
+    fn read(
+        feed: &mut Feed<'_>,
+        packed: Option<u64>,
+        shared: &'a Shared<'t, 'a, 'q>,
+    ) -> Result<Self, LayerFailure> {
+        let draft = shared.target.layer()?;
+        let known = Arc::new(Known::default());
+        let mut gatherer = Self {
+            layer: Layer::new(),
+            recipe: Pending::new(draft, shared.target.store().algorithm())?,
+            batch: shared.queue.batch_for(shared.keep, &known),
+            known,
+            ids: Vec::new(),
+            files: Vec::new(),
+            skipped: Vec::new(),
+            packed,
+            holes: 0,
+            zeros: 0,
+            ended: false,
+            shared,
+        };
+        let mut reader = Reader::new(feed);
+        loop {
+            match reader.next_event() {
+                Ok(Some(Event::Verbatim(bytes))) => {
+                    gatherer.look_for_end(bytes);
+                    gatherer.recipe.verbatim(bytes)?;
+                    gatherer.bound()?;
+                }
+                Ok(Some(Event::Entry(entry))) => gatherer.entry(entry)?,
+                Ok(None) => break,
+                Err(TarError::Unsupported { entry, .. })
+                    if shared.unsupported == Unsupported::Skip =>
+                {
+                    gatherer.skipped.push(entry);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        gatherer.settle()?;
+        Ok(gatherer)
+    }
+
+    /// A block of 512 zeros ends a tar. Padding has fewer.
+    fn look_for_end(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.zeros = if byte == 0 { self.zeros + 1 } else { 0 };
+            self.ended |= self.zeros >= 512;
+        }
+    }
+
+    fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Result<(), LayerFailure> {
+        (self.zeros, self.ended) = (0, false);
+        if self.shared.stop.is_set() {
+            return Err(LayerFailure::Stopped);
+        }
+        count(&entry, self.shared.limits, self.shared.totals)?;
+        self.count_holes(&entry)?;
+        let Shared { xattrs, times, .. } = *self.shared;
+        match add(&mut self.layer, &mut entry, xattrs, times)? {
+            Body::None => Ok(()),
+            Body::Inline(bytes, length) => {
+                Ok(self.recipe.inline(entry.segments, &bytes[..length])?)
+            }
+            Body::Object(inode) => {
+                let number = self.recipe.file(entry.segments, inode);
+                let keep = self.keep(&entry);
+                match usize::try_from(entry.size) {
+                    Ok(size) if size <= BATCH && keep == self.shared.keep => {
+                        self.small(entry, size, number)
+                    }
+                    _ => self.large(entry, number, keep),
+                }
+            }
+        }
+    }
+
+    /// Holes of sparse files are read and hashed as zeros.
+    fn count_holes<R>(&mut self, entry: &Entry<'_, R>) -> Result<(), LayerFailure> {
+        let in_tar = entry.segments.iter().map(|it| it.length).sum::<u64>();
+        let holes = entry.size.saturating_sub(in_tar);
+        self.holes = self.holes.saturating_add(holes);
+        let packed = self.packed.unwrap_or(entry.position.saturating_add(in_tar));
+        let Shared { limits, totals, .. } = *self.shared;
+        let checked = limits.check_holes(packed, self.holes);
+        let checked = checked.and_then(|()| totals.sums.add_holes(holes, limits));
+        checked.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
+    }
+
+    /// Decides what becomes of an entry's content.
+    fn keep<R>(&mut self, entry: &Entry<'_, R>) -> Keep {
+        let is_together =
+            matches!(entry.segments, [it] if it.offset == 0 && it.length == entry.size);
+        if self.shared.keep == Keep::Object {
+            return Keep::Object;
+        }
+        let offset = is_together.then_some(entry.position);
+        self.files.push(Seen { offset, size: entry.size, named: None });
+        // The bytes of a sparse file stand nowhere as a whole.
+        if is_together { Keep::InTar } else { Keep::Object }
+    }
+
+    fn small<R: Read>(
+        &mut self,
+        mut entry: Entry<'_, R>,
+        size: usize,
+        number: u32,
+    ) -> Result<(), LayerFailure> {
+        if self.used() + size > BATCH {
+            self.send()?;
+        }
+        let start = self.used();
+        fill(&mut entry, &mut self.batch.bytes[start..start + size])?;
+        self.batch.files.push((number, start + size));
+        Ok(())
+    }
+
+    /// Bytes of the batch that are files.
+    fn used(&self) -> usize {
+        self.batch.files.last().map_or(0, |(_, end)| *end)
+    }
+
+    fn large<R: Read>(
+        &mut self,
+        mut entry: Entry<'_, R>,
+        number: u32,
+        keep: Keep,
+    ) -> Result<(), LayerFailure> {
+        // Workers take jobs in order, so that what comes before must be on its way.
+        self.send()?;
+        let queue = self.shared.queue;
+        let file = Large { number, size: entry.size, keep, known: Arc::clone(&self.known) };
+        let pieces = queue.large(file, self.shared.target)?;
+        let mut left = entry.size;
+        while left > 0 {
+            let used = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
+            let mut bytes = queue.buffer();
+            fill(&mut entry, &mut bytes[..used])?;
+            left -= used as u64;
+            // Only a failure elsewhere makes the worker go away.
+            pieces.send(Piece { bytes, used }).map_err(|_gone| LayerFailure::Stopped)?;
+        }
+        drop(pieces);
+        self.resolve()
+    }
+
+    /// Hands over the files that were gathered.
+    fn send(&mut self) -> Result<(), LayerFailure> {
+        if !self.batch.files.is_empty() {
+            let next = self.shared.queue.batch_for(self.shared.keep, &self.known);
+            let batch = std::mem::replace(&mut self.batch, next);
+            self.shared.queue.batch(batch, self.shared.target)?;
+        }
+        self.known.take(&mut self.ids);
+        self.resolve()
+    }
+
+    /// Keeps what waits for object ids within bounds.
+    fn bound(&mut self) -> Result<(), LayerFailure> {
+        if self.recipe.waiting() > WAITING_MAX {
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all object ids.
+    fn settle(&mut self) -> Result<(), LayerFailure> {
+        self.send()?;
+        while !self.recipe.is_settled() {
+            if self.shared.stop.is_set() {
+                return Err(LayerFailure::Stopped);
+            }
+            self.known.wait(self.shared.stop, &mut self.ids);
+            self.resolve()?;
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self) -> Result<(), LayerFailure> {
+        for (number, named) in &self.ids {
+            if let Some(file) = self.files.get_mut(*number as usize) {
+                file.named = Some(*named);
+            }
+        }
+        let layer = &mut self.layer;
+        self.recipe.resolve(&mut self.ids, |inode, object| {
+            layer.set_object(inode, object).map_err(LayerFailure::Tree)
+        })
+    }
+
+    /// Stores the recipe of a layer whose blob was read to its end.
+    fn store(
+        self,
+        tar: Tar<'t>,
+        decoded: &Decoded,
+        wanted: &Wanted<'_>,
+    ) -> Result<Gathered<'t>, LayerFailure> {
+        let Tar { diff_id, length, copy } = tar;
+        let diff_id = &diff_id;
+        // Without a digest to compare with, an input that was cut off would do for a smaller image.
+        if wanted.diff_id.is_none() && wanted.expected.digest.is_none() && !self.ended {
+            return Err(LayerFailure::Endless);
+        }
+        if let Some(expected) = wanted.diff_id.filter(|expected| *expected != diff_id) {
+            let (expected, actual) = (Box::new(*expected), Box::new(*diff_id));
+            return Err(LayerFailure::DiffId { expected, actual });
+        }
+        let (draft, objects) = self.recipe.finish()?;
+        let blob = blob(decoded, wanted);
+        draft.finish(LayerInfo {
+            diff_id: *diff_id,
+            size: length,
+            blobs: vec![blob.clone()],
+            objects,
+        })?;
+        let report = LayerReport {
+            diff_id: *diff_id,
+            tar_bytes: length,
+            is_reused: false,
+            skipped: self.skipped,
+        };
+        let (mut files, mut sparse) = (Vec::new(), Vec::new());
+        for Seen { offset, size, named } in self.files {
+            let Named { object, sha256 } = named.expect("all are settled");
+            match offset.zip(sha256) {
+                Some((offset, sha256)) => files.push(TarFile { object, sha256, offset, size }),
+                None => sparse.push((object, size)),
+            }
+        }
+        let tar = copy.map(|draft| KeptTar { draft, files, sparse });
+        Ok(Gathered { layer: self.layer, report, blob, tar, committed: Committed::default() })
+    }
+}

@@ -1,0 +1,504 @@
+//! Sources that are made of layers: where the layers are, and reading them all at once.
+
+use std::fs::File;
+use std::io::{Read, Seek as _, Write as _};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use image::tree::Builder;
+use store::{Committed, Form, LayerInfo};
+
+use super::again::Here;
+use super::decode::{Claimed, Decoder, Expected};
+use super::documents;
+use super::failure::LayerFailure;
+use super::layer::{self, Gathered, Shared, Totals, Wanted};
+use super::objects::{BATCH, Keep, Queue};
+use super::stop::Stop;
+use super::{DecodeError, Durable, ImportError, Job, Made, Options, Times, feed, platform};
+use crate::chunked::Tar;
+use crate::progress::Event;
+use image::digest::Digest;
+use oci::docker::Archive;
+use oci::files::Stream;
+use oci::layout::Layout;
+use oci::source::{Choice, Input};
+
+/// Where a layer's blob comes from.
+pub(crate) trait BlobSource: Send {
+    /// The blob from its first byte. `failure` is what was wrong with it the last time; `None` when there is no other way
+    /// to get it.
+    fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>>;
+
+    /// The tar that is in the blob, where it can be had without reading all of that. Asked for once, before the blob. Its
+    /// diff id is compared; if it has another one, the blob is read as if this had not been. An error is one of the layer.
+    fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
+        Ok(None)
+    }
+
+    /// The layer was read, from the blob or otherwise, and is the right one. In the store it is by now where
+    /// [`Durable::EachLayer`] is wanted.
+    fn done(&mut self) {}
+}
+
+/// A reader, once.
+pub(super) struct Once<'a>(Option<Box<dyn Read + Send + 'a>>);
+
+impl<'a> Once<'a> {
+    pub(super) fn new(reader: impl Read + Send + 'a) -> Self {
+        Self(Some(Box::new(reader)))
+    }
+}
+
+impl BlobSource for Once<'_> {
+    fn open(&mut self, _: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
+        self.0.take()
+    }
+}
+
+/// A layer to read.
+pub(crate) struct LayerSource<'a> {
+    /// For messages.
+    pub(crate) name: String,
+    /// Used by the thread that reads it.
+    pub(crate) source: Mutex<Box<dyn BlobSource + 'a>>,
+    pub(crate) media_type: String,
+    pub(crate) digest: Option<Digest>,
+    pub(crate) size: Option<u64>,
+    pub(crate) diff_id: Option<Digest>,
+    /// What lets the image have the layer if the store has it.
+    pub(crate) title: Title,
+    /// The blob itself is wanted: it is read though the store has the layer.
+    pub(crate) is_wanted: bool,
+}
+
+/// What lets an image have a layer that is in the store already. The diff id in its config does not: anybody who has heard
+/// of it can write it down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Title {
+    /// The layer is one of an image of the store, of which this one is made.
+    Own,
+    /// The manifest names a blob, [`LayerSource::digest`], that the layer is known to be in.
+    Blob,
+    /// Nothing but the layer's bytes: they are read.
+    Bytes,
+}
+
+impl LayerSource<'_> {
+    fn may_have(&self, layer: &LayerInfo) -> bool {
+        match self.title {
+            Title::Own => true,
+            Title::Blob => self.digest.is_some_and(|blob| layer.is_in(&blob)),
+            Title::Bytes => false,
+        }
+    }
+}
+
+fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn BlobSource + 'a>> {
+    Mutex::new(Box::new(Once::new(reader)))
+}
+
+/// An image that was found in a source.
+pub(crate) struct Found<'a> {
+    /// Bytes of the manifest, or `None` for one to be made.
+    pub(crate) manifest: Option<(Digest, Vec<u8>)>,
+    /// Bytes of the config, or `None` for one to be made.
+    pub(crate) config: Option<(Digest, Vec<u8>)>,
+    pub(crate) layers: Vec<LayerSource<'a>>,
+    /// What the source calls it.
+    pub(crate) name: Option<String>,
+}
+
+pub(super) fn from_layout(
+    layout: &Layout,
+    choice: &Choice,
+    options: &Options<'_>,
+) -> Result<Found<'static>, ImportError> {
+    let found = layout.find(choice, options.platform).map_err(ImportError::layout)?;
+    platform::check(&found.settings, options).map_err(ImportError::Platform)?;
+    let mut layers = Vec::new();
+    for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
+        // Opened now, so that one that is not there is found before any work is done.
+        let file = layout.open_blob(&layer.digest, layer.size).map_err(ImportError::layout)?;
+        layers.push(LayerSource {
+            name: layer.digest.to_string(),
+            source: once(file),
+            media_type: layer.media_type.clone(),
+            digest: Some(layer.digest),
+            size: Some(layer.size),
+            diff_id: Some(*diff_id),
+            title: Title::Blob,
+            is_wanted: false,
+        });
+    }
+    Ok(Found {
+        manifest: Some(found.manifest),
+        config: Some(found.config),
+        layers,
+        name: found.name,
+    })
+}
+
+pub(super) fn from_tar<'a>(
+    input: &Input,
+    cancel: &'a AtomicBool,
+) -> Result<Found<'a>, ImportError> {
+    let failed = |source| ImportError::Open { input: input.clone(), source };
+    let stream = Stream::open(input, cancel).map_err(failed)?;
+    // Standard input may be a file whose first bytes somebody else has read.
+    let size = stream.size().filter(|_| *input != Input::Stdin);
+    let layer = LayerSource {
+        name: input.to_string(),
+        source: once(stream),
+        media_type: String::new(),
+        digest: None,
+        size,
+        diff_id: None,
+        title: Title::Bytes,
+        is_wanted: false,
+    };
+    Ok(Found { manifest: None, config: None, layers: vec![layer], name: None })
+}
+
+impl Job<'_> {
+    /// Reads all layers and lays them one over the other.
+    pub(super) fn layers(&self, found: &Found<'_>) -> Result<Made, ImportError> {
+        let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
+        (self.options.progress)(Event::Layers(&sizes));
+        let stop = Stop::new(self.options.cancel);
+        let mut gathered = self.gather(&found.layers, &stop)?;
+        let tars = gathered.iter_mut().map(|it| Some((it.report.diff_id, it.tar.take()?)));
+        let tars: Vec<_> = tars.collect();
+        let mut reports = Vec::new();
+        let mut blobs = Vec::new();
+        let mut committed = Committed::default();
+        let mut tree: Option<Builder> = None;
+        let count = gathered.len();
+        for (number, gathered) in (1..).zip(gathered) {
+            tree = Some(gathered.layer.onto(tree).map_err(|source| ImportError::Layer {
+                number,
+                count,
+                name: found.layers[number - 1].name.clone(),
+                source: Box::new(source.into()),
+            })?);
+            reports.push(gathered.report);
+            blobs.push(gathered.blob);
+            committed += gathered.committed;
+        }
+        let (config_digest, config) = match found.config.clone() {
+            Some(config) => config,
+            None => documents::config(self.options.platform, &reports),
+        };
+        let (digest, manifest) = match found.manifest.clone() {
+            Some(manifest) => manifest,
+            None => documents::manifest(&config_digest, config.len(), &blobs),
+        };
+        for (digest, bytes) in [(config_digest, config), (digest, manifest)] {
+            self.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
+        }
+        let tree = tree.unwrap_or_default().finish();
+        let diff_ids: Vec<_> = reports.iter().map(|it| it.diff_id).collect();
+        let written = self.native(&tree, &diff_ids, tars)?;
+        Ok(Made {
+            tree,
+            written,
+            manifest: Some(digest),
+            layers: reports,
+            name: found.name.clone(),
+            committed,
+            times: Times::default(),
+        })
+    }
+
+    pub(super) fn docker(
+        &self,
+        input: &Input,
+        choice: &Choice,
+    ) -> Result<Found<'static>, ImportError> {
+        let failed =
+            |source| ImportError::Docker { input: input.clone(), source: Box::new(source) };
+        let archive = Archive::open(self.archive(input)?).map_err(failed)?;
+        let found = archive.find(choice).map_err(failed)?;
+        platform::check(&found.settings, self.options).map_err(ImportError::Platform)?;
+        let layers = found.layers.into_iter().zip(found.settings.diff_ids());
+        let layers = layers.map(|(layer, diff_id)| LayerSource {
+            name: diff_id.to_string(),
+            media_type: String::new(),
+            digest: layer.digest,
+            size: Some(layer.size),
+            diff_id: Some(*diff_id),
+            // An archive has no manifest, and a name in it is no digest of what is there.
+            title: Title::Bytes,
+            is_wanted: false,
+            source: once(layer.open()),
+        });
+        let layers = layers.collect();
+        Ok(Found { layers, manifest: None, config: Some(found.config), name: found.name })
+    }
+
+    /// An archive as a file that can be read at any place: unpacked to a temporary one where it cannot.
+    fn archive(&self, input: &Input) -> Result<File, ImportError> {
+        let opened = |source| ImportError::Open { input: input.clone(), source };
+        let unpacked = |source| match source {
+            DecodeError::Stopped => ImportError::Cancelled,
+            source => ImportError::Unpack { input: input.clone(), source: Box::new(source) },
+        };
+        let stop = Stop::new(self.options.cancel);
+        let stream = Stream::open(input, self.options.cancel).map_err(opened)?;
+        let file = match (input, stream.size()) {
+            (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
+            // Of standard input the first bytes may be somebody else's.
+            _ => None,
+        };
+        let limits = &self.options.limits;
+        let decoder = Decoder::new(stream, Expected::default(), limits, &stop, &|_| {});
+        let mut decoder = decoder.map_err(unpacked)?;
+        if let Some(mut file) = file.filter(|_| !decoder.is_compressed()) {
+            file.rewind().map_err(opened)?;
+            return Ok(file);
+        }
+        let scratch = self.options.scratch;
+        let failed = |source| ImportError::Scratch { directory: scratch.to_owned(), source };
+        let mut file = tempfile::tempfile_in(scratch).map_err(failed)?;
+        let mut buffer = vec![0; 256 << 10];
+        loop {
+            match decoder.fill(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => file.write_all(&buffer[..length]).map_err(failed)?,
+                Err(error) => return Err(unpacked(error)),
+            }
+        }
+        decoder.finish().map_err(unpacked)?;
+        file.rewind().map_err(failed)?;
+        Ok(file)
+    }
+
+    /// Reads all layers at once, as many as there are threads, the largest first.
+    pub(super) fn gather<'t>(
+        &'t self,
+        sources: &[LayerSource<'_>],
+        stop: &'t Stop<'t>,
+    ) -> Result<Vec<Gathered<'t>>, ImportError> {
+        let options = self.options;
+        let readers = options.threads.get().min(sources.len());
+        let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
+        let queue = Queue::new(budget, stop);
+        let totals = Totals::default();
+        let shared = Shared {
+            target: &self.transaction,
+            queue: &queue,
+            stop,
+            limits: &options.limits,
+            totals: &totals,
+            keep: match options.form {
+                Form::Objects => Keep::Object,
+                Form::Packed | Form::Tar => Keep::InTar,
+            },
+            unsupported: options.unsupported,
+            xattrs: options.xattrs,
+            times: options.times,
+        };
+        let mut order: Vec<usize> = (0..sources.len()).collect();
+        order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
+        let next = AtomicUsize::new(0);
+        let results: Vec<Mutex<Option<Gathered<'_>>>> =
+            sources.iter().map(|_| Mutex::new(None)).collect();
+        let read = || {
+            while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed))
+                && !stop.is_set()
+            {
+                match self.layer(at, &sources[at], &shared) {
+                    Ok(gathered) => *lock(&results[at]) = Some(gathered),
+                    // Its cause is known already.
+                    Err(LayerFailure::Stopped | LayerFailure::Blob(DecodeError::Stopped)) => break,
+                    Err(failure) => stop.fail(ImportError::Layer {
+                        number: at + 1,
+                        count: sources.len(),
+                        name: sources[at].name.clone(),
+                        source: Box::new(failure),
+                    }),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let named = |name: &str| thread::Builder::new().name(name.to_owned());
+            for _ in 0..options.threads.get() {
+                let work = || queue.work();
+                if let Err(error) = named("store").spawn_scoped(scope, work) {
+                    stop.fail(ImportError::Thread(error));
+                }
+            }
+            let mut reading = Vec::new();
+            for _ in 0..readers {
+                match named("layer").spawn_scoped(scope, read) {
+                    Ok(thread) => reading.push(thread),
+                    Err(error) => stop.fail(ImportError::Thread(error)),
+                }
+            }
+            let outcomes: Vec<_> =
+                reading.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            queue.close();
+            for outcome in outcomes {
+                if let Err(panic) = outcome {
+                    resume_unwind(panic);
+                }
+            }
+        });
+        stop.result()?;
+        let results = results.into_iter().map(|result| {
+            let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
+            result.expect("every layer was read, or a failure was kept")
+        });
+        Ok(results.collect())
+    }
+
+    /// One layer, from the store if it is there and the image may have it.
+    fn layer<'t>(
+        &self,
+        at: usize,
+        source: &LayerSource<'_>,
+        shared: &Shared<'t, '_, '_>,
+    ) -> Result<Gathered<'t>, LayerFailure> {
+        let progress = self.options.progress;
+        let known = match &source.diff_id {
+            Some(diff_id) => self.transaction.reuse_layer(diff_id)?,
+            None => None,
+        };
+        let is_named = known.as_ref().is_some_and(|layer| source.may_have(layer.info()));
+        if !source.is_wanted
+            && is_named
+            && let Some(layer) = &known
+            && let Some(gathered) = self.stored(layer, shared)?
+        {
+            progress(Event::Reused { layer: at });
+            return Ok(gathered);
+        }
+        progress(Event::Started { layer: at });
+        // Where the tree is known, the blob only has to be compared.
+        let mut here = match known {
+            Some(layer) => self.here(layer, shared)?,
+            None => None,
+        };
+        let mut blob = lock(&source.source);
+        let wanted = Wanted {
+            expected: Expected { digest: source.digest.as_ref(), size: source.size },
+            media_type: &source.media_type,
+            diff_id: source.diff_id.as_ref(),
+            tar_of: None,
+        };
+        if let Some(gathered) = self.parts(at, &mut **blob, &wanted, &mut here, shared)? {
+            self.read(&mut **blob);
+            progress(Event::Done { layer: at });
+            return Ok(gathered);
+        }
+        let read = |bytes| progress(Event::Read { layer: at, bytes });
+        let mut failure = None;
+        loop {
+            let Some(reader) = blob.open(failure.as_ref()) else {
+                return Err(failure.expect("each layer can be read once"));
+            };
+            if failure.is_some() {
+                progress(Event::Again { layer: at });
+            }
+            match self.take(reader, &wanted, &mut here, shared, &read) {
+                Ok(gathered) => {
+                    self.read(&mut **blob);
+                    progress(Event::Done { layer: at });
+                    return Ok(gathered);
+                }
+                Err(error) if shared.stop.is_set() || !error.is_of_the_blob() => return Err(error),
+                Err(error) => failure = Some(error),
+            }
+        }
+    }
+
+    /// A layer was read.
+    fn read(&self, blob: &mut dyn BlobSource) {
+        // Of data blobs nothing is kept before all of them are.
+        if self.options.form == Form::Objects {
+            blob.done();
+        }
+    }
+
+    /// A layer of which only a part is downloaded. `None` where that cannot be, or did not give the right one.
+    fn parts<'t>(
+        &self,
+        at: usize,
+        blob: &mut dyn BlobSource,
+        wanted: &Wanted<'_>,
+        here: &mut Option<Here<'t>>,
+        shared: &Shared<'t, '_, '_>,
+    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
+        let progress = self.options.progress;
+        let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
+            return Ok(None);
+        };
+        // Only the diff id tells whether the tar is the right one, and only the manifest what the blob is.
+        if wanted.diff_id.is_none() || wanted.media_type.is_empty() {
+            return Ok(None);
+        }
+        let Some(Tar { reader, skipped, fetched }) = blob.open_tar()? else { return Ok(None) };
+        progress(Event::Skipped { layer: at, bytes: skipped });
+        let told = AtomicU64::new(0);
+        let read = |_| {
+            let now = fetched.load(Ordering::Relaxed);
+            let bytes = now.saturating_sub(told.swap(now, Ordering::Relaxed));
+            progress(Event::Read { layer: at, bytes });
+        };
+        let wanted = Wanted { tar_of: Some(Claimed { digest: *digest, size }), ..*wanted };
+        match self.take(reader, &wanted, here, shared, &read) {
+            Ok(gathered) => Ok(Some(gathered)),
+            Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(blob = %digest, error, "it is downloaded as a whole");
+                progress(Event::Again { layer: at });
+                Ok(None)
+            }
+        }
+    }
+
+    /// Unpacks one blob into the transaction of all layers, or into one of its own.
+    pub(super) fn unpack<'t>(
+        &self,
+        reader: impl Read + Send,
+        wanted: &Wanted<'_>,
+        shared: &Shared<'t, '_, '_>,
+        read: &(dyn Fn(u64) + Sync),
+    ) -> Result<Gathered<'t>, LayerFailure> {
+        match (self.options.durable, shared.keep) {
+            // Data blobs are made of all tars, when all of them are here.
+            (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
+                layer::unpack(reader, wanted, shared, read)
+            }
+            (Durable::EachLayer, Keep::Object) => {
+                let own = shared.target.store().begin().map_err(LayerFailure::Commit)?;
+                let own = Arc::new(own);
+                let shared = Shared { target: &own, ..*shared };
+                let (layer, report, blob) = {
+                    let Gathered { layer, report, blob, .. } =
+                        layer::unpack(reader, wanted, &shared, read)?;
+                    (layer, report, blob)
+                };
+                // Each file's id came after its worker had let go.
+                let own = Arc::into_inner(own).expect("all files of the layer are stored");
+                let committed = own.commit().map_err(LayerFailure::Commit)?;
+                Ok(Gathered { layer, report, blob, tar: None, committed })
+            }
+        }
+    }
+}
+
+/// All of an image is in the store, in this form.
+#[cfg(any(test, feature = "registry"))]
+pub(super) fn kept(found: &Found<'_>, form: Form) {
+    if form != Form::Objects {
+        found.layers.iter().for_each(|layer| lock(&layer.source).done());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

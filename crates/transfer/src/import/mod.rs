@@ -1,0 +1,405 @@
+//! From a source to an image in the store, in one transaction.
+//!
+//! Each layer has two threads: one reads, hashes and inflates its blob, the other hashes the tar, splits it into
+//! entries and gathers their content. Content goes to a pool of threads that hash it once more, by fs-verity, and write
+//! what the store does not have. Between them are bounded channels, and all that is on its way counts against one
+//! budget of bytes. Nothing is visible before every digest was compared.
+
+mod again;
+mod convert;
+mod copy;
+mod decode;
+mod documents;
+mod error;
+mod failure;
+mod feed;
+mod layer;
+pub(crate) mod layers;
+mod limits;
+mod native;
+mod objects;
+mod plain;
+pub(crate) mod platform;
+mod recipe;
+pub(crate) mod stacked;
+mod stop;
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use image::erofs::read::PATH_MAX;
+use image::erofs::{Profile, Versions};
+use image::tree::Tree;
+use image::verity::{Algorithm, ObjectId};
+use store::{Committed, Form, Origin, RefName, Reference, Seconds, Store, walk};
+
+pub use convert::{Stored, convert};
+pub use decode::DecodeError;
+pub use error::ImportError;
+pub use failure::LayerFailure;
+pub use limits::{LimitError, Limits};
+pub use platform::{OtherPlatform, PlatformMismatch};
+pub use stacked::preview;
+
+#[cfg(any(test, feature = "registry"))]
+pub(crate) use layers::Found;
+#[cfg(feature = "registry")]
+pub(crate) use layers::{BlobSource, LayerSource, Title};
+
+use objects::Target;
+
+use crate::native::{Dedup, Written};
+use crate::progress::Event;
+use image::digest::Digest;
+use oci::layout::Layout;
+use oci::manifest::Platform;
+use oci::source::Source;
+
+/// What to do with an entry of a tar that no tree can hold, such as a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unsupported {
+    /// Refuse the layer.
+    #[default]
+    Refuse,
+    /// Leave the entry out, and report it.
+    Skip,
+}
+
+/// When what was imported becomes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durable {
+    /// All of it at the end: a failed import leaves nothing.
+    #[default]
+    Together,
+    /// Each layer as soon as it is complete and was compared: a failed import leaves those, which the next one need not
+    /// read again. Pin them, or `gc` takes them.
+    EachLayer,
+}
+
+/// How to import.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// What the image is to be called. Without a name it is garbage as soon as it is there.
+    pub name: Option<&'a RefName>,
+    /// The time, for the ref.
+    pub now: Seconds,
+    /// Which of several images.
+    pub platform: &'a Platform,
+    /// What is done with one whose config names another.
+    pub other_platform: OtherPlatform,
+    /// Bounds on what the source may make of itself.
+    pub limits: Limits,
+    /// Bytes of memory for data on its way, besides the tree. About 2 MiB are needed for each layer at work.
+    pub budget: usize,
+    /// Threads that hash and write; as many layers are read at once.
+    pub threads: NonZeroUsize,
+    /// When layers become durable.
+    pub durable: Durable,
+    /// Where the data goes.
+    pub form: Form,
+    /// What packed blobs leave out.
+    pub dedup: Dedup,
+    /// Entries that no tree can hold.
+    pub unsupported: Unsupported,
+    /// Which xattrs of directories and tars are kept. Dumps have what they have.
+    pub xattrs: walk::Xattrs,
+    /// Which times of directories and tars are kept. Dumps have what they have.
+    pub times: walk::Times,
+    /// The versions of the composefs format that the image may have.
+    pub versions: Versions,
+    /// Where a dump's objects may be found besides the store: a folder of them, as `mkcomposefs --digest-store` fills.
+    pub objects: Option<&'a Path>,
+    /// Where compressed archives are unpacked for a while, to a file without a name.
+    pub scratch: &'a Path,
+    /// Is told what happens, from any thread.
+    pub progress: &'a (dyn Fn(Event<'_>) + Sync),
+    /// Set to end the import soon, with nothing left behind.
+    pub cancel: &'a AtomicBool,
+}
+
+impl std::fmt::Debug for Options<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The default [`Options::budget`]: 64 MiB.
+pub const BUDGET: usize = 64 << 20;
+
+/// One layer of an import.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Digest of its tar.
+    pub diff_id: Digest,
+    /// Bytes of its tar.
+    pub tar_bytes: u64,
+    /// The store had it.
+    pub is_reused: bool,
+    /// Entries that were left out since no tree can hold them.
+    pub skipped: Vec<Vec<u8>>,
+}
+
+/// What an import did.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The image.
+    pub image: ObjectId,
+    /// Its bytes.
+    pub image_bytes: u64,
+    /// The manifest, where there is one.
+    pub manifest: Option<Digest>,
+    /// What it is called now.
+    pub name: Option<RefName>,
+    /// Its layers, from the lowest to the uppermost.
+    pub layers: Vec<LayerReport>,
+    /// Inodes in its tree.
+    pub inodes: usize,
+    /// Objects that were added, and those that were there.
+    pub objects: Committed,
+    /// Time for the source's data, for the image, and for making it durable and visible.
+    pub times: Times,
+}
+
+/// How long it took.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Times {
+    /// To read and store the source's data.
+    pub data: Duration,
+    /// To make and write the image.
+    pub image: Duration,
+    /// To make all durable and visible.
+    pub commit: Duration,
+}
+
+/// Imports an image.
+///
+/// # Errors
+/// [`ImportError`]; then nothing was changed.
+pub fn import(
+    store: &Store,
+    source: &Source,
+    options: &Options<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let job = Job::begin(store, options)?;
+    let made = match source {
+        Source::Layout { directory, choice } => {
+            let layout = Layout::open(directory).map_err(ImportError::layout)?;
+            job.layers(&layers::from_layout(&layout, choice, options)?)?
+        }
+        Source::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
+        Source::Tar(input) => job.layers(&layers::from_tar(input, options.cancel)?)?,
+        Source::Directory(directory) => job.directory(directory)?,
+        Source::Dump(input) => job.dump(input)?,
+    };
+    let name = match options.name {
+        Some(name) => Some(name.clone()),
+        None => default_name(source, made.name.as_deref()),
+    };
+    job.finish(made, name, start)
+}
+
+/// What to call an image when nobody says: the name of its source, where that is a name for an image.
+fn default_name(source: &Source, found: Option<&str>) -> Option<RefName> {
+    source.default_name(found)?.parse().ok()
+}
+
+/// Imports an image whose parts were found elsewhere.
+#[cfg(any(test, feature = "registry"))]
+pub(crate) fn import_found(
+    store: &Store,
+    found: &Found<'_>,
+    origins: Origins,
+    options: &Options<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let job = Job::begin(store, options)?.from(origins);
+    let made = job.layers(found)?;
+    let report = job.finish(made, options.name.cloned(), start)?;
+    layers::kept(found, options.form);
+    Ok(report)
+}
+
+impl<'a> Job<'a> {
+    pub(crate) fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
+        if store.algorithm() != Algorithm::Sha256 {
+            return Err(ImportError::Algorithm(store.algorithm()));
+        }
+        let transaction = Arc::new(store.begin().map_err(ImportError::Transaction)?);
+        Ok(Self { transaction, options, origins: Origins::Local })
+    }
+
+    /// The same for an image that does not come from here.
+    pub(crate) fn from(self, origins: Origins) -> Self {
+        Self { origins, ..self }
+    }
+
+    /// Whether the store has an object; from here on `gc` leaves it alone.
+    pub(crate) fn claim(&self, object: &ObjectId, size: u64) -> Result<bool, ImportError> {
+        self.transaction.reuse(object, size).map_err(ImportError::Object)
+    }
+
+    /// Writes the image, and makes all durable and visible.
+    pub(crate) fn finish(
+        self,
+        mut made: Made,
+        name: Option<RefName>,
+        start: Instant,
+    ) -> Result<Report, ImportError> {
+        let Self { transaction, options, origins } = self;
+        made.times.data = start.elapsed();
+        let start = Instant::now();
+        (options.progress)(Event::Writing);
+        let inodes = made.tree.inode_count();
+        check_paths(&made.tree)?;
+        let mut form = options.form;
+        let (image, image_bytes) = match made.written {
+            Some(Written { image, bytes, has_tar }) => {
+                // Of a `merge` or `filter`, another image's tar may have what was to be packed.
+                form = if has_tar { Form::Tar } else { form };
+                (image, bytes)
+            }
+            None => {
+                let mut draft = transaction.image().map_err(ImportError::Object)?;
+                let profile = Profile::Composefs(options.versions);
+                let summary = image::erofs::write(&made.tree, &profile, &mut draft)
+                    .map_err(ImportError::Image)?;
+                (draft.finish().map_err(ImportError::Object)?, summary.bytes)
+            }
+        };
+        drop(made.tree);
+        for origin in origins.of(made.manifest) {
+            transaction.add_origin(image, origin);
+        }
+        if let Some(name) = &name {
+            let reference =
+                Reference { image, manifest: made.manifest, form, created: options.now };
+            transaction.set_ref(name.clone(), reference);
+        }
+        made.times.image = start.elapsed();
+        let start = Instant::now();
+        if options.cancel.load(Ordering::Relaxed) {
+            return Err(ImportError::Cancelled);
+        }
+        (options.progress)(Event::Committing);
+        let transaction = Arc::into_inner(transaction).expect("all threads have ended");
+        let mut objects = transaction.commit().map_err(ImportError::Transaction)?;
+        objects += made.committed;
+        made.times.commit = start.elapsed();
+        Ok(Report {
+            image,
+            image_bytes,
+            manifest: made.manifest,
+            name,
+            layers: made.layers,
+            inodes,
+            objects,
+            times: made.times,
+        })
+    }
+}
+
+/// An image with a path that nothing can name could be read by nobody: [`image::erofs::read`] calls it corrupt.
+fn check_paths(tree: &Tree) -> Result<(), ImportError> {
+    let mut walk = tree.walk();
+    while let Some((path, _)) = walk.next() {
+        if path.len() > PATH_MAX {
+            return Err(ImportError::Path { start: path[..60].to_vec(), length: path.len() });
+        }
+    }
+    Ok(())
+}
+
+/// What a source was made into.
+pub(crate) struct Made {
+    tree: Tree,
+    /// Its image, if that was written already.
+    written: Option<Written>,
+    manifest: Option<Digest>,
+    layers: Vec<LayerReport>,
+    name: Option<String>,
+    /// What was committed on the way.
+    committed: Committed,
+    times: Times,
+}
+
+impl Made {
+    /// A tree that no layers make, and its image if that was written already.
+    pub(crate) fn of(tree: Tree, written: Option<Written>) -> Self {
+        Self {
+            tree,
+            written,
+            manifest: None,
+            layers: Vec::new(),
+            name: None,
+            committed: Committed::default(),
+            times: Times::default(),
+        }
+    }
+}
+
+/// Where the image of an import comes from.
+#[derive(Debug)]
+pub(crate) enum Origins {
+    /// From here.
+    Local,
+    /// It is pulled from a repository, `registry/repository`.
+    #[cfg(feature = "registry")]
+    Pulled(String),
+    /// From wherever another image with the same files came from.
+    Same(Vec<Origin>),
+}
+
+impl Origins {
+    /// What is to be noted of an image that is made of this manifest.
+    fn of(self, manifest: Option<Digest>) -> Vec<Origin> {
+        match self {
+            Self::Local => vec![Origin { manifest, repository: None }],
+            #[cfg(feature = "registry")]
+            Self::Pulled(repository) => vec![Origin { manifest, repository: Some(repository) }],
+            Self::Same(origins) => origins,
+        }
+    }
+}
+
+/// An import at work: a transaction, and how it is to be done.
+pub(crate) struct Job<'a> {
+    transaction: Target<'a>,
+    options: &'a Options<'a>,
+    origins: Origins,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    fn check_name(text: &str, found: Option<&str>, expect: Option<&str>) {
+        let name = default_name(&Source::parse(OsStr::new(text)).unwrap(), found);
+        assert_eq!(name.as_ref().map(RefName::as_str), expect, "{text} {found:?}");
+    }
+
+    #[test]
+    fn default_names() {
+        check_name("oci:/x/debian", None, Some("debian:latest"));
+        check_name("oci:/x/debian:12", None, Some("debian:12"));
+        check_name("oci:/x/debian", Some("12"), Some("debian:12"));
+        check_name(
+            "oci:/x/debian",
+            Some("docker.io/library/sid:1"),
+            Some("docker.io/library/sid:1"),
+        );
+        check_name("docker-archive:-", Some("debian:12"), Some("debian:12"));
+        check_name("docker-archive:x:debian", Some("debian"), Some("debian:latest"));
+        check_name("docker-archive:-", None, None);
+        check_name("tar:root.tar.gz", None, Some("root:latest"));
+        check_name("tar:-", None, None);
+        check_name("dir:/", None, None);
+        check_name("dir:/Root", None, None);
+        check_name("dump:cs9.dump", None, Some("cs9:latest"));
+    }
+}

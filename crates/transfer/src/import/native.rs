@@ -1,0 +1,208 @@
+//! Imports whose data goes into data blobs.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Write};
+
+use image::tree::{Content, Node, Tree};
+use image::verity::ObjectId;
+use store::{DataBlob, DraftError, Form, ObjectReader, StoredObject, Transaction};
+
+use super::layer::{KeptTar, TarFile};
+use super::{ImportError, Job, check_paths};
+use crate::native::{self, Dedup, Packed, Packer, Places, Written};
+use image::digest::Digest;
+
+/// Finds an object of a size in a data blob.
+type Find<'f> = dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportError> + 'f;
+
+/// A layer's tar, by its digest.
+type Tar<'t> = (Digest, KeptTar<'t>);
+
+impl Job<'_> {
+    /// Writes an image over data blobs, if one is wanted: of these layers, of which some have their tars here, and the
+    /// others are in the store.
+    pub(super) fn native(
+        &self,
+        tree: &Tree,
+        layers: &[Digest],
+        tars: Vec<Option<Tar<'_>>>,
+    ) -> Result<Option<Written>, ImportError> {
+        if self.options.form == Form::Objects {
+            return Ok(None);
+        }
+        check_paths(tree)?;
+        let transaction = &*self.transaction;
+        let mut found = HashMap::new();
+        let dedup = match self.options.form {
+            // What is beside the tars is little, and an image of tars is the same on every host.
+            Form::Tar => Dedup::Layer,
+            _ => self.options.dedup,
+        };
+        let mut packer = Packer::new(transaction, dedup, self.options.cancel);
+        for (diff_id, KeptTar { mut draft, files, sparse }) in tars.into_iter().flatten() {
+            if self.options.form == Form::Tar {
+                draft.set_layer(diff_id);
+                for TarFile { object, sha256, offset, size } in &files {
+                    draft.add(*object, *sha256, *offset, *size);
+                }
+                let blob = draft.finish().map_err(ImportError::Object)?;
+                for file in files {
+                    found.entry(file.object).or_insert_with(|| file.stored(&blob));
+                }
+                continue;
+            }
+            for TarFile { object, sha256, offset, size } in &files {
+                let file = Packed { object, size: *size, sha256: Some(*sha256) };
+                let read = |into: &mut [u8], at| draft.read_exact_at(into, offset + at);
+                packer.add(&file, read)?;
+            }
+            self.pack_own(&mut packer, &sparse)?;
+            packer.end_layer()?;
+            // All of it is in blobs: the tar takes room no longer.
+            drop(draft);
+        }
+        if self.options.form == Form::Tar {
+            self.pack_others(&mut packer, tree, layers, &mut found)?;
+        }
+        found.extend(packer.finish()?);
+        let places = Found { transaction, found };
+        let written = native::write(transaction, tree, &places)?;
+        // They are in the blobs.
+        transaction.forget_objects();
+        Ok(Some(written))
+    }
+
+    /// Packs what no tar of these layers has as a whole: sparse files, whose zeros are nowhere then.
+    fn pack_others(
+        &self,
+        packer: &mut Packer<'_>,
+        tree: &Tree,
+        layers: &[Digest],
+        found: &mut HashMap<ObjectId, StoredObject>,
+    ) -> Result<(), ImportError> {
+        let mut others = Vec::new();
+        each_object(tree, |object, size| {
+            if !found.contains_key(object) {
+                let stored = self.transaction.reuse_in_tars(object, layers);
+                match stored.map_err(ImportError::Object)? {
+                    Some(stored) => drop(found.insert(*object, stored)),
+                    None => others.push((*object, size)),
+                }
+            }
+            Ok(())
+        })?;
+        self.pack_own(packer, &others)
+    }
+
+    /// Packs objects that this import has made, which are no objects any more when the image is written.
+    fn pack_own(
+        &self,
+        packer: &mut Packer<'_>,
+        objects: &[(ObjectId, u64)],
+    ) -> Result<(), ImportError> {
+        for (object, size) in objects {
+            let mut reader = None;
+            let read = |into: &mut [u8], at| {
+                let reader = match &mut reader {
+                    Some(reader) => reader,
+                    empty => {
+                        let opened = self.transaction.read_object(object);
+                        empty.insert(opened.map_err(io::Error::other)?)
+                    }
+                };
+                ObjectReader::read_exact_at(reader, into, at)
+            };
+            let file = Packed { object, size: *size, sha256: None };
+            packer.add(&file, read)?;
+        }
+        Ok(())
+    }
+
+    /// Packs the objects of a tree, in its order, and writes its image.
+    pub(super) fn pack(&self, tree: &Tree) -> Result<Written, ImportError> {
+        let written = self.over_blobs(tree, &|_, _| Ok(None))?;
+        // They are in the blobs.
+        self.transaction.forget_objects();
+        Ok(written)
+    }
+
+    /// Writes the image of a tree whose objects are in data blobs of the store, of whatever kind; those that are not are
+    /// packed.
+    pub(crate) fn derived(&self, tree: &Tree) -> Result<Written, ImportError> {
+        check_paths(tree)?;
+        self.over_blobs(tree, &|object, size| {
+            self.transaction.reuse_stored(object, size).map_err(ImportError::Object)
+        })
+    }
+
+    fn over_blobs(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
+        let transaction = &*self.transaction;
+        let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
+        let (mut found, mut objects) = (HashMap::new(), Vec::new());
+        each_object(tree, |object, size| {
+            match find(object, size)? {
+                Some(stored) => drop(found.insert(*object, stored)),
+                None => objects.push((*object, size)),
+            }
+            Ok(())
+        })?;
+        self.pack_own(&mut packer, &objects)?;
+        found.extend(packer.finish()?);
+        let places = Found { transaction, found };
+        Ok(native::write(transaction, tree, &places)?)
+    }
+}
+
+/// Calls `visit` for each object of a tree, once.
+pub(super) fn each_object(
+    tree: &Tree,
+    mut visit: impl FnMut(&ObjectId, u64) -> Result<(), ImportError>,
+) -> Result<(), ImportError> {
+    let mut seen = HashSet::new();
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        if let Node::Regular(Content::External { object: Some(object), size, .. }) =
+            entry.inode.node()
+            && seen.insert(object)
+        {
+            visit(&object, size)?;
+        }
+    }
+    Ok(())
+}
+
+impl TarFile {
+    fn stored(&self, blob: &DataBlob) -> StoredObject {
+        StoredObject {
+            object: self.object,
+            blob: blob.id,
+            blob_bytes: blob.bytes,
+            kind: blob.kind,
+            offset: self.offset,
+            size: self.size,
+            sha256: self.sha256,
+            pieces: None,
+        }
+    }
+}
+
+/// Where the data of an import's files is.
+struct Found<'t> {
+    transaction: &'t Transaction<'t>,
+    /// What is in the blobs of this import, or was found for them.
+    found: HashMap<ObjectId, StoredObject>,
+}
+
+impl Places for Found<'_> {
+    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
+        if let Some(found) = self.found.get(object) {
+            return Ok(Some(found.clone()));
+        }
+        self.transaction.reuse_packed(object)
+    }
+
+    fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()> {
+        let reader = self.transaction.read_object(object).map_err(io::Error::other)?;
+        native::copy(start..reader.size(), out, |into, at| reader.read_exact_at(into, at))
+    }
+}

@@ -1,0 +1,253 @@
+//! Sources that are a tree already: directories and dumps.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{collections::HashMap, thread};
+
+use image::dump::Strictness;
+use image::tree::{Content, InodeId, Location, Node, Tree};
+use image::verity::ObjectId;
+use store::{Form, walk};
+
+use super::objects::BATCH;
+use super::stop::Stop;
+use super::{ImportError, Job, Made, copy};
+use crate::progress::Event;
+use oci::files::{self, Stream};
+use oci::source::Input;
+
+impl Job<'_> {
+    /// A root filesystem as it is.
+    pub(super) fn directory(&self, path: &Path) -> Result<Made, ImportError> {
+        (self.options.progress)(Event::Walking);
+        let opened = |source| ImportError::Open { input: Input::File(path.to_owned()), source };
+        let directory = files::directory(path).map_err(opened)?;
+        let options = walk::Options {
+            hardlinks: walk::Hardlinks::Keep,
+            xattrs: self.options.xattrs,
+            times: self.options.times,
+            devices: walk::Devices::Keep,
+            inline_max: walk::COMPOSEFS_INLINE_MAX,
+            threads: self.options.threads,
+        };
+        let put = |source: &mut walk::Source<'_>| {
+            if self.options.cancel.load(Ordering::Relaxed) {
+                return Err(ImportError::Cancelled.into());
+            }
+            Ok(self.file(source)?)
+        };
+        match walk::tree(directory.as_fd(), path, &options, put) {
+            Ok(tree) => self.made(tree),
+            Err(_) if self.options.cancel.load(Ordering::Relaxed) => Err(ImportError::Cancelled),
+            Err(error) => Err(ImportError::Walk(Box::new(error))),
+        }
+    }
+
+    fn file(&self, source: &mut walk::Source<'_>) -> Result<ObjectId, ImportError> {
+        match usize::try_from(source.size()) {
+            Ok(size) if size <= BATCH => {
+                let mut bytes = Vec::with_capacity(size);
+                let read = source.read(|piece| {
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                });
+                read.map_err(ImportError::ReadFile)?;
+                self.transaction.object(&bytes).map_err(ImportError::Object)
+            }
+            _ => {
+                let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
+                source.read(|piece| draft.write_all(piece)).map_err(ImportError::Write)?;
+                draft.finish().map_err(ImportError::Object)
+            }
+        }
+    }
+
+    /// A composefs dump. Its files are in the store already, or are copied from a folder of objects.
+    pub(super) fn dump(&self, input: &Input) -> Result<Made, ImportError> {
+        (self.options.progress)(Event::Walking);
+        let cancel = self.options.cancel;
+        let opened = |source| ImportError::Open { input: input.clone(), source };
+        let stream = Stream::open(input, cancel).map_err(opened)?;
+        let reader = BufReader::with_capacity(256 << 10, stream);
+        let tree = image::dump::parse(reader, Strictness::Exact).map_err(|source| {
+            if cancel.load(Ordering::Relaxed) {
+                return ImportError::Cancelled;
+            }
+            ImportError::Dump { input: input.clone(), source: Box::new(source) }
+        })?;
+        let wanted = wanted(&tree)?;
+        let objects = self.collect(&wanted)?;
+        // Elsewhere a file may be at any place; here it is at its object's.
+        let moved = wanted.iter().zip(&objects).filter(|(wanted, _)| !wanted.is_in_place);
+        let moved: HashMap<_, _> = moved
+            .flat_map(|(wanted, object)| wanted.inodes.iter().map(|it| (*it, *object)))
+            .collect();
+        if moved.is_empty() {
+            return self.made(tree);
+        }
+        let tree =
+            copy::relocated(&tree, &moved).map_err(|source| ImportError::Relocate { source })?;
+        self.made(tree)
+    }
+
+    /// What a tree is made into whose files are objects of the store or of this import.
+    pub(super) fn made(&self, tree: Tree) -> Result<Made, ImportError> {
+        let written = match self.options.form {
+            Form::Objects => None,
+            Form::Packed => Some(self.pack(&tree)?),
+            Form::Tar => return Err(ImportError::NoLayers),
+        };
+        Ok(Made::of(tree, written))
+    }
+
+    /// Makes sure that the store has all of these, on several threads. Answers the object of each.
+    fn collect(&self, wanted: &[Wanted]) -> Result<Vec<ObjectId>, ImportError> {
+        let stop = Stop::new(self.options.cancel);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut found = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(one) = wanted.get(at).filter(|_| !stop.is_set()) else { return found };
+                match self.have(one) {
+                    Ok(object) => found.push((at, object)),
+                    Err(error) => stop.fail(error),
+                }
+            }
+        };
+        let found = thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..self.options.threads.get()).map(|_| scope.spawn(work)).collect();
+            let found = threads.into_iter().map(|thread| match thread.join() {
+                Ok(found) => found,
+                Err(panic) => resume_unwind(panic),
+            });
+            found.flatten().collect::<Vec<_>>()
+        });
+        stop.result()?;
+        let mut found = found;
+        found.sort_unstable_by_key(|(at, _)| *at);
+        Ok(found.into_iter().map(|(_, object)| object).collect())
+    }
+
+    /// Makes sure that the store has an object.
+    fn have(&self, wanted: &Wanted) -> Result<ObjectId, ImportError> {
+        if let Some(object) = wanted.object
+            && self.transaction.reuse(&object, wanted.size).map_err(ImportError::Object)?
+        {
+            return Ok(object);
+        }
+        let refused = |reason| ImportError::DumpFile { path: wanted.path.clone(), reason };
+        let Some(folder) = self.options.objects else {
+            let Some(object) = wanted.object else {
+                return Err(refused("it has no digest, and no folder of objects was given"));
+            };
+            return Err(ImportError::Missing { object, path: wanted.path.clone(), looked: false });
+        };
+        let (path, file) = wanted.open(folder)?;
+        let failed = |source| ImportError::Open { input: Input::File(path.clone()), source };
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.len() != wanted.size {
+            return Err(refused("the file among the objects has another size"));
+        }
+        let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
+        let mut buffer = vec![0; 256 << 10];
+        let mut left = file.take(wanted.size);
+        loop {
+            match left.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => draft.write_all(&buffer[..read]).map_err(ImportError::Write)?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let actual = draft.finish().map_err(ImportError::Object)?;
+        match wanted.object {
+            Some(expected) if expected != actual => {
+                let (expected, actual) = (Box::new(expected), Box::new(actual));
+                Err(ImportError::NotObject { path, expected, actual })
+            }
+            _ => Ok(actual),
+        }
+    }
+}
+
+/// A file of a dump, or several that have the same bytes at the same place.
+struct Wanted {
+    object: Option<ObjectId>,
+    size: u64,
+    /// Where a folder of objects has it.
+    place: Vec<u8>,
+    /// It is where the store would have it.
+    is_in_place: bool,
+    /// Of one file, for messages.
+    path: Vec<u8>,
+    inodes: Vec<InodeId>,
+}
+
+impl Wanted {
+    /// Looks where the dump says, and where its digest says.
+    fn open(&self, folder: &Path) -> Result<(PathBuf, File), ImportError> {
+        use std::os::unix::ffi::OsStrExt as _;
+        let place = Path::new(std::ffi::OsStr::from_bytes(&self.place));
+        let is_below = place.components().all(|it| matches!(it, std::path::Component::Normal(_)));
+        if !is_below {
+            let reason = "its place among the objects leads out of their folder";
+            return Err(ImportError::DumpFile { path: self.path.clone(), reason });
+        }
+        let path = folder.join(place);
+        let error = match files::regular_in(folder, place) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) => error,
+        };
+        match self.object {
+            Some(object) if error.kind() == io::ErrorKind::NotFound => {
+                let by_digest = folder.join(object.path());
+                match files::regular_in(folder, Path::new(&object.path())) {
+                    Ok(file) => Ok((by_digest, file)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        Err(ImportError::Missing { object, path: self.path.clone(), looked: true })
+                    }
+                    Err(source) => Err(ImportError::Open { input: Input::File(by_digest), source }),
+                }
+            }
+            _ => Err(ImportError::Open { input: Input::File(path), source: error }),
+        }
+    }
+}
+
+/// Every file of the tree that is elsewhere, each place once, in the order of the tree.
+fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
+    let mut all: Vec<Wanted> = Vec::new();
+    let mut known = HashMap::new();
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        let Node::Regular(Content::External { size, object, location }) = entry.inode.node() else {
+            continue;
+        };
+        if !entry.is_owner {
+            continue;
+        }
+        let place = match (location, object) {
+            (Location::Path(place), _) => place.strip_prefix(b"/").unwrap_or(place).to_vec(),
+            (_, Some(object)) => object.path().into_bytes(),
+            (_, None) => {
+                let reason = "it has neither a digest nor a place";
+                return Err(ImportError::DumpFile { path: path.to_vec(), reason });
+            }
+        };
+        let inode = entry.inode.id();
+        let at = *known.entry((place.clone(), object, size)).or_insert(all.len());
+        if at == all.len() {
+            let is_in_place = matches!(location, Location::Object);
+            let path = path.to_vec();
+            all.push(Wanted { object, size, place, is_in_place, path, inodes: Vec::new() });
+        }
+        all[at].inodes.push(inode);
+    }
+    Ok(all)
+}

@@ -1,0 +1,44 @@
+//! Images of another platform than the one that is wanted.
+
+use super::Options;
+use crate::progress::Event;
+use oci::manifest::{Config, Platform};
+
+/// What is done with an image whose config names another platform than [`Options::platform`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OtherPlatform {
+    /// It is refused: the user asked for that platform.
+    Refuse,
+    /// It is taken, and [`Event::OtherPlatform`] is told: nobody asked, and the platform is this machine's.
+    #[default]
+    Tell,
+}
+
+/// An image of another platform than the one that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it is an image for {actual}, not for {wanted}, and there is no other in its place")]
+pub struct PlatformMismatch {
+    /// The platform that was asked for.
+    pub wanted: Box<Platform>,
+    /// The platform in the config.
+    pub actual: Box<Platform>,
+}
+
+/// Compares what a config says with what is wanted. An index is no proof: what it says of its entries may be wrong, and
+/// many images have none.
+pub(crate) fn check(settings: &Config, options: &Options<'_>) -> Result<(), PlatformMismatch> {
+    let wanted = options.platform;
+    let Some(actual) = settings.platform().filter(|actual| wanted.fit(actual).is_none()) else {
+        return Ok(());
+    };
+    match options.other_platform {
+        OtherPlatform::Refuse => {
+            let (wanted, actual) = (Box::new(wanted.clone()), Box::new(actual));
+            Err(PlatformMismatch { wanted, actual })
+        }
+        OtherPlatform::Tell => {
+            (options.progress)(Event::OtherPlatform { image: &actual, wanted });
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! One more layer on an image that the store has: nothing of the layers below is read again.
+
+use std::io::Read;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use image::tree::Tree;
+use image::verity::Algorithm;
+use store::{Blob, Store};
+
+use super::layers::{LayerSource, Once, Title};
+use super::stop::Stop;
+use super::{ImportError, Job, LayerFailure, Made, Options, Report, Times, copy, layer};
+use crate::progress::Event;
+use image::digest::Digest;
+
+/// What a layer is put on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Below<'a> {
+    /// The tree of the image.
+    pub(crate) tree: &'a Tree,
+    /// Its layers, from the lowest to the uppermost.
+    pub(crate) diff_ids: &'a [Digest],
+}
+
+/// A document's name and bytes.
+pub(crate) type Named = (Digest, Vec<u8>);
+
+/// Adds a layer. `documents` makes config and manifest, when the layer is known by its diff id and its blob.
+///
+/// # Errors
+/// [`ImportError`]; then nothing was changed.
+pub(crate) fn import(
+    store: &Store,
+    below: Below<'_>,
+    tar: impl Read + Send,
+    documents: impl FnOnce(&Digest, &Blob) -> (Named, Named),
+    options: &Options<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let job = Job::begin(store, options)?;
+    let made = job.stacked(below, tar, documents)?;
+    job.finish(made, options.name.cloned(), start)
+}
+
+/// The trees that an image has, and would have with one more layer. Nothing is stored.
+///
+/// # Errors
+/// [`ImportError`] when the tar is no layer.
+pub fn preview(
+    below: &Tree,
+    tar: impl Read,
+    algorithm: Algorithm,
+) -> Result<(Tree, Tree), ImportError> {
+    let added = layer::look(tar, algorithm).map_err(|failure| failed(1, failure))?;
+    let before = copy::thawed(below).map_err(|source| ImportError::Relocate { source })?;
+    Ok((before.finish(), put(added, below, 1)?))
+}
+
+fn put(added: image::layer::Layer, below: &Tree, number: usize) -> Result<Tree, ImportError> {
+    let below = copy::thawed(below).map_err(|source| ImportError::Relocate { source })?;
+    Ok(added.onto(Some(below)).map_err(|it| failed(number, it.into()))?.finish())
+}
+
+/// What it is called in messages.
+const NAME: &str = "the changes";
+
+fn failed(number: usize, failure: LayerFailure) -> ImportError {
+    let source = Box::new(failure);
+    ImportError::Layer { number, count: number, name: NAME.to_owned(), source }
+}
+
+impl Job<'_> {
+    fn stacked(
+        &self,
+        below: Below<'_>,
+        tar: impl Read + Send,
+        documents: impl FnOnce(&Digest, &Blob) -> (Named, Named),
+    ) -> Result<Made, ImportError> {
+        (self.options.progress)(Event::Layers(&[None]));
+        let number = below.diff_ids.len() + 1;
+        for diff_id in below.diff_ids {
+            // From here on `gc` leaves it, and what is in it, alone.
+            let found = self.transaction.reuse_layer(diff_id);
+            if found.map_err(|error| failed(number, error.into()))?.is_none() {
+                return Err(ImportError::LayerBelow(Box::new(*diff_id)));
+            }
+        }
+        let source = LayerSource {
+            name: NAME.to_owned(),
+            source: Mutex::new(Box::new(Once::new(tar))),
+            media_type: String::new(),
+            digest: None,
+            size: None,
+            diff_id: None,
+            title: Title::Bytes,
+            is_wanted: false,
+        };
+        let stop = Stop::new(self.options.cancel);
+        let mut gathered = self.gather(&[source], &stop)?;
+        let gathered = gathered.pop().expect("as many as there were sources");
+        let tree = put(gathered.layer, below.tree, number)?;
+        let diff_id = gathered.report.diff_id;
+        let layers = [below.diff_ids, &[diff_id]].concat();
+        let tar = gathered.tar.map(|tar| (diff_id, tar));
+        let written = self.native(&tree, &layers, vec![tar])?;
+        let (config, manifest) = documents(&diff_id, &gathered.blob);
+        let digest = manifest.0;
+        for (digest, bytes) in [config, manifest] {
+            self.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
+        }
+        Ok(Made {
+            tree,
+            written,
+            manifest: Some(digest),
+            layers: vec![gathered.report],
+            name: None,
+            committed: gathered.committed,
+            times: Times::default(),
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! Images between sources and the store: import, pull, export, push, convert, derive and commit. No socket is opened here.
+#![forbid(unsafe_code)]
+
+pub mod chunked;
+pub mod commit;
+pub mod derive;
+pub mod evidence;
+pub mod export;
+pub mod import;
+pub mod native;
+pub mod progress;
+#[cfg(feature = "registry")]
+pub mod pull;
+#[cfg(feature = "registry")]
+pub mod push;

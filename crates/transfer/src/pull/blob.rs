@@ -1,0 +1,304 @@
+//! A layer's blob on its way from a registry, with what an earlier pull has of it.
+
+use std::io::{self, Cursor, Read};
+use std::ops::Range;
+use std::sync::Arc;
+
+use store::{PartialBlob, Store};
+
+use super::Layers;
+use super::tables::Table;
+use crate::chunked::{Plan, Ranges, Tar, Toc};
+use crate::import::{BlobSource, LayerFailure};
+use image::digest::Digest;
+use oci::manifest::Descriptor;
+use oci::registry::{Registry, RegistryError};
+
+/// Blobs of fewer bytes are not kept in part: to ask again costs less than a file.
+const PARTIAL_MIN: u64 = 1 << 20;
+
+/// Ranges of at most so many bytes are fetched into memory.
+const RANGE_MAX: u64 = 4 << 20;
+
+/// Parts of a blob.
+pub(super) struct Parts<'a> {
+    registry: &'a Registry,
+    digest: Digest,
+    size: u64,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn new(registry: &'a Registry, layer: &Descriptor) -> Self {
+        Self { registry, digest: layer.digest, size: layer.size }
+    }
+}
+
+impl Ranges for Parts<'_> {
+    fn read(&self, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        let length = range.end.saturating_sub(range.start);
+        if length > RANGE_MAX {
+            let from = self.registry.blob(&self.digest, Some(self.size), range.start);
+            return Box::new(from.until(range.end));
+        }
+        match self.registry.range(&self.digest, range) {
+            Ok(bytes) => Box::new(Cursor::new(bytes)),
+            Err(error) => Box::new(Failing(Some(error))),
+        }
+    }
+}
+
+/// Tells an error when it is read.
+struct Failing(Option<RegistryError>);
+
+impl Read for Failing {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        self.0.take().map_or(Ok(0), |error| Err(io::Error::other(error)))
+    }
+}
+
+pub(super) struct PulledBlob<'a> {
+    registry: &'a Registry,
+    store: &'a Store,
+    diff_id: &'a Digest,
+    digest: Digest,
+    size: u64,
+    parts: Parts<'a>,
+    /// Until it is asked for.
+    table: Table<'a>,
+    /// What the layer says is in it.
+    toc: Option<Arc<Toc>>,
+    plan: Option<Plan<'a>>,
+    layers: Layers,
+    /// Ours until the layer is complete.
+    partial: Option<PartialBlob<'a>>,
+    last_try: bool,
+    /// The last try had bytes of an earlier pull, which may have been the wrong ones.
+    had_old_bytes: bool,
+}
+
+impl<'a> PulledBlob<'a> {
+    pub(super) fn new(
+        registry: &'a Registry,
+        store: &'a Store,
+        layer: &'a Descriptor,
+        diff_id: &'a Digest,
+        layers: Layers,
+        table: Table<'a>,
+    ) -> Self {
+        Self {
+            registry,
+            store,
+            table,
+            diff_id,
+            parts: Parts::new(registry, layer),
+            toc: None,
+            plan: None,
+            digest: layer.digest,
+            size: layer.size,
+            layers,
+            partial: None,
+            last_try: false,
+            had_old_bytes: false,
+        }
+    }
+
+    fn take_partial(&mut self) {
+        if self.size < PARTIAL_MIN && self.layers == Layers::Forget {
+            return;
+        }
+        match self.store.partial_blob(&self.digest) {
+            Ok(partial) => self.partial = partial,
+            Err(error) => tracing::debug!(blob = %self.digest, %error, "not kept in part"),
+        }
+        if self.partial.as_ref().is_some_and(|partial| partial.length() > self.size) {
+            self.restart();
+        }
+    }
+
+    /// Forgets what is here: some of it was wrong.
+    fn restart(&mut self) {
+        if let Some(partial) = &mut self.partial
+            && let Err(error) = partial.restart()
+        {
+            tracing::debug!(blob = %self.digest, %error, "not kept in part");
+            self.partial = None;
+        }
+    }
+}
+
+impl BlobSource for PulledBlob<'_> {
+    fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
+        match failure {
+            None => {
+                // A whole one is here only when the layer's files are not, or not any more.
+                if let Ok(Some((file, size))) = self.store.blob(&self.digest)
+                    && size == self.size
+                {
+                    self.had_old_bytes = true;
+                    return Some(Box::new(file));
+                }
+                self.take_partial();
+                self.had_old_bytes = self.partial.as_ref().is_some_and(|it| it.length() > 0);
+            }
+            Some(_) => {
+                self.restart();
+                // Bytes from here are no fault of the registry's. Else once more, from another mirror if there is one.
+                let is_new = !std::mem::take(&mut self.had_old_bytes);
+                if is_new {
+                    let _is_another_there = self.registry.distrust(&self.digest);
+                }
+                if is_new && std::mem::replace(&mut self.last_try, true) {
+                    if let Some(Err(error)) = self.partial.take().map(PartialBlob::discard) {
+                        tracing::debug!(blob = %self.digest, %error, "cannot be removed");
+                    }
+                    return None;
+                }
+                if self.partial.is_none() {
+                    self.take_partial();
+                    self.restart();
+                }
+            }
+        }
+        let here = self.partial.as_ref().map_or(0, PartialBlob::length);
+        let blob = |from, until: Option<u64>| {
+            let blob = self.registry.blob(&self.digest, Some(self.size), from);
+            match until {
+                Some(end) => blob.until(end),
+                None => blob,
+            }
+        };
+        // Where something was wrong, it may be what came with the table: of its bytes nobody has a digest.
+        let known = self.toc.as_ref().filter(|_| failure.is_none()).map(|toc| toc.bytes());
+        let rest = (here < self.size).then(|| rest(here, self.size, known, blob));
+        Some(Box::new(Reader { partial: &mut self.partial, here, at: 0, rest }))
+    }
+
+    fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
+        if let Some((toc, plan)) = std::mem::replace(&mut self.table, Ok(None))? {
+            (self.toc, self.plan) = (Some(toc), plan);
+        }
+        Ok(self.plan.as_ref().map(|plan| plan.open(&self.parts)))
+    }
+
+    fn done(&mut self) {
+        if let Some(toc) = &self.toc
+            && let Err(error) = toc.keep(self.store, self.diff_id)
+        {
+            tracing::debug!(blob = %self.digest, %error, "its table of contents is not kept");
+        }
+        let Some(partial) = self.partial.take() else { return };
+        let outcome = match self.layers {
+            // One that came from here, or a part that was longer than asked for.
+            Layers::Keep if partial.length() == self.size => partial.finish(),
+            _ => partial.discard(),
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(blob = %self.digest, %error, "cannot keep or remove it: `quire gc` will");
+        }
+    }
+}
+
+/// A blob from the byte `here` on, of which some bytes are `known`: where they begin, and which they are. `blob` gives the
+/// others, from one byte up to another, or to the end.
+fn rest<'b, R: Read + Send + 'b>(
+    here: u64,
+    size: u64,
+    known: Option<(u64, &'b [u8])>,
+    blob: impl Fn(u64, Option<u64>) -> R,
+) -> Box<dyn Read + Send + 'b> {
+    let known = known.filter(|(_, bytes)| !bytes.is_empty());
+    let Some((start, bytes)) = known else { return Box::new(blob(here, None)) };
+    let end = start + bytes.len() as u64;
+    if here >= end {
+        return Box::new(blob(here, None));
+    }
+    let skipped = usize::try_from(here.saturating_sub(start)).expect("it is within the bytes");
+    let known = Cursor::new(&bytes[skipped..]);
+    let before = (here < start).then(|| blob(here, Some(start)));
+    let after = (end < size).then(|| blob(end, None));
+    match (before, after) {
+        (None, None) => Box::new(known),
+        (Some(before), None) => Box::new(before.chain(known)),
+        (None, Some(after)) => Box::new(known.chain(after)),
+        (Some(before), Some(after)) => Box::new(before.chain(known).chain(after)),
+    }
+}
+
+/// What is here, then the rest from the registry, which is added to what is here.
+struct Reader<'r, 'a, R> {
+    partial: &'r mut Option<PartialBlob<'a>>,
+    /// Bytes that were here at first.
+    here: u64,
+    at: u64,
+    /// None when all was here.
+    rest: Option<R>,
+}
+
+impl<R: Read> Read for Reader<'_, '_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if let Some(partial) = self.partial
+            && self.at < self.here
+        {
+            let left = usize::try_from(self.here - self.at).unwrap_or(usize::MAX);
+            let length = left.min(into.len());
+            let read = partial.read_at(&mut into[..length], self.at)?;
+            if read == 0 && length > 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the part that was here has become shorter",
+                ));
+            }
+            self.at += read as u64;
+            return Ok(read);
+        }
+        let Some(rest) = &mut self.rest else { return Ok(0) };
+        let read = rest.read(into)?;
+        if let Some(partial) = self.partial
+            && let Err(error) = partial.append(&into[..read])
+        {
+            // A full disk, most often. The pull itself may have room yet.
+            tracing::debug!(%error, "not kept in part");
+            if let Some(Err(error)) = self.partial.take().map(PartialBlob::discard) {
+                tracing::debug!(%error, "cannot be removed");
+            }
+        }
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// The blob is ten bytes, of which some are known: what is asked of the registry for the rest.
+    fn check(here: u64, known: Option<(u64, &[u8])>, expect: &[(u64, Option<u64>)]) {
+        const BLOB: &[u8] = b"0123456789";
+        let asked = RefCell::new(Vec::new());
+        let blob = |from: u64, until: Option<u64>| {
+            asked.borrow_mut().push((from, until));
+            let [from, end] = [from, until.unwrap_or(10)].map(|it| usize::try_from(it).unwrap());
+            &BLOB[from..end]
+        };
+        let mut bytes = Vec::new();
+        rest(here, 10, known, blob).read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, &BLOB[usize::try_from(here).unwrap()..], "{here} {known:?}");
+        assert_eq!(*asked.borrow(), expect, "{here} {known:?}");
+    }
+
+    #[test]
+    fn what_came_with_a_table_is_not_asked_for_again() {
+        check(0, None, &[(0, None)]);
+        check(4, None, &[(4, None)]);
+        check(0, Some((6, b"67")), &[(0, Some(6)), (8, None)]);
+        check(0, Some((6, b"6789")), &[(0, Some(6))]);
+        check(3, Some((6, b"6789")), &[(3, Some(6))]);
+        check(6, Some((6, b"67")), &[(8, None)]);
+        check(7, Some((6, b"67")), &[(8, None)]);
+        check(7, Some((6, b"6789")), &[]);
+        check(8, Some((6, b"67")), &[(8, None)]);
+        check(9, Some((6, b"67")), &[(9, None)]);
+        check(0, Some((10, b"")), &[(0, None)]);
+    }
+}

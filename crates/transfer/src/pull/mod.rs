@@ -1,0 +1,408 @@
+//! From a registry to an image in the store.
+//!
+//! A pull is an import whose layers come from a [`Registry`]. Each layer becomes durable as soon as it is complete, and what
+//! there is of an unfinished one is kept, so that a pull that was interrupted goes on where it stopped: see
+//! `docs/decisions/0005-pull.md`.
+
+mod blob;
+mod tables;
+
+use std::io::{self, Read as _};
+use std::sync::Mutex;
+
+use store::{DiskError, Origin, RefName, Reference as StoredReference, Store};
+
+use crate::evidence::{self, EvidenceError};
+use crate::import::{
+    self, Durable, Found, ImportError, LayerSource, PlatformMismatch, Report, Title, platform,
+};
+use image::digest::Digest;
+use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform};
+use oci::policy::{AdmitError, Policies, Repository, admit};
+use oci::reference::Reference;
+use oci::registry::{Registry, RegistryError};
+
+use blob::PulledBlob;
+
+/// Indexes may be in indexes: at most so deep.
+const DEPTH_MAX: usize = 4;
+
+/// How to pull.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// As for any import. `durable` is not looked at: each layer becomes durable on its own.
+    pub import: import::Options<'a>,
+    /// Whether the layers are kept as they came, too.
+    pub layers: Layers,
+    /// Which images are accepted.
+    pub policies: &'a Policies,
+}
+
+impl std::fmt::Debug for Options<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut options = f.debug_struct("Options");
+        options.field("import", &self.import).field("layers", &self.layers).finish()
+    }
+}
+
+/// Whether layers are kept as they came, besides the files that are in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layers {
+    /// No: they can be made again from the files, but seldom compressed to the same bytes.
+    #[default]
+    Forget,
+    /// Yes: a push gives back the very bytes.
+    Keep,
+}
+
+/// Why there is no new image. What came of it so far is kept for the next pull.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PullError {
+    /// The registry.
+    #[error("cannot pull {reference}")]
+    Registry {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Why not.
+        source: Box<RegistryError>,
+    },
+    /// The registry has something of that name that is no image for this platform.
+    #[error("{reference} is nothing that can be pulled")]
+    Manifest {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Why not.
+        source: Box<ManifestError>,
+    },
+    /// A descriptor says another size than its content has.
+    #[error("{digest} of {reference} has {actual} bytes, not {expected} as its manifest says")]
+    Size {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// A manifest or a config.
+        digest: Box<Digest>,
+        /// The descriptor's.
+        expected: u64,
+        /// What came.
+        actual: u64,
+    },
+    /// The config cannot be read.
+    #[error("cannot read the config {digest} of {reference}")]
+    Config {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// The config's.
+        digest: Box<Digest>,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Twice something else came than the config.
+    #[error("the registry has no right copy of the config {digest} of {reference}, but {actual}")]
+    Mismatch {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// The config's.
+        digest: Box<Digest>,
+        /// Of what came.
+        actual: Box<Digest>,
+    },
+    /// It is for another platform than the one that was asked for.
+    #[error("cannot pull {reference}")]
+    Platform {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// The platforms.
+        source: PlatformMismatch,
+    },
+    /// Indexes within indexes.
+    #[error("{0} leads to more than {DEPTH_MAX} indexes, one within the other")]
+    Depth(Box<Reference>),
+    /// The store cannot note that a pull begins.
+    #[error("cannot note the pull in the store")]
+    Pin(#[source] DiskError),
+    /// It may not be pulled, or nobody can tell.
+    #[error("{reference} is not pulled")]
+    Policy {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Why not.
+        source: Box<AdmitError>,
+    },
+    /// Where the image came from, and who signed it, cannot be kept.
+    #[error("cannot keep where the image came from")]
+    Evidence(#[source] Box<EvidenceError>),
+    /// What came is not imported.
+    #[error("cannot pull {reference}")]
+    Import {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Why not.
+        source: ImportError,
+    },
+}
+
+/// What a pull did.
+#[derive(Debug, Clone)]
+pub enum Pulled {
+    /// The store had this very image under this name.
+    UpToDate {
+        /// The image.
+        image: image::verity::ObjectId,
+        /// Its manifest.
+        manifest: Digest,
+        /// Its name.
+        name: RefName,
+    },
+    /// An image was made.
+    Image(Report),
+}
+
+/// An image as a registry has it: checked bytes, and what they say.
+#[derive(Debug)]
+struct Remote {
+    /// The indexes that led to the manifest.
+    indexes: Vec<Vec<u8>>,
+    manifest: (Digest, Vec<u8>),
+    config: (Digest, Vec<u8>),
+    image: Manifest,
+    settings: Config,
+}
+
+/// The name that a pulled image has in the store, unless another was asked for: the whole reference. One that is named
+/// by its digest alone gets that as its tag.
+///
+/// # Errors
+/// [`store::RefNameError`] for names that are longer than the store takes.
+pub fn default_name(reference: &Reference) -> Result<RefName, store::RefNameError> {
+    let tag = match (reference.tag(), reference.digest()) {
+        (None, Some(digest)) => digest.to_string().replace(':', "-"),
+        (tag, _) => tag.unwrap_or("latest").to_owned(),
+    };
+    format!("{}:{tag}", reference.name()).parse()
+}
+
+/// Pulls an image.
+///
+/// # Errors
+/// [`PullError`]; then no name stands for anything new.
+pub fn pull(
+    store: &Store,
+    registry: &Registry,
+    reference: &Reference,
+    options: &Options<'_>,
+) -> Result<Pulled, PullError> {
+    let remote = find(store, registry, reference, options.import.platform)?;
+    let fits = platform::check(&remote.settings, &options.import);
+    fits.map_err(|source| PullError::Platform { reference: Box::new(reference.clone()), source })?;
+    let manifest = remote.manifest.0;
+    // Before all else: what is refused is not downloaded, and an image that is here may have new signatures.
+    let repository = Repository::new(reference.registry(), reference.repository());
+    let admitted = admit(options.policies, registry, &repository, &manifest, remote.indexes);
+    let (verdict, evidence) = admitted.map_err(|source| PullError::Policy {
+        reference: Box::new(reference.clone()),
+        source: Box::new(source),
+    })?;
+    for key in verdict.signed_by {
+        tracing::info!(%reference, key = %key.display(), "signed");
+    }
+    let keep = || {
+        evidence::keep(&evidence, store, &manifest).map_err(|it| PullError::Evidence(Box::new(it)))
+    };
+    let not_imported =
+        |source| PullError::Import { reference: Box::new(reference.clone()), source };
+    if let Some(done) = here(store, options, &manifest, &remote.image.layers) {
+        keep()?;
+        if let Pulled::UpToDate { image, .. } = &done {
+            note_origin(store, image, &manifest, &repository).map_err(not_imported)?;
+        }
+        return Ok(done);
+    }
+    // Before anything of it is in the store, so that gc never sees it without.
+    store.pin(&manifest, options.import.now).map_err(PullError::Pin)?;
+    let note = || -> Result<(), ImportError> {
+        let transaction = store.begin().map_err(ImportError::Transaction)?;
+        for (digest, bytes) in [&remote.config, &remote.manifest] {
+            transaction.manifest(digest, bytes).map_err(ImportError::Manifest)?;
+        }
+        transaction.commit().map(drop).map_err(ImportError::Transaction)
+    };
+    note().map_err(not_imported)?;
+    keep()?;
+    let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
+    let wanted = |layer: &Descriptor| options.layers == Layers::Keep && !is_kept(store, layer);
+    let import::Options { budget, threads, .. } = options.import;
+    let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get());
+    let layers = layers.into_iter().zip(tables).map(|((layer, diff_id), table)| LayerSource {
+        name: layer.digest.to_string(),
+        source: Mutex::new(Box::new(PulledBlob::new(
+            registry,
+            store,
+            layer,
+            diff_id,
+            options.layers,
+            table,
+        ))),
+        media_type: layer.media_type.clone(),
+        digest: Some(layer.digest),
+        size: Some(layer.size),
+        diff_id: Some(*diff_id),
+        title: Title::Blob,
+        // What is here of its files does not bring back the bytes that are to be kept.
+        is_wanted: wanted(layer),
+    });
+    let found = Found {
+        layers: layers.collect(),
+        manifest: Some(remote.manifest),
+        config: Some(remote.config),
+        name: None,
+    };
+    let budget = budget.saturating_sub(memory);
+    let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
+    let origins = import::Origins::Pulled(repository.to_string());
+    let report = import::import_found(store, &found, origins, &import).map_err(not_imported)?;
+    if let Err(error) = store.unpin(&manifest) {
+        tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
+    }
+    Ok(Pulled::Image(report))
+}
+
+/// Notes where an image that is here comes from, too.
+fn note_origin(
+    store: &Store,
+    image: &image::verity::ObjectId,
+    manifest: &Digest,
+    repository: &Repository,
+) -> Result<(), ImportError> {
+    let origin = Origin { manifest: Some(*manifest), repository: Some(repository.to_string()) };
+    // A damaged record is replaced.
+    if store.origins(image).is_ok_and(|it| it.contains(&origin)) {
+        return Ok(());
+    }
+    let transaction = store.begin().map_err(ImportError::Transaction)?;
+    transaction.add_origin(*image, origin);
+    transaction.commit().map(drop).map_err(ImportError::Transaction)
+}
+
+/// Whether the store has all that was asked for.
+fn here(
+    store: &Store,
+    options: &Options<'_>,
+    manifest: &Digest,
+    layers: &[Descriptor],
+) -> Option<Pulled> {
+    let name = options.import.name?;
+    let StoredReference { image, manifest: named, form, .. } = store.reference(name).ok()??;
+    let has_layers = match options.layers {
+        Layers::Forget => true,
+        Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
+    };
+    let is_so = named == Some(*manifest) && form == options.import.form;
+    let same = is_so && has_layers && store.open_image(&image).is_ok();
+    same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
+}
+
+/// Whether a layer is here as it came.
+fn is_kept(store: &Store, layer: &Descriptor) -> bool {
+    matches!(store.blob(&layer.digest), Ok(Some((_, size))) if size == layer.size)
+}
+
+/// A manifest or config that the store has from an earlier pull. One that is damaged is as good as none: it is fetched.
+fn stored(store: &Store, descriptor: &Descriptor) -> Option<Vec<u8>> {
+    let bytes = store.manifest(&descriptor.digest).ok().flatten()?;
+    (bytes.len() as u64 == descriptor.size).then_some(bytes)
+}
+
+/// The bytes of a config, checked.
+fn read_config(
+    registry: &Registry,
+    reference: &Reference,
+    config: &Descriptor,
+) -> Result<Vec<u8>, PullError> {
+    let (reference, digest) = (Box::new(reference.clone()), Box::new(config.digest));
+    let mut is_last = false;
+    loop {
+        let mut bytes = Vec::new();
+        let mut blob = registry.blob(&digest, Some(config.size), 0).as_document();
+        let read = blob.read_to_end(&mut bytes);
+        if let Err(source) = read {
+            return Err(PullError::Config { reference, digest, source });
+        }
+        let mut hasher = digest.hasher();
+        hasher.update(&bytes);
+        let actual = hasher.finish();
+        if actual == *digest {
+            return Ok(bytes);
+        }
+        let _is_another_there = registry.distrust(&digest);
+        if std::mem::replace(&mut is_last, true) {
+            return Err(PullError::Mismatch { reference, digest, actual: Box::new(actual) });
+        }
+    }
+}
+
+fn find(
+    store: &Store,
+    registry: &Registry,
+    reference: &Reference,
+    platform: &Platform,
+) -> Result<Remote, PullError> {
+    let failed = |source: RegistryError| PullError::Registry {
+        reference: Box::new(reference.clone()),
+        source: Box::new(source),
+    };
+    let wrong = |source| PullError::Manifest {
+        reference: Box::new(reference.clone()),
+        source: Box::new(source),
+    };
+    let size = |descriptor: &Descriptor, bytes: &[u8]| {
+        let actual = bytes.len() as u64;
+        if actual == descriptor.size {
+            return Ok(());
+        }
+        let digest = Box::new(descriptor.digest);
+        let (reference, expected) = (Box::new(reference.clone()), descriptor.size);
+        Err(PullError::Size { reference, digest, expected, actual })
+    };
+    let which = match (reference.digest(), reference.tag()) {
+        (Some(digest), _) => digest.to_string(),
+        (None, tag) => tag.unwrap_or("latest").to_owned(),
+    };
+    let first = registry.manifest(&which).map_err(failed)?;
+    let mut fetched = (first.digest, first.bytes);
+    let mut indexes = Vec::new();
+    for _ in 0..=DEPTH_MAX {
+        match Document::parse(&fetched.1).map_err(wrong)? {
+            Document::Index(index) => {
+                let chosen = index.choose(platform).map_err(wrong)?;
+                let next = match stored(store, chosen) {
+                    Some(bytes) => (chosen.digest, bytes),
+                    None => {
+                        let next = registry.manifest(&chosen.digest.to_string()).map_err(failed)?;
+                        size(chosen, &next.bytes)?;
+                        (next.digest, next.bytes)
+                    }
+                };
+                indexes.push(std::mem::replace(&mut fetched, next).1);
+            }
+            Document::Image(image) => {
+                let config = &image.config;
+                oci::manifest::check_size("config", config.size, CONFIG_MAX).map_err(wrong)?;
+                let bytes = match stored(store, config) {
+                    Some(bytes) => bytes,
+                    None => read_config(registry, reference, config)?,
+                };
+                let settings = Config::parse(&bytes).map_err(wrong)?;
+                settings.diff_ids_of(image.layers.len()).map_err(wrong)?;
+                return Ok(Remote {
+                    indexes,
+                    manifest: fetched,
+                    config: (config.digest, bytes),
+                    image,
+                    settings,
+                });
+            }
+        }
+    }
+    Err(PullError::Depth(Box::new(reference.clone())))
+}

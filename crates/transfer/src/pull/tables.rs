@@ -1,0 +1,82 @@
+//! The tables of contents of an image's layers, and what they save.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use store::Store;
+
+use super::blob::Parts;
+use crate::chunked::{ChunkedError, Plan, Room, Toc, plans};
+use image::digest::Digest;
+use oci::manifest::Descriptor;
+use oci::registry::Registry;
+
+/// What part of the memory for data on its way tables may take.
+const SHARE: usize = 2;
+
+/// What came of a layer's table: `None` where it has none that is of use.
+pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<Plan<'a>>)>, ChunkedError>;
+
+/// The tables of all layers that have one and are not here, in the layers' order, and how many bytes of memory they take.
+/// All are fetched before any layer is, so that what the store knows is read once. Of a layer of which all bytes are
+/// `wanted` none is skipped, but its table is of use for the layers to come.
+pub(super) fn fetch<'a>(
+    store: &'a Store,
+    registry: &Registry,
+    layers: &[(&Descriptor, &Digest)],
+    wanted: impl Fn(&Descriptor) -> bool,
+    budget: usize,
+    threads: usize,
+) -> (Vec<Table<'a>>, usize) {
+    let room = Room::new(budget / SHARE);
+    // Otherwise the layer is made once more, of what the table names, to see that the image may have it.
+    let is_here = |layer: &Descriptor, diff_id: &Digest| matches!(store.layer(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest));
+    let announced: Vec<usize> = layers
+        .iter()
+        .enumerate()
+        .filter(|(_, (layer, diff_id))| {
+            Toc::is_announced(layer) && (wanted(layer) || !is_here(layer, diff_id))
+        })
+        .map(|(at, _)| at)
+        .collect();
+    let mut tables: Vec<Table<'a>> = layers.iter().map(|_| Ok(None)).collect();
+    let fetched: Vec<_> = announced.iter().map(|_| Mutex::new(Ok(None))).collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(announced.len()) {
+            scope.spawn(|| {
+                while let Some(at) = announced.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (layer, _) = layers[*at];
+                    let toc = Toc::fetch(layer, &Parts::new(registry, layer), &room);
+                    let slot = announced.binary_search(at).expect("it is from there");
+                    *fetched[slot].lock().unwrap_or_else(PoisonError::into_inner) = toc;
+                }
+            });
+        }
+    });
+    let (mut tocs, mut places) = (Vec::new(), Vec::new());
+    for (at, toc) in announced.into_iter().zip(fetched) {
+        match toc.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Ok(None) => {}
+            Ok(Some(toc)) => {
+                let toc = Arc::new(toc);
+                if wanted(layers[at].0) {
+                    tables[at] = Ok(Some((toc, None)));
+                } else {
+                    tocs.push(toc);
+                    places.push(at);
+                }
+            }
+            Err(error) => tables[at] = Err(error),
+        }
+    }
+    let left = (budget / SHARE).saturating_sub(room.used());
+    let mut memory = room.used();
+    let plans = plans(store, &tocs, left);
+    let shared = plans.iter().flatten().map(Plan::shared_memory).next();
+    memory += shared.unwrap_or(0) + plans.iter().flatten().map(Plan::memory).sum::<usize>();
+    for ((at, toc), plan) in places.into_iter().zip(tocs).zip(plans) {
+        tables[at] = Ok(Some((toc, plan)));
+    }
+    (tables, memory)
+}

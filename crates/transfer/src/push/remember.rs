@@ -1,0 +1,75 @@
+//! What a push leaves in the store, so that the next one to the same registry neither compresses nor sends.
+
+use std::collections::BTreeSet;
+
+use store::{Blob, LayerError, Store, Transaction, TransactionError};
+
+use super::Sent;
+use super::known::repository_of;
+use crate::export::{How, PlannedLayer};
+use oci::reference::Reference;
+
+#[derive(Debug, thiserror::Error)]
+enum RememberError {
+    #[error("cannot change the store")]
+    Transaction(#[from] TransactionError),
+    #[error("cannot change the record of a layer")]
+    Layer(#[from] LayerError),
+}
+
+/// Notes which blobs were made, and which ones the repository has now because they were sent. The push has succeeded: a
+/// failure only costs the next one some work.
+pub(super) fn remember(store: &Store, target: &Reference, layers: &[PlannedLayer], sent: &[Sent]) {
+    let is_new = |(layer, sent): &(&PlannedLayer, &Sent)| {
+        is_made(layer.how) || matches!(sent, Sent::Bytes(_))
+    };
+    let mut seen = BTreeSet::new();
+    let layers = layers.iter().zip(sent).filter(is_new).map(|(layer, _)| layer);
+    // One record has one place in a transaction.
+    let layers: Vec<_> = layers.filter(|it| seen.insert(it.diff_id)).collect();
+    if layers.is_empty() || !store.is_writable() {
+        return;
+    }
+    let repository = repository_of(target).as_str().to_owned();
+    let note = || -> Result<(), RememberError> {
+        let transaction = store.begin()?;
+        for layer in layers {
+            add(&transaction, layer, &repository)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    };
+    if let Err(error) = note() {
+        let error: &dyn std::error::Error = &error;
+        tracing::debug!(error, repository, "what was pushed is not noted");
+    }
+}
+
+/// Whether the bytes came out of the tar with the layer's diff id just now, and were hashed behind it: both digests were
+/// compared before the registry had the last of them.
+const fn is_made(how: How) -> bool {
+    match how {
+        How::Compressed | How::New => true,
+        How::There | How::Kept | How::Plain => false,
+    }
+}
+
+fn add(
+    transaction: &Transaction<'_>,
+    layer: &PlannedLayer,
+    repository: &str,
+) -> Result<(), LayerError> {
+    let Some(stored) = transaction.reuse_layer(&layer.diff_id)? else { return Ok(()) };
+    let descriptor = &layer.descriptor;
+    let known = stored.info().blobs.iter().find(|it| it.digest == descriptor.digest);
+    let media_type = known.map_or(&descriptor.media_type, |it| &it.media_type);
+    let blob = Blob {
+        digest: descriptor.digest,
+        size: descriptor.size,
+        media_type: media_type.clone(),
+        // The tar is in the tar. What was kept is what the record says that it is.
+        is_hashed: is_made(layer.how) || descriptor.digest == layer.diff_id,
+        repositories: vec![repository.to_owned()],
+    };
+    transaction.add_blob(&stored, blob)
+}

@@ -1,0 +1,276 @@
+//! Layouts and docker archives.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use serde_json::Value;
+use store::{Digest, RefName};
+
+use super::build::{Layout, Pack, Tar};
+use super::{Home, chain, damage, files};
+use quire_transfer::export::{
+    Compression, ExportError, LayoutReport, Options, plan, to_docker_archive, to_layout,
+};
+use quire_transfer::import::Report;
+
+/// An image of two layers, one of them twice.
+fn image(home: &Home, name: &str) -> Report {
+    let path = home.path(name);
+    let mut layout = Layout::new(&path);
+    let content = [name.as_bytes(), &[b'x'; 100_000]].concat();
+    let one = Tar::of("d a,f a/b short").file("a/c", &content).bytes();
+    let two = Tar::of("s link a/c,w a/.wh.b").bytes();
+    let layers = [(one.clone(), Pack::Gzip), (two, Pack::Plain), (one, Pack::Gzip)];
+    let (image, _) = layout.image(&layers);
+    layout.add(image, None, None);
+    home.import("oci", &path)
+}
+
+fn export(
+    home: &Home,
+    image: &Report,
+    to: &Path,
+    tag: Option<&str>,
+) -> Result<LayoutReport, ExportError> {
+    export_with(home, image, to, tag, &home.options())
+}
+
+fn export_with(
+    home: &Home,
+    image: &Report,
+    to: &Path,
+    tag: Option<&str>,
+    options: &Options<'_>,
+) -> Result<LayoutReport, ExportError> {
+    let plan = plan(&home.store, &image.manifest.unwrap(), Compression::AsItWas, options)?;
+    to_layout(&home.store, &plan, to, tag, options)
+}
+
+/// The tags of a layout, and the digests that they name.
+fn tags(layout: &Path) -> BTreeMap<String, String> {
+    let index: Value =
+        serde_json::from_slice(&fs::read(layout.join("index.json")).unwrap()).unwrap();
+    let entries = index["manifests"].as_array().unwrap().iter().map(|entry| {
+        let tag = entry["annotations"]["org.opencontainers.image.ref.name"].as_str();
+        (tag.unwrap_or("-").to_owned(), entry["digest"].as_str().unwrap().to_owned())
+    });
+    entries.collect()
+}
+
+#[test]
+fn a_layout_gives_the_same_image() {
+    let (home, other) = (Home::new(), Home::new());
+    let image = image(&home, "a");
+    let to = home.path("new/er");
+    let report = export(&home, &image, &to, Some("1")).unwrap();
+    // Two layers, the config and the manifest.
+    assert_eq!((report.blobs, report.reused), (4, 0));
+    assert_eq!(other.import("oci", &to).image, image.image);
+    for blob in files(&to.join("blobs/sha256")) {
+        let bytes = fs::read(to.join("blobs/sha256").join(&blob)).unwrap();
+        assert_eq!(Digest::sha256(&bytes).to_string(), format!("sha256:{}", blob.display()));
+    }
+    let before = files(&to);
+    assert_eq!(before.len(), 2 + 2 + 4, "{before:?}");
+    let report = export(&home, &image, &to, Some("1")).unwrap();
+    assert_eq!((report.blobs, report.reused, report.bytes), (0, 4, 0));
+    assert_eq!(files(&to), before);
+    // What is there is looked at.
+    damage(&to.join("blobs/sha256").join(&files(&to.join("blobs/sha256"))[0]));
+    assert_eq!(export(&home, &image, &to, Some("1")).unwrap().blobs, 1);
+    assert_eq!(Home::new().import("oci", &to).image, image.image);
+}
+
+#[test]
+fn other_images_of_a_layout_stay() {
+    let home = Home::new();
+    let (a, b) = (image(&home, "a"), image(&home, "b"));
+    let to = home.path("out");
+    export(&home, &a, &to, Some("a")).unwrap();
+    let index_path = to.join("index.json");
+    let mut index: Value = serde_json::from_slice(&fs::read(&index_path).unwrap()).unwrap();
+    index["annotations"] = serde_json::json!({ "kept": "yes" });
+    fs::write(&index_path, index.to_string()).unwrap();
+    export(&home, &b, &to, Some("b")).unwrap();
+    assert_eq!(tags(&to).keys().collect::<Vec<_>>(), ["a", "b"]);
+    assert!(fs::read_to_string(&index_path).unwrap().contains(r#"{"kept":"yes"}"#));
+    let of_b = tags(&to)["b"].clone();
+    export(&home, &b, &to, Some("a")).unwrap();
+    assert_eq!(
+        tags(&to),
+        [("a", &of_b), ("b", &of_b)].map(|(a, b)| (a.to_owned(), b.clone())).into()
+    );
+    export(&home, &a, &to, None).unwrap();
+    export(&home, &a, &to, None).unwrap();
+    assert_eq!(tags(&to).len(), 3);
+    let error = export(&home, &b, &to, None).unwrap_err();
+    assert!(matches!(error, ExportError::Untagged(_)), "{error}");
+}
+
+#[test]
+fn a_failure_leaves_nothing_behind() {
+    let home = Home::new();
+    let (a, b) = (image(&home, "a"), image(&home, "b"));
+    let (new, old) = (home.path("some/new"), home.path("old"));
+    export(&home, &a, &old, Some("a")).unwrap();
+    let before = files(&old);
+    let attempt = |to: &Path, options: &Options<'_>| {
+        chain(&export_with(&home, &b, to, Some("b"), options).unwrap_err())
+    };
+    // It is cancelled when the plan is made already.
+    let cancel = AtomicBool::new(false);
+    let progress = |_: quire_transfer::progress::Event<'_>| {
+        cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    for to in [&new, &old] {
+        cancel.store(false, std::sync::atomic::Ordering::Relaxed);
+        let never = home.options();
+        let plan = plan(&home.store, &b.manifest.unwrap(), Compression::None, &never).unwrap();
+        let options = Options { cancel: &cancel, progress: &progress, ..never };
+        let error = to_layout(&home.store, &plan, to, Some("b"), &options).unwrap_err();
+        assert!(matches!(error, ExportError::Cancelled), "{error}");
+    }
+    assert!(!home.path("some").exists());
+    assert_eq!(files(&old), before);
+
+    for object in home.objects() {
+        damage(&object);
+    }
+    for to in [&new, &old] {
+        let plan = plan(&home.store, &b.manifest.unwrap(), Compression::None, &home.options());
+        let plan = plan.unwrap();
+        let error = to_layout(&home.store, &plan, to, Some("b"), &home.options()).unwrap_err();
+        assert!(error.is_damage(), "{}", chain(&error));
+    }
+    assert!(attempt(&new, &home.options()).contains("the bytes have the digest"));
+    assert!(!home.path("some").exists());
+    assert_eq!(files(&old), before);
+    assert_eq!(tags(&old).len(), 1);
+}
+
+#[test]
+fn what_is_no_layout_is_refused() {
+    let home = Home::new();
+    let image = image(&home, "a");
+    let refused = |to: &Path| chain(&export(&home, &image, to, Some("1")).unwrap_err());
+    let folder = home.path("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("mine"), "").unwrap();
+    assert!(refused(&folder).contains("is not an OCI layout"));
+    fs::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"2.0.0"}"#).unwrap();
+    assert!(refused(&folder).contains("of version 2.0.0"));
+    assert!(refused(&folder.join("mine")).contains("cannot write"));
+    let busy = home.path("busy");
+    fs::create_dir(&busy).unwrap();
+    let lock = fs::File::open(&busy).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert!(refused(&busy).contains("another export writes to"));
+    drop(lock);
+    // An empty folder will do.
+    export(&home, &image, &busy, Some("1")).unwrap();
+}
+
+#[test]
+fn what_a_killed_export_left_is_used() {
+    let home = Home::new();
+    let image = image(&home, "a");
+    let whole = home.path("whole");
+    export(&home, &image, &whole, Some("1")).unwrap();
+    let expect = files(&whole).len();
+    // It goes backwards through what an export does.
+    let to = home.path("left");
+    for (marker, blobs) in
+        [("{\"imageLayoutVersion\":\"1.0.0\"}", 9), ("{\"ima", 9), ("", 2), ("none", 1)]
+    {
+        let _new = fs::remove_dir_all(&to);
+        export(&home, &image, &to, Some("1")).unwrap();
+        fs::copy(to.join("index.json"), to.join(".quire-layout-1")).unwrap();
+        fs::remove_file(to.join("index.json")).unwrap();
+        if marker == "none" {
+            fs::remove_file(to.join("oci-layout")).unwrap();
+        } else {
+            fs::write(to.join("oci-layout"), marker).unwrap();
+        }
+        let there = fs::read_dir(to.join("blobs/sha256")).unwrap().map(|it| it.unwrap().path());
+        for blob in there.skip(blobs).collect::<Vec<_>>() {
+            fs::copy(&blob, blob.with_file_name(".quire-layout-2")).unwrap();
+            fs::remove_file(blob).unwrap();
+        }
+        export(&home, &image, &to, Some("1")).unwrap();
+        assert_eq!(files(&to).len(), expect, "{marker} {blobs}");
+        assert_eq!(tags(&to), tags(&whole));
+        home.import("oci", &to);
+    }
+}
+
+#[test]
+fn what_is_somebodys_stays() {
+    let home = Home::new();
+    let image = image(&home, "a");
+    let to = home.path("theirs");
+    fs::create_dir(&to).unwrap();
+    for name in ["mine", ".quire-notes", ".quire-layout-1"] {
+        fs::write(to.join(name), "text").unwrap();
+    }
+    let before = files(&to);
+    let error = export(&home, &image, &to, Some("1")).unwrap_err();
+    assert!(matches!(error, ExportError::NotEmpty(_)), "{error}");
+    assert_eq!(files(&to), before);
+    // A marker that leads elsewhere, or that nobody answers, is not followed and not waited for.
+    let victim = home.path("victim");
+    fs::write(&victim, "").unwrap();
+    let linked = home.path("linked");
+    fs::create_dir(&linked).unwrap();
+    std::os::unix::fs::symlink(&victim, linked.join("oci-layout")).unwrap();
+    assert!(export(&home, &image, &linked, Some("1")).is_err());
+    assert_eq!(fs::read(&victim).unwrap(), b"");
+    let waits = home.path("waits");
+    fs::create_dir(&waits).unwrap();
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mkfifoat(rustix::fs::CWD, waits.join("oci-layout"), mode).unwrap();
+    assert!(export(&home, &image, &waits, Some("1")).is_err());
+    // Nor a folder of blobs that is somewhere else.
+    let elsewhere = home.path("elsewhere");
+    fs::create_dir_all(elsewhere.join("sha256")).unwrap();
+    let before = files(&elsewhere);
+    for (link, target) in [("blobs", ""), ("blobs/sha256", "sha256")] {
+        let linked = home.path(&link.replace('/', "-"));
+        let link = linked.join(link);
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(elsewhere.join(target), link).unwrap();
+        let error = export(&home, &image, &linked, Some("1")).unwrap_err();
+        assert!(matches!(error, ExportError::NotEmpty(_)), "{error}");
+        assert_eq!(files(&elsewhere), before);
+    }
+}
+
+#[test]
+fn a_docker_archive_gives_the_same_image() {
+    let (home, other) = (Home::new(), Home::new());
+    let image = image(&home, "a");
+    let names: [RefName; 2] = ["x/y:1".parse().unwrap(), "z".parse().unwrap()];
+    let write = || {
+        let mut bytes = Vec::new();
+        let manifest = &image.manifest.unwrap();
+        let report =
+            to_docker_archive(&home.store, manifest, &names, &mut bytes, &home.options()).unwrap();
+        assert_eq!(report.bytes, bytes.len() as u64);
+        bytes
+    };
+    let bytes = write();
+    assert_eq!(write(), bytes);
+    let path = home.path("a.tar");
+    fs::write(&path, bytes).unwrap();
+    let report = other.import("docker-archive", &path);
+    assert_eq!(report.image, image.image);
+    assert_eq!(report.name.unwrap().as_str(), "x/y:1");
+    let ids = |report: &Report| report.layers.iter().map(|it| it.diff_id).collect::<Vec<_>>();
+    assert_eq!(report.layers.len(), 3);
+    assert_eq!(report.layers[0].diff_id, ids(&image)[0]);
+    damage(&home.objects()[0]);
+    let manifest = &image.manifest.unwrap();
+    let error = to_docker_archive(&home.store, manifest, &names, &mut Vec::new(), &home.options());
+    assert!(error.is_err_and(|it| it.is_damage()));
+}

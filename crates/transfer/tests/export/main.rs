@@ -1,0 +1,104 @@
+//! Images given back, and taken in again.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+#[path = "../import/build.rs"]
+#[expect(dead_code, reason = "the tests of imports use more of it")]
+mod build;
+mod flat;
+#[path = "../import/home.rs"]
+mod home;
+mod layers;
+mod layouts;
+mod plans;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use image::erofs::read::{Image, Owners, View, to_tree};
+use image::tree::Tree;
+use image::verity::ObjectId;
+use quire_transfer as transfer;
+
+use home::{Home, NEVER};
+use oci::source::Source;
+use store::Digest;
+use testing::chain;
+use transfer::export::Options;
+use transfer::import::Report;
+
+impl Home {
+    fn options(&self) -> Options<'_> {
+        Options {
+            threads: NonZeroUsize::new(3).unwrap(),
+            scratch: self.folder.path(),
+            progress: &|_| {},
+            cancel: &NEVER,
+        }
+    }
+
+    /// Imports `KIND:PATH`.
+    fn import(&self, kind: &str, path: &Path) -> Report {
+        let text = format!("{kind}:{}", path.display());
+        let source = Source::parse(OsStr::new(&text)).unwrap();
+        transfer::import::import(&self.store, &source, &self.import_options()).unwrap()
+    }
+
+    /// Puts a blob into the store, as a pull with `--keep-layers` does.
+    fn keep(&self, bytes: &[u8]) -> Digest {
+        let digest = Digest::sha256(bytes);
+        let mut blob = self.store.partial_blob(&digest).unwrap().unwrap();
+        blob.append(bytes).unwrap();
+        blob.finish().unwrap();
+        digest
+    }
+
+    /// The tree of an image.
+    fn tree(&self, id: &ObjectId) -> Tree {
+        let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
+        to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
+    }
+
+    /// All objects of the store, the largest first.
+    fn objects(&self) -> Vec<PathBuf> {
+        let shards = fs::read_dir(self.path("store/objects")).unwrap();
+        let files = shards.flat_map(|it| fs::read_dir(it.unwrap().path()).unwrap());
+        let mut files: Vec<_> = files.map(|it| it.unwrap().path()).collect();
+        files.sort_by_key(|it| std::cmp::Reverse(it.metadata().unwrap().len()));
+        files
+    }
+}
+
+/// Another file of the same length, with a bit flipped: what is sealed cannot be changed in place.
+fn damage(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+fn all(mut from: impl Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Every path of a folder, from it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    let mut open = vec![folder.to_owned()];
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            all.push(path.strip_prefix(folder).unwrap().to_owned());
+            if path.is_dir() {
+                open.push(path);
+            }
+        }
+    }
+    all.sort();
+    all
+}

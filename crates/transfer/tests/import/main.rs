@@ -1,0 +1,112 @@
+//! Whole imports, into stores of their own.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod bombs;
+mod build;
+mod home;
+mod packed;
+mod pipes;
+mod refusals;
+mod same_image;
+mod sources;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use home::Home;
+use image::erofs::read::{Image, Owners, View, to_tree};
+use image::tree::{Content, Node, Tree};
+use image::verity::ObjectId;
+use quire_transfer as transfer;
+
+use oci::source::Source;
+use store::Digest;
+use testing::chain;
+use transfer::import::{ImportError, Options, Report};
+
+impl Home {
+    /// Imports `KIND:NAME`, where the name is that of a file in the folder.
+    fn import(&self, kind: &str, name: &str) -> Result<Report, ImportError> {
+        self.import_with(kind, name, &self.import_options())
+    }
+
+    fn import_with(
+        &self,
+        kind: &str,
+        name: &str,
+        options: &Options<'_>,
+    ) -> Result<Report, ImportError> {
+        let text = format!("{kind}:{}", self.path(name).display());
+        let source = Source::parse(OsStr::new(&text)).unwrap();
+        transfer::import::import(&self.store, &source, options)
+    }
+
+    /// All files of the store with their lengths, but for the numbers that name temporary ones.
+    fn files(&self) -> BTreeMap<String, u64> {
+        fn add(directory: &Path, name: &str, files: &mut BTreeMap<String, u64>) {
+            for entry in fs::read_dir(directory).unwrap() {
+                let entry = entry.unwrap();
+                let name = format!("{name}/{}", entry.file_name().to_str().unwrap());
+                let metadata = entry.metadata().unwrap();
+                if metadata.is_dir() {
+                    add(&entry.path(), &name, files);
+                } else {
+                    files.insert(name, metadata.size());
+                }
+            }
+        }
+        let mut files = BTreeMap::new();
+        add(&self.path("store"), "", &mut files);
+        files
+    }
+
+    /// The tree of an image.
+    fn tree(&self, id: &ObjectId) -> Tree {
+        let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
+        to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
+    }
+
+    /// The dump of an image.
+    fn dump(&self, id: &ObjectId) -> String {
+        let mut dump = Vec::new();
+        let (tree, links) = (self.tree(id), image::dump::Links::ToOwner);
+        image::dump::write(&tree, links, image::dump::directory_size, &mut dump).unwrap();
+        String::from_utf8(dump).unwrap()
+    }
+
+    /// Every path of an image with its content, or what else it is.
+    fn show(&self, id: &ObjectId) -> String {
+        let tree = self.tree(id);
+        let mut all = Vec::new();
+        let mut walk = tree.walk();
+        while let Some((path, entry)) = walk.next() {
+            let path = String::from_utf8(path[1..].to_vec()).unwrap();
+            all.push(match entry.inode.node() {
+                Node::Directory => format!("{path}/"),
+                Node::Symlink(target) => format!("{path}->{}", target.escape_ascii()),
+                Node::Regular(Content::Inline(bytes)) => {
+                    format!("{path}={}", bytes.escape_ascii())
+                }
+                Node::Regular(Content::External { object, .. }) => {
+                    let mut file = self.store.object(&object.unwrap()).unwrap();
+                    let mut bytes = Vec::new();
+                    file.read_to_end(&mut bytes).unwrap();
+                    format!("{path}={}*{}", bytes[0].escape_ascii(), bytes.len())
+                }
+                other => format!("{path}:{other:?}"),
+            });
+        }
+        all.join(" ")
+    }
+
+    /// A layer's tar, made again from its recipe.
+    fn rebuilt(&self, diff_id: &Digest) -> Vec<u8> {
+        let mut tar = Vec::new();
+        self.store.layer_tar(diff_id).unwrap().read_to_end(&mut tar).unwrap();
+        tar
+    }
+}

@@ -1,0 +1,96 @@
+//! Where objects lie in packed blobs.
+
+use std::fs;
+
+use image::verity::{Algorithm, digest};
+
+use super::Home;
+use quire_transfer::import::Options;
+
+/// Different files of each length.
+fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
+    let root = home.path("tree");
+    fs::create_dir(&root).unwrap();
+    let mut all = Vec::new();
+    for (number, length) in lengths.enumerate() {
+        let mut bytes = vec![b'x'; length];
+        bytes[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        // Folders keep the walk's order from being that of lengths.
+        fs::write(root.join(format!("{:02}-{number}", number * 7 % 83)), &bytes).unwrap();
+        all.push(bytes);
+    }
+    all
+}
+
+fn import(home: &Home) {
+    let options = Options { form: store::Form::Packed, ..home.import_options() };
+    home.import_with("dir", "tree", &options).unwrap();
+}
+
+#[test]
+fn pages_of_files_are_pages_of_the_blob_and_little_is_wasted() {
+    let home = Home::new();
+    // Where a rule changes, and much in between; less than what is cut into pieces.
+    let edges = [65, 511, 512, 513, 3583, 3584, 3585, 4095, 4096, 4097, 8192, 100_000];
+    let between = (0..600_usize).map(|it| 66 + it * it * 31 % 5000);
+    let all = tree(&home, edges.into_iter().chain(between));
+    import(&home);
+    let mut places = Vec::new();
+    for bytes in &all {
+        let object = digest(Algorithm::Sha256, bytes);
+        let stored = home.store.stored(&object).unwrap().unwrap();
+        assert_eq!(stored.size, bytes.len() as u64);
+        let (first, last) = (stored.offset, stored.offset + stored.size - 1);
+        if bytes.len() > 3584 {
+            assert_eq!(first % 4096, 0, "{} bytes at {first}", bytes.len());
+        } else {
+            assert_eq!(first / 4096, last / 4096, "{} bytes at {first}", bytes.len());
+            assert_eq!(first % 512, 0);
+        }
+        let file = fs::read(home.path("store/data").join(stored.blob.to_string())).unwrap();
+        let there = &file[usize::try_from(first).unwrap()..][..bytes.len()];
+        assert!(there == bytes, "{} bytes at {first}", bytes.len());
+        places.push((stored.blob, stored.blob_bytes));
+    }
+    places.dedup();
+    let [(_, length)] = places[..] else { panic!("{} blobs", places.len()) };
+    // Small files all lie in room that is there anyway.
+    let blocks = all.iter().map(|it| it.len().next_multiple_of(512) as u64).sum::<u64>();
+    let pages = all.iter().map(|it| it.len().next_multiple_of(4096) as u64).sum::<u64>();
+    assert!(length < blocks + blocks / 50, "{length} bytes for {blocks}; in pages, {pages}");
+    assert!(pages > blocks + blocks / 5, "this shows nothing");
+}
+
+#[test]
+fn small_files_alone_share_pages() {
+    if !testing::long_tests() {
+        return;
+    }
+    let home = Home::new();
+    // More than waits for room.
+    let all = tree(&home, (0..3000).map(|it| 500 + it % 1000));
+    import(&home);
+    let blocks = all.iter().map(|it| it.len().next_multiple_of(512) as u64).sum::<u64>();
+    assert!(blocks > 2 << 20);
+    let stored = home.store.stored(&digest(Algorithm::Sha256, &all[0])).unwrap().unwrap();
+    assert!(stored.blob_bytes < blocks + blocks / 50, "{} for {blocks}", stored.blob_bytes);
+}
+
+#[test]
+fn the_same_tree_is_the_same_blob() {
+    if !testing::long_tests() {
+        return;
+    }
+    let names: Vec<_> = (0..2)
+        .map(|_| {
+            let home = Home::new();
+            tree(&home, (0..3000).map(|it| 66 + it * 31 % 6000));
+            import(&home);
+            let mut names: Vec<_> = fs::read_dir(home.path("store/data")).unwrap().collect();
+            names.sort_by_key(|it| it.as_ref().unwrap().file_name());
+            names.into_iter().map(|it| it.unwrap().file_name()).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(names[0], names[1]);
+    assert_eq!(names[0].len(), 2);
+}

@@ -1,0 +1,75 @@
+//! Pulls into data blobs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use image::verity::ObjectId;
+use oci::policy::Policies;
+use oci::reference::Reference;
+use oci::registry::Registry;
+use quire_transfer as transfer;
+use store::Form;
+use transfer::import::Options;
+use transfer::pull::{Layers, Pulled, default_name, pull};
+
+use super::home::Home;
+use super::pulls::{ailing, image, layer, served};
+use super::settings;
+use testing::fake::reply;
+
+fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pull::PullError> {
+    let reference: Reference = format!("{host}/app:1").parse().unwrap();
+    let name = default_name(&reference).unwrap();
+    let import = Options { name: Some(&name), form, ..home.import_options() };
+    let policies = Policies::load(&[]).unwrap();
+    let options = transfer::pull::Options { import, layers: Layers::Forget, policies: &policies };
+    pull(&home.store, &Registry::new(&reference, &settings()).unwrap(), &reference, &options)
+}
+
+/// The same image by way of objects.
+fn converted(home: &Home, id: &ObjectId, form: Form) -> ObjectId {
+    let found = home.store.refs().unwrap();
+    let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
+    let manifest = reference.manifest.as_ref();
+    let stored = transfer::import::Stored { image: id, manifest, name: None };
+    let options = Options { name: Some(name), form, ..home.import_options() };
+    transfer::import::convert(&home.store, &stored, &options).unwrap().image
+}
+
+#[test]
+fn a_pull_into_data_blobs_goes_on_where_it_stopped() {
+    for form in [Form::Packed, Form::Tar] {
+        let served = Arc::new(served(vec![layer("a", 1 << 20), layer("b", 5 << 20)]));
+        let (server, is_mended) =
+            ailing(&served, |request, true_one| match request.header("range") {
+                None => true_one.cut(3 << 20),
+                Some(_) => reply(500),
+            });
+        let home = Home::new();
+        pull_into(&home, &server.host(), form).unwrap_err();
+        server.settle();
+        is_mended.store(true, Ordering::Relaxed);
+        let before = server.seen().len();
+        let pulled = image(pull_into(&home, &server.host(), form));
+        let again = server.seen().split_off(before);
+        for layer in 0..2 {
+            let path = served.path(layer);
+            let whole = again.iter().filter(|it| it.path == path && it.header("range").is_none());
+            assert_eq!(whole.count(), 0, "layer {layer} as {form:?}: {again:?}");
+        }
+        assert!(home.is_sound());
+        assert_eq!(home.blobs(), [".origins", ".signatures"], "no pin and no parts are left");
+        assert!(matches!(
+            pull_into(&home, &server.host(), form),
+            Ok(Pulled::UpToDate { image, .. }) if image == pulled
+        ));
+        let other = Home::new();
+        let objects = image(other.pull(&server.host()));
+        assert_eq!(converted(&other, &objects, form), pulled, "{form:?}");
+        // And in the store itself, without a layer from the network.
+        let before = server.lines().len();
+        assert_eq!(image(pull_into(&home, &server.host(), Form::Objects)), objects);
+        let again = server.lines().split_off(before);
+        assert!(!again.iter().any(|it| it.contains(&served.path(0))), "{again:?}");
+    }
+}

@@ -1,0 +1,433 @@
+//! Pulls and pushes: whole images, from registries that misbehave.
+
+use std::io::Write as _;
+use std::num::NonZeroUsize;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use flate2::Compression as Level;
+use flate2::write::GzEncoder;
+use quire_transfer as transfer;
+
+use oci::policy::Policies;
+use store::{FsckOptions, Seconds};
+use transfer::export::{self, Compression, How};
+use transfer::import::Options;
+use transfer::progress::Event;
+use transfer::pull::{Layers, PullError, Pulled, default_name, pull};
+use transfer::push::{PushError, Pushed, Sent, Wish, push};
+
+use super::home::{Home, NEVER};
+use super::*;
+use testing::fake::{Reply, Request, Server, content, reply};
+
+pub(super) const NOW: Seconds = Seconds(1_700_000_000);
+pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+/// A layer: its tar and its blob.
+pub(super) struct Layer {
+    pub(super) tar: Vec<u8>,
+    pub(super) blob: Vec<u8>,
+}
+
+/// A tar by GNU tar of one file of noise, so that the blob is as long as the file, and some small ones.
+pub(super) fn layer(name: &str, length: usize) -> Layer {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(name), noise(length)).unwrap();
+    std::fs::write(folder.path().join("same"), "the same in all layers\n".repeat(9)).unwrap();
+    let mut command = Command::new("tar");
+    command.args(["--format=posix", "--sort=name", "-cf", "-", "-C"]).arg(folder.path());
+    let output = command.arg(".").output().unwrap();
+    assert!(output.status.success());
+    let mut encoder = GzEncoder::new(Vec::new(), Level::fast());
+    encoder.write_all(&output.stdout).unwrap();
+    Layer { tar: output.stdout, blob: encoder.finish().unwrap() }
+}
+
+/// An image as a registry has it.
+pub(super) struct Served {
+    pub(super) manifest: Vec<u8>,
+    pub(super) config: Vec<u8>,
+    pub(super) layers: Vec<Layer>,
+}
+
+pub(super) fn served(layers: Vec<Layer>) -> Served {
+    let list = |of: &dyn Fn(&Layer) -> String| layers.iter().map(of).collect::<Vec<_>>().join(",");
+    let diff_ids = list(&|it| format!("\"{}\"", digest(&it.tar)));
+    let config = format!(
+        r#"{{"os":"linux","architecture":"amd64","rootfs":{{"type":"layers","diff_ids":[{diff_ids}]}}}}"#
+    );
+    let blobs = list(&|it| {
+        let (digest, size) = (digest(&it.blob), it.blob.len());
+        format!(r#"{{"mediaType":"{LAYER}","digest":"{digest}","size":{size}}}"#)
+    });
+    let manifest = format!(
+        r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"{}","size":{}}},"layers":[{blobs}]}}"#,
+        digest(config.as_bytes()),
+        config.len()
+    );
+    Served { manifest: manifest.into_bytes(), config: config.into_bytes(), layers }
+}
+
+impl Served {
+    /// The truth.
+    pub(super) fn answer(&self, request: &Request) -> Reply {
+        if request.path.contains("/manifests/") {
+            return reply(200).header("content-type", MANIFEST).body(&self.manifest);
+        }
+        let blobs = self.layers.iter().map(|it| &it.blob).chain([&self.config]);
+        let mut blobs = blobs.filter(|blob| request.path.ends_with(&digest(blob).to_string()));
+        match blobs.next() {
+            Some(blob) => content(request, blob),
+            None => reply(404),
+        }
+    }
+
+    /// Has a registry take it, as `app:1`, without a store.
+    pub(super) fn put(&self, host: &str) {
+        let there = registry(host, &settings());
+        let blobs = self.layers.iter().map(|it| &it.blob).chain([&self.config]);
+        for blob in blobs {
+            there.upload_blob(&digest(blob), blob.len() as u64, &mut &blob[..]).unwrap();
+        }
+        there.put_manifest("1", MANIFEST, &self.manifest).unwrap();
+    }
+
+    pub(super) fn path(&self, layer: usize) -> String {
+        format!("/v2/app/blobs/{}", digest(&self.layers[layer].blob))
+    }
+}
+
+pub(super) fn pull_name(
+    home: &Home,
+    name: &str,
+    layers: Layers,
+    settings: &Settings,
+) -> Result<Pulled, PullError> {
+    let reference: Reference = name.parse().unwrap();
+    let name = default_name(&reference).unwrap();
+    let import = Options { name: Some(&name), ..home.import_options() };
+    let policies = Policies::load(&[]).unwrap();
+    let options = transfer::pull::Options { import, layers, policies: &policies };
+    pull(&home.store, &Registry::new(&reference, settings).unwrap(), &reference, &options)
+}
+
+impl Home {
+    pub(super) fn pull_as(&self, host: &str, layers: Layers) -> Result<Pulled, PullError> {
+        self.pull_tag(host, "1", layers)
+    }
+
+    pub(super) fn pull_tag(
+        &self,
+        host: &str,
+        tag: &str,
+        layers: Layers,
+    ) -> Result<Pulled, PullError> {
+        pull_name(self, &format!("{host}/app:{tag}"), layers, &settings())
+    }
+
+    pub(super) fn pull(&self, host: &str) -> Result<Pulled, PullError> {
+        self.pull_as(host, Layers::Forget)
+    }
+
+    /// The image of the same layers by way of a layout, which no registry had a part in.
+    pub(super) fn imported(&self, served: &Served) -> ObjectId {
+        let layout = self.path("layout");
+        let blobs = layout.join("blobs/sha256");
+        std::fs::create_dir_all(&blobs).unwrap();
+        let all = served.layers.iter().map(|it| &it.blob);
+        for blob in all.chain([&served.config, &served.manifest]) {
+            let name = digest(blob).to_string();
+            std::fs::write(blobs.join(name.strip_prefix("sha256:").unwrap()), blob).unwrap();
+        }
+        std::fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+        let (manifest, size) = (digest(&served.manifest), served.manifest.len());
+        let index = format!(
+            r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{MANIFEST}","digest":"{manifest}","size":{size}}}]}}"#
+        );
+        std::fs::write(layout.join("index.json"), index).unwrap();
+        let other = Self::new();
+        let source = format!("oci:{}", layout.display());
+        let source = oci::source::Source::parse(source.as_ref()).unwrap();
+        transfer::import::import(&other.store, &source, &other.import_options()).unwrap().image
+    }
+
+    /// Gives an image one more name.
+    pub(super) fn call(&self, name: &str, more: &str) {
+        let [name, more] = [name, more].map(|it| default_name(&it.parse().unwrap()).unwrap());
+        let reference = self.store.reference(&name).unwrap().unwrap();
+        self.store.set_ref(&more, &reference).unwrap();
+    }
+
+    /// The files of `blobs/`, without digests.
+    pub(super) fn blobs(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path("store/blobs")).unwrap();
+        let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
+        let kinds = names.map(|it| it.split_at(it.find('.').unwrap_or(it.len())).1.to_owned());
+        let mut kinds: Vec<_> = kinds.collect();
+        kinds.sort_unstable();
+        kinds
+    }
+
+    pub(super) fn is_sound(&self) -> bool {
+        self.store.fsck_deep(FsckOptions { threads: 2 }).unwrap().is_sound()
+    }
+}
+
+pub(super) fn image(pulled: Result<Pulled, PullError>) -> ObjectId {
+    match pulled {
+        Ok(Pulled::Image(report)) => report.image,
+        Ok(Pulled::UpToDate { .. }) => panic!("nothing was pulled"),
+        Err(error) => panic!("{}", chain(&error)),
+    }
+}
+
+#[test]
+fn a_pull_gives_the_image_that_an_import_gives() {
+    let served = Arc::new(served(vec![layer("a", 3 << 20), layer("b", 10_000)]));
+    let truth = Arc::clone(&served);
+    let server = Server::start(move |request, _| truth.answer(request));
+    let home = Home::new();
+    let pulled = image(home.pull(&server.host()));
+    assert_eq!(pulled, home.imported(&served));
+    assert!(home.is_sound());
+    assert_eq!(home.blobs(), [".origins", ".signatures"], "no pin and no parts are left");
+    let before = server.lines().len();
+    assert!(
+        matches!(home.pull(&server.host()), Ok(Pulled::UpToDate { image, .. }) if image == pulled)
+    );
+    let again = server.lines().split_off(before);
+    assert!(again.iter().all(|line| !line.contains(&served.path(0))), "{again:?}");
+}
+
+#[test]
+fn an_interrupted_pull_goes_on_where_it_stopped() {
+    let served = Arc::new(served(vec![layer("a", 3 << 20), layer("b", 5 << 20)]));
+    // Once two thirds of it come, and then nothing but errors.
+    let (server, is_mended) = ailing(&served, |request, true_one| match request.header("range") {
+        None => true_one.cut(3 << 20),
+        Some(_) => reply(500),
+    });
+    let home = Home::new();
+    let error = chain(&home.pull(&server.host()).unwrap_err());
+    assert!(error.contains(&digest(&served.layers[1].blob).to_string()), "{error}");
+    assert!(home.store.refs().unwrap().is_empty(), "nothing is published");
+    // The first layer is there, or was stopped in its turn; of the second a part is.
+    assert!(home.blobs().contains(&".partial".to_owned()), "{:?}", home.blobs());
+    assert!(home.blobs().contains(&".pull".to_owned()));
+    // The second one is the larger, and so began first: let the first be whole.
+    home.store.gc(NOW).unwrap();
+    assert!(home.blobs().contains(&".partial".to_owned()), "gc leaves an unfinished pull alone");
+
+    is_mended.store(true, Ordering::Relaxed);
+    let before = server.seen().len();
+    assert_eq!(image(home.pull(&server.host())), home.imported(&served));
+    let again = server.seen().split_off(before);
+    let asked: Vec<_> = again.iter().filter(|it| it.path == served.path(1)).collect();
+    let ranges: Vec<_> = asked.iter().map(|it| it.header("range").unwrap_or("all")).collect();
+    let from: Option<u64> =
+        ranges[0].strip_prefix("bytes=").and_then(|it| it.strip_suffix('-')?.parse().ok());
+    assert!(from.is_some_and(|from| from > 1 << 20 && from <= 3 << 20), "{ranges:?}");
+    assert!(home.is_sound());
+    assert_eq!(home.blobs(), [".origins", ".signatures"]);
+}
+
+#[test]
+fn a_layer_that_is_complete_is_not_fetched_twice() {
+    let served = Arc::new(served(vec![layer("a", 1 << 20), layer("b", 5 << 20)]));
+    // Late enough for the other layer to be complete.
+    let late = || reply(404).delay(Duration::from_millis(1200));
+    let (server, is_mended) = ailing(&served, move |_, _| late());
+    let home = Home::new();
+    home.pull(&server.host()).unwrap_err();
+    server.settle();
+    let first = digest(&served.layers[0].tar);
+    assert!(home.store.layer(&first).unwrap().is_some(), "the first layer is durable by itself");
+    home.store.gc(NOW).unwrap();
+    is_mended.store(true, Ordering::Relaxed);
+    let before = server.lines().len();
+    assert_eq!(image(home.pull(&server.host())), home.imported(&served));
+    let again = server.lines().split_off(before);
+    assert!(!again.contains(&format!("GET {}", served.path(0))), "{again:?}");
+}
+
+/// A registry that answers requests for its second layer by `fault`, which is given the true answer, until it is mended.
+pub(super) fn ailing(
+    served: &Arc<Served>,
+    fault: impl Fn(&Request, Reply) -> Reply + Send + Sync + 'static,
+) -> (Server, Arc<AtomicBool>) {
+    let (truth, is_mended) = (Arc::clone(served), Arc::new(AtomicBool::new(false)));
+    let mended = Arc::clone(&is_mended);
+    let server = Server::start(move |request, _| {
+        let true_one = truth.answer(request);
+        match request.path == truth.path(1) && !mended.load(Ordering::Relaxed) {
+            true => fault(request, true_one),
+            false => true_one,
+        }
+    });
+    (server, is_mended)
+}
+
+/// A registry whose second layer has a flipped bit, the first `lies` times.
+fn liar(served: &Arc<Served>, lies: u32) -> Server {
+    let (truth, count) = (Arc::clone(served), AtomicU32::new(0));
+    Server::start(move |request, _| {
+        if request.path == truth.path(1) && count.fetch_add(1, Ordering::Relaxed) < lies {
+            let mut blob = truth.layers[1].blob.clone();
+            let middle = blob.len() / 2;
+            blob[middle] ^= 1;
+            return content(request, &blob);
+        }
+        truth.answer(request)
+    })
+}
+
+#[test]
+fn flipped_bits_are_never_published() {
+    let served = Arc::new(served(vec![layer("a", 10_000), layer("b", 2 << 20)]));
+    let home = Home::new();
+    let error = chain(&home.pull(&liar(&served, u32::MAX).host()).unwrap_err());
+    let expected = digest(&served.layers[1].blob);
+    assert!(error.contains(&format!("not {expected}")), "{error}");
+    assert!(home.store.refs().unwrap().is_empty());
+    assert!(home.store.layer(&digest(&served.layers[1].tar)).unwrap().is_none());
+    assert!(!home.blobs().contains(&".partial".to_owned()), "wrong bytes are not kept");
+    assert!(home.is_sound());
+    // Wrong once, and right when asked again.
+    assert_eq!(image(home.pull(&liar(&served, 1).host())), home.imported(&served));
+}
+
+#[test]
+fn a_mirror_that_spoils_a_part_is_found_out() {
+    let served = Arc::new(served(vec![layer("a", 2 << 20)]));
+    let (truth, same) = (Arc::clone(&served), Arc::clone(&served));
+    let server = Server::start(move |request, _| truth.answer(request));
+    // Wrong bytes, and then the registry has to go on: both gave something of a blob that is not right.
+    let mirror = Server::start(move |request, _| {
+        if !request.path.contains(&same.path(0)) {
+            return same.answer(request);
+        }
+        let mut blob = same.layers[0].blob.clone();
+        blob[1000] ^= 1;
+        content(request, &blob).cut(blob.len() / 2)
+    });
+    let hosts = Hosts::new(&server.host(), &format!("[host.\"http://{}\"]", mirror.host()));
+    let home = Home::new();
+    let name = format!("{}/app:1", server.host());
+    let pulled = pull_name(&home, &name, Layers::Forget, &hosts.settings());
+    assert!(!mirror.seen().is_empty());
+    assert_eq!(image(pulled), home.imported(&served));
+}
+
+#[test]
+fn what_a_crash_made_of_a_part_is_found_out() {
+    let served = Arc::new(served(vec![layer("a", 10_000), layer("b", 2 << 20)]));
+    let truth = Arc::clone(&served);
+    let server = Server::start(move |request, _| truth.answer(request));
+    for (length, what) in [(1 << 20, "zeros"), (9 << 20, "too long")] {
+        let home = Home::new();
+        let blob = digest(&served.layers[1].blob);
+        let mut partial = home.store.partial_blob(&blob).unwrap().unwrap();
+        partial.append(&vec![0; length]).unwrap();
+        drop(partial);
+        assert_eq!(image(home.pull(&server.host())), home.imported(&served), "{what}");
+        assert_eq!(home.blobs(), [".origins", ".signatures"], "{what}");
+    }
+}
+
+#[test]
+fn a_manifest_that_lies_is_refused() {
+    let served = Arc::new(served(vec![layer("a", 10_000)]));
+    let text = String::from_utf8(served.manifest.clone()).unwrap();
+    let diff_id = digest(&served.layers[0].tar).to_string();
+    let other = String::from_utf8(served.config.clone()).unwrap();
+    let other = other.replace(&diff_id, &digest(b"another").to_string()).into_bytes();
+    let size = format!("\"size\":{}", served.layers[0].blob.len());
+    let cases = [
+        (text.replace(&size, "\"size\":77"), "77"),
+        (
+            text.replace(&digest(&served.config).to_string(), &digest(&other).to_string()),
+            "unpacked",
+        ),
+        (text.replace("\"layers\":[", "\"manifests\":[],\"layers\":["), "both"),
+        ("{}".to_owned(), "manifest"),
+    ];
+    for (manifest, reason) in cases {
+        let (truth, other) = (Arc::clone(&served), other.clone());
+        let server = Server::start(move |request, _| {
+            if request.path.contains("/manifests/") {
+                return reply(200).header("content-type", MANIFEST).body(&manifest);
+            }
+            if request.path.ends_with(&digest(&other).to_string()) {
+                return content(request, &other);
+            }
+            truth.answer(request)
+        });
+        let home = Home::new();
+        let error = chain(&home.pull(&server.host()).unwrap_err());
+        assert!(error.contains(reason), "{reason}: {error}");
+        assert!(home.store.refs().unwrap().is_empty(), "{reason}");
+    }
+}
+
+pub(super) fn push_to(home: &Home, pulled: &str, target: &str) -> Pushed {
+    push_over(home, pulled, target, &settings()).unwrap_or_else(|error| panic!("{}", chain(&error)))
+}
+
+pub(super) fn push_over(
+    home: &Home,
+    pulled: &str,
+    target: &str,
+    settings: &Settings,
+) -> Result<Pushed, PushError> {
+    let name = default_name(&pulled.parse().unwrap()).unwrap();
+    let manifest = home.store.reference(&name).unwrap().unwrap().manifest.unwrap();
+    let target: Reference = target.parse().unwrap();
+    let wish = Wish { manifest: &manifest, target: &target, compression: Compression::Usual };
+    let options = export::Options {
+        threads: NonZeroUsize::new(2).unwrap(),
+        scratch: home.folder.path(),
+        progress: &|_: Event<'_>| {},
+        cancel: &NEVER,
+    };
+    let there = Registry::new(&target, settings).unwrap();
+    push(&home.store, &there, &wish, &options, &|_| {})
+}
+
+#[test]
+fn what_was_kept_is_pushed_byte_for_byte() {
+    let Some(daemon) = real::start("") else { return };
+    let served = Arc::new(served(vec![layer("a", 20 << 20), layer("b", 10_000)]));
+    let truth = Arc::clone(&served);
+    let server = Server::start(move |request, _| truth.answer(request));
+    let home = Home::new();
+    let first = image(home.pull_as(&server.host(), Layers::Keep));
+    assert_eq!(home.blobs(), ["", "", ".origins", ".signatures"]);
+    let (from, to) = (format!("{}/app:1", server.host()), format!("{}/one/app:1", daemon.host));
+    let pushed = push_to(&home, &from, &to);
+    assert_eq!((pushed.digest, pushed.is_unchanged), (digest(&served.manifest), true));
+    let sizes: Vec<_> = served.layers.iter().map(|it| it.blob.len() as u64).collect();
+    let sent = [(How::Kept, Sent::Bytes(sizes[0])), (How::Kept, Sent::Bytes(sizes[1]))];
+    assert_eq!(pushed.layers, sent);
+    // Again: nothing is sent. To another repository: the registry takes what it has.
+    let pushed = push_to(&home, &from, &to);
+    assert_eq!(pushed.layers, [(How::There, Sent::Not), (How::There, Sent::Not)]);
+    let other = format!("{}/two/app:1", daemon.host);
+    home.call(&from, &to);
+    let pushed = push_to(&home, &from, &other);
+    assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
+    // Who has not kept the blobs gives back the same manifest too, where the registry has them.
+    let forgetful = Home::new();
+    assert_eq!(image(pull_name(&forgetful, &other, Layers::Forget, &settings())), first);
+    let pushed = push_to(&forgetful, &other, &format!("{}/three/app:1", daemon.host));
+    assert!(pushed.is_unchanged);
+    assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
+    // And without them it says that the manifest is another one, of the same files.
+    let stranger = Home::new();
+    assert_eq!(image(stranger.pull(&server.host())), first);
+    let pushed = push_to(&stranger, &from, &format!("{}/four/app:1", daemon.host));
+    assert!(!pushed.is_unchanged);
+    assert_eq!(pushed.layers.iter().map(|it| it.0).collect::<Vec<_>>(), [How::Compressed; 2]);
+}
