@@ -17,11 +17,17 @@ use crate::source::Input;
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Opens a regular file, or refuses what else it is.
+///
+/// # Errors
+/// As `open`, and `InvalidInput` for what is something else.
 pub fn regular(path: &Path) -> io::Result<File> {
     check_regular(open(path)?)
 }
 
 /// Opens a regular file in a folder that somebody else filled: no link leads out of it.
+///
+/// # Errors
+/// As `open`, and `InvalidInput` for what is something else.
 pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -52,6 +58,9 @@ fn check_regular(file: File) -> io::Result<File> {
 }
 
 /// Opens a directory, or refuses what else it is.
+///
+/// # Errors
+/// As `open`, and `InvalidInput` for what is something else.
 pub fn directory(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
@@ -115,11 +124,15 @@ impl<'a> Stream<'a> {
     }
 
     /// Bytes of the file, if it is one.
+    #[must_use]
     pub const fn size(&self) -> Option<u64> {
         self.size
     }
 
     /// The file, at whatever offset was reached.
+    ///
+    /// # Errors
+    /// As `dup`.
     pub fn try_clone(&self) -> io::Result<File> {
         self.file.try_clone()
     }

@@ -189,6 +189,7 @@ impl Platform {
     }
 
     /// How well an image fits: the larger the better. `None` where it does not.
+    #[must_use]
     pub fn fit(&self, there: &Self) -> Option<u8> {
         if self.os != there.os || self.architecture != there.architecture {
             return None;
@@ -519,7 +520,10 @@ pub fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), M
     if count > max { Err(ManifestError::TooMany { what, count, max }) } else { Ok(()) }
 }
 
-/// Docker writes `null` where it has nothing.
+/// Reads a value, or the default for `null`, which Docker writes where it has nothing.
+///
+/// # Errors
+/// When it is neither.
 pub fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,

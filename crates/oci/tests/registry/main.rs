@@ -1,9 +1,5 @@
 //! The client of registries, against servers that misbehave, all on loopback.
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "tests fail by panicking, and say what they skip"
-)]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod auth;
 mod blobs;
