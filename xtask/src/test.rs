@@ -28,12 +28,13 @@ pub(crate) struct Args {
 }
 
 /// What there is to run, in this order but for the jobs, which go on side by side. `engines` is a part of `tests`.
-const TIERS: [&str; 13] = [
+const TIERS: [&str; 14] = [
     "setup",
     "fmt",
     "clippy",
     "programs",
     "doc",
+    "initramfs",
     "deny",
     "inputs",
     "tests",
@@ -93,6 +94,15 @@ pub(crate) fn check_all() -> Result<()> {
             cargo.args(["--package", &format!("quire-{package}")]);
         }
         process::shown(cargo.current_dir(repository()))
+    });
+    tally.command("the initramfs tool", || {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--release", "--package", "quire-cli", "--no-default-features"]);
+        let folder = process::target_dir()?.join("initramfs");
+        process::shown(cargo.arg("--target-dir").arg(&folder).current_dir(repository()))?;
+        let bytes = std::fs::metadata(folder.join("release/quire"))?.len();
+        println!("   {bytes} bytes, not stripped of anything");
+        Ok(())
     });
     tally.command("oracle, the composefs crate", || {
         let words = ["mkcomposefs", "--composefs-crate", "--count=1000"];
@@ -154,6 +164,12 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
             let mut clippy = programs::cargo(program, &["clippy", "--quiet", "--all-targets"])?;
             process::shown(clippy.args(["--", "-D", "warnings"]))?;
             process::quiet(&mut programs::cargo(program, &["test", "--quiet"])?).map(drop)
+        });
+    }
+    if tier("initramfs") {
+        tally.command("policies without signatures", || {
+            let words = "test --quiet --package quire-oci --no-default-features --lib policy";
+            process::quiet(&mut cargo(words)).map(drop)
         });
     }
     if tier("doc") {

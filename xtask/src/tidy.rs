@@ -90,6 +90,25 @@ fn crates_depend_only_downwards() {
     assert_eq!(found, expected);
 }
 
+/// What the tool for an initramfs must not link: TLS, an async runtime, HTTP, partition tables.
+const NOT_IN_INITRAMFS: [&str; 8] =
+    ["aws-lc-rs", "gpt", "hyper", "openssl", "reqwest", "ring", "rustls", "tokio"];
+
+#[test]
+fn the_initramfs_tool_is_small() {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["tree", "--offline", "--package", "quire-cli", "--no-default-features"]);
+    cargo.args(["--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+    let output = cargo.current_dir(repository()).output().unwrap();
+    assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+    let tree = String::from_utf8(output.stdout).unwrap();
+    let crates: BTreeSet<_> = tree.lines().filter_map(|it| it.split(' ').next()).collect();
+    println!("quire without default features links {} crates", crates.len());
+    let found: Vec<_> = NOT_IN_INITRAMFS.iter().filter(|it| crates.contains(**it)).collect();
+    assert!(found.is_empty(), "it links {found:?}");
+    assert!(crates.contains("quire-transfer"), "{tree}");
+}
+
 fn tracked() -> Vec<String> {
     let mut git = Command::new("git");
     let output = git.args(["ls-files"]).current_dir(repository()).output().unwrap();

@@ -13,10 +13,13 @@ use anyhow::{Context as _, bail};
 use image::erofs::Flavor;
 use image::verity::ObjectId;
 use oci::Digest;
+#[cfg(feature = "disk")]
 use oci::manifest::Platform;
 use serde_json::{Map, Value, json};
 use store::{OpenOptions, Resolved, Store};
-use transfer::export::{Compression, How, Options, Output, Plan, RootType, Target};
+#[cfg(feature = "disk")]
+use transfer::export::RootType;
+use transfer::export::{Compression, How, Options, Output, Plan, Target};
 use transfer::import::Unsupported;
 use transfer::progress::Event;
 
@@ -287,6 +290,15 @@ impl Job<'_> {
         Ok(told)
     }
 
+    #[cfg(not(feature = "disk"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn disk(&self, _: &Output) -> anyhow::Result<Told> {
+        bail!(
+            "this build of Quire writes no disks: build it with the feature `disk`, or use erofs:FILE"
+        )
+    }
+
+    #[cfg(feature = "disk")]
     fn disk(&self, file: &Output) -> anyhow::Result<Told> {
         let architecture = self.architecture()?;
         let root = RootType::of(&architecture).with_context(|| {
@@ -317,6 +329,7 @@ impl Job<'_> {
     }
 
     /// For which processor the image is.
+    #[cfg(feature = "disk")]
     fn architecture(&self) -> anyhow::Result<String> {
         if let Some(platform) = &self.args.platform {
             let platform: Platform = platform.parse()?;

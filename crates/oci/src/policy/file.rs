@@ -392,5 +392,26 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "signatures"))]
 mod tests;
+
+/// Builds that verify no signatures.
+#[cfg(all(test, not(feature = "signatures")))]
+mod unverified {
+    use super::{Accept, Policy};
+
+    #[test]
+    fn a_policy_with_keys_is_an_error_and_others_are_obeyed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("policy.toml");
+        std::fs::write(folder.path().join("a.pub"), "-----BEGIN PUBLIC KEY-----").unwrap();
+        let rule = "default = \"none\"\n[[rule]]\nmatch = \"ghcr.io/x\"\n";
+        std::fs::write(&file, format!("{rule}accept = \"signed\"\nkeys = \"a.pub\"\n")).unwrap();
+        let error = Policy::load(&file).unwrap_err();
+        let why = std::error::Error::source(&error.flaw).unwrap().to_string();
+        assert!(why.contains("verifies no signatures"), "{why}");
+        std::fs::write(&file, format!("{rule}accept = \"any\"\n")).unwrap();
+        let policy = Policy::load(&file).unwrap().unwrap();
+        assert!(matches!(policy.rules[0].accept, Accept::Any));
+    }
+}

@@ -1,21 +1,14 @@
 //! Public keys, and what they have signed.
 
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer};
-use webpki::RawPublicKeyEntity;
+#[cfg(not(feature = "signatures"))]
+mod unverified;
+#[cfg(feature = "signatures")]
+mod verified;
 
-/// What cosign signs with, by the kind of key. Source: sigstore's `LoadVerifier` (SHA-256 with every kind of key, PKCS #1
-/// padding unless PSS is asked for) and its `algorithm_registry.go` (P-384 with SHA-384; RSA of 3072 and 4096 bits).
-///
-/// webpki takes only those that the key's own algorithm allows.
-static ALGORITHMS: [&dyn SignatureVerificationAlgorithm; 6] = [
-    webpki::ring::ECDSA_P256_SHA256,
-    webpki::ring::ECDSA_P384_SHA384,
-    webpki::ring::ECDSA_P384_SHA256,
-    webpki::ring::RSA_PKCS1_2048_8192_SHA256,
-    webpki::ring::RSA_PSS_2048_8192_SHA256_LEGACY_KEY,
-    webpki::ring::ED25519,
-];
+#[cfg(not(feature = "signatures"))]
+pub use unverified::PublicKey;
+#[cfg(feature = "signatures")]
+pub use verified::PublicKey;
 
 /// Why a file is no key that signatures can be verified with.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,47 +25,7 @@ pub enum KeyError {
         "its public key is none of ECDSA P-256, ECDSA P-384, RSA of 2048 to 8192 bits or Ed25519"
     )]
     Kind,
-}
-
-/// A public key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PublicKey(SubjectPublicKeyInfoDer<'static>);
-
-impl PublicKey {
-    /// From a PEM file as `cosign generate-key-pair`, `openssl pkey -pubout` and `skopeo generate-sigstore-key` write it.
-    ///
-    /// # Errors
-    /// [`KeyError`].
-    pub fn from_pem(pem: &[u8]) -> Result<Self, KeyError> {
-        let mut keys = SubjectPublicKeyInfoDer::pem_slice_iter(pem);
-        let Some(Ok(key)) = keys.next() else { return Err(KeyError::Pem) };
-        if keys.next().is_some() {
-            return Err(KeyError::Several);
-        }
-        let key = Self(key);
-        // An algorithm that does not fit the key says so before it looks at the signature.
-        let fits = |it: &&dyn SignatureVerificationAlgorithm| {
-            !matches!(
-                key.try_one(*it, b"", b""),
-                Err(webpki::Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_)) | Ok(())
-            )
-        };
-        let is_key = RawPublicKeyEntity::try_from(&key.0).is_ok();
-        if is_key && ALGORITHMS.iter().any(fits) { Ok(key) } else { Err(KeyError::Kind) }
-    }
-
-    fn try_one(
-        &self,
-        algorithm: &dyn SignatureVerificationAlgorithm,
-        message: &[u8],
-        signature: &[u8],
-    ) -> Result<(), webpki::Error> {
-        RawPublicKeyEntity::try_from(&self.0)?.verify_signature(algorithm, message, signature)
-    }
-
-    /// Whether the signature is this key's, of this message.
-    #[must_use]
-    pub fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
-        ALGORITHMS.iter().any(|it| self.try_one(*it, message, signature).is_ok())
-    }
+    /// This build verifies no signatures.
+    #[error("this build of Quire verifies no signatures: build it with the feature `signatures`")]
+    Unverified,
 }

@@ -3,13 +3,14 @@
 //!
 //! [`plan()`] decides for each layer of a manifest which bytes are given, and makes
 //! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`],
-//! [`to_tar`], [`to_erofs`] and [`to_disk`] write one stream.
+//! [`to_tar`], [`to_erofs`] and `to_disk` write one stream.
 //!
 //! No byte is trusted: what a reader gives that was opened here ends in an error unless all of it had the digest it should
 //! have, and the last bytes are kept back until that is known. Memory is bounded whatever the image's size.
 
 mod archive;
 mod compress;
+#[cfg(feature = "disk")]
 mod disk;
 mod erofs;
 mod error;
@@ -25,6 +26,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use archive::{ArchiveReport, to_docker_archive};
+#[cfg(feature = "disk")]
 pub use disk::{DiskReport, RootType, to_disk};
 pub use erofs::{ErofsReport, to_erofs};
 pub use error::ExportError;
