@@ -392,11 +392,13 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-#[cfg(all(test, feature = "signatures"))]
+#[cfg(test)]
+#[cfg(feature = "signatures")]
 mod tests;
 
 /// Builds that verify no signatures.
-#[cfg(all(test, not(feature = "signatures")))]
+#[cfg(test)]
+#[cfg(not(feature = "signatures"))]
 mod unverified {
     use super::{Accept, Policy};
 
