@@ -97,6 +97,9 @@ pub enum ImportError {
         /// Why.
         source: Box<ManifestError>,
     },
+    /// The config of an image is not one of its layers.
+    #[error("config {0} names other layers than those that were imported")]
+    OtherLayers(Box<Digest>),
     /// The data cannot be packed.
     #[error("cannot pack the data")]
     Pack(#[source] Box<PackError>),

@@ -100,12 +100,15 @@ fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn BlobSource + 'a>> {
     Mutex::new(Box::new(Once::new(reader)))
 }
 
+/// A manifest or a config: its digest, and its bytes.
+pub type Document = (Digest, Vec<u8>);
+
 /// An image that was found in a source.
 pub(crate) struct Found<'a> {
     /// Bytes of the manifest, or `None` for one to be made.
-    pub(crate) manifest: Option<(Digest, Vec<u8>)>,
+    pub(crate) manifest: Option<Document>,
     /// Bytes of the config, or `None` for one to be made.
-    pub(crate) config: Option<(Digest, Vec<u8>)>,
+    pub(crate) config: Option<Document>,
     pub(crate) layers: Vec<LayerSource<'a>>,
     /// What the source calls it.
     pub(crate) name: Option<String>,
@@ -168,7 +171,22 @@ impl Job<'_> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.options.progress)(Event::Layers(&sizes));
         let stop = Stop::new(self.options.cancel);
-        let mut gathered = self.gather(&found.layers, &stop)?;
+        let totals = Totals::default();
+        let gathered = self.gather(&found.layers, &stop, &totals)?;
+        let names: Vec<_> = found.layers.iter().map(|it| it.name.as_str()).collect();
+        let (manifest, config) = (found.manifest.clone(), found.config.clone());
+        self.lay(gathered, &names, manifest, config, found.name.clone())
+    }
+
+    /// Lays layers one over the other, and keeps or makes the documents of their image.
+    pub(super) fn lay(
+        &self,
+        mut gathered: Vec<Gathered<'_>>,
+        names: &[&str],
+        manifest: Option<Document>,
+        config: Option<Document>,
+        name: Option<String>,
+    ) -> Result<Made, ImportError> {
         let tars = gathered.iter_mut().map(|it| Some((it.report.diff_id, it.tar.take()?)));
         let tars: Vec<_> = tars.collect();
         let mut reports = Vec::new();
@@ -180,18 +198,18 @@ impl Job<'_> {
             tree = Some(gathered.layer.onto(tree).map_err(|source| ImportError::Layer {
                 number,
                 count,
-                name: found.layers[number - 1].name.clone(),
+                name: names[number - 1].to_owned(),
                 source: Box::new(source.into()),
             })?);
             reports.push(gathered.report);
             blobs.push(gathered.blob);
             committed += gathered.committed;
         }
-        let (config_digest, config) = match found.config.clone() {
+        let (config_digest, config) = match config {
             Some(config) => config,
             None => documents::config(self.options.platform, &reports),
         };
-        let (digest, manifest) = match found.manifest.clone() {
+        let (digest, manifest) = match manifest {
             Some(manifest) => manifest,
             None => documents::manifest(&config_digest, config.len(), &blobs),
         };
@@ -206,7 +224,7 @@ impl Job<'_> {
             written,
             manifest: Some(digest),
             layers: reports,
-            name: found.name.clone(),
+            name,
             committed,
             times: Times::default(),
         })
@@ -280,18 +298,18 @@ impl Job<'_> {
         &'t self,
         sources: &[LayerSource<'_>],
         stop: &'t Stop<'t>,
+        totals: &Totals,
     ) -> Result<Vec<Gathered<'t>>, ImportError> {
         let options = self.options;
         let readers = options.threads.get().min(sources.len());
         let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
         let queue = Queue::new(budget, stop);
-        let totals = Totals::default();
         let shared = Shared {
             target: &self.transaction,
             queue: &queue,
             stop,
             limits: &options.limits,
-            totals: &totals,
+            totals,
             keep: match options.form {
                 Form::Objects => Keep::Object,
                 Form::Packed | Form::Tar => Keep::InTar,

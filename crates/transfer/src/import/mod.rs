@@ -21,6 +21,7 @@ mod objects;
 mod plain;
 pub(crate) mod platform;
 mod recipe;
+mod running;
 pub(crate) mod stacked;
 mod stop;
 
@@ -40,8 +41,10 @@ pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::ImportError;
 pub use failure::LayerFailure;
+pub use layers::Document;
 pub use limits::{LimitError, Limits};
 pub use platform::{OtherPlatform, PlatformMismatch};
+pub use running::{IncomingLayer, LayerImport, MadeImage, RunningImport};
 pub use stacked::preview;
 
 #[cfg(any(test, feature = "registry"))]

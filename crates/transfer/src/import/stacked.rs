@@ -8,6 +8,7 @@ use image::tree::Tree;
 use image::verity::Algorithm;
 use store::{Blob, Store};
 
+use super::layer::Totals;
 use super::layers::{LayerSource, Once, Title};
 use super::stop::Stop;
 use super::{ImportError, Job, LayerFailure, Made, Options, Report, Times, copy, layer};
@@ -97,7 +98,7 @@ impl Job<'_> {
             is_wanted: false,
         };
         let stop = Stop::new(self.options.cancel);
-        let mut gathered = self.gather(&[source], &stop)?;
+        let mut gathered = self.gather(&[source], &stop, &Totals::default())?;
         let gathered = gathered.pop().expect("as many as there were sources");
         let tree = put(gathered.layer, below.tree, number)?;
         let diff_id = gathered.report.diff_id;

@@ -7,6 +7,7 @@ mod home;
 mod packed;
 mod pipes;
 mod refusals;
+mod running;
 mod same_image;
 mod sources;
 
