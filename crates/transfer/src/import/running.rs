@@ -106,7 +106,7 @@ impl<'i> RunningImport<'i> {
     ///
     /// # Errors
     /// [`ImportError`]; the import has failed then, and takes no further layer.
-    pub fn add(mut self, layer: IncomingLayer<'_>) -> Result<Self, ImportError> {
+    pub fn layer(mut self, layer: IncomingLayer<'_>) -> Result<Self, ImportError> {
         let LayerImport { job, stop, totals, .. } = self.import;
         if stop.is_set() {
             return Err(ImportError::Cancelled);

@@ -52,7 +52,7 @@ fn layers_one_by_one_are_the_image_of_the_layout() {
     let mut running = import.layers();
     for tar in &tars {
         let packed = pack(tar, Pack::Gzip);
-        running = running.add(incoming(tar, &packed[..], &packed)).unwrap();
+        running = running.layer(incoming(tar, &packed[..], &packed)).unwrap();
     }
     let reports: Vec<_> = running.reports().map(|it| (it.diff_id, it.is_reused)).collect();
     assert_eq!(reports, tars.each_ref().map(|tar| (Digest::sha256(tar), false)));
@@ -78,7 +78,7 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
         let was_read = AtomicBool::new(false);
         let import = LayerImport::begin(&home.store, &options).unwrap();
         let layer = incoming(&tar, Watched(&packed[blob], &was_read), &packed[blob]);
-        let running = import.layers().add(layer).unwrap();
+        let running = import.layers().layer(layer).unwrap();
         assert_eq!(running.reports().count(), 1);
         assert_eq!(was_read.load(Ordering::Relaxed), is_read, "{blob}");
         // It stays without an image, since each layer was to be durable.
@@ -99,12 +99,12 @@ fn what_is_claimed_of_a_layer_is_compared() {
         let import = LayerImport::begin(&home.store, &options).unwrap();
         let mut layer = incoming(&tar, &packed[..], &packed);
         change(&mut layer);
-        let running = import.layers().add(layer);
-        let ended = running.and_then(|it| it.add(incoming(&other, &other[..], &other)));
+        let running = import.layers().layer(layer);
+        let ended = running.and_then(|it| it.layer(incoming(&other, &other[..], &other)));
         let error = chain(&ended.unwrap_err());
         assert!(error.contains(expected), "{error}");
         // It has failed, and takes no other.
-        import.layers().add(incoming(&tar, &packed[..], &packed)).unwrap_err();
+        import.layers().layer(incoming(&tar, &packed[..], &packed)).unwrap_err();
         drop(import);
         assert!(home.store.layers().unwrap().is_empty());
     };
@@ -129,7 +129,7 @@ fn documents_of_other_layers_are_refused() {
         (Digest::sha256(text.as_bytes()), text.into_bytes())
     };
     let image = |config| {
-        let running = import.layers().add(incoming(&tar, &tar[..], &tar)).unwrap();
+        let running = import.layers().layer(incoming(&tar, &tar[..], &tar)).unwrap();
         running.image(None, Some(config))
     };
     let error = image(config(&Digest::sha256(&other))).unwrap_err();
