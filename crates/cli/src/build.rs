@@ -47,7 +47,7 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
         (None, Some(_)) => parent(&args.image).to_owned(),
         (None, None) => std::env::temp_dir(),
     };
-    clear_stale(&beside);
+    clear_stale(&beside, context.who().user);
     let (place, lock) = workplace(&beside)?;
     let answer = build_in(context, args, &source, output, &place);
     let path = place.path().to_owned();
@@ -69,7 +69,7 @@ fn build_in(
     place: &TempDir,
 ) -> anyhow::Result<Answer> {
     let path = std::path::absolute(place.path())?.join("store");
-    let store = Store::open(&path, OpenOptions::create())?;
+    let store = Store::open(&path, context.who(), OpenOptions::create())?;
     let wishes = Wishes {
         name: None,
         tree: &args.tree,
@@ -275,8 +275,7 @@ fn lock(file: &File) -> Result<(), Errno> {
 }
 
 /// Removes what killed builds of this user left in a folder. What cannot be removed does not matter here.
-fn clear_stale(folder: &Path) {
-    let user = rustix::process::geteuid().as_raw();
+fn clear_stale(folder: &Path, user: u32) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if !entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) {
             continue;

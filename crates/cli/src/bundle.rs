@@ -54,13 +54,13 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         let set = MountAttrFlags::MOUNT_ATTR_NODEV;
         root.mount.set(&Attributes { set, ..Attributes::default() })?;
     }
-    warm(opened.image(), &root, wanted.warm.into(), &|text| context.remark(text));
+    warm(opened.image(), &root, wanted.warm.into(), context.who(), &|text| context.remark(text));
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
     let user = container::bundle::user::find(root.mount.as_fd(), user)?;
     if let Some(map) = &map {
         map.check(&user)?;
     }
-    let mut stage = Stage::new(&args.directory, None);
+    let mut stage = Stage::new(&args.directory, context.who().user, None);
     wishes.volumes = filestores::volumes(
         volumes(wanted)?,
         &wanted.mount,
@@ -136,7 +136,7 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
     let folder = File::open(directory)
         .with_context(|| format!("cannot open \"{}\"", directory.display()))?;
     let found = folder.metadata()?;
-    let user = rustix::process::geteuid().as_raw();
+    let user = context.who().user;
     if found.uid() != user {
         bail!(
             "\"{}\" belongs to user {}, who could reach set-uid files and devices of the image: name a directory of your \

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use kernel::features::{Can, KernelVersion};
 use kernel::mount::{MountError, OVERLAY_VERITY, Step};
+use kernel::process::Who;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
 use store::{Create, OpenOptions, Sealing, Store};
@@ -23,6 +24,7 @@ use crate::target::PathAsTag;
 pub(crate) struct Context {
     store: Option<PathBuf>,
     policy: Option<PathBuf>,
+    who: Who,
     sealing: Option<Sealing>,
     /// Print JSON.
     pub(crate) json: bool,
@@ -56,6 +58,7 @@ impl Context {
         Self {
             store: global.store,
             policy: global.policy,
+            who: Who::this_process(),
             sealing,
             json: global.json,
             quiet: global.quiet,
@@ -68,7 +71,7 @@ impl Context {
             return std::path::absolute(directory)
                 .with_context(|| format!("\"{}\" is no path", directory.display()));
         }
-        if rustix::process::geteuid().is_root() {
+        if self.who.user == 0 {
             return Ok(PathBuf::from("/var/lib/quire"));
         }
         // Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
@@ -78,6 +81,11 @@ impl Context {
         let data = data.or_else(home);
         let data = data.context("no store: say --store DIR, or set QUIRE_STORE or HOME")?;
         Ok(data.join("quire"))
+    }
+
+    /// Who this process is.
+    pub(crate) const fn who(&self) -> Who {
+        self.who
     }
 
     /// The policy that the user named.
@@ -90,11 +98,11 @@ impl Context {
         let sealing = self.sealing.or(options.sealing);
         let directory = self.store_directory()?;
         let is_new = options.create != Create::Never && !directory.join("meta").exists();
-        let store = Store::open(&directory, OpenOptions { sealing, ..options })?;
+        let store = Store::open(&directory, self.who, OpenOptions { sealing, ..options })?;
         if is_new {
             self.tell_who_checks(&directory);
         }
-        if rustix::process::geteuid().is_root() {
+        if self.who.user == 0 {
             // One says enough: `doctor` and `fsck` name all.
             if let Some(exposure) = store.exposure()?.first() {
                 self.remark(&exposure.to_string());
@@ -196,8 +204,8 @@ impl Context {
 
     /// What to do when the kernel says that somebody else may, but not this user.
     fn permission_hint(&self, error: &anyhow::Error) -> Option<String> {
-        let user = rustix::process::geteuid();
-        if user.is_root() || !is_refused(error) {
+        let user = self.who.user;
+        if user == 0 || !is_refused(error) {
             return None;
         }
         let store = self.store_directory().ok()?;
@@ -205,7 +213,7 @@ impl Context {
         let owner = store.ancestors().find_map(|it| std::fs::metadata(it).ok())?.uid();
         let store = store.display();
         Some(match owner {
-            owner if owner == user.as_raw() => {
+            owner if owner == user => {
                 "root may: use sudo, and root's own store, into which `sudo quire pull` or `sudo quire import` bring the image"
                     .to_owned()
             }

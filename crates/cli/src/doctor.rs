@@ -20,7 +20,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     let directory = existing(&store);
     let opened = std::fs::File::open(&directory)
         .with_context(|| format!("cannot open {}", directory.display()))?;
-    let features = probe(opened.as_fd());
+    let features = probe(opened.as_fd(), context.who());
     let search = std::env::var_os("PATH").unwrap_or_default();
     let runtime = Runtime::find(&search, None, None);
     let runtime = match &runtime {
@@ -57,7 +57,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         ),
     ];
     let writable = match container::root::filestore::program(&search) {
-        _ if !rustix::process::geteuid().is_root() => "memory",
+        _ if !context.who().is_host_root() => "memory",
         Some(_) => "self: one file with an ext4 inside",
         None => "memory, for want of mkfs.ext4 (package e2fsprogs)",
     };
@@ -66,8 +66,8 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     let chosen =
         [&chosen[..], &[("form", &form), ("writable", writable), ("O_DIRECT", DIRECT)]].concat();
     let policy = crate::policy::describe(context);
-    let root = rustix::process::geteuid().is_root();
-    let opened = Store::open(&store, OpenOptions::read()).ok();
+    let root = context.who().is_host_root();
+    let opened = Store::open(&store, context.who(), OpenOptions::read()).ok();
     let exposed = opened.and_then(|it| it.exposure().ok()).unwrap_or_default();
     let exposed: Vec<_> = exposed.iter().map(ToString::to_string).collect();
     if context.json {

@@ -33,7 +33,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &[] };
     let root = make(&store, &image, &trust, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
-    warm(image.image(), &root, args.warm.into(), &|text| context.remark(text));
+    warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));
     root.mount.attach_at(&args.directory)?;
     Ok(Answer::Yes)
 }

@@ -11,7 +11,7 @@ use oci::manifest::Platform;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde_json::json;
-use store::{OpenOptions, RefName, walk};
+use store::{OpenOptions, RefName, Who, walk};
 use transfer::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
 use transfer::progress::Event;
 use transfer::pull::{Layers, Pulled, default_name};
@@ -28,11 +28,12 @@ const LAYERS_MIN: usize = 3;
 
 /// How registries are talked to: what the environment says, and the options.
 pub(crate) fn settings(
+    who: Who,
     options: &RegistryOptions,
     cancel: &Arc<AtomicBool>,
     pauses: Pauses,
 ) -> Settings {
-    let mut settings = Settings::from_environment(|name| std::env::var_os(name));
+    let mut settings = Settings::from_environment(who.user, |name| std::env::var_os(name));
     if let Some(folder) = &options.certs_dir {
         settings.hosts.insert(0, folder.clone());
     }
@@ -109,7 +110,8 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     };
     let work = || -> anyhow::Result<Pulled> {
         // Its thread takes over which signals are blocked here.
-        let registry = Registry::new(&reference, &settings(&args.registry, &cancel, pauses))?;
+        let registry =
+            Registry::new(&reference, &settings(context.who(), &args.registry, &cancel, pauses))?;
         Ok(transfer::pull::pull(&store, &registry, &reference, &options)?)
     };
     let result = until_signal(&cancel, work)?;

@@ -73,7 +73,8 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         // `gc` keeps the image and its objects while it is open.
         let _open = store.open_image(&found.image)?;
         // Its thread takes over which signals are blocked here.
-        let registry = Registry::new(&target, &settings(&args.registry, &cancel, pauses))?;
+        let registry =
+            Registry::new(&target, &settings(context.who(), &args.registry, &cancel, pauses))?;
         Ok(transfer::push::push(&store, &registry, &wish, &options, &changed)?)
     };
     let result = until_signal(&cancel, work)?;
@@ -100,7 +101,7 @@ fn open(context: &Context) -> anyhow::Result<Store> {
     if !container::owner::is_ours(&store) {
         return Ok(store);
     }
-    match Store::open(store.path(), OpenOptions::write()) {
+    match Store::open(store.path(), store.who(), OpenOptions::write()) {
         Ok(writable) => Ok(writable),
         Err(error) => {
             tracing::debug!(%error, "what is pushed will not be noted");

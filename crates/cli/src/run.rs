@@ -16,9 +16,10 @@ use container::life::monitor::{FAILED, RunError};
 use container::life::prepare::{Ready, Surroundings};
 use container::life::reap::clear_dead;
 use container::life::running::Finish;
+use container::notes::Notes;
 use container::plan::{ContainerPlan, ContainerWish};
 use container::runtime::Runtime;
-use kernel::process::{Signal, Signals, start_behind};
+use kernel::process::{Signal, Signals, Who, start_behind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::OpenOptions;
 
@@ -89,8 +90,8 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         signal_number(signal)?;
     }
     let terminal = if args.detach { Terminal::None } else { terminal(args.tty.when())? };
-    let (search, notes) = (context.search(), notes());
-    let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_deref())?;
+    let (search, notes) = (context.search(), notes(context.who()));
+    let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_ref())?;
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || is_asked_to_end(&asked));
@@ -107,11 +108,10 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let input = std::io::stdin();
     let around = Surroundings {
         search: &search,
-        is_root: rustix::process::geteuid().is_root(),
         now: now(),
         unique: &new_id()?,
         terminal: input.as_fd(),
-        notes: notes.as_deref(),
+        notes: notes.as_ref(),
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| is_asked_to_end(&asked),
     };
@@ -251,12 +251,13 @@ fn ending(signals: &Signals) -> Option<Signal> {
 }
 
 /// Where it is noted which runtimes have worked: gone with the next start of the machine.
-fn notes() -> Option<PathBuf> {
-    if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from(container::notes::FOLDER));
+fn notes(who: Who) -> Option<Notes> {
+    if who.user == 0 {
+        return Some(Notes::new(Path::new(container::notes::FOLDER), who.user));
     }
     let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    Some(folder.filter(|it| it.is_absolute())?.join("quire"))
+    let folder = folder.filter(|it| it.is_absolute())?.join("quire");
+    Some(Notes::new(&folder, who.user))
 }
 
 /// Twelve hexadecimal digits, as container ids are.

@@ -151,10 +151,8 @@ pub(crate) fn wish(wanted: &args::Wanted) -> Option<&WritableWish> {
 
 /// The writable layer that a container is to have.
 pub(crate) fn writable_wish(context: &Context, wanted: &args::Wanted) -> WritableWish {
-    let default = || {
-        let is_root = rustix::process::geteuid().is_root();
-        WritableWish::default_of(is_root, &context.search(), &|text| context.remark(text))
-    };
+    let default =
+        || WritableWish::default_of(context.who(), &context.search(), &|text| context.remark(text));
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, mkdirat, openat,
@@ -29,69 +29,95 @@ pub(crate) const NOTES_MAX: usize = 64;
 /// A line with a digest is shorter.
 const DIGEST_MAX: usize = 128;
 
-/// What a note says, of so many bytes at most.
-pub(crate) fn read(folder: &Path, name: &str, most: usize) -> io::Result<Vec<u8>> {
-    let folder = open(folder)?;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(openat(&folder, name, flags, Mode::empty())?);
-    let found = file.metadata()?;
-    if !found.is_file() || !is_ours(found.uid(), found.mode()) {
-        return Err(odd("it is not a file that only this user can write"));
-    }
-    let mut bytes = Vec::new();
-    file.take((most + DIGEST_MAX) as u64).read_to_end(&mut bytes)?;
-    let end = bytes.iter().position(|it| *it == b'\n').ok_or_else(|| odd("it has no digest"))?;
-    let text = bytes.split_off(end + 1);
-    if bytes[..end] != *digest(name, &text).as_bytes() {
-        return Err(odd("it is not as it was written"));
-    }
-    Ok(text)
+/// A user's notes.
+#[derive(Debug, Clone)]
+pub struct Notes {
+    folder: PathBuf,
+    user: u32,
 }
 
-/// Writes a note, in the place of the oldest one of its kind if there are many.
-pub(crate) fn write(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
-    let folder = make(folder)?;
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mode = Mode::RUSR | Mode::WUSR;
-    let mut draft = File::from(openat(&folder, DRAFT, flags | OFlags::CLOEXEC, mode)?);
-    // Whoever has it is about to rename it, and this note can be written another time.
-    flock(&draft, FlockOperation::NonBlockingLockExclusive)?;
-    let (found, named) = (fstat(&draft)?, statat(&folder, DRAFT, AtFlags::SYMLINK_NOFOLLOW)?);
-    if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino) {
-        return Err(io::Error::other("somebody else has just written a note"));
+impl Notes {
+    /// Those in a folder, which is made when something is noted.
+    #[must_use]
+    pub fn new(folder: &Path, user: u32) -> Self {
+        Self { folder: folder.to_owned(), user }
     }
-    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || !is_ours_by(&found) {
-        return Err(odd("the draft is not a file that only this user can write"));
-    }
-    draft.set_len(0)?;
-    writeln!(draft, "{}", digest(name, text))?;
-    draft.write_all(text)?;
-    make_room(folder.as_fd(), name)?;
-    Ok(renameat(&folder, DRAFT, &folder, name)?)
-}
 
-/// Makes the folder if it is not there, whatever the umask; an error if others can write what is there.
-pub(crate) fn make(path: &Path) -> io::Result<OwnedFd> {
-    let mode = Mode::from_raw_mode(0o755);
-    match mkdirat(CWD, path, mode) {
-        Ok(()) => {
-            let folder = open(path)?;
-            rustix::fs::fchmod(&folder, mode)?;
-            Ok(folder)
+    /// What a note says, of so many bytes at most.
+    pub(crate) fn read(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
+        let folder = self.open()?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(openat(&folder, name, flags, Mode::empty())?);
+        let found = file.metadata()?;
+        if !found.is_file() || !self.is_ours(found.uid(), found.mode()) {
+            return Err(odd("it is not a file that only this user can write"));
         }
-        Err(Errno::EXIST) => open(path),
-        Err(errno) => Err(errno.into()),
+        let mut bytes = Vec::new();
+        file.take((most + DIGEST_MAX) as u64).read_to_end(&mut bytes)?;
+        let end =
+            bytes.iter().position(|it| *it == b'\n').ok_or_else(|| odd("it has no digest"))?;
+        let text = bytes.split_off(end + 1);
+        if bytes[..end] != *digest(name, &text).as_bytes() {
+            return Err(odd("it is not as it was written"));
+        }
+        Ok(text)
     }
-}
 
-fn open(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let folder = openat(CWD, path, flags, Mode::empty())?;
-    if !is_ours_by(&fstat(&folder)?) {
-        let path = path.display();
-        return Err(odd(&format!("{path} is not a directory that only this user can write")));
+    /// Writes a note, in the place of the oldest one of its kind if there are many.
+    pub(crate) fn write(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        let folder = self.make()?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let mut draft = File::from(openat(&folder, DRAFT, flags | OFlags::CLOEXEC, mode)?);
+        // Whoever has it is about to rename it, and this note can be written another time.
+        flock(&draft, FlockOperation::NonBlockingLockExclusive)?;
+        let (found, named) = (fstat(&draft)?, statat(&folder, DRAFT, AtFlags::SYMLINK_NOFOLLOW)?);
+        if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino) {
+            return Err(io::Error::other("somebody else has just written a note"));
+        }
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile
+            || !self.is_ours_by(&found)
+        {
+            return Err(odd("the draft is not a file that only this user can write"));
+        }
+        draft.set_len(0)?;
+        writeln!(draft, "{}", digest(name, text))?;
+        draft.write_all(text)?;
+        make_room(folder.as_fd(), name)?;
+        Ok(renameat(&folder, DRAFT, &folder, name)?)
     }
-    Ok(folder)
+
+    /// Makes the folder if it is not there, whatever the umask; an error if others can write what is there.
+    pub(crate) fn make(&self) -> io::Result<OwnedFd> {
+        let mode = Mode::from_raw_mode(0o755);
+        match mkdirat(CWD, &self.folder, mode) {
+            Ok(()) => {
+                let folder = self.open()?;
+                rustix::fs::fchmod(&folder, mode)?;
+                Ok(folder)
+            }
+            Err(Errno::EXIST) => self.open(),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn open(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = openat(CWD, &self.folder, flags, Mode::empty())?;
+        if !self.is_ours_by(&fstat(&folder)?) {
+            let path = self.folder.display();
+            return Err(odd(&format!("{path} is not a directory that only this user can write")));
+        }
+        Ok(folder)
+    }
+
+    fn is_ours(&self, user: u32, mode: u32) -> bool {
+        user == self.user && mode & 0o22 == 0
+    }
+
+    fn is_ours_by(&self, found: &Stat) -> bool {
+        self.is_ours(found.st_uid, found.st_mode)
+    }
 }
 
 fn make_room(folder: BorrowedFd<'_>, name: &str) -> io::Result<()> {
@@ -117,14 +143,6 @@ fn digest(name: &str, text: &[u8]) -> String {
     Digest::sha256(&[name.as_bytes(), b"\n", text].concat()).to_string()
 }
 
-fn is_ours(user: u32, mode: u32) -> bool {
-    user == rustix::process::geteuid().as_raw() && mode & 0o22 == 0
-}
-
-fn is_ours_by(found: &Stat) -> bool {
-    is_ours(found.st_uid, found.st_mode)
-}
-
 fn odd(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
@@ -134,6 +152,18 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+
+    fn notes_in(folder: &Path) -> Notes {
+        Notes::new(folder, rustix::process::geteuid().as_raw())
+    }
+
+    fn read(folder: &Path, name: &str, most: usize) -> io::Result<Vec<u8>> {
+        notes_in(folder).read(name, most)
+    }
+
+    fn write(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+        notes_in(folder).write(name, text)
+    }
 
     fn set_mode(path: &Path, mode: u32) {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -227,7 +257,7 @@ mod tests {
     fn one_writes_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let notes = folder.path().join("notes");
-        drop(make(&notes).unwrap());
+        drop(notes_in(&notes).make().unwrap());
         let draft = File::create(notes.join(DRAFT)).unwrap();
         set_mode(&notes.join(DRAFT), 0o600);
         flock(&draft, FlockOperation::LockExclusive).unwrap();

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::last_errno;
+use crate::process::Who;
 
 /// Bytes in a page.
 #[must_use]
@@ -24,13 +25,13 @@ pub fn page_size() -> u64 {
 ///
 /// # Errors
 /// `EPERM` for a file of another user that the caller may not write either.
-pub fn resident(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<u64, Errno> {
+pub fn resident(file: BorrowedFd<'_>, bytes: &Range<u64>, who: Who) -> Result<u64, Errno> {
     if bytes.is_empty() {
         return Ok(0);
     }
     match cachestat(file, bytes) {
         // Before Linux 6.5, or a sandbox that does not know it.
-        Err(Errno::NOSYS) => resident_mapped(file, bytes),
+        Err(Errno::NOSYS) => resident_mapped(file, bytes, who),
         result => result,
     }
 }
@@ -39,13 +40,13 @@ pub fn resident(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<u64, Errno> 
 ///
 /// # Errors
 /// As [`resident`]; `ENODEV` when the file cannot be mapped.
-pub fn resident_mapped(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<u64, Errno> {
+pub fn resident_mapped(file: BorrowedFd<'_>, bytes: &Range<u64>, who: Who) -> Result<u64, Errno> {
     if bytes.is_empty() {
         return Ok(0);
     }
     // Of files that the caller may not write, mincore says that all is there.
-    let is_owner = rustix::fs::fstat(file)?.st_uid == rustix::process::geteuid().as_raw();
-    if !is_owner && !rustix::process::geteuid().is_root() {
+    let is_owner = rustix::fs::fstat(file)?.st_uid == who.user;
+    if !is_owner && !who.is_host_root() {
         return Err(Errno::PERM);
     }
     let page = page_size();
@@ -176,15 +177,15 @@ mod tests {
         let all = 0..8 * page + 1;
         let looks = [resident, resident_mapped];
         for look in looks {
-            assert_eq!(look(file.as_fd(), &all), Ok(0));
+            assert_eq!(look(file.as_fd(), &all, Who::this_process()), Ok(0));
         }
         file.read_exact(&mut vec![0; usize::try_from(page).unwrap() * 3]).unwrap();
-        let there = resident(file.as_fd(), &all).unwrap();
+        let there = resident(file.as_fd(), &all, Who::this_process()).unwrap();
         // A file system may read more than it is asked for, but never less.
         assert!((3..=8).contains(&there), "{there}");
         file.read_to_end(&mut Vec::new()).unwrap();
         for look in looks {
-            let count = |range| look(file.as_fd(), &range).unwrap();
+            let count = |range| look(file.as_fd(), &range, Who::this_process()).unwrap();
             assert_eq!(count(all.clone()), 9);
             assert_eq!(count(0..0), 0);
             assert_eq!(count(page - 1..page + 1), 2);
@@ -192,20 +193,20 @@ mod tests {
             assert_eq!(count(page..3 * page), 2);
         }
         drop_pages(file.as_fd(), &(0..page)).unwrap();
-        let left = resident(file.as_fd(), &all).unwrap();
-        assert_eq!(resident_mapped(file.as_fd(), &all), Ok(left));
+        let left = resident(file.as_fd(), &all, Who::this_process()).unwrap();
+        assert_eq!(resident_mapped(file.as_fd(), &all, Who::this_process()), Ok(left));
         drop_pages(file.as_fd(), &(0..9 * page)).unwrap();
-        assert_eq!(resident(file.as_fd(), &all), Ok(0));
+        assert_eq!(resident(file.as_fd(), &all, Who::this_process()), Ok(0));
     }
 
     #[test]
     fn what_is_read_ahead_comes() {
         let Some((_folder, file)) = cold(300) else { return };
         let all = 0..300 * page_size() + 1;
-        assert_eq!(resident(file.as_fd(), &all), Ok(0));
+        assert_eq!(resident(file.as_fd(), &all, Who::this_process()), Ok(0));
         read_ahead(file.as_fd(), &all).unwrap();
         let started = Instant::now();
-        while resident(file.as_fd(), &all).unwrap() < 301 {
+        while resident(file.as_fd(), &all, Who::this_process()).unwrap() < 301 {
             assert!(started.elapsed() < Duration::from_secs(10), "it does not come");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -223,8 +224,11 @@ mod tests {
             std::os::unix::fs::FileExt::write_all_at(&file, b"x", at * page).unwrap();
         }
         let all = 0..3 * MAPPED * page;
-        assert_eq!(resident_mapped(file.as_fd(), &all), Ok(3));
-        assert_eq!(resident_mapped(file.as_fd(), &(page..3 * MAPPED * page)), Ok(2));
-        assert_eq!(resident(file.as_fd(), &all), Ok(3));
+        assert_eq!(resident_mapped(file.as_fd(), &all, Who::this_process()), Ok(3));
+        assert_eq!(
+            resident_mapped(file.as_fd(), &(page..3 * MAPPED * page), Who::this_process()),
+            Ok(2)
+        );
+        assert_eq!(resident(file.as_fd(), &all, Who::this_process()), Ok(3));
     }
 }

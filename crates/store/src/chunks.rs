@@ -286,7 +286,12 @@ mod tests {
 
     fn store() -> (tempfile::TempDir, Store) {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        let store = Store::open(
+            &folder.path().join("store"),
+            crate::Who::this_process(),
+            OpenOptions::create(),
+        )
+        .unwrap();
         (folder, store)
     }
 

@@ -71,10 +71,11 @@ impl fmt::Display for Exposure {
     }
 }
 
-/// What is wrong with the owner or the mode of a file, or of a directory, if anything. Root may be trusted by everybody.
-fn exposure(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Option<Exposure> {
+/// What is wrong with the owner or the mode of a file, or of a directory of this user's, if anything. Root may be trusted by
+/// everybody.
+fn exposure(stat: &Stat, user: u32, path: impl FnOnce() -> PathBuf) -> Option<Exposure> {
     let mode = Mode::from_raw_mode(stat.st_mode);
-    if stat.st_uid != 0 && stat.st_uid != rustix::process::geteuid().as_raw() {
+    if stat.st_uid != 0 && stat.st_uid != user {
         return Some(Exposure::Owner { path: path(), user: stat.st_uid });
     }
     mode.intersects(Mode::WGRP | Mode::WOTH)
@@ -85,9 +86,9 @@ fn permissions(stat: &Stat) -> u32 {
     Mode::from_raw_mode(stat.st_mode).as_raw_mode()
 }
 
-fn of_directory(directory: &Directory) -> Result<Option<Exposure>, DiskError> {
+fn of_directory(directory: &Directory, user: u32) -> Result<Option<Exposure>, DiskError> {
     let stat = directory.stat_self()?;
-    Ok(exposure(&stat, || directory.path().to_owned()))
+    Ok(exposure(&stat, user, || directory.path().to_owned()))
 }
 
 impl Store {
@@ -97,7 +98,7 @@ impl Store {
     /// # Errors
     /// [`DiskError`] when one cannot be looked at.
     pub fn exposure(&self) -> Result<Vec<Exposure>, DiskError> {
-        let mut found = Vec::new();
+        let (mut found, user) = (Vec::new(), self.who.user);
         let data = self.data()?;
         let parts = [
             &self.root,
@@ -111,7 +112,7 @@ impl Store {
             &self.tmp,
         ];
         for directory in parts.into_iter().chain(data) {
-            found.extend(of_directory(directory)?);
+            found.extend(of_directory(directory, user)?);
         }
         let stat = self.root.stat_self()?;
         let others = Mode::RWXG | Mode::RWXO;
@@ -132,9 +133,10 @@ impl Store {
         if let Some(found) = self.exposure()?.into_iter().find(Exposure::is_changeable) {
             return Ok(Some(found));
         }
+        let user = self.who.user;
         let failed = |errno| self.images.failed("stat", image.id.to_string(), errno);
         let stat = rustix::fs::fstat(image.image.fd()).map_err(failed)?;
-        if let Some(found) = exposure(&stat, || self.images.path_of(image.id.to_string())) {
+        if let Some(found) = exposure(&stat, user, || self.images.path_of(image.id.to_string())) {
             return Ok(Some(found));
         }
         if let Some(data) = self.data()? {
@@ -142,7 +144,7 @@ impl Store {
                 let name = device.id.to_string();
                 let failed = |errno| data.failed("stat", &name, errno);
                 let stat = rustix::fs::fstat(&device.file).map_err(failed)?;
-                if let Some(found) = exposure(&stat, || data.path_of(&name)) {
+                if let Some(found) = exposure(&stat, user, || data.path_of(&name)) {
                     return Ok(Some(found));
                 }
             }
@@ -151,7 +153,7 @@ impl Store {
             for shard in 0..=u8::MAX {
                 let name = format!("{shard:02x}");
                 let stat = self.objects.stat(&name)?;
-                let found = stat.and_then(|it| exposure(&it, || self.objects.path_of(&name)));
+                let found = stat.and_then(|it| exposure(&it, user, || self.objects.path_of(&name)));
                 if found.is_some() {
                     return Ok(found);
                 }
@@ -162,10 +164,10 @@ impl Store {
 
     /// All that others can get at, down to single files.
     pub(crate) fn exposure_of_all(&self, all: &Inventory) -> Result<Vec<Exposure>, DiskError> {
-        let mut found = self.exposure()?;
+        let (mut found, user) = (self.exposure()?, self.who.user);
         let mut look = |directory: &Directory, name: &str| -> Result<(), DiskError> {
             let stat = directory.stat(name)?;
-            found.extend(stat.and_then(|it| exposure(&it, || directory.path_of(name))));
+            found.extend(stat.and_then(|it| exposure(&it, user, || directory.path_of(name))));
             Ok(())
         };
         for image in &all.images {

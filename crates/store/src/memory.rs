@@ -12,6 +12,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use image::verity::ObjectId;
 use kernel::Errno;
 use kernel::cache;
+use kernel::process::Who;
 
 use crate::data;
 use crate::disk::{DiskError, length};
@@ -159,7 +160,7 @@ impl Store {
             };
             let size = length(&stat);
             let pages = memory.pages(file.as_fd(), &(0..size));
-            let cold = cold(file.as_fd(), size);
+            let cold = cold(file.as_fd(), size, self.who);
             let file = ImageFile::new(file, size);
             let mut visit = |_: &[u8], it: Use| {
                 let Use::Object { object, .. } = it else { return };
@@ -187,16 +188,16 @@ impl Store {
 }
 
 /// Parts of a file of which nothing is in memory.
-fn cold(file: BorrowedFd<'_>, size: u64) -> Vec<Range<u64>> {
+fn cold(file: BorrowedFd<'_>, size: u64, who: Who) -> Vec<Range<u64>> {
     let starts = (0..size).step_by(usize::try_from(CHUNK).expect("64 KiB"));
     let chunks = starts.map(|at| at..(at + CHUNK).min(size));
-    chunks.filter(|chunk| cache::resident(file, chunk) == Ok(0)).collect()
+    chunks.filter(|chunk| cache::resident(file, chunk, who) == Ok(0)).collect()
 }
 
 impl Memory<'_> {
     /// Pages of a part of a file that are in memory.
     fn pages(&mut self, file: BorrowedFd<'_>, bytes: &Range<u64>) -> u64 {
-        cache::resident(file, bytes).unwrap_or_else(|_not_ours| {
+        cache::resident(file, bytes, self.store.who).unwrap_or_else(|_not_ours| {
             self.unseen += 1;
             0
         })
@@ -328,7 +329,7 @@ impl Memory<'_> {
         candidates.retain(|at| image.is_none_or(|image| self.images[*at].id == *image));
         let looks = candidates.into_iter().filter_map(|at| {
             let native = self.images[at].native.as_ref()?;
-            Some((at, native.look(root, shares)?))
+            Some((at, native.look(root, shares, self.store.who)?))
         });
         let mut looks: Vec<_> = looks.collect();
         // Two images alike in all names, places and lengths cannot be told apart.

@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use image::verity::{Algorithm, ObjectId};
+use kernel::process::Who;
 use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -179,6 +180,7 @@ pub struct Store {
     shards: Box<[OnceLock<Directory>; 256]>,
     meta: Meta,
     access: Access,
+    pub(crate) who: Who,
     pub(crate) sealing: Sealing,
     give_up: OnceLock<GiveUp>,
     /// What all imports of this process leave of the disk.
@@ -221,16 +223,17 @@ pub(crate) fn belongs(name: &str) -> bool {
 }
 
 impl Store {
-    /// Opens the store in `directory`.
+    /// Opens the store in `directory`, as this user.
     ///
     /// # Errors
     /// [`StoreError`]: absent, not a store, made by a newer version, not accessible.
-    pub fn open(directory: &Path, options: OpenOptions) -> Result<Self, StoreError> {
-        Self::open_traced(directory, options, Trace::default())
+    pub fn open(directory: &Path, who: Who, options: OpenOptions) -> Result<Self, StoreError> {
+        Self::open_traced(directory, who, options, Trace::default())
     }
 
     pub(crate) fn open_traced(
         directory: &Path,
+        who: Who,
         options: OpenOptions,
         trace: Trace,
     ) -> Result<Self, StoreError> {
@@ -246,7 +249,7 @@ impl Store {
             (Some(meta), _) => meta,
             (None, Create::Never) => return Err(absent_or_foreign(&root)?),
             (None, Create::IfAbsent(algorithm)) => {
-                take(&root)?;
+                take(&root, who.user)?;
                 create(&root, &Meta::new(algorithm, options.sealing.unwrap_or_default()))?;
                 let gone = || root.failed("read", META, Errno::NOENT);
                 root.read_all(META, RECORD_MAX)?.ok_or_else(gone)?
@@ -270,7 +273,7 @@ impl Store {
         ];
         if options.access == Access::Write {
             check_writable(&root, &meta)?;
-            close_locks(&root)?;
+            close_locks(&root, who.user)?;
         }
         Ok(Self {
             blobs,
@@ -289,6 +292,7 @@ impl Store {
             sealing: options.sealing.unwrap_or(meta.sealing),
             meta,
             access: options.access,
+            who,
             give_up: OnceLock::new(),
         })
     }
@@ -304,6 +308,12 @@ impl Store {
     #[must_use]
     pub fn path(&self) -> &Path {
         self.root.path()
+    }
+
+    /// Who opened it.
+    #[must_use]
+    pub const fn who(&self) -> Who {
+        self.who
     }
 
     /// What the store says about itself.
@@ -517,8 +527,7 @@ fn foreign(root: &Directory) -> Result<Option<StoreError>, DiskError> {
 
 /// Makes an existing directory this user's alone, before anything is put there. It may have parts of a store whose making
 /// was interrupted, if they are this user's, too.
-fn take(root: &Directory) -> Result<(), StoreError> {
-    let user = rustix::process::geteuid().as_raw();
+fn take(root: &Directory, user: u32) -> Result<(), StoreError> {
     let check = |stat: &rustix::fs::Stat, path: PathBuf| match stat.st_uid {
         owner if owner == user => Ok(()),
         owner => Err(StoreError::NotYours { path, user: owner }),
@@ -540,8 +549,7 @@ fn take(root: &Directory) -> Result<(), StoreError> {
 }
 
 /// Takes the right to open what is locked from others, in a store of this user's that was made with it.
-fn close_locks(root: &Directory) -> Result<(), DiskError> {
-    let user = rustix::process::geteuid().as_raw();
+fn close_locks(root: &Directory, user: u32) -> Result<(), DiskError> {
     for (name, mode) in LOCKED {
         let Some(stat) = root.stat(name)? else { continue };
         let found = Mode::from_raw_mode(stat.st_mode);

@@ -127,7 +127,7 @@ fn check(folder: &Path) {
         // Empty ones, which git does not keep.
         fs::create_dir_all(path.join(name)).unwrap();
     }
-    let store = Store::open(&path, OpenOptions::read()).unwrap();
+    let store = Store::open(&path, quire_store::Who::this_process(), OpenOptions::read()).unwrap();
     let report = store.fsck_deep(OPTIONS).unwrap();
     assert!(report.is_sound(), "{:#?}", report.damage);
 
@@ -151,7 +151,7 @@ fn check(folder: &Path) {
     }
 
     // It can be added to, and what was there stays.
-    let store = Store::open(&path, OpenOptions::write()).unwrap();
+    let store = Store::open(&path, quire_store::Who::this_process(), OpenOptions::write()).unwrap();
     let transaction = store.begin().unwrap();
     let mut draft = transaction.draft().unwrap();
     draft.write_all(&[b'n'; 1000]).unwrap();
@@ -193,7 +193,8 @@ fn stores_from_before_the_first_release_are_refused() {
     )
     .unwrap();
     for options in [OpenOptions::read(), OpenOptions::write(), OpenOptions::create()] {
-        let error = Store::open(directory.path(), options).unwrap_err();
+        let error =
+            Store::open(directory.path(), quire_store::Who::this_process(), options).unwrap_err();
         let source = std::error::Error::source(&error).unwrap();
         let error = format!("{error}: {source}");
         assert!(error.contains("has format 1"), "{error}");

@@ -36,7 +36,8 @@ pub(super) fn run(bytes: &[u8]) {
     let mut operations = bytes.chunks_exact(2).take(OPERATIONS_MAX);
     let mut refs = Refs::new();
     while session(directory.path(), &mut operations, &mut refs) {}
-    let store = Store::open(directory.path(), OpenOptions::create()).expect("it was there before");
+    let store = Store::open(directory.path(), store::Who::this_process(), OpenOptions::create())
+        .expect("it was there before");
     check(&store, &refs);
     store.gc(NOW).expect("nothing is damaged");
     check(&store, &refs);
@@ -48,7 +49,8 @@ fn session<'a>(
     operations: &mut impl Iterator<Item = &'a [u8]>,
     refs: &mut Refs,
 ) -> bool {
-    let store = Store::open(directory, OpenOptions::create()).expect("a store can be made");
+    let store = Store::open(directory, store::Who::this_process(), OpenOptions::create())
+        .expect("a store can be made");
     let mut import: Option<Import<'_>> = None;
     for operation in operations {
         let &[what, on] = operation else { return false };

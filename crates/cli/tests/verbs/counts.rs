@@ -12,7 +12,8 @@ fn parsed(place: &Place, line: &str) -> Value {
 
 /// Gives the image `a` a manifest whose config says when it was made, under the name `old`.
 fn give_config(place: &Place) -> Digest {
-    let store = Store::open(&place.path("store"), OpenOptions::write()).unwrap();
+    let store = Store::open(&place.path("store"), store::Who::this_process(), OpenOptions::write())
+        .unwrap();
     let digest = |value: &Value| Digest::sha256(value.to_string().as_bytes());
     let config = json!({"created": "2021-10-11T13:06:16.5+02:00"});
     let manifest = json!({"config": {"digest": digest(&config).to_string()}, "layers": []});
@@ -81,7 +82,9 @@ fn what_interrupted_pulls_left_is_counted_and_named() {
     sum(false);
     assert!(!place.out("gc").contains("--unfinished"));
     {
-        let store = Store::open(&place.path("store"), OpenOptions::write()).unwrap();
+        let store =
+            Store::open(&place.path("store"), store::Who::this_process(), OpenOptions::write())
+                .unwrap();
         let layer = Digest::sha256(b"layer");
         let manifest = json!({"layers": [{"digest": layer.to_string()}]}).to_string();
         let digest = Digest::sha256(manifest.as_bytes());

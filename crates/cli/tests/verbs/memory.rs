@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use kernel::cache;
 use kernel::mount::{ErofsOptions, Io};
+use kernel::process::Who;
 
 use crate::mounts::Unmount;
 use crate::{Place, is_root};
 
 /// Pages of a file that are in memory.
 fn resident(file: &File) -> u64 {
-    cache::resident(file.as_fd(), &(0..file.metadata().unwrap().len())).unwrap()
+    cache::resident(file.as_fd(), &(0..file.metadata().unwrap().len()), Who::this_process())
+        .unwrap()
 }
 
 /// Has every page of a file leave memory.

@@ -66,7 +66,12 @@ fn a_pulled_image_knows_where_it_came_from() {
     let target = format!("{}/team/app:1", daemon.host);
     from.out(&format!("push --quiet a:1 {target}"));
     let origins = |place: &Place, name: &str| {
-        let store = store::Store::open(&place.path("store"), store::OpenOptions::read()).unwrap();
+        let store = store::Store::open(
+            &place.path("store"),
+            store::Who::this_process(),
+            store::OpenOptions::read(),
+        )
+        .unwrap();
         let found = store.resolve(name).unwrap();
         let origins = store.origins(&found.image).unwrap();
         origins.into_iter().map(|it| it.repository).collect::<Vec<_>>()

@@ -45,7 +45,12 @@ impl Place {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        let store = Store::open(
+            &folder.path().join("store"),
+            store::Who::this_process(),
+            OpenOptions::create(),
+        )
+        .unwrap();
         fs::create_dir(folder.path().join("upper")).unwrap();
         Some(Self { folder, store, image: image() })
     }

@@ -59,13 +59,12 @@ impl IdsWish {
     pub fn claim(
         &self,
         store: &Store,
-        is_root: bool,
         is_asked_to_end: &dyn Fn() -> bool,
     ) -> Result<Option<Claim>, ClaimError> {
         if *self == Self::Host {
             return Ok(None);
         }
-        if !is_root {
+        if !store.who().is_host_root() {
             return Err(ClaimError::NotRoot);
         }
         let lock = lock(store, is_asked_to_end)?;

@@ -24,6 +24,7 @@ use crate::life::memory::Ear;
 use crate::life::spared::Terms;
 use crate::life::stage::Stage;
 use crate::life::state::{End, Reason};
+use crate::notes::Notes;
 use crate::root::headroom::Headroom;
 use crate::root::upper::UpperError;
 use crate::runtime::compiled::{Compiled, Lesson};
@@ -65,7 +66,7 @@ pub struct Start<'a> {
     /// After how long it is killed.
     pub timeout: Option<Duration>,
     /// A folder for what is worth knowing until the next start of the machine.
-    pub notes: Option<&'a Path>,
+    pub notes: Option<&'a Notes>,
 }
 
 impl Start<'_> {

@@ -22,6 +22,7 @@ use crate::life::kept;
 use crate::life::reap::share;
 use crate::life::stage::Stage;
 use crate::life::{teardown, terminal};
+use crate::notes::Notes;
 use crate::owner::{OwnerError, check_image};
 use crate::plan::{ContainerPlan, InitWish, Stop};
 use crate::root::filestore::{self, Backing};
@@ -37,8 +38,6 @@ use crate::runtime::{Kind, Runtime};
 pub struct Surroundings<'a> {
     /// Where programs are looked for, written as `PATH` is.
     pub search: &'a OsStr,
-    /// Whether this process is root of the host.
-    pub is_root: bool,
     /// The time now.
     pub now: Seconds,
     /// Something that no other container has, for the name of its cgroup.
@@ -46,7 +45,7 @@ pub struct Surroundings<'a> {
     /// The caller's terminal, whose size the container's is to have.
     pub terminal: BorrowedFd<'a>,
     /// A folder for what is worth knowing until the next start of the machine.
-    pub notes: Option<&'a Path>,
+    pub notes: Option<&'a Notes>,
     /// Takes sentences that a person may want to read.
     pub remark: &'a dyn Fn(&str),
     /// Whether a signal has arrived that ends programs.
@@ -70,7 +69,7 @@ pub struct Ready {
     pub(crate) signals: Arc<Signals>,
     pub(crate) stop: Stop,
     pub(crate) timeout: Option<Duration>,
-    pub(crate) notes: Option<PathBuf>,
+    pub(crate) notes: Option<Notes>,
     pub(crate) log_size: Option<NonZeroU64>,
     pub(crate) keep: bool,
     /// Held as long as the container lives, as the next is.
@@ -164,19 +163,19 @@ pub fn prepare(
     check_image(store, image.image())?;
     let place = wish.writable.make(store, Backing::Ahead, around.search)?;
     let files = Filestores::make(store, &wish.mounts, around.search)?;
-    let claim = wish.ids.claim(store, around.is_root, around.is_asked_to_end)?;
+    let claim = wish.ids.claim(store, around.is_asked_to_end)?;
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(store, living, image.image().id);
     let shape = Shape { writable: place.writable(), map, space, places: &places };
     let root = make(store, &image, &wish.trust, &shape, shared)?;
-    warm(image.image(), &root, wish.warm, around.remark);
+    warm(image.image(), &root, wish.warm, store.who(), around.remark);
     if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {
         (around.remark)(NO_ACLS);
     }
     let user = user::find(root.mount.as_fd(), &user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
-    let mut stage = Stage::new(&folder::path(store, &wish.id), map);
+    let mut stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
     let mut bundle = wish.bundle;
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
@@ -229,7 +228,7 @@ pub fn prepare(
         signals,
         stop,
         timeout,
-        notes: around.notes.map(Path::to_owned),
+        notes: around.notes.cloned(),
         log_size: wish.log_size,
         keep: wish.keep,
         image,

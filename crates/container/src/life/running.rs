@@ -92,7 +92,7 @@ impl Ready {
             headrooms: &self.headrooms,
             log_size: self.log_size,
             timeout: self.timeout,
-            notes: self.notes.as_deref(),
+            notes: self.notes.as_ref(),
         }
     }
 

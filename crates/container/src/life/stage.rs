@@ -16,12 +16,12 @@ use crate::bundle::names::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
 use crate::folder::{MOUNT, MOUNT_NAMES, ROOT};
 use crate::life::monitor::RunError;
-use crate::notes;
+use crate::notes::Notes;
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper::{Doomed, UpperError};
 
 /// Runtimes prepare a container of a user namespace as its root, who is nobody to the host: the folders of a store, and
-/// above it, need not let him through. This one does, in [`notes::FOLDER`].
+/// above it, need not let him through. This one does, in [`FOLDER`](crate::notes::FOLDER).
 const OPEN: &str = "/run/quire/userns";
 
 /// The places for the root and for what else is mounted. Those for a user namespace are the same for all containers, each
@@ -29,6 +29,8 @@ const OPEN: &str = "/run/quire/userns";
 #[derive(Debug)]
 pub struct Stage {
     folder: PathBuf,
+    /// Who attaches.
+    user: u32,
     open: bool,
     filestores: Vec<Filestore>,
     names: Vec<NameFile>,
@@ -72,12 +74,12 @@ impl Filestore {
 }
 
 impl Stage {
-    /// For a container whose folder this is, and whose users are mapped so.
+    /// For a container of this user's, whose folder this is, and whose users are mapped so.
     #[must_use]
-    pub fn new(folder: &Path, map: Option<&IdMap>) -> Self {
+    pub fn new(folder: &Path, user: u32, map: Option<&IdMap>) -> Self {
         let root = map.and_then(|map| map.root().ok()).unwrap_or((0, 0));
         let (folder, open) = (folder.to_owned(), map.is_some());
-        Self { folder, open, filestores: Vec::new(), names: Vec::new(), root }
+        Self { folder, user, open, filestores: Vec::new(), names: Vec::new(), root }
     }
 
     /// What the bundle calls the root.
@@ -169,7 +171,7 @@ impl Stage {
             let open = Path::new(OPEN);
             // runc executes further programs from where the root would be, in a namespace where it is not.
             let root = open.join(ROOT);
-            make_open(open)
+            make_open(open, self.user)
                 .and_then(|()| std::fs::create_dir_all(&root))
                 .map_err(write_failed(&root))?;
             // It has nothing but names.
@@ -210,9 +212,9 @@ impl Stage {
 }
 
 /// Makes a directory that everybody may pass through, whatever the umask.
-fn make_open(path: &Path) -> io::Result<()> {
+fn make_open(path: &Path, user: u32) -> io::Result<()> {
     if let Some(parent) = path.parent() {
-        drop(notes::make(parent)?);
+        drop(Notes::new(parent, user).make()?);
         open_to_all(parent)?;
     }
     match std::fs::DirBuilder::new().mode(0o755).create(path) {

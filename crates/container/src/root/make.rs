@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 use image::erofs::read::Image;
 use kernel::cache;
 use kernel::mount::{Acl, Backing};
+use kernel::process::Who;
 use store::{Form, OpenImage, PermittedImage, Store};
 
 use crate::root::assemble::assemble;
@@ -129,7 +130,7 @@ const WARM_AUTO_MAX: u64 = 32 << 20;
 
 /// Has the kernel begin to read what `wish` asks for. A mount is as good without. `remark` is given a sentence if that has
 /// no effect.
-pub fn warm(image: &OpenImage, root: &Root, wish: Warm, remark: &dyn Fn(&str)) {
+pub fn warm(image: &OpenImage, root: &Root, wish: Warm, who: Who, remark: &dyn Fn(&str)) {
     let is_wanted = match wish {
         Warm::Auto => image.image.size() <= WARM_AUTO_MAX,
         Warm::Nothing => false,
@@ -149,7 +150,7 @@ pub fn warm(image: &OpenImage, root: &Root, wish: Warm, remark: &dyn Fn(&str)) {
     let (file, all) = (image.image.fd(), 0..image.image.size());
     let pages = image.image.size().div_ceil(cache::page_size());
     // What cannot be counted is read ahead: the kernel skips what it has.
-    if cache::resident(file, &all).is_ok_and(|there| there >= pages) {
+    if cache::resident(file, &all, who).is_ok_and(|there| there >= pages) {
         return;
     }
     if let Err(error) = cache::read_ahead(file, &all) {

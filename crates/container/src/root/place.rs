@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kernel::mount::Durability;
+use kernel::process::Who;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use store::Store;
@@ -91,10 +92,10 @@ pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceErro
 }
 
 impl WritableWish {
-    /// What a container has that asks for nothing: a filestore for root; memory for others, and where no file system can be
+    /// What a container has that asks for nothing: a filestore for the host's root; memory for others, and where no file system can be
     /// made.
-    pub fn default_of(is_root: bool, search: &OsStr, remark: &dyn Fn(&str)) -> Self {
-        if !is_root {
+    pub fn default_of(who: Who, search: &OsStr, remark: &dyn Fn(&str)) -> Self {
+        if !who.is_host_root() {
             return Self::Memory(None);
         }
         if filestore::program(search).is_none() {
@@ -208,5 +209,28 @@ fn lock(directory: &File) -> bool {
             Err(Errno::WOULDBLOCK) => std::thread::sleep(GLANCE),
             _ => return true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernel::process::UserNamespace;
+
+    use super::*;
+
+    #[test]
+    fn only_the_hosts_root_has_a_filestore_unasked() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("mkfs.ext4");
+        std::fs::write(&program, "").unwrap();
+        let check = |user, namespace, expect: &WritableWish| {
+            let who = Who { user, group: 0, namespace };
+            let search = folder.path().as_os_str();
+            assert_eq!(&WritableWish::default_of(who, search, &|_| {}), expect, "{who:?}");
+        };
+        let filestore = WritableWish::Filestore(None, Durability::Volatile);
+        check(0, UserNamespace::Initial, &filestore);
+        check(0, UserNamespace::Other, &WritableWish::Memory(None));
+        check(1000, UserNamespace::Initial, &WritableWish::Memory(None));
     }
 }

@@ -20,7 +20,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use store::Digest;
 
-use crate::notes;
+use crate::notes::Notes;
 use crate::pace::Pace;
 use crate::runtime::{Kind, Runtime};
 
@@ -56,7 +56,7 @@ pub(crate) enum Compiled {
 #[derive(Debug)]
 pub(crate) struct Lesson {
     made: PathBuf,
-    notes: PathBuf,
+    notes: Notes,
     name: String,
 }
 
@@ -67,14 +67,14 @@ impl Compiled {
         runtime: &Runtime,
         config: &Value,
         made: PathBuf,
-        notes: Option<&Path>,
+        notes: Option<&Notes>,
     ) -> Option<Self> {
         let filter = config["linux"].get("seccomp").filter(|it| it.is_object())?;
         if runtime.kind != Kind::Crun {
             return None;
         }
         let program = std::fs::metadata(&runtime.path).ok()?;
-        let (notes, name) = (notes?.to_owned(), name(filter, &program, &libraries()));
+        let (notes, name) = (notes?.clone(), name(filter, &program, &libraries()));
         match read(&notes, &name) {
             Ok(filter) => Some(Self::Known(filter)),
             Err(error) => {
@@ -114,8 +114,8 @@ fn libraries() -> Vec<PathBuf> {
     folders.map(|it| Path::new(it).join(LIBRARY)).chain([LOADER_CACHE.into()]).collect()
 }
 
-fn read(notes: &Path, name: &str) -> io::Result<Vec<u8>> {
-    let filter = notes::read(notes, name, FILTER_MAX)?;
+fn read(notes: &Notes, name: &str) -> io::Result<Vec<u8>> {
+    let filter = notes.read(name, FILTER_MAX)?;
     match is_filter(&filter) {
         true => Ok(filter),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no filter")),
@@ -145,7 +145,7 @@ impl Lesson {
         if !is_filter(&filter) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no filter"));
         }
-        notes::write(&self.notes, &self.name, &filter)
+        self.notes.write(&self.name, &filter)
     }
 
     /// Waits for the file in a thread: the container may have ended, and the file with it, before anybody hears that it runs.
@@ -218,8 +218,12 @@ mod tests {
     /// "return allow": one instruction.
     const ALLOW: [u8; 8] = [0x06, 0, 0, 0, 0, 0, 0xff, 0x7f];
 
+    fn notes_in(folder: &Path) -> Notes {
+        Notes::new(folder, rustix::process::geteuid().as_raw())
+    }
+
     fn lesson(folder: &Path) -> Lesson {
-        let (made, notes) = (folder.join("seccomp.bpf"), folder.join("notes"));
+        let (made, notes) = (folder.join("seccomp.bpf"), notes_in(&folder.join("notes")));
         Lesson { made, notes, name: "filter-x".to_owned() }
     }
 
@@ -238,7 +242,7 @@ mod tests {
         std::fs::write(&lesson.made, ALLOW).unwrap();
         lesson.learn();
         assert_eq!(read().unwrap(), ALLOW);
-        notes::write(&lesson.notes, &lesson.name, &ALLOW[..7]).unwrap();
+        lesson.notes.write(&lesson.name, &ALLOW[..7]).unwrap();
         assert_eq!(read().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
@@ -247,7 +251,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let lesson = lesson(folder.path());
         let made = lesson.made.clone();
-        let (notes, pid) = (folder.path().join("notes"), folder.path().join("pid"));
+        let (notes, pid) = (notes_in(&folder.path().join("notes")), folder.path().join("pid"));
         let waiting = lesson.wait(&pid);
         std::fs::write(&made, ALLOW).unwrap();
         while waiting.thread.as_ref().is_some_and(|it| !it.is_finished()) {
@@ -300,8 +304,8 @@ mod tests {
         assert_ne!(name(0, &one), name(0, &other));
         let runtime = Runtime { path: program, kind: Kind::Runc };
         let config = json!({"linux": {"seccomp": filters[0]}});
-        let of =
-            |runtime, config| Compiled::of(runtime, config, PathBuf::new(), Some(folder.path()));
+        let notes = notes_in(folder.path());
+        let of = |runtime, config| Compiled::of(runtime, config, PathBuf::new(), Some(&notes));
         assert!(of(&runtime, &config).is_none(), "runc takes none");
         let runtime = Runtime { kind: Kind::Crun, ..runtime.clone() };
         assert!(matches!(of(&runtime, &config), Some(Compiled::Unknown(_))));

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::Access;
 
 use crate::bundle::Kind;
-use crate::notes;
+use crate::notes::Notes;
 
 /// The runtimes we know how to start, the quickest first.
 const KNOWN: [(&str, Kind); 3] =
@@ -48,7 +48,7 @@ impl Runtime {
     pub fn find(
         search_path: &OsStr,
         wanted: Option<&OsStr>,
-        notes: Option<&Path>,
+        notes: Option<&Notes>,
     ) -> Result<Self, RuntimeError> {
         let Some(wanted) = wanted else {
             let mut found = KNOWN.iter().filter_map(|(name, kind)| {
@@ -90,18 +90,18 @@ impl Runtime {
     }
 
     /// As [`works`](Self::works), by a note of an earlier answer for this very file.
-    fn has_worked(&self, notes: Option<&Path>) -> bool {
+    fn has_worked(&self, notes: Option<&Notes>) -> bool {
         let note = notes.zip(std::fs::metadata(&self.path).ok()).map(|(notes, program)| {
             let (seconds, part) = (program.mtime(), program.mtime_nsec());
             let (device, inode) = (program.dev(), program.ino());
             (notes, format!("runtime-{device}-{inode}-{seconds}-{part}"))
         });
-        if note.as_ref().is_some_and(|(notes, name)| notes::read(notes, name, 0).is_ok()) {
+        if note.as_ref().is_some_and(|(notes, name)| notes.read(name, 0).is_ok()) {
             return true;
         }
         let works = self.works();
         if let Some((notes, name)) = note.filter(|_| works)
-            && let Err(error) = notes::write(notes, &name, b"")
+            && let Err(error) = notes.write(&name, b"")
         {
             tracing::debug!(name, %error, "will be asked again");
         }
@@ -198,6 +198,7 @@ mod tests {
     fn what_has_worked_is_not_asked_again() {
         let folder = tempfile::tempdir().unwrap();
         let (asked, notes) = (folder.path().join("asked"), folder.path().join("notes"));
+        let kept = Notes::new(&notes, rustix::process::geteuid().as_raw());
         let text = format!("#!/bin/sh\necho >> '{}'\n", asked.display());
         for name in ["crun", "runc"] {
             let path = folder.path().join(name);
@@ -205,7 +206,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         }
         let check = |times: usize| {
-            let found = Runtime::find(folder.path().as_os_str(), None, Some(&notes)).unwrap();
+            let found = Runtime::find(folder.path().as_os_str(), None, Some(&kept)).unwrap();
             assert_eq!(found.kind, Kind::Crun);
             assert_eq!(std::fs::read_to_string(&asked).unwrap().lines().count(), times);
         };

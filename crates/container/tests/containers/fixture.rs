@@ -52,7 +52,12 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        let store = Store::open(
+            &folder.path().join("store"),
+            store::Who::this_process(),
+            OpenOptions::create(),
+        )
+        .unwrap();
         let import = store.begin().unwrap();
         let mut builder = Builder::new();
         for program in ["/bin/sh", "/bin/true", "/bin/cat", "/bin/sleep", "/bin/id"] {

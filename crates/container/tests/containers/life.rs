@@ -71,7 +71,6 @@ fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {
     let null = std::fs::File::open("/dev/null").unwrap();
     let around = Surroundings {
         search: "/usr/sbin:/usr/bin:/sbin:/bin".as_ref(),
-        is_root: true,
         now: Seconds(1),
         unique: &format!("test{}", std::process::id()),
         terminal: null.as_fd(),

@@ -76,7 +76,7 @@ impl Fixture {
             folder: folder.path(),
             lock: None,
             root: &root.mount,
-            stage: &Stage::new(folder.path(), None),
+            stage: &Stage::new(folder.path(), 0, None),
             owner: None,
             process: &process,
             config,

@@ -7,6 +7,8 @@ mod version;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
+use crate::process::Who;
+
 pub(crate) use sample::empty_image;
 pub use version::KernelVersion;
 
@@ -105,7 +107,7 @@ impl Features {
 /// Tries everything, with unnamed files in this directory and mounts that are attached nowhere.
 /// Nothing is left behind. Without privilege most answers are [`Can::Unknown`].
 #[must_use]
-pub fn probe(directory: BorrowedFd<'_>) -> Features {
+pub fn probe(directory: BorrowedFd<'_>, who: Who) -> Features {
     Features {
         release: rustix::system::uname().release().to_string_lossy().into_owned(),
         cgroups: probe::cgroups(),
@@ -118,7 +120,7 @@ pub fn probe(directory: BorrowedFd<'_>) -> Features {
         fs_verity: probe::fs_verity(directory),
         immutable_flag: probe::immutable_flag(directory),
         pre_content_events: probe::pre_content_events(directory),
-        user_namespaces: probe::user_namespaces(),
+        user_namespaces: probe::user_namespaces(who),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::mount::{
     TmpfsOptions, Verity, XattrNamespace,
 };
 use crate::object::name_of;
-use crate::process::{IdRange, user_namespace};
+use crate::process::{IdRange, Who, user_namespace};
 use crate::seal::{self, SealError};
 use crate::verity::{self, Algorithm, VerityError};
 
@@ -255,16 +255,14 @@ pub(super) fn pre_content_events(directory: BorrowedFd<'_>) -> Feature {
     }
 }
 
-pub(super) fn user_namespaces() -> Feature {
+pub(super) fn user_namespaces(who: Who) -> Feature {
     let own = |id: u32| [IdRange { inside: 0, outside: id, count: 1 }];
-    let user = rustix::process::geteuid();
-    let group = rustix::process::getegid();
     let limits = namespace_limits();
-    match user_namespace(&own(user.as_raw()), &own(group.as_raw())) {
-        Ok(_) if user.is_root() && !limits.is_empty() => {
+    match user_namespace(&own(who.user), &own(who.group)) {
+        Ok(_) if who.is_host_root() && !limits.is_empty() => {
             Feature::yes(format!("made one as root; for others: {}", limits.join(", ")))
         }
-        Ok(_) => Feature::yes(format!("made one as user {}", user.as_raw())),
+        Ok(_) => Feature::yes(format!("made one as user {}", who.user)),
         Err(error) => {
             let mut feature = Feature::refused(&error, None);
             if !limits.is_empty() {

@@ -8,6 +8,7 @@ mod namespaces;
 mod prompt;
 mod signals;
 mod spawn;
+mod who;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};
+pub use who::{UserNamespace, Who};
 
 /// What went wrong with a process.
 #[derive(Debug, thiserror::Error)]

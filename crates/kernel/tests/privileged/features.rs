@@ -4,6 +4,7 @@ use std::fs;
 use std::os::fd::AsFd as _;
 
 use kernel::features::{Can, probe};
+use kernel::process::Who;
 
 use crate::stage::{Stage, is_before, mountinfo, open_directory};
 
@@ -12,7 +13,7 @@ fn probing_answers_and_leaves_nothing() {
     let Some(stage) = Stage::new(&[]) else { return };
     let directory = stage.dir("directory");
     let before = mountinfo("");
-    let features = probe(open_directory(&directory).as_fd());
+    let features = probe(open_directory(&directory).as_fd(), Who::this_process());
     for (name, feature) in features.rows() {
         println!("{name}: {:?}: {}", feature.can, feature.reason);
         assert!(!feature.reason.is_empty());
@@ -39,7 +40,7 @@ fn tmpfs_gives_other_answers() {
     let Some(stage) = Stage::new(&[]) else { return };
     let options = kernel::mount::TmpfsOptions { name: "t", bytes: None, inodes: None, mode: 0o755 };
     kernel::mount::tmpfs(&options).unwrap().attach_at(&stage.dir("at")).unwrap();
-    let features = probe(open_directory(&stage.path("at")).as_fd());
+    let features = probe(open_directory(&stage.path("at")).as_fd(), Who::this_process());
     assert_eq!(features.erofs_from_file.can, Can::No);
     assert!(features.erofs_from_file.reason.contains("loop"));
     assert_eq!(features.fs_verity.can, Can::No);

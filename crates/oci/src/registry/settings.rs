@@ -68,9 +68,9 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What other tools have agreed on, by the environment variables that `variable` gives.
+    /// What other tools have agreed on for this user, by the environment variables that `variable` gives.
     #[must_use]
-    pub fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+    pub fn from_environment(user: u32, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let filled = |name: &str| variable(name).filter(|value| !value.is_empty());
         let path = |name: &str| filled(name).map(PathBuf::from);
         let home = path("HOME");
@@ -87,10 +87,7 @@ impl Settings {
             None => vec![
                 Some(match path("XDG_RUNTIME_DIR") {
                     Some(folder) => folder.join("containers/auth.json"),
-                    None => {
-                        let user = rustix::process::getuid().as_raw();
-                        format!("/run/containers/{user}/auth.json").into()
-                    }
+                    None => format!("/run/containers/{user}/auth.json").into(),
                 }),
                 configuration.map(|folder| folder.join("containers/auth.json")),
             ],
@@ -134,7 +131,7 @@ mod tests {
     use super::*;
 
     fn check(variables: &[(&str, &str)], expect: &str) {
-        let settings = Settings::from_environment(|name| {
+        let settings = Settings::from_environment(7, |name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
         });
         let paths = |paths: &[PathBuf]| {
@@ -155,7 +152,7 @@ mod tests {
     #[test]
     fn environments() {
         let system = "/etc/quire/certs.d /etc/containerd/certs.d";
-        let run = format!("/run/containers/{}/auth.json", rustix::process::getuid().as_raw());
+        let run = "/run/containers/7/auth.json";
         check(&[], &format!("{system} | {run} |  | - - -"));
         check(
             &[("HOME", "/h"), ("PATH", "/a::b:/c"), ("XDG_RUNTIME_DIR", "/r")],
@@ -178,7 +175,7 @@ mod tests {
             ],
             &format!("{system} | {run} |  | http://lower:8080 socks5h://s:1080 - a.io,10.0.0.0/8"),
         );
-        let settings = Settings::from_environment(|name| {
+        let settings = Settings::from_environment(7, |name| {
             name.ends_with("_PROXY").then(|| "http://u:secret@p".into())
         });
         assert_eq!(settings.proxies.http.as_ref().map(Secret::expose), Some("http://u:secret@p"));

@@ -3,7 +3,12 @@ use crate::{Digest, OpenOptions, Seconds, Store};
 
 fn store() -> (tempfile::TempDir, Store) {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+    let store = Store::open(
+        &folder.path().join("store"),
+        crate::Who::this_process(),
+        OpenOptions::create(),
+    )
+    .unwrap();
     (folder, store)
 }
 

@@ -103,7 +103,9 @@ mod tests {
     fn everything_may_be_damaged_at_once() {
         const COUNT: u64 = 20_000;
         let directory = TempDir::new().unwrap();
-        let store = Store::open(directory.path(), OpenOptions::create()).unwrap();
+        let store =
+            Store::open(directory.path(), crate::Who::this_process(), OpenOptions::create())
+                .unwrap();
         let id = |text: &str| image::verity::digest(Algorithm::Sha256, text.as_bytes());
         let blob = id("blob");
         let entry = |number: u64| Entry {

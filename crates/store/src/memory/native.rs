@@ -8,6 +8,7 @@ use image::erofs::read::{ByteOffset, Cached, DeviceSlot, FileType, Image, Place}
 use image::verity::ObjectId;
 use kernel::Errno;
 use kernel::cache;
+use kernel::process::Who;
 use rustix::fs::{AtFlags, FileType as Kind, Mode, OFlags, ResolveFlags};
 
 use super::Data;
@@ -96,9 +97,9 @@ impl Native {
     }
 
     /// Looks at each file of a mount; nothing if it is one of another image.
-    pub(super) fn look(&self, root: BorrowedFd<'_>, shares: bool) -> Option<Look> {
+    pub(super) fn look(&self, root: BorrowedFd<'_>, shares: bool, who: Who) -> Option<Look> {
         let mut cold = Vec::new();
-        let look = self.look_at_each(root, shares, &mut cold);
+        let look = self.look_at_each(root, (shares, who), &mut cold);
         // What is in a directory was looked up in it. Those above last, since the way leads through them.
         for inode in cold.iter().rev() {
             if let Ok(file) = inode.open(root) {
@@ -113,7 +114,7 @@ impl Native {
     fn look_at_each<'n>(
         &'n self,
         root: BorrowedFd<'_>,
-        shares: bool,
+        (shares, who): (bool, Who),
         cold: &mut Vec<&'n Inode>,
     ) -> Option<Look> {
         let mut look = Look::default();
@@ -128,10 +129,10 @@ impl Native {
                 Err(_) => return None,
             };
             let all = 0..inode.size;
-            let (pages, is_shared) = match cache::resident(file.as_fd(), &all) {
+            let (pages, is_shared) = match cache::resident(file.as_fd(), &all, who) {
                 Ok(0) if shares && !inode.is_directory => {
                     // Pages that mounts share belong to a file that only a mapping leads to.
-                    match cache::resident_mapped(file.as_fd(), &all) {
+                    match cache::resident_mapped(file.as_fd(), &all, who) {
                         Ok(pages) => (pages, true),
                         Err(_) => (0, false),
                     }

@@ -39,8 +39,13 @@ pub(super) fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store))
     }
     let before = Disk::of(directory.path());
     let recorder = Arc::new(Recorder::default());
-    let store =
-        Store::open_traced(directory.path(), OpenOptions::write(), Trace::to(&recorder)).unwrap();
+    let store = Store::open_traced(
+        directory.path(),
+        crate::Who::this_process(),
+        OpenOptions::write(),
+        Trace::to(&recorder),
+    )
+    .unwrap();
     command(&store);
     let changes = std::mem::take(&mut *recorder.changes.lock().unwrap());
     Recorded { directory, before, changes }
@@ -103,7 +108,7 @@ fn judge(
     new: &BTreeMap<String, image::verity::ObjectId>,
     again: &[(&str, super::Files)],
 ) -> Result<(), Failure> {
-    let store = Store::open(directory, OpenOptions::write())?;
+    let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
     let found = check(&store)?;
     for name in old.keys().chain(new.keys()) {
         let image = found.get(name);
@@ -146,7 +151,11 @@ fn judge_import(recorded: &Recorded, files: usize) -> Result<usize, Failure> {
         let directory = fast_directory();
         let states = crashed.crashes(0, 0);
         states.first().unwrap().restore(directory.path());
-        check(&Store::open(directory.path(), OpenOptions::read()).unwrap()).unwrap()
+        check(
+            &Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read())
+                .unwrap(),
+        )
+        .unwrap()
     };
     let old = refs(&recorded.before);
     let new = check(&super::open(recorded.directory.path())).unwrap();
@@ -260,7 +269,7 @@ fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
     let refs = check(&super::open(recorded.directory.path())).unwrap();
     let was_known = std::cell::Cell::new([false; 2]);
     let judge = |directory: &Path, at: usize| {
-        let store = Store::open(directory, OpenOptions::read())?;
+        let store = Store::open(directory, crate::Who::this_process(), OpenOptions::read())?;
         let layer = store.layer(&layer_of(&store))?.ok_or("the layer is gone")?;
         let mut known = was_known.get();
         known[usize::from(layer.info().is_in(&blob))] = true;
@@ -287,7 +296,7 @@ fn the_first_data_blob_survives_a_crash_at_any_moment() {
     let old = BTreeMap::new();
     let new = check(&super::open(recorded.directory.path())).unwrap();
     let judge = |directory: &Path, at: usize| {
-        let store = Store::open(directory, OpenOptions::write())?;
+        let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
         drop(store);
         let mut old = old.clone();
         old.insert("kept:latest".to_owned(), new["kept:latest"]);
@@ -434,7 +443,13 @@ fn making_a_store_survives_a_crash_at_any_moment() {
     let directory = fast_directory();
     let before = Disk::of(directory.path());
     let recorder = Arc::new(Recorder::default());
-    Store::open_traced(directory.path(), OpenOptions::create(), Trace::to(&recorder)).unwrap();
+    Store::open_traced(
+        directory.path(),
+        crate::Who::this_process(),
+        OpenOptions::create(),
+        Trace::to(&recorder),
+    )
+    .unwrap();
     let mut changes = std::mem::take(&mut *recorder.changes.lock().unwrap());
     // A few shards tell as much as all of them.
     let is_shard = |change: &Change| matches!(change, Change::MakeDirectory(path) if path.parent().unwrap().ends_with("objects"));
@@ -445,11 +460,12 @@ fn making_a_store_survives_a_crash_at_any_moment() {
     });
     let recorded = Recorded { directory, before, changes };
     let seen = recorded.replay(&|directory, at| {
-        let store = Store::open(directory, OpenOptions::create())?;
+        let store = Store::open(directory, crate::Who::this_process(), OpenOptions::create())?;
         import(&store, "first", &sample("first", 1))?;
         check_clean(&store)?;
         let done = at == recorded.changes.len();
-        if done && Store::open(directory, OpenOptions::read()).is_err() {
+        if done && Store::open(directory, crate::Who::this_process(), OpenOptions::read()).is_err()
+        {
             return Err("made, and not there".into());
         }
         Ok(())
@@ -479,7 +495,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
     recorded
         .replay(&|directory, at| {
             judge((directory, at), &refs, &refs, &[])?;
-            let store = Store::open(directory, OpenOptions::write())?;
+            let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
             let there = store.containers()?.len();
             if at == recorded.changes.len() && there != 1 {
                 return Err(format!("{there} containers").into());

@@ -71,7 +71,11 @@ fn every_flipped_bit_is_found() {
         for at in [0, bits - 1, random.below(bits), random.below(bits), random.below(bits)] {
             let at = usize::try_from(at).unwrap();
             flip(&path, at);
-            match Store::open(directory.path(), crate::OpenOptions::read()) {
+            match Store::open(
+                directory.path(),
+                crate::Who::this_process(),
+                crate::OpenOptions::read(),
+            ) {
                 Ok(store) => {
                     let found = fsck(&store);
                     assert!(!found.is_empty(), "bit {at} of {}", path.display());
@@ -366,7 +370,8 @@ fn a_directory_that_is_gone_is_named_and_can_be_made_again() {
         let path = directory.path().join(name);
         fs::remove_dir_all(&path).unwrap();
         for options in [OpenOptions::read(), OpenOptions::write(), OpenOptions::create()] {
-            let error = Store::open(directory.path(), options).unwrap_err();
+            let error =
+                Store::open(directory.path(), crate::Who::this_process(), options).unwrap_err();
             let expect = format!(
                 "the store {} is damaged: its directory \"{name}\" is gone. `mkdir {}` makes the store usable again, \
                  then `quire fsck` tells what was lost with it",
@@ -377,7 +382,8 @@ fn a_directory_that_is_gone_is_named_and_can_be_made_again() {
         }
         // The way out works.
         fs::create_dir(&path).unwrap();
-        let store = Store::open(directory.path(), OpenOptions::write()).unwrap();
+        let store = Store::open(directory.path(), crate::Who::this_process(), OpenOptions::write())
+            .unwrap();
         let lost = ["objects", "images", "layers", "manifests"].contains(&name);
         let found = fsck(&store);
         assert_eq!(!found.is_empty(), lost, "{name}: {found:?}");

@@ -124,7 +124,8 @@ fn objects_in_a_blob_are_found_and_read() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     // Opened before there is a blob: it must notice.
-    let other = Store::open(directory.path(), OpenOptions::read()).unwrap();
+    let other =
+        Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let files = files("blob ");
     assert_eq!(other.stored(&id(&files[0])).unwrap(), None);
 
@@ -274,8 +275,12 @@ fn what_cannot_be_is_refused() {
 
     let directory = TempDir::new().unwrap();
     let create = crate::Create::IfAbsent(Algorithm::Sha512);
-    let store =
-        Store::open(directory.path(), OpenOptions { create, ..OpenOptions::create() }).unwrap();
+    let store = Store::open(
+        directory.path(),
+        crate::Who::this_process(),
+        OpenOptions { create, ..OpenOptions::create() },
+    )
+    .unwrap();
     let import = store.begin().unwrap();
     assert!(matches!(import.data_blob(BlobKind::Packed), Err(DraftError::NoDataBlobs(_))));
 }

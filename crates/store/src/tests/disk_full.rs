@@ -22,8 +22,13 @@ fn fail(
     let store = open(directory.path());
     let old = import(&store, "old", &sample("old", 2)).unwrap();
     let recorder = Arc::new(Recorder { fail_at: Some(at), for_good, ..Recorder::default() });
-    let traced =
-        Store::open_traced(directory.path(), OpenOptions::write(), Trace::to(&recorder)).unwrap();
+    let traced = Store::open_traced(
+        directory.path(),
+        crate::Who::this_process(),
+        OpenOptions::write(),
+        Trace::to(&recorder),
+    )
+    .unwrap();
     let answer = command(&traced);
     drop(traced);
 
@@ -164,7 +169,8 @@ fn a_read_only_store_can_be_read_and_says_so() {
     let image = import(&store, "old", &sample("old", 2)).unwrap();
     drop(store);
 
-    let store = Store::open(directory.path(), OpenOptions::read()).unwrap();
+    let store =
+        Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let text = store.begin().unwrap_err().to_string();
     assert!(text.contains("opened for reading only"), "{text}");
     let text = store.remove_ref(&name("old")).unwrap_err().to_string();
@@ -180,9 +186,12 @@ fn a_read_only_store_can_be_read_and_says_so() {
     rustix::mount::mount_bind(directory.path(), again.path()).unwrap();
     let mounted = Mounted(again);
     rustix::mount::mount_remount(mounted.0.path(), flags, "").unwrap();
-    let text = Store::open(mounted.0.path(), OpenOptions::write()).unwrap_err().to_string();
+    let text = Store::open(mounted.0.path(), crate::Who::this_process(), OpenOptions::write())
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("cannot be changed"), "{text}");
-    let store = Store::open(mounted.0.path(), OpenOptions::read()).unwrap();
+    let store =
+        Store::open(mounted.0.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), image)].into());
     store.open_image(&image).unwrap();
     store.plan_gc(NOW).unwrap();

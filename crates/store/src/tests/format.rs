@@ -179,10 +179,12 @@ fn records_as_the_document_has_them_are_read() {
         fs::write(path(name), record(json)).unwrap();
     };
     write("meta", r#"{"format":2,"algorithm":"sha512","needed_to_read":[],"needed_to_write":[]}"#);
-    let store = Store::open(directory.path(), OpenOptions::read()).unwrap();
+    let store =
+        Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     assert_eq!(store.algorithm(), Algorithm::Sha512);
     write("meta", r#"{"format":2,"algorithm":"sha256","needed_to_read":[],"needed_to_write":[]}"#);
-    let store = Store::open(directory.path(), OpenOptions::read()).unwrap();
+    let store =
+        Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let image = "ab".repeat(32);
     let json = format!(
         r#"{{"name":"a/b:c","image":"{image}","manifest":null,"form":"objects","created":7}}"#

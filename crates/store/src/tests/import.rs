@@ -65,7 +65,8 @@ fn published_files_are_read_only_whatever_the_umask() {
     let directory = TempDir::new().unwrap();
     // The umask is the process's, so it takes another process to have another one.
     super::kill::child(directory.path(), "import-once", Some("077"));
-    let store = Store::open(directory.path(), OpenOptions::read()).unwrap();
+    let store =
+        Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     assert_eq!(check(&store).unwrap().len(), 1);
     let mut seen = 0;
     let mut open = vec![directory.path().to_owned()];
@@ -285,7 +286,7 @@ fn sha512_stores_name_by_sha512() {
     let directory = TempDir::new().unwrap();
     let create = Create::IfAbsent(Algorithm::Sha512);
     let options = OpenOptions { create, ..OpenOptions::write() };
-    let store = Store::open(directory.path(), options).unwrap();
+    let store = Store::open(directory.path(), crate::Who::this_process(), options).unwrap();
     let transaction = store.begin().unwrap();
     let id = transaction.object(b"text").unwrap();
     assert_eq!(id, digest(Algorithm::Sha512, b"text"));
@@ -342,7 +343,7 @@ fn check_refused(prepare: impl FnOnce(&Path), expected: &str) {
     let directory = TempDir::new().unwrap();
     prepare(directory.path());
     for options in [OpenOptions::create(), OpenOptions::write(), OpenOptions::read()] {
-        let error = Store::open(directory.path(), options).unwrap_err();
+        let error = Store::open(directory.path(), crate::Who::this_process(), options).unwrap_err();
         let text = match std::error::Error::source(&error) {
             Some(source) => format!("{error}: {source}"),
             None => error.to_string(),
@@ -370,10 +371,11 @@ fn what_is_no_store_is_refused() {
         "cannot open directory",
     );
     let nowhere = Path::new("/nonexistent/store");
-    let error = Store::open(nowhere, OpenOptions::read()).unwrap_err();
+    let error = Store::open(nowhere, crate::Who::this_process(), OpenOptions::read()).unwrap_err();
     assert_eq!(error.to_string(), "there is no store in /nonexistent/store");
     let empty = TempDir::new().unwrap();
-    let error = Store::open(empty.path(), OpenOptions::write()).unwrap_err();
+    let error =
+        Store::open(empty.path(), crate::Who::this_process(), OpenOptions::write()).unwrap_err();
     assert!(matches!(error, StoreError::Absent(_)), "{error}");
 }
 
@@ -385,8 +387,10 @@ fn a_store_with_features_to_come_can_only_be_read() {
         "format": 2, "algorithm": "sha256", "needed_to_write": ["packs"]
     });
     super::damage::replace(&directory.path().join("meta"), &crate::record::encode(&meta));
-    Store::open(directory.path(), OpenOptions::read()).unwrap();
-    let error = Store::open(directory.path(), OpenOptions::write()).unwrap_err().to_string();
+    Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
+    let error = Store::open(directory.path(), crate::Who::this_process(), OpenOptions::write())
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("can be read but not changed") && error.contains("packs"), "{error}");
 }
 

@@ -88,7 +88,7 @@ fn kill_after(directory: &Path, tasks: &[&str], moment: Duration) -> Result<usiz
         assert_eq!(status.signal(), Some(9), "a child ended by itself: {status}");
     }
     // Killed before it made a store: then there is none, or the beginning of one.
-    let store = Store::open(directory, OpenOptions::create())?;
+    let store = Store::open(directory, crate::Who::this_process(), OpenOptions::create())?;
     let found = check(&store)?;
     if check_clean(&store)? != found {
         return Err("gc changed a ref".into());

@@ -59,7 +59,7 @@ fn name(text: &str) -> RefName {
 }
 
 fn open(directory: &Path) -> Store {
-    Store::open(directory, OpenOptions::create()).unwrap()
+    Store::open(directory, crate::Who::this_process(), OpenOptions::create()).unwrap()
 }
 
 /// Adds everything but the ref: objects, an image, a layer, a config and a manifest.

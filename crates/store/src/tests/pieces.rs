@@ -321,7 +321,7 @@ fn an_import_of_pieces_survives_a_crash_at_any_moment() {
         },
     );
     let seen = recorded.replay(&|directory, _| {
-        let store = Store::open(directory, OpenOptions::write())?;
+        let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
         check_names(&store)
     });
     let seen = seen.unwrap();
@@ -344,7 +344,7 @@ fn taking_pieces_out_of_a_blob_survives_a_crash_at_any_moment() {
     );
     assert!(recorded.changes.iter().any(|it| matches!(it, crate::trace::Change::Punch(..))));
     let seen = recorded.replay(&|directory, _| {
-        let store = Store::open(directory, OpenOptions::write())?;
+        let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
         check(&store)?;
         check_clean(&store)?;
         let image = store.reference(&name("two"))?.ok_or("two is lost")?.image;

@@ -14,7 +14,9 @@ struct Unsealed(TempDir);
 
 impl Drop for Unsealed {
     fn drop(&mut self) {
-        if let Ok(store) = Store::open(self.0.path(), OpenOptions::read()) {
+        if let Ok(store) =
+            Store::open(self.0.path(), crate::Who::this_process(), OpenOptions::read())
+        {
             store.unseal().unwrap();
         }
     }
@@ -25,7 +27,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     let directory = Unsealed(TempDir::new().unwrap());
     let sealing = Some(Sealing::VerityOrImmutable);
     let options = OpenOptions { sealing, ..OpenOptions::create() };
-    let store = Store::open(directory.0.path(), options).unwrap();
+    let store = Store::open(directory.0.path(), crate::Who::this_process(), options).unwrap();
     let files = sample("one", 2);
     let image = import(&store, "one", &files).unwrap();
     let object = store.object(&digest(Algorithm::Sha256, &files["own-1"])).unwrap();
@@ -67,7 +69,7 @@ fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
     let directory = Unsealed(TempDir::new().unwrap());
     let sealing = Some(Sealing::VerityOrImmutable);
     let options = OpenOptions { sealing, ..OpenOptions::create() };
-    let store = Store::open(directory.0.path(), options).unwrap();
+    let store = Store::open(directory.0.path(), crate::Who::this_process(), options).unwrap();
     let gone = import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     let kept = import_as(&store, "kept", &sample("kept", 12), Form::Packed).unwrap();
     let state = |image| {
@@ -113,7 +115,9 @@ fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
 #[test]
 fn a_store_that_was_made_with_the_flag_keeps_setting_it() {
     let directory = Unsealed(TempDir::new().unwrap());
-    let open = |options| Store::open(directory.0.path(), options).unwrap().sealing;
+    let open = |options| {
+        Store::open(directory.0.path(), crate::Who::this_process(), options).unwrap().sealing
+    };
     let wish = |sealing| OpenOptions { sealing: Some(sealing), ..OpenOptions::create() };
     assert_eq!(open(wish(Sealing::VerityOrImmutable)), Sealing::VerityOrImmutable);
     assert_eq!(open(OpenOptions::create()), Sealing::VerityOrImmutable);
@@ -126,7 +130,7 @@ fn a_store_can_be_unsealed_to_be_removed() {
     let directory = Unsealed(TempDir::new().unwrap());
     let options =
         OpenOptions { sealing: Some(Sealing::VerityOrImmutable), ..OpenOptions::create() };
-    let store = Store::open(directory.0.path(), options).unwrap();
+    let store = Store::open(directory.0.path(), crate::Who::this_process(), options).unwrap();
     import(&store, "one", &sample("one", 2)).unwrap();
     store.unseal().unwrap();
     assert_eq!(store.unseal().unwrap(), 0);

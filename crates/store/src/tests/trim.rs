@@ -149,7 +149,13 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
         let before = allocated(&store);
         let recorder = Arc::new(Recorder { holes, ..Recorder::default() });
         let trace = Trace::to(&recorder);
-        let store = Store::open_traced(directory.path(), OpenOptions::write(), trace).unwrap();
+        let store = Store::open_traced(
+            directory.path(),
+            crate::Who::this_process(),
+            OpenOptions::write(),
+            trace,
+        )
+        .unwrap();
         for _ in 0..2 {
             let (plan, swept) = store.gc(NOW).unwrap();
             assert_eq!(freeing(&plan), [Freeing::Unsupported], "{holes:?}");

@@ -369,7 +369,12 @@ mod tests {
     #[test]
     fn pieces_are_not_named_by_other_bytes_than_the_object_has() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        let store = Store::open(
+            &folder.path().join("store"),
+            store::Who::this_process(),
+            OpenOptions::create(),
+        )
+        .unwrap();
         let transaction = store.begin().unwrap();
         let never = AtomicBool::new(false);
         let bytes = vec![7; 300 << 10];

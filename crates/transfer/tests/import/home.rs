@@ -24,7 +24,12 @@ pub(crate) struct Home {
 impl Home {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+        let store = Store::open(
+            &folder.path().join("store"),
+            store::Who::this_process(),
+            OpenOptions::create(),
+        )
+        .unwrap();
         Self { folder, store }
     }
 

@@ -251,7 +251,12 @@ fn the_policy_of_the_moment_decides_at_use() {
     let mut registry = Registry::default();
     let payload = payload(NAME, &manifest);
     registry.tag_signature(&manifest, &payload, &old.sign(&payload));
-    let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+    let store = Store::open(
+        &folder.path().join("store"),
+        store::Who::this_process(),
+        OpenOptions::create(),
+    )
+    .unwrap();
     image(&store, Some(bytes), "docker.io/library/renamed");
     let check = |policies: &Policies| {
         let found = store.resolve("docker.io/library/renamed").unwrap();
@@ -290,7 +295,12 @@ fn the_policy_of_the_moment_decides_at_use() {
 #[test]
 fn images_that_no_pull_brought_are_local() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+    let store = Store::open(
+        &folder.path().join("store"),
+        store::Who::this_process(),
+        OpenOptions::create(),
+    )
+    .unwrap();
     image(&store, None, "docker.io/library/a");
     let check = |text: &str| {
         let found = store.resolve("docker.io/library/a").unwrap();
@@ -319,7 +329,12 @@ fn images_that_no_pull_brought_are_local() {
 #[test]
 fn an_image_is_from_where_it_came_from_whatever_it_is_called() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("store"), OpenOptions::create()).unwrap();
+    let store = Store::open(
+        &folder.path().join("store"),
+        store::Who::this_process(),
+        OpenOptions::create(),
+    )
+    .unwrap();
     let [ours, theirs] = [&b"{\"schemaVersion\":2}"[..], b"{\"schemaVersion\":2,\"a\":1}"];
     image(&store, Some(ours), "name");
     let image_id = store.resolve("name").unwrap().image;

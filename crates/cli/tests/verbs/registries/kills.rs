@@ -93,7 +93,9 @@ fn blobs(manifest: &Value) -> Vec<String> {
 fn complete(place: &Place) -> Vec<String> {
     let path = place.path("store");
     // A pull that was killed early has left no store, or half of one.
-    let Ok(store) = store::Store::open(&path, store::OpenOptions::read()) else {
+    let Ok(store) =
+        store::Store::open(&path, store::Who::this_process(), store::OpenOptions::read())
+    else {
         return Vec::new();
     };
     store.layers().unwrap().iter().map(ToString::to_string).collect()

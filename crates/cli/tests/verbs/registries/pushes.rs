@@ -26,7 +26,12 @@ fn layers(pushed: &Value) -> Vec<(&str, u64, bool)> {
 
 /// The repositories that the records of all layers name.
 fn noted(place: &Place) -> Vec<String> {
-    let store = store::Store::open(&place.path("store"), store::OpenOptions::read()).unwrap();
+    let store = store::Store::open(
+        &place.path("store"),
+        store::Who::this_process(),
+        store::OpenOptions::read(),
+    )
+    .unwrap();
     let layers = store.layers().unwrap();
     let blobs = layers.iter().flat_map(|it| store.layer(it).unwrap().unwrap().info().blobs.clone());
     blobs.flat_map(|it| it.repositories).collect()

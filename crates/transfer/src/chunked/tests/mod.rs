@@ -118,7 +118,7 @@ struct Folder {
 fn store() -> Folder {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    let store = Store::open(&path, OpenOptions::create()).unwrap();
+    let store = Store::open(&path, store::Who::this_process(), OpenOptions::create()).unwrap();
     Folder { _folder: folder, path, store }
 }
 
