@@ -27,6 +27,7 @@ use crate::images::{self, Use};
 use crate::inventory::Inventory;
 use crate::layers::LayerError;
 use crate::manifests::{Links, ManifestError};
+use crate::parallel::ThreadError;
 use crate::record::RecordError;
 use crate::refs::{RefError, RefName, Reference};
 use crate::repair::ALONE;
@@ -54,6 +55,9 @@ pub enum FsckError {
     /// The disk, as far as it is no damage to one file.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// The system refuses another thread.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
 }
 
 /// How to check.

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Read as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use image::verity::{Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
@@ -13,6 +12,7 @@ use super::{Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, c
 use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::disk::DiskError;
 use crate::images::BlobRange;
+use crate::parallel;
 use crate::store::Store;
 
 /// How many objects a thread takes at once.
@@ -213,31 +213,13 @@ impl Store {
         jobs: &[Job<'_>],
         options: FsckOptions,
     ) -> Result<Vec<Option<String>>, FsckError> {
-        let next = AtomicUsize::new(0);
-        let found = Mutex::new(Ok(vec![None; jobs.len()]));
-        let work = || {
-            let mut buffer = vec![0; 1 << 20];
-            loop {
-                let start = next.fetch_add(RUN, Ordering::Relaxed);
-                let Some(rest) = jobs.get(start..).filter(|it| !it.is_empty()) else { return };
-                for (at, job) in rest.iter().take(RUN).enumerate() {
-                    let damage = self.stored_damage(job, &mut buffer);
-                    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                    match (&mut *found, damage) {
-                        (Ok(found), Ok(damage)) => found[start + at] = damage,
-                        (Ok(_), Err(error)) => *found = Err(error),
-                        (Err(_), _) => return,
-                    }
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..options.threads.min(jobs.len().div_ceil(RUN)) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        found.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let buffer = || vec![0; 1 << 20];
+        let runs = jobs.len().div_ceil(RUN);
+        let found = parallel::each_with("fsck", options.threads, runs, buffer, |buffer, run| {
+            let jobs = jobs[run * RUN..].iter().take(RUN);
+            jobs.map(|job| self.stored_damage(job, buffer)).collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(found.into_iter().flatten().collect())
     }
 
     fn stored_damage(

@@ -2,13 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use image::verity::{Algorithm, Hasher, ObjectId};
 
 use super::{FsckError, FsckOptions, fault};
 use crate::disk::DiskError;
+use crate::parallel;
 
 /// What hashing a file found.
 #[derive(Debug)]
@@ -23,38 +22,21 @@ pub(super) enum Hashed {
 /// sound: nothing but `gc` removes files, and it waits for whoever holds the lock.
 ///
 /// # Errors
-/// [`FsckError::Unchecked`], the first of them.
+/// [`FsckError::Unchecked`], the first of them; or [`FsckError::Thread`].
 pub(super) fn hash_all(
     ids: &[ObjectId],
     algorithm: Algorithm,
     options: FsckOptions,
     open: &(dyn Fn(&ObjectId) -> Result<Option<File>, DiskError> + Sync),
 ) -> Result<Vec<Hashed>, FsckError> {
-    let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<Result<Hashed, FsckError>>>> =
-        ids.iter().map(|_| Mutex::new(None)).collect();
-    let work = || {
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some((id, result)) = ids.get(at).zip(results.get(at)) else { return };
-            let hashed = match open(id) {
-                Ok(Some(file)) => hash(file, id, algorithm, &mut buffer),
-                Ok(None) => Ok(Hashed::Sound(0)),
-                Err(error) => fault::damage(&error).map(Hashed::Damaged),
-            };
-            *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(hashed);
+    let buffer = || vec![0; 1 << 20];
+    parallel::each_with("fsck", options.threads, ids.len(), buffer, |buffer, at| {
+        match open(&ids[at]) {
+            Ok(Some(file)) => hash(file, &ids[at], algorithm, buffer),
+            Ok(None) => Ok(Hashed::Sound(0)),
+            Err(error) => fault::damage(&error).map(Hashed::Damaged),
         }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..options.threads.min(ids.len()) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    let results = results.into_iter().map(Mutex::into_inner);
-    let results = results.map(|it| it.unwrap_or_else(PoisonError::into_inner));
-    results.map(|it| it.expect("every id was taken by a thread, and all have ended")).collect()
+    })
 }
 
 fn hash(

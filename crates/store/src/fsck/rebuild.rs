@@ -1,15 +1,14 @@
 //! Making layers' tars again from their recipes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
 
 use super::{Damage, FsckError, FsckOptions, FsckReport, chain, fault};
 use crate::layers::{Layer, LayerTar};
+use crate::parallel;
 use crate::store::Store;
 use crate::verified::BytesError;
 use image::digest::Digest;
@@ -59,25 +58,10 @@ impl Store {
             })
             .collect();
         let sound: Vec<_> = diff_ids.iter().filter(|it| !known.contains(it)).collect();
-        let next = AtomicUsize::new(0);
-        let faults = Mutex::new(Vec::new());
-        let work = || {
-            while let Some(diff_id) = sound.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Some(fault) = self.fault(diff_id) {
-                    let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
-                    faults.push((**diff_id, fault));
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..options.threads.min(sound.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let mut faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
-        faults.sort_unstable_by_key(|it| it.0);
-        for (diff_id, fault) in faults {
+        let look = |at: usize| Ok::<_, FsckError>(self.fault(sound[at]));
+        let faults = parallel::each("fsck", options.threads, sound.len(), look)?;
+        let faults = sound.into_iter().zip(faults).filter_map(|(id, fault)| Some((*id, fault?)));
+        for (diff_id, fault) in faults.collect::<BTreeMap<_, _>>() {
             match fault {
                 Fault::Different(why) | Fault::Failed(why) => {
                     report.add(Damage::Layer(diff_id, why));

@@ -1,11 +1,10 @@
-//! A layer's tar, compressed anew; and work for several threads.
+//! A layer's tar, compressed anew.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use store::Bytes;
 
@@ -121,52 +120,4 @@ pub(super) fn compress(
     };
     let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
     Ok(Compressed { file: Arc::new(file), digest: hasher.finish(), size })
-}
-
-/// Does `work` for each number below `count`, on several threads, and answers what came of each. The first failure ends
-/// it, once what is under way is done.
-pub(super) fn each<T: Send>(
-    count: usize,
-    options: &Options<'_>,
-    work: impl Fn(usize) -> Result<T, ExportError> + Sync,
-) -> Result<Vec<T>, ExportError> {
-    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let first: Mutex<Option<ExportError>> = Mutex::new(None);
-    let fail = |error| {
-        first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        failed.store(true, Ordering::Relaxed);
-    };
-    let run = || {
-        let mut done = Vec::new();
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            if at >= count || failed.load(Ordering::Relaxed) {
-                return done;
-            }
-            match options.go_on().and_then(|()| work(at)) {
-                Ok(result) => done.push((at, result)),
-                Err(error) => fail(error),
-            }
-        }
-    };
-    let mut done = thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for _ in 0..options.threads.get().min(count) {
-            let started = thread::Builder::new().name("layer".to_owned()).spawn_scoped(scope, run);
-            match started {
-                Ok(thread) => threads.push(thread),
-                Err(error) => fail(ExportError::Thread(error)),
-            }
-        }
-        let done = threads.into_iter().map(|thread| match thread.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        done.flatten().collect::<Vec<_>>()
-    });
-    if let Some(error) = first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(error);
-    }
-    done.sort_unstable_by_key(|(at, _)| *at);
-    Ok(done.into_iter().map(|(_, result)| result).collect())
 }

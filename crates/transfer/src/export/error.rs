@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use image::verity::ObjectId;
 
 use store::BytesError;
+use store::parallel::ThreadError;
 
 use image::digest::Digest;
 use oci::layout::LayoutError;
@@ -137,8 +138,8 @@ pub enum ExportError {
         reason: &'static str,
     },
     /// A thread cannot be started.
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
     /// As asked for.
     #[error("cancelled")]
     Cancelled,

@@ -15,7 +15,7 @@ use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 use store::Store;
 
-use super::compress::{CopyError, copy, each};
+use super::compress::{CopyError, copy};
 use super::{ExportError, How, Options, Plan};
 use crate::progress::Event;
 use image::digest::Digest;
@@ -72,7 +72,7 @@ pub fn to_layout(
             remove_drafts(folder)?;
         }
     }
-    let written = each(jobs.len(), options, |at| {
+    let written = options.each(jobs.len(), |at| {
         let (digest, job) = &jobs[at];
         let path = blob_path(directory, digest);
         blob(store, plan, &path, digest, job, &made, options)

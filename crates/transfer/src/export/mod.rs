@@ -36,6 +36,8 @@ pub use layout::{LayoutReport, to_layout};
 pub use plan::{Compression, How, Plan, PlannedLayer, architecture, plan, plan_for};
 pub use target::{Output, Target, TargetError};
 
+use store::parallel;
+
 use crate::progress::Event;
 
 /// What all that is done here needs besides.
@@ -63,5 +65,17 @@ impl std::fmt::Debug for Options<'_> {
 impl Options<'_> {
     fn go_on(&self) -> Result<(), ExportError> {
         if self.cancel.load(Ordering::Relaxed) { Err(ExportError::Cancelled) } else { Ok(()) }
+    }
+
+    /// Does `work` for each number below `count`, on several threads, until one fails or it is cancelled.
+    fn each<T: Send>(
+        &self,
+        count: usize,
+        work: impl Fn(usize) -> Result<T, ExportError> + Sync,
+    ) -> Result<Vec<T>, ExportError> {
+        parallel::each("layer", self.threads.get(), count, |at| {
+            self.go_on()?;
+            work(at)
+        })
     }
 }

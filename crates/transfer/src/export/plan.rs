@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use store::{Blob, Bytes, BytesError, Store};
 
-use super::compress::{Compressed, Encoding, compress, each};
+use super::compress::{Compressed, Encoding, compress};
 use super::{ExportError, Options};
 use crate::progress::Event;
 use image::digest::Digest;
@@ -389,7 +389,7 @@ fn compress_all(
         Choice::Anew(_, size) | Choice::Plain(size) => std::cmp::Reverse(size),
         Choice::There | Choice::Kept => std::cmp::Reverse(0),
     });
-    let made = each(jobs.len(), options, |job| {
+    let made = options.each(jobs.len(), |job| {
         let layer = jobs[job];
         let Choice::Anew(encoding, _) = choices[layer] else {
             unreachable!("only such layers are jobs")

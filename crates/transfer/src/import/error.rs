@@ -7,6 +7,7 @@ use image::erofs::WriteError;
 use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
+use store::parallel::ThreadError;
 use store::{ContentsError, OpenImageError, StoreError};
 
 use super::{DecodeError, LayerFailure, PlatformMismatch};
@@ -222,8 +223,8 @@ pub enum ImportError {
     #[error("cannot change the store")]
     Transaction(#[source] store::TransactionError),
     /// A thread cannot be started.
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
     /// As asked for.
     #[error("cancelled")]
     Cancelled,

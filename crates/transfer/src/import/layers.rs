@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{Read, Seek as _, Write as _};
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use image::tree::Builder;
+use store::parallel::{self, ThreadError};
 use store::{Committed, Form, LayerInfo};
 
 use super::again::Here;
@@ -320,56 +321,47 @@ impl Job<'_> {
         };
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
-        let next = AtomicUsize::new(0);
-        let results: Vec<Mutex<Option<Gathered<'_>>>> =
-            sources.iter().map(|_| Mutex::new(None)).collect();
-        let read = || {
-            while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed))
-                && !stop.is_set()
-            {
-                match self.layer(at, &sources[at], &shared) {
-                    Ok(gathered) => *lock(&results[at]) = Some(gathered),
-                    // Its cause is known already.
-                    Err(LayerFailure::Stopped | LayerFailure::Blob(DecodeError::Stopped)) => break,
-                    Err(failure) => stop.fail(ImportError::Layer {
+        let read = |number: usize| {
+            let at = order[number];
+            if stop.is_set() {
+                return Err(ImportError::Cancelled);
+            }
+            self.layer(at, &sources[at], &shared).map_err(|failure| {
+                // The cause of the others is known already.
+                if !matches!(
+                    failure,
+                    LayerFailure::Stopped | LayerFailure::Blob(DecodeError::Stopped)
+                ) {
+                    stop.fail(ImportError::Layer {
                         number: at + 1,
                         count: sources.len(),
                         name: sources[at].name.clone(),
                         source: Box::new(failure),
-                    }),
+                    });
                 }
-            }
+                ImportError::Cancelled
+            })
         };
-        thread::scope(|scope| {
-            let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        let read = thread::scope(|scope| {
             for _ in 0..options.threads.get() {
-                let work = || queue.work();
-                if let Err(error) = named("store").spawn_scoped(scope, work) {
-                    stop.fail(ImportError::Thread(error));
+                let named = thread::Builder::new().name("store".to_owned());
+                if let Err(error) = named.spawn_scoped(scope, || queue.work()) {
+                    stop.fail(ThreadError(error).into());
                 }
             }
-            let mut reading = Vec::new();
-            for _ in 0..readers {
-                match named("layer").spawn_scoped(scope, read) {
-                    Ok(thread) => reading.push(thread),
-                    Err(error) => stop.fail(ImportError::Thread(error)),
-                }
-            }
-            let outcomes: Vec<_> =
-                reading.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            // Those threads end when the queue is closed, and a panic waits for them.
+            let all = || parallel::each("layer", readers, order.len(), read);
+            let read = catch_unwind(AssertUnwindSafe(all));
             queue.close();
-            for outcome in outcomes {
-                if let Err(panic) = outcome {
-                    resume_unwind(panic);
-                }
-            }
+            read.unwrap_or_else(|panic| resume_unwind(panic))
         });
+        // The first failure is the one that is told: those that follow are its consequences.
+        let read = read.map_err(|error| stop.fail(error));
         stop.result()?;
-        let results = results.into_iter().map(|result| {
-            let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
-            result.expect("every layer was read, or a failure was kept")
-        });
-        Ok(results.collect())
+        let read = read.expect("a failure was kept");
+        let mut all: Vec<_> = order.into_iter().zip(read).collect();
+        all.sort_unstable_by_key(|(at, _)| *at);
+        Ok(all.into_iter().map(|(_, gathered)| gathered).collect())
     }
 
     /// One layer, from the store if it is there and the image may have it.

@@ -1,20 +1,18 @@
 //! Sources that are a tree already: directories and dumps.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{collections::HashMap, thread};
+use std::sync::atomic::Ordering;
 
 use image::dump::Strictness;
 use image::tree::{Content, InodeId, Location, Node, Tree};
 use image::verity::ObjectId;
-use store::{Form, walk};
+use store::{Form, parallel, walk};
 
 use super::objects::BATCH;
-use super::stop::Stop;
 use super::{ImportError, Job, Made, copy};
 use crate::progress::Event;
 use oci::files::{self, Stream};
@@ -106,32 +104,11 @@ impl Job<'_> {
 
     /// Makes sure that the store has all of these, on several threads. Answers the object of each.
     fn collect(&self, wanted: &[Wanted]) -> Result<Vec<ObjectId>, ImportError> {
-        let stop = Stop::new(self.options.cancel);
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let mut found = Vec::new();
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(one) = wanted.get(at).filter(|_| !stop.is_set()) else { return found };
-                match self.have(one) {
-                    Ok(object) => found.push((at, object)),
-                    Err(error) => stop.fail(error),
-                }
-            }
-        };
-        let found = thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..self.options.threads.get()).map(|_| scope.spawn(work)).collect();
-            let found = threads.into_iter().map(|thread| match thread.join() {
-                Ok(found) => found,
-                Err(panic) => resume_unwind(panic),
-            });
-            found.flatten().collect::<Vec<_>>()
+        let cancelled = || self.options.cancel.load(Ordering::Relaxed);
+        let found = parallel::each("import", self.options.threads.get(), wanted.len(), |at| {
+            if cancelled() { Err(ImportError::Cancelled) } else { self.have(&wanted[at]) }
         });
-        stop.result()?;
-        let mut found = found;
-        found.sort_unstable_by_key(|(at, _)| *at);
-        Ok(found.into_iter().map(|(_, object)| object).collect())
+        if cancelled() { Err(ImportError::Cancelled) } else { found }
     }
 
     /// Makes sure that the store has an object.

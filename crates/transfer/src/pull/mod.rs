@@ -232,7 +232,8 @@ pub fn pull(
     let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
     let wanted = |layer: &Descriptor| options.layers == Layers::Keep && !is_kept(store, layer);
     let import::Options { budget, threads, .. } = options.import;
-    let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get());
+    let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get())
+        .map_err(|error| not_imported(error.into()))?;
     let layers = layers.into_iter().zip(tables).map(|((layer, diff_id), table)| LayerSource {
         name: layer.digest.to_string(),
         source: Mutex::new(Box::new(PulledBlob::new(

@@ -1,9 +1,9 @@
 //! The tables of contents of an image's layers, and what they save.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use store::Store;
+use store::parallel::{self, ThreadError};
 
 use super::blob::Parts;
 use crate::chunked::{ChunkedError, Plan, Room, Toc, plans};
@@ -27,7 +27,7 @@ pub(super) fn fetch<'a>(
     wanted: impl Fn(&Descriptor) -> bool,
     budget: usize,
     threads: usize,
-) -> (Vec<Table<'a>>, usize) {
+) -> Result<(Vec<Table<'a>>, usize), ThreadError> {
     let room = Room::new(budget / SHARE);
     // Otherwise the layer is made once more, of what the table names, to see that the image may have it.
     let is_here = |layer: &Descriptor, diff_id: &Digest| matches!(store.layer(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest));
@@ -40,23 +40,13 @@ pub(super) fn fetch<'a>(
         .map(|(at, _)| at)
         .collect();
     let mut tables: Vec<Table<'a>> = layers.iter().map(|_| Ok(None)).collect();
-    let fetched: Vec<_> = announced.iter().map(|_| Mutex::new(Ok(None))).collect();
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(announced.len()) {
-            scope.spawn(|| {
-                while let Some(at) = announced.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (layer, _) = layers[*at];
-                    let toc = Toc::fetch(layer, &Parts::new(registry, layer), &room);
-                    let slot = announced.binary_search(at).expect("it is from there");
-                    *fetched[slot].lock().unwrap_or_else(PoisonError::into_inner) = toc;
-                }
-            });
-        }
-    });
+    let fetched = parallel::each("table", threads, announced.len(), |at| {
+        let (layer, _) = layers[announced[at]];
+        Ok::<_, ThreadError>(Toc::fetch(layer, &Parts::new(registry, layer), &room))
+    })?;
     let (mut tocs, mut places) = (Vec::new(), Vec::new());
     for (at, toc) in announced.into_iter().zip(fetched) {
-        match toc.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match toc {
             Ok(None) => {}
             Ok(Some(toc)) => {
                 let toc = Arc::new(toc);
@@ -78,5 +68,5 @@ pub(super) fn fetch<'a>(
     for ((at, toc), plan) in places.into_iter().zip(tocs).zip(plans) {
         tables[at] = Ok(Some((toc, plan)));
     }
-    (tables, memory)
+    Ok((tables, memory))
 }

@@ -9,12 +9,10 @@ mod remember;
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
-use std::panic::resume_unwind;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
+use store::parallel::{self, ThreadError};
 use store::{Blob, Store};
 
 use crate::export::{self, Compression, ExportError, How, Plan, PlannedLayer};
@@ -61,8 +59,8 @@ pub enum PushError {
         actual: Box<Digest>,
     },
     /// A thread cannot be started.
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
 }
 
 /// What a push did.
@@ -195,7 +193,7 @@ impl Job<'_> {
         if self.trust == Trust::Nothing {
             return Ok(Vec::new());
         }
-        self.each(self.blobs.len(), |at| {
+        parallel::each("push", self.options.threads.get(), self.blobs.len(), |at| {
             for blob in &self.blobs[at] {
                 if self.has(&blob.digest, blob.size)?.is_some() {
                     return Ok(Some(blob.clone()));
@@ -237,60 +235,11 @@ impl Job<'_> {
         if lock(&self.mounted).contains(digest) { Sent::Mounted } else { Sent::Not }
     }
 
-    /// Does `work` for each number below `count`, several at once.
-    fn each<T: Send>(
-        &self,
-        count: usize,
-        work: impl Fn(usize) -> Result<T, PushError> + Sync,
-    ) -> Result<Vec<T>, PushError> {
-        let next = AtomicUsize::new(0);
-        let results: Vec<Mutex<Option<T>>> = (0..count).map(|_| Mutex::new(None)).collect();
-        let failure: Mutex<Option<PushError>> = Mutex::new(None);
-        let run = || {
-            while lock(&failure).is_none() {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(result) = results.get(at) else { return };
-                match work(at) {
-                    Ok(done) => *lock(result) = Some(done),
-                    Err(error) => {
-                        lock(&failure).get_or_insert(error);
-                    }
-                }
-            }
-        };
-        let threads = self.options.threads.get().min(count);
-        thread::scope(|scope| {
-            let mut working = Vec::new();
-            for _ in 0..threads {
-                let named = thread::Builder::new().name("push".to_owned());
-                match named.spawn_scoped(scope, run) {
-                    Ok(thread) => working.push(thread),
-                    Err(error) => {
-                        lock(&failure).get_or_insert(PushError::Thread(error));
-                    }
-                }
-            }
-            for thread in working {
-                if let Err(panic) = thread.join() {
-                    resume_unwind(panic);
-                }
-            }
-        });
-        if let Some(error) = lock(&failure).take() {
-            return Err(error);
-        }
-        let done = results.into_iter().map(|it| {
-            let done = it.into_inner().unwrap_or_else(PoisonError::into_inner);
-            done.expect("all was done, or a failure was kept")
-        });
-        Ok(done.collect())
-    }
-
     /// Sends the layers, several at once.
     fn layers(&self, plan: &Plan) -> Result<Vec<Sent>, PushError> {
         let sizes: Vec<_> = plan.layers.iter().map(|it| Some(it.descriptor.size)).collect();
         (self.options.progress)(Event::Layers(&sizes));
-        self.each(plan.layers.len(), |at| {
+        parallel::each("push", self.options.threads.get(), plan.layers.len(), |at| {
             let layer = &plan.layers[at];
             // The same bytes twice in one image: the first of them is sent.
             let same = |it: &PlannedLayer| it.descriptor.digest == layer.descriptor.digest;
