@@ -6,9 +6,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use kernel::features::{Can, KernelVersion};
+use kernel::features::Can;
 use kernel::mount::{MountError, OVERLAY_VERITY, Step};
 use kernel::process::Who;
+use kernel::version::KernelVersion;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
 use store::{Create, OpenOptions, Sealing, Store};

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::runtime::Runtime;
-use kernel::features::{Can, Cgroups, KernelVersion, probe};
+use kernel::features::{Can, Cgroups, probe};
 use kernel::mount::OVERLAY_VERITY;
+use kernel::version::KernelVersion;
 use serde_json::{Value, json};
 use store::{OpenOptions, Store};
 

@@ -10,7 +10,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("cli", "args userns volumes"),
     ("cli", "containers context du memory mount names policy run target wanted written"),
     ("cli", "forms import"),
-    ("kernel", "features mount process"),
     (
         "store",
         "blobs containers data draft exposure fsck images inventory layers manifests meta open origins refs repair store \

@@ -56,7 +56,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use kernel::features::KernelVersion;
+use kernel::version::KernelVersion;
 
 /// A folder with a store, and trees to import.
 struct Place {

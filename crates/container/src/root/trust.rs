@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use image::erofs::read::Owners;
 use image::verity::ObjectId;
-use kernel::features::KernelVersion;
 use kernel::mount::Backing;
+use kernel::version::KernelVersion;
 use store::{ContentsError, Form, OpenImage, Store};
 
 use crate::owner::OwnerError;

@@ -2,7 +2,6 @@
 
 mod probe;
 mod sample;
-mod version;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -10,7 +9,6 @@ use std::os::fd::BorrowedFd;
 use crate::process::Who;
 
 pub(crate) use sample::empty_image;
-pub use version::KernelVersion;
 
 /// Whether something can be done here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::{Can, Cgroups, Feature, KernelVersion, empty_image};
+use super::{Can, Cgroups, Feature, empty_image};
 use crate::files;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 use crate::mount::{
@@ -17,6 +17,7 @@ use crate::object::name_of;
 use crate::process::{IdRange, Who, user_namespace};
 use crate::seal::{self, SealError};
 use crate::verity::{self, Algorithm, VerityError};
+use crate::version::KernelVersion;
 
 impl Feature {
     fn yes(reason: impl Into<String>) -> Self {

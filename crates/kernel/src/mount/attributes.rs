@@ -7,6 +7,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::{MountError, Reach, Step};
 use crate::object::name_of;
+use crate::propagation::Propagation;
 
 /// A change of a mount's attributes. The default changes nothing.
 #[derive(Clone, Copy, Debug)]
@@ -30,17 +31,6 @@ impl Default for Attributes<'_> {
             idmap: None,
         }
     }
-}
-
-/// How mounts spread between namespaces that share a mount.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Propagation {
-    /// Neither in nor out.
-    Private,
-    /// In from the original, but not out.
-    Downstream,
-    /// Both ways.
-    Shared,
 }
 
 /// Changes the attributes of the mount that this descriptor is the root of.

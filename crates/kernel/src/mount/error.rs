@@ -4,7 +4,7 @@ use std::fmt;
 
 use rustix::io::Errno;
 
-use crate::features::KernelVersion;
+use crate::version::KernelVersion;
 
 /// What [`MountError::Unsupported`] calls it.
 pub(super) const CHECK_VERITY: &str = "check fs-verity digests in overlays";

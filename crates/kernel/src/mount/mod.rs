@@ -16,7 +16,8 @@ use std::path::Path;
 use rustix::fs::{CWD, StatVfsMountFlags};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-pub use attributes::{Attributes, Propagation, set_attributes};
+pub use crate::propagation::Propagation;
+pub use attributes::{Attributes, set_attributes};
 pub use backing::{NATIVE_READ_AHEAD_MAX, native_read_ahead};
 pub(crate) use erofs::try_sharing;
 pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, Sharing, erofs};
@@ -29,8 +30,8 @@ pub(crate) use overlay::{DATA_LAYERS, by_descriptor};
 pub use rustix::mount::MountAttrFlags;
 pub use tmpfs::{TmpfsOptions, tmpfs};
 
-use crate::features::KernelVersion;
 use crate::object::{name_of, proc_path};
+use crate::version::KernelVersion;
 
 /// Before Linux 6.15 a mount that is attached nowhere, or whose descriptor is `O_PATH` (as those
 /// of mounts are), can be attached, read and closed, but be no source of clones and overlays.

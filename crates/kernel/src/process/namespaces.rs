@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitOptions};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
 
 use super::ProcessError;
-use crate::mount::Propagation;
+use crate::propagation::Propagation;
 
 /// A kind of namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

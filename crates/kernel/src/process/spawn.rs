@@ -13,7 +13,7 @@ use rustix::thread::UnshareFlags;
 use super::namespaces::set_root_propagation;
 use super::signals::SignalMask;
 use super::{Process, ProcessError, Signals};
-use crate::mount::Propagation;
+use crate::propagation::Propagation;
 
 /// What a child is given besides what [`Command`] can say. The default is nothing.
 #[derive(Clone, Copy, Debug, Default)]

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kernel::features::KernelVersion;
 use kernel::mount::{MountError, Propagation, Unmount, unmount};
+use kernel::version::KernelVersion;
 use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 

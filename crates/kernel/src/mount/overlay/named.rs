@@ -8,10 +8,10 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::{OVERLAY_VERITY, OverlayOptions, Verity, because_of_age, finish, object, set_features};
-use crate::features::KernelVersion;
 use crate::mount::context::Context;
 use crate::mount::{self, DETACHED_SOURCES, Detached, MountError, Step, Unmount, unmount};
 use crate::object::{name_of, proc_path};
+use crate::version::KernelVersion;
 
 /// How layers are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,12 +162,12 @@ mod tests {
     use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
 
     use super::{DATA_LAYERS, EACH, Naming, overlay_as};
-    use crate::features::KernelVersion;
     use crate::mount::{
         Credentials, Detached, Durability, OverlayOptions, Propagation, TmpfsOptions, Upper,
         Verity, XattrNamespace, tmpfs,
     };
     use crate::process::own_mounts;
+    use crate::version::KernelVersion;
 
     fn directory(tmpfs: &Detached, name: &str) -> OwnedFd {
         rustix::fs::mkdirat(tmpfs, name, Mode::RWXU).unwrap();
