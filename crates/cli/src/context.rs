@@ -13,6 +13,7 @@ use kernel::version::KernelVersion;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
 use store::{Create, OpenOptions, Sealing, Store};
+use transfer::StoredError;
 use transfer::export::ExportError;
 use transfer::import::PlatformMismatch;
 
@@ -311,6 +312,9 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         {
             return Some(format!("`quire login {host}` saves a name and a password"));
         }
+        if let Some(StoredError::Absent { .. }) = cause.downcast_ref() {
+            return Some(BACK.to_owned());
+        }
         if let Some(error) = cause.downcast_ref() {
             return export_hint(error).map(str::to_owned);
         }
@@ -318,12 +322,15 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     })
 }
 
+/// What to do when the store lacks something.
+const BACK: &str = "a new import of the same image brings it back";
+
 fn export_hint(error: &ExportError) -> Option<&'static str> {
     match error {
         _ if error.is_damage() => Some(
             "`quire fsck` says what is damaged; `quire fsck --repair` removes it, so that a new import brings it back",
         ),
-        ExportError::Absent { .. } => Some("a new import of the same image brings it back"),
+        ExportError::Absent(_) | ExportError::Documents(StoredError::Absent { .. }) => Some(BACK),
         ExportError::DockerZstd => Some("--compression gzip or none will do"),
         ExportError::Unsupported { .. } => {
             Some("--skip-unsupported leaves such files out, and says which")

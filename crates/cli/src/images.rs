@@ -8,7 +8,8 @@ use image::erofs::read::{Cached, FileType, Image};
 use image::tree::{Node, Tree};
 use image::verity::ObjectId;
 use serde_json::{Value, json};
-use store::{BadRef, Digest, OpenOptions, RefError, RefName, Reference, Store};
+use store::{BadRef, OpenOptions, RefError, RefName, Reference, Store};
+use transfer::{StoredError, StoredImage};
 
 use crate::Answer;
 use crate::args;
@@ -106,9 +107,8 @@ fn print_list(args: &args::Images, rows: &[Row<'_>]) -> anyhow::Result<()> {
 
 /// When an image was made, as its config says.
 fn made(store: &Store, reference: &Reference) -> Option<i64> {
-    let manifest = load(store, &reference.manifest?).ok()??;
-    let config = manifest["config"]["digest"].as_str()?.parse().ok()?;
-    report::seconds(load(store, &config).ok()??["created"].as_str()?)
+    let stored = StoredImage::load(store, &reference.manifest?).ok()?;
+    report::seconds(stored.config_json().ok()?["created"].as_str()?)
 }
 
 /// The lengths of all regular files of an image, each inode once.
@@ -149,14 +149,13 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     let refs = refs.into_iter().filter(|(_, it)| it.image == found.image);
     let names: Vec<_> = refs.map(|(name, _)| name.to_string()).collect();
-    let manifest = match found.manifest {
-        Some(digest) => load(&store, &digest)?,
-        None => None,
+    let stored = match found.manifest.map(|it| StoredImage::load(&store, &it)) {
+        // `fsck` tells what is missing.
+        None | Some(Err(StoredError::Absent { .. })) => None,
+        Some(stored) => Some(stored?),
     };
-    let config = match manifest.as_ref().and_then(|it| it["config"]["digest"].as_str()) {
-        Some(digest) => load(&store, &digest.parse()?)?,
-        None => None,
-    };
+    let manifest = stored.as_ref().map(StoredImage::manifest_json).transpose()?;
+    let config = stored.as_ref().map(StoredImage::config_json).transpose()?;
     let bytes = content_bytes(&tree);
     if context.json {
         report::json(&json!({
@@ -234,12 +233,6 @@ fn content_bytes(tree: &Tree) -> u64 {
         }
     }
     bytes
-}
-
-/// A manifest or config of the store as JSON.
-fn load(store: &Store, digest: &Digest) -> anyhow::Result<Option<Value>> {
-    let bytes = store.manifest(digest)?;
-    Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
 }
 
 /// A JSON value as a person would write it: strings bare, lists as JSON, nothing for null.

@@ -13,6 +13,7 @@ use container::root::WritableWish;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
 use store::{Resolved, Store};
+use transfer::StoredImage;
 
 use crate::args::{self, NetworkKind, When};
 use crate::context::Context;
@@ -20,14 +21,7 @@ use crate::context::Context;
 /// What the image's configuration says, or nothing for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
     let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
-    let load = |digest: &store::Digest| {
-        store.manifest(digest)?.with_context(|| format!("the store lacks {digest}: import again"))
-    };
-    let manifest: serde_json::Value = serde_json::from_slice(&load(&digest)?)
-        .with_context(|| format!("manifest {digest} is not JSON"))?;
-    let config = manifest["config"]["digest"].as_str();
-    let config = config.with_context(|| format!("manifest {digest} names no configuration"))?;
-    Ok(ImageConfig::from_json(&load(&config.parse()?)?)?)
+    Ok(ImageConfig::from_json(&StoredImage::load(store, &digest)?.config_bytes)?)
 }
 
 /// Runtimes connect a new terminal to the one that standard input is.

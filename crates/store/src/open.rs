@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use image::erofs::read::ReadAt;
-use image::verity::ObjectId;
+use image::verity::{Hasher, ObjectId};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::{DiskError, length};
@@ -76,6 +76,27 @@ pub enum OpenImageError {
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
+}
+
+/// Why an image is not the one of its name.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// Its file cannot be read.
+    #[error("cannot read image {image}")]
+    Read {
+        /// Its name.
+        image: ObjectId,
+        /// The disk's answer.
+        source: io::Error,
+    },
+    /// Its bytes are those of another image.
+    #[error("image {expected} is damaged: its bytes are those of {actual}")]
+    Damaged {
+        /// Its name.
+        expected: ObjectId,
+        /// The digest of its bytes.
+        actual: Box<ObjectId>,
+    },
 }
 
 /// Whether all of an image's data is here.
@@ -172,6 +193,30 @@ impl ImageFile {
     /// As `pread`; the end of the file within is `UnexpectedEof`.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
+    }
+}
+
+impl OpenImage {
+    /// Compares the bytes of the image file with its name, whoever else does.
+    ///
+    /// # Errors
+    /// [`VerifyError`].
+    pub fn verify(&self) -> Result<(), VerifyError> {
+        let mut hasher = Hasher::new(self.id.algorithm());
+        let mut buffer = vec![0; 1 << 20];
+        let (mut at, size) = (0, self.image.size());
+        while at < size {
+            let count = usize::try_from(size - at).map_or(buffer.len(), |it| it.min(buffer.len()));
+            let read = self.image.read_exact_at(&mut buffer[..count], at);
+            read.map_err(|source| VerifyError::Read { image: self.id, source })?;
+            hasher.update(&buffer[..count]);
+            at += count as u64;
+        }
+        let actual = hasher.finish();
+        if actual == self.id {
+            return Ok(());
+        }
+        Err(VerifyError::Damaged { expected: self.id, actual: Box::new(actual) })
     }
 }
 

@@ -13,3 +13,6 @@ pub mod progress;
 pub mod pull;
 #[cfg(feature = "registry")]
 pub mod push;
+mod stored;
+
+pub use stored::{StoredError, StoredImage};

@@ -96,7 +96,7 @@ pub fn make(
             if trust.verity == VerityPolicy::Auto && source.is_for_want_of_verity() =>
         {
             if trust.digest.is_some() {
-                trust::hash(image)?;
+                image.verify().map_err(TrustError::from)?;
             }
             Ok(assemble(&layers, None, Checked::AtImport, shape)?)
         }

@@ -8,7 +8,7 @@ use image::erofs::read::Owners;
 use image::verity::ObjectId;
 use kernel::mount::Backing;
 use kernel::version::KernelVersion;
-use store::{ContentsError, Form, OpenImage, Store};
+use store::{ContentsError, Form, OpenImage, Store, VerifyError};
 
 use crate::owner::OwnerError;
 use crate::root::{Checked, WritableWish};
@@ -107,22 +107,9 @@ pub enum TrustError {
         /// This kernel.
         running: KernelVersion,
     },
-    /// Its bytes are those of another image.
-    #[error("image {image} is damaged, its bytes are those of {found}: run `quire fsck`")]
-    Damaged {
-        /// The id that it should have.
-        image: ObjectId,
-        /// The id of its bytes.
-        found: Box<ObjectId>,
-    },
-    /// Its file cannot be read.
-    #[error("cannot read image {image}")]
-    Read {
-        /// The image.
-        image: ObjectId,
-        /// The disk's answer.
-        source: std::io::Error,
-    },
+    /// It is not the one of its name, or nobody can tell.
+    #[error(transparent)]
+    Image(#[from] VerifyError),
     /// Its metadata is not sound.
     #[error("cannot read image {image}")]
     Contents {
@@ -181,30 +168,11 @@ pub(super) fn check(image: &OpenImage, name: &str, trust: &Trust) -> Result<Chec
         (VerityPolicy::Require, false) => return Err(TrustError::NoVerity(image.id)),
         (VerityPolicy::Auto, false) | (VerityPolicy::Off, _) => {}
     }
+    // With its digest demanded, nobody has to trust the store's names.
     if trust.digest.is_some() && !image.kernel_verity {
-        hash(image)?;
+        image.verify()?;
     }
     Ok(Checked::AtImport)
-}
-
-/// Hashes the image itself: with its digest demanded, nobody has to trust the store's names.
-pub(super) fn hash(image: &OpenImage) -> Result<(), TrustError> {
-    let mut hasher = image::verity::Hasher::new(image.id.algorithm());
-    let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    while offset < image.image.size() {
-        let rest = image.image.size() - offset;
-        let length = usize::try_from(rest).map_or(buffer.len(), |rest| rest.min(buffer.len()));
-        let failed = |source| TrustError::Read { image: image.id, source };
-        image.image.read_exact_at(&mut buffer[..length], offset).map_err(failed)?;
-        hasher.update(&buffer[..length]);
-        offset += length as u64;
-    }
-    let found = hasher.finish();
-    if found == image.id {
-        return Ok(());
-    }
-    Err(TrustError::Damaged { image: image.id, found: Box::new(found) })
 }
 
 /// The first Linux version whose EROFS knows long prefixes of xattrs, blocks of 512 bytes, and addresses over all devices.

@@ -10,14 +10,15 @@ mod documents;
 use std::io::Read;
 
 use image::tree::Tree;
-use store::{ManifestError as StoredError, Store};
+use store::Store;
 
 pub use change::{Change, ChangeError};
 
 use crate::import::stacked::{self, Below};
 use crate::import::{ImportError, Options, Report};
+use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
-use oci::manifest::{Config, Document, LAYERS_MAX, Manifest, ManifestError};
+use oci::manifest::LAYERS_MAX;
 
 /// What is committed.
 #[derive(Debug, Clone, Copy)]
@@ -42,25 +43,9 @@ pub struct Commit<'a> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// A document of the image below cannot be read.
-    #[error("cannot read {digest} of the image below")]
-    Stored {
-        /// Which.
-        digest: Digest,
-        /// Why.
-        source: Box<StoredError>,
-    },
-    /// A document of the image below is gone.
-    #[error("the store lacks {0} of the image below: import or pull that image again")]
-    Absent(Digest),
-    /// A document of the image below is none of an image.
-    #[error("cannot build on {digest}")]
-    Document {
-        /// Which.
-        digest: Digest,
-        /// Why.
-        source: Box<ManifestError>,
-    },
+    /// Its manifest or its config cannot be used.
+    #[error("cannot build on the image below")]
+    Below(#[from] StoredError),
     /// There is no room for one more.
     #[error(
         "the image below has {0} layers, and more than {LAYERS_MAX} are refused: `quire export NAME tar:FILE` and `quire import tar:FILE` make one of all of them"
@@ -109,41 +94,15 @@ struct Parts {
 
 impl Parts {
     fn read(store: &Store, digest: &Digest) -> Result<Self, CommitError> {
-        let load = |digest: &Digest| {
-            let found = store.manifest(digest);
-            let found = found.map_err(|source| CommitError::Stored {
-                digest: *digest,
-                source: Box::new(source),
-            })?;
-            found.ok_or(CommitError::Absent(*digest))
-        };
-        let wrong = |digest: &Digest| {
-            let digest = *digest;
-            move |source| CommitError::Document { digest, source: Box::new(source) }
-        };
-        let bytes = load(digest)?;
-        let Manifest { config, layers } = match Document::parse(&bytes).map_err(wrong(digest))? {
-            Document::Image(manifest) => manifest,
-            Document::Index(_) => {
-                let media_type = oci::manifest::INDEX.to_owned();
-                let source = ManifestError::MediaType { kind: "manifest", media_type };
-                return Err(wrong(digest)(source));
-            }
-        };
+        let stored = StoredImage::load(store, digest)?;
+        let layers = &stored.manifest.layers;
         if layers.len() >= LAYERS_MAX {
             return Err(CommitError::Layers(layers.len()));
         }
-        let of_config = load(&config.digest)?;
-        let settings = Config::parse(&of_config).map_err(wrong(&config.digest))?;
-        let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?.to_vec();
-        let json = |kind, digest: &Digest, bytes: &[u8]| {
-            serde_json::from_slice(bytes)
-                .map_err(|source| wrong(digest)(ManifestError::Json { kind, source }))
-        };
         Ok(Self {
-            diff_ids,
-            manifest: json("manifest", digest, &bytes)?,
-            config: json("config", &config.digest, &of_config)?,
+            diff_ids: stored.config.diff_ids().to_vec(),
+            manifest: stored.manifest_json()?,
+            config: stored.config_json()?,
         })
     }
 }

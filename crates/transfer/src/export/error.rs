@@ -5,39 +5,23 @@ use std::path::PathBuf;
 
 use image::verity::ObjectId;
 
-use store::BytesError;
 use store::parallel::ThreadError;
+use store::{BytesError, VerifyError};
 
+use crate::stored::StoredError;
 use image::digest::Digest;
 use oci::layout::LayoutError;
-use oci::manifest::ManifestError;
 
 /// Why an image was not given back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// A manifest, config or layer that the image needs is not in the store.
-    #[error("the store has no {kind} {digest}")]
-    Absent {
-        /// `manifest`, `config` or `layer`.
-        kind: &'static str,
-        /// Which one.
-        digest: Digest,
-    },
-    /// A manifest or config of the store cannot be read.
-    #[error("cannot read the manifest")]
-    Manifest(#[source] Box<store::ManifestError>),
-    /// A manifest or config makes no sense.
-    #[error("cannot use {digest}")]
-    Document {
-        /// Which one.
-        digest: Digest,
-        /// What is wrong with it.
-        source: Box<ManifestError>,
-    },
-    /// An index, where one image's manifest is needed.
-    #[error("{0} is an index of images, not an image")]
-    Index(Digest),
+    /// A layer that the image needs is not in the store.
+    #[error("the store has no layer {0}")]
+    Absent(Digest),
+    /// The manifest or the config cannot be used.
+    #[error(transparent)]
+    Documents(#[from] StoredError),
     /// Docker's manifests have no name for such layers, and its tools refuse them.
     #[error("manifests of Docker's schema 2 have no layers compressed by zstd")]
     DockerZstd,
@@ -88,22 +72,9 @@ pub enum ExportError {
         /// Why.
         source: Box<store::OpenImageError>,
     },
-    /// The image's file cannot be read.
-    #[error("cannot read image {image}")]
-    ReadImage {
-        /// Which one.
-        image: ObjectId,
-        /// Why.
-        source: io::Error,
-    },
     /// The image is not the one that its name says.
-    #[error("image {expected} is damaged: it has the digest {actual}")]
-    Image {
-        /// By its name.
-        expected: ObjectId,
-        /// By its bytes.
-        actual: Box<ObjectId>,
-    },
+    #[error(transparent)]
+    Image(#[from] VerifyError),
     /// The image cannot be understood.
     #[error("cannot read image {image}")]
     Tree {
@@ -156,12 +127,12 @@ impl ExportError {
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Layer { source, .. } | Self::Content { source, .. } => source.is_damage(),
-            Self::Image { .. } | Self::Tree { .. } => true,
+            Self::Image(VerifyError::Damaged { .. }) | Self::Tree { .. } => true,
             Self::Erofs(source) => {
                 use image::erofs::WriteError::{ContentChanged, ContentSize};
                 matches!(**source, ContentChanged | ContentSize { .. })
             }
-            Self::Manifest(source) => matches!(**source, store::ManifestError::Mismatch { .. }),
+            Self::Documents(source) => source.is_damage(),
             _ => false,
         }
     }

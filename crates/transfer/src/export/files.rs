@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use image::erofs::read::Owners;
 use image::tree::{Content, Node, Tree};
 use image::verity::{Hasher, ObjectId};
-use store::{BytesError, ObjectReader, OpenImage, Store};
+use store::{BytesError, ObjectReader, Store};
 
 use super::{ExportError, Options};
 use crate::progress::Event;
@@ -18,33 +18,14 @@ pub(crate) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
     let opened = store
         .open_image(id)
         .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
-    verify(&opened)?;
+    // Otherwise the kernel compares on each read.
+    if !opened.kernel_verity {
+        opened.verify()?;
+    }
     let tree = store.tree(&opened, Owners::AsWritten);
     let failed =
         |source: store::ContentsError| ExportError::Tree { image: *id, source: Box::new(source) };
     Ok(tree.map_err(failed)?.tree)
-}
-
-/// Compares the image's file with its name, unless the kernel does so on each read.
-fn verify(opened: &OpenImage) -> Result<(), ExportError> {
-    if opened.kernel_verity {
-        return Ok(());
-    }
-    let mut hasher = Hasher::new(opened.id.algorithm());
-    let mut buffer = vec![0; PIECE];
-    let (mut at, size) = (0, opened.image.size());
-    while at < size {
-        let count = usize::try_from(size - at).unwrap_or(PIECE).min(PIECE);
-        let read = opened.image.read_exact_at(&mut buffer[..count], at);
-        read.map_err(|source| ExportError::ReadImage { image: opened.id, source })?;
-        hasher.update(&buffer[..count]);
-        at += count as u64;
-    }
-    let actual = hasher.finish();
-    if actual == opened.id {
-        return Ok(());
-    }
-    Err(ExportError::Image { expected: opened.id, actual: Box::new(actual) })
 }
 
 /// Bytes of all files, each once.

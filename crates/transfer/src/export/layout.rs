@@ -18,6 +18,7 @@ use store::Store;
 use super::compress::{CopyError, copy};
 use super::{ExportError, How, Options, Plan};
 use crate::progress::Event;
+use crate::stored::StoredError;
 use image::digest::Digest;
 use oci::files;
 use oci::layout::Layout;
@@ -335,10 +336,7 @@ fn index(
     manifests.retain(|it| name(it).as_deref() != tag);
     manifests.push(entry);
     // Better no image more than a layout that nobody reads.
-    Document::parse(index.to_string().as_bytes()).map_err(|source| ExportError::Document {
-        digest: plan.digest,
-        source: Box::new(source),
-    })?;
+    Document::parse(index.to_string().as_bytes()).map_err(StoredError::wrong(&plan.digest))?;
     Ok(index)
 }
 

@@ -10,8 +10,9 @@ use store::{Blob, Bytes, BytesError, Store};
 use super::compress::{Compressed, Encoding, compress};
 use super::{ExportError, Options};
 use crate::progress::Event;
+use crate::stored::{self, StoredImage};
 use image::digest::Digest;
-use oci::manifest::{Config, Descriptor, Document, Manifest};
+use oci::manifest::{Descriptor, Manifest};
 
 /// How layers are to be packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -158,14 +159,9 @@ pub fn plan_for(
     there: &[Option<Blob>],
     options: &Options<'_>,
 ) -> Result<Plan, ExportError> {
-    let original = document(store, "manifest", digest)?;
-    let Manifest { config, layers } = match Document::parse(&original).map_err(wrong(digest))? {
-        Document::Image(image) => image,
-        Document::Index(_) => return Err(ExportError::Index(*digest)),
-    };
-    let config_bytes = document(store, "config", &config.digest)?;
-    let settings = Config::parse(&config_bytes).map_err(wrong(&config.digest))?;
-    let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?;
+    let stored = StoredImage::load(store, digest)?;
+    let Manifest { config, layers } = &stored.manifest;
+    let diff_ids = stored.config.diff_ids();
 
     let mut choices = Vec::new();
     let there = |at: usize| there.get(at).and_then(Option::as_ref);
@@ -184,9 +180,7 @@ pub fn plan_for(
     (options.progress)(Event::Layers(&sizes));
     let made = compress_all(store, diff_ids, &choices, options)?;
 
-    let mut manifest: Value = serde_json::from_slice(&original).map_err(|source| {
-        wrong(digest)(oci::manifest::ManifestError::Json { kind: "manifest", source })
-    })?;
+    let mut manifest = stored.manifest_json()?;
     let media_type = manifest["mediaType"].as_str().filter(|it| !it.is_empty());
     let media_type = media_type.unwrap_or(MANIFEST).to_owned();
     let mut is_unchanged = true;
@@ -212,12 +206,13 @@ pub fn plan_for(
         };
         describe(entry, &layer_type(&layer.media_type, &media_type, new.0)?, &new.1, new.2);
     }
-    let manifest = if is_unchanged { original } else { manifest.to_string().into_bytes() };
-    let new_digest = if is_unchanged { *digest } else { Digest::sha256(&manifest) };
-    let image = match Document::parse(&manifest).map_err(wrong(&new_digest))? {
-        Document::Image(image) => image,
-        Document::Index(_) => return Err(ExportError::Index(new_digest)),
+    let manifest = if is_unchanged {
+        stored.manifest_bytes.clone()
+    } else {
+        manifest.to_string().into_bytes()
     };
+    let new_digest = if is_unchanged { *digest } else { Digest::sha256(&manifest) };
+    let image = stored::image_of(&new_digest, &manifest)?;
     let was_plain: Vec<_> =
         layers.iter().zip(diff_ids).map(|(layer, diff_id)| layer.digest == *diff_id).collect();
     let layers = image.layers.into_iter().zip(diff_ids).zip(choices).zip(made).zip(was_plain);
@@ -239,35 +234,19 @@ pub fn plan_for(
         digest: new_digest,
         media_type,
         is_unchanged,
-        config,
-        config_bytes,
+        config: config.clone(),
+        config_bytes: stored.config_bytes,
         layers,
     })
 }
 
-/// A manifest or config of the store.
 /// For which processor an image is, as Go names it and its config says; nothing if that does not say.
 ///
 /// # Errors
 /// [`ExportError`] when manifest or config cannot be read.
 pub fn architecture(store: &Store, digest: &Digest) -> Result<Option<String>, ExportError> {
-    let bytes = document(store, "manifest", digest)?;
-    let Document::Image(image) = Document::parse(&bytes).map_err(wrong(digest))? else {
-        return Err(ExportError::Index(*digest));
-    };
-    let digest = image.config.digest;
-    let config = Config::parse(&document(store, "config", &digest)?).map_err(wrong(&digest))?;
-    Ok(Some(config.architecture).filter(|it| !it.is_empty()))
-}
-
-fn wrong(digest: &Digest) -> impl Fn(oci::manifest::ManifestError) -> ExportError + use<> {
-    let digest = *digest;
-    move |source| ExportError::Document { digest, source: Box::new(source) }
-}
-
-fn document(store: &Store, kind: &'static str, digest: &Digest) -> Result<Vec<u8>, ExportError> {
-    let bytes = store.manifest(digest).map_err(|error| ExportError::Manifest(Box::new(error)))?;
-    bytes.ok_or(ExportError::Absent { kind, digest: *digest })
+    let architecture = StoredImage::load(store, digest)?.config.architecture;
+    Ok(Some(architecture).filter(|it| !it.is_empty()))
 }
 
 fn choose(
@@ -290,7 +269,7 @@ fn choose(
         return Ok(Choice::Kept);
     }
     let stored = store.layer(diff_id).map_err(|error| failed(BytesError::Layer(error)))?;
-    let stored = stored.ok_or(ExportError::Absent { kind: "layer", digest: *diff_id })?;
+    let stored = stored.ok_or(ExportError::Absent(*diff_id))?;
     let size = stored.info().size;
     Ok(match wanted {
         None if is_plain && compression == Compression::Usual => Choice::Anew(Encoding::Gzip, size),

@@ -15,8 +15,8 @@ use super::native::each_object;
 use super::{ImportError, Job, LayerFailure, Made, Options, Origins, Report};
 use crate::native::PackError;
 use crate::progress::Event;
+use crate::stored::StoredImage;
 use image::digest::Digest;
-use oci::manifest::{Document, Manifest, ManifestError};
 
 /// Bytes that are copied at once.
 const PIECE: usize = 256 << 10;
@@ -57,27 +57,10 @@ pub fn convert(
 
 /// The layers that the store has.
 fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, ImportError> {
-    let read = |digest: &Digest| {
-        let found = store.manifest(digest).map_err(ImportError::Manifest)?;
-        found.ok_or_else(|| ImportError::NoDocument(Box::new(*digest)))
-    };
-    let manifest = read(digest)?;
-    let wrong = |digest: &Digest| {
-        let digest = Box::new(*digest);
-        move |source| ImportError::Stored { digest, source: Box::new(source) }
-    };
-    let Manifest { config, layers } = match Document::parse(&manifest).map_err(wrong(digest))? {
-        Document::Image(manifest) => manifest,
-        Document::Index(_) => {
-            let media_type = oci::manifest::INDEX.to_owned();
-            let source = ManifestError::MediaType { kind: "manifest", media_type };
-            return Err(wrong(digest)(source));
-        }
-    };
-    let config_bytes = read(&config.digest)?;
-    let settings = oci::manifest::Config::parse(&config_bytes).map_err(wrong(&config.digest))?;
-    let diff_ids = settings.diff_ids_of(layers.len()).map_err(wrong(&config.digest))?;
-    let layers = layers.iter().zip(diff_ids).map(|(layer, diff_id)| LayerSource {
+    let StoredImage { digest, manifest_bytes, manifest, config_bytes, config } =
+        StoredImage::load(store, digest)?;
+    let layers = manifest.layers.iter();
+    let layers = layers.zip(config.diff_ids()).map(|(layer, diff_id)| LayerSource {
         name: layer.digest.to_string(),
         source: Mutex::new(Box::new(Tar { store, diff_id: *diff_id })),
         media_type: layer.media_type.clone(),
@@ -89,8 +72,8 @@ fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, Import
     });
     Ok(Found {
         layers: layers.collect(),
-        manifest: Some((*digest, manifest)),
-        config: Some((config.digest, config_bytes)),
+        manifest: Some((digest, manifest_bytes)),
+        config: Some((manifest.config.digest, config_bytes)),
         name: None,
     })
 }

@@ -12,10 +12,10 @@ use store::{ContentsError, OpenImageError, StoreError};
 
 use super::{DecodeError, LayerFailure, PlatformMismatch};
 use crate::native::{NativeError, PackError};
+use crate::stored::StoredError;
 use image::digest::Digest;
 use oci::docker::DockerError;
 use oci::layout::LayoutError;
-use oci::manifest::ManifestError;
 use oci::source::Input;
 
 /// Why there is no new image. The store is as it was.
@@ -87,17 +87,9 @@ pub enum ImportError {
         /// Why.
         source: Box<StoreError>,
     },
-    /// The store lacks what the image was made from.
-    #[error("the store has no {0}, which the image was made from")]
-    NoDocument(Box<Digest>),
-    /// What the image was made from cannot be read.
-    #[error("cannot read {digest}, which the image was made from")]
-    Stored {
-        /// The manifest, or its config.
-        digest: Box<Digest>,
-        /// Why.
-        source: Box<ManifestError>,
-    },
+    /// The manifest or the config that the image was made from cannot be used.
+    #[error("cannot read what the image was made from")]
+    Documents(#[from] StoredError),
     /// The config of an image is not one of its layers.
     #[error("config {0} names other layers than those that were imported")]
     OtherLayers(Box<Digest>),

@@ -12,6 +12,7 @@ use super::layer::{Gathered, Totals};
 use super::layers::{Document, LayerSource, Once, Title};
 use super::stop::Stop;
 use super::{ImportError, Job, LayerReport, Made, Options, Report};
+use crate::stored::StoredError;
 
 /// An import that is open: begin it, hand it [`layers`](Self::layers), and finish it. Dropping it leaves nothing behind
 /// but the layers that [`Durable::EachLayer`](super::Durable::EachLayer) asks for.
@@ -143,13 +144,11 @@ impl<'i> RunningImport<'i> {
     ) -> Result<MadeImage, ImportError> {
         let Self { import, gathered, names } = self;
         if let Some((digest, bytes)) = &config {
-            let digest = Box::new(*digest);
-            let stored =
-                |source| ImportError::Stored { digest: digest.clone(), source: Box::new(source) };
-            let settings = Config::parse(bytes).map_err(stored)?;
-            let diff_ids = settings.diff_ids_of(gathered.len()).map_err(stored)?;
+            let settings = Config::parse(bytes).map_err(StoredError::wrong(digest))?;
+            let diff_ids = settings.diff_ids_of(gathered.len());
+            let diff_ids = diff_ids.map_err(StoredError::wrong(digest))?;
             if !diff_ids.iter().eq(gathered.iter().map(|it| &it.report.diff_id)) {
-                return Err(ImportError::OtherLayers(digest));
+                return Err(ImportError::OtherLayers(Box::new(*digest)));
             }
         }
         let names: Vec<_> = names.iter().map(String::as_str).collect();
