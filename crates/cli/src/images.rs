@@ -5,7 +5,6 @@ use std::io::Write as _;
 
 use anyhow::Context as _;
 use image::erofs::read::{Cached, FileType, Image};
-use image::tree::{Node, Tree};
 use image::verity::ObjectId;
 use serde_json::{Value, json};
 use store::{BadRef, OpenOptions, RefError, RefName, Reference, Store};
@@ -156,7 +155,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     };
     let manifest = stored.as_ref().map(StoredImage::manifest_json).transpose()?;
     let config = stored.as_ref().map(StoredImage::config_json).transpose()?;
-    let bytes = content_bytes(&tree);
+    let bytes = tree.files().map(|(_, content)| content.size()).sum();
     if context.json {
         report::json(&json!({
             "image": found.image.to_string(),
@@ -221,18 +220,6 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     }
     out.flush()?;
     Ok(answer)
-}
-
-/// The lengths of all regular files, each inode once.
-fn content_bytes(tree: &Tree) -> u64 {
-    let mut walk = tree.walk();
-    let mut bytes = 0;
-    while let Some((_, entry)) = walk.next() {
-        if let (true, Node::Regular(content)) = (entry.is_owner, entry.inode.node()) {
-            bytes += content.size();
-        }
-    }
-    bytes
 }
 
 /// A JSON value as a person would write it: strings bare, lists as JSON, nothing for null.

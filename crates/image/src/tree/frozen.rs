@@ -104,6 +104,26 @@ impl Tree {
         Walk { stack: vec![(self.root().children(), 0)], path: Vec::new(), tree: self }
     }
 
+    /// Every regular file once, by the name that owns it: depth first, siblings in byte order.
+    pub fn files(&self) -> impl Iterator<Item = (Inode<'_>, Content<'_>)> {
+        let mut stack = vec![self.root().children()];
+        std::iter::from_fn(move || {
+            loop {
+                let Some(entry) = stack.last_mut()?.next() else {
+                    stack.pop();
+                    continue;
+                };
+                match entry.inode.node() {
+                    Node::Directory => stack.push(entry.inode.children()),
+                    Node::Regular(content) if entry.is_owner => {
+                        return Some((entry.inode, content));
+                    }
+                    _ => {}
+                }
+            }
+        })
+    }
+
     /// Bytes on the heap that the tree takes, as allocated.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {

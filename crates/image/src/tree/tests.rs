@@ -138,6 +138,20 @@ fn stated_links_are_kept_but_not_of_directories() {
     assert_eq!(paths(&builder.finish()), "/d:2 /d/x:0 /d/y:7");
 }
 
+#[test]
+fn files_are_met_once_and_by_the_name_that_owns_them() {
+    let mut builder = Builder::new();
+    let directory = builder.subdirectory(InodeId::ROOT, b"d").unwrap();
+    let file = add(&mut builder, directory, b"x", Node::Regular(Content::Inline(b"bytes")));
+    builder.insert(InodeId::ROOT, b"a", file, Link::Owner).unwrap();
+    builder.insert(InodeId::ROOT, b"b", file, Link::Equal).unwrap();
+    add(&mut builder, directory, b"z", Node::Regular(Content::Inline(b"")));
+    add(&mut builder, directory, b"y", FIFO);
+    let tree = builder.finish();
+    let files: Vec<_> = tree.files().map(|(file, content)| (file.path(), content.size())).collect();
+    assert_eq!(files, [(b"/a".to_vec(), 5), (b"/d/z".to_vec(), 0)]);
+}
+
 /// `claims` are the names that the source says own the inode.
 #[track_caller]
 fn check_owner(names: &[&str], claims: &[&str], expect: &str) {

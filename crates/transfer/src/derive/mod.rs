@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use image::tree::{Builder, Choice, Content, LayError, Node, Tree, TreeError};
+use image::tree::{Builder, Choice, Content, LayError, Tree, TreeError};
 use image::verity::ObjectId;
 use store::{Form, Store};
 
@@ -123,26 +123,19 @@ fn finish(
         return Ok(job.finish(Made::of(tree, Some(written)), options.name.cloned(), start)?);
     }
     let mut claimed = HashSet::new();
-    let mut walk = tree.walk();
-    while let Some((path, name)) = walk.next() {
-        let Node::Regular(Content::External { size, object, .. }) = name.inode.node() else {
-            continue;
-        };
-        if !name.is_owner {
-            continue;
-        }
+    for (file, content) in tree.files() {
+        let Content::External { size, object, .. } = content else { continue };
         let Some(object) = object else {
             let reason = "its image does not say which object it is";
-            return Err(ImportError::File { path: path.to_vec(), reason }.into());
+            return Err(ImportError::File { path: file.path(), reason }.into());
         };
         if claimed.insert((object, size)) {
             go_on(options)?;
             if !job.claim(&object, size)? {
-                return Err(ImportError::Gone { object, path: path.to_vec() }.into());
+                return Err(ImportError::Gone { object, path: file.path() }.into());
             }
         }
     }
-    drop(walk);
     Ok(job.finish(Made::of(tree, None), options.name.cloned(), start)?)
 }
 

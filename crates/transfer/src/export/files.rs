@@ -3,7 +3,7 @@
 use std::io::{self, Read as _};
 
 use image::erofs::read::Owners;
-use image::tree::{Content, Node, Tree};
+use image::tree::{Content, Tree};
 use image::verity::{Hasher, ObjectId};
 use store::{BytesError, ObjectReader, Store};
 
@@ -30,14 +30,7 @@ pub(crate) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
 
 /// Bytes of all files, each once.
 pub(super) fn content_bytes(tree: &Tree) -> u64 {
-    let mut bytes = 0;
-    let mut walk = tree.walk();
-    while let Some((_, entry)) = walk.next() {
-        if let (true, Node::Regular(content)) = (entry.is_owner, entry.inode.node()) {
-            bytes += content.size();
-        }
-    }
-    bytes
+    tree.files().map(|(_, content)| content.size()).sum()
 }
 
 /// Gives the bytes of files.

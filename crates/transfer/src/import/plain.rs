@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use image::dump::Strictness;
-use image::tree::{Content, InodeId, Location, Node, Tree};
+use image::tree::{Content, InodeId, Location, Tree};
 use image::verity::ObjectId;
 use store::{Form, parallel, walk};
 
@@ -201,30 +201,23 @@ impl Wanted {
 fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
     let mut all: Vec<Wanted> = Vec::new();
     let mut known = HashMap::new();
-    let mut walk = tree.walk();
-    while let Some((path, entry)) = walk.next() {
-        let Node::Regular(Content::External { size, object, location }) = entry.inode.node() else {
-            continue;
-        };
-        if !entry.is_owner {
-            continue;
-        }
+    for (file, content) in tree.files() {
+        let Content::External { size, object, location } = content else { continue };
         let place = match (location, object) {
             (Location::Path(place), _) => place.strip_prefix(b"/").unwrap_or(place).to_vec(),
             (_, Some(object)) => object.path().into_bytes(),
             (_, None) => {
                 let reason = "it has neither a digest nor a place";
-                return Err(ImportError::DumpFile { path: path.to_vec(), reason });
+                return Err(ImportError::DumpFile { path: file.path(), reason });
             }
         };
-        let inode = entry.inode.id();
         let at = *known.entry((place.clone(), object, size)).or_insert(all.len());
         if at == all.len() {
             let is_in_place = matches!(location, Location::Object);
-            let path = path.to_vec();
+            let path = file.path();
             all.push(Wanted { object, size, place, is_in_place, path, inodes: Vec::new() });
         }
-        all[at].inodes.push(inode);
+        all[at].inodes.push(file.id());
     }
     Ok(all)
 }
