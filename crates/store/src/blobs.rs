@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{DiskError, Room, length};
-use crate::fsck::{FsckError, fault};
+use crate::fault::{self, FsckError};
 use crate::images::id_of;
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;

@@ -9,7 +9,7 @@ use image::verity::{Algorithm, ObjectId};
 
 use crate::blobs::BlobFile;
 use crate::disk::DiskError;
-use crate::fsck::{FsckError, fault};
+use crate::fault::{self, FsckError};
 use crate::store::Store;
 use crate::work::Workspace;
 use image::digest::Digest;

@@ -7,7 +7,7 @@ use image::verity::ObjectId;
 use crate::blobs::BlobFile;
 use crate::data;
 use crate::disk::{Directory, DiskError, on_disk};
-use crate::fsck::chain;
+use crate::fault::chain;
 use crate::images::{self, BlobRange, Use};
 use crate::inventory::Inventory;
 use crate::refs::RefName;

@@ -1,7 +1,6 @@
 //! Finds every byte that is not as it was imported.
 
 mod data;
-pub(crate) mod fault;
 mod harm;
 mod hash;
 mod rebuild;
@@ -23,48 +22,28 @@ use crate::blobs::BlobFile;
 use crate::containers::Liveness;
 use crate::disk::{Directory, DiskError};
 use crate::exposure::Exposure;
+use crate::fault::{self, FsckError, chain};
 use crate::images::{self, Use};
 use crate::inventory::Inventory;
 use crate::layers::LayerError;
 use crate::manifests::{Links, ManifestError};
-use crate::parallel::ThreadError;
 use crate::record::RecordError;
 use crate::refs::{RefError, RefName, Reference};
-use crate::repair::ALONE;
 use crate::store::{Store, belongs};
 use image::digest::Digest;
-
-/// Why the check itself could not be done.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FsckError {
-    /// The store has no such image.
-    #[error("the store has no image {0}")]
-    Absent(ObjectId),
-    /// Imports are running, and may rely on what is damaged.
-    #[error("imports are running: repair the store when they have ended")]
-    Busy,
-    /// The store was opened for reading.
-    #[error("the store {} was opened for reading only", .0.display())]
-    ReadOnly(PathBuf),
-    /// Something could not be looked at, for a reason that says nothing of it.
-    #[error(
-        "the check stopped before its end, and tells nothing of what it did not reach; run it again: {0}"
-    )]
-    Unchecked(String),
-    /// The disk, as far as it is no damage to one file.
-    #[error(transparent)]
-    Disk(#[from] DiskError),
-    /// The system refuses another thread.
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
-}
 
 /// How to check.
 #[derive(Debug, Clone, Copy)]
 pub struct FsckOptions {
     /// Threads that hash, at least 1.
     pub threads: usize,
+}
+
+/// One thread, for a few files.
+impl Default for FsckOptions {
+    fn default() -> Self {
+        Self { threads: 1 }
+    }
 }
 
 /// Something that is not as it should be.
@@ -306,13 +285,13 @@ impl Store {
 
     pub(crate) fn is_sound_object(&self, id: &ObjectId) -> Result<bool, FsckError> {
         let open = |id: &ObjectId| self.open_to_hash(id);
-        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open)?;
+        let hashed = hash_all(&[*id], self.algorithm(), FsckOptions::default(), &open)?;
         Ok(matches!(hashed.as_slice(), [Hashed::Sound(_)]))
     }
 
     pub(crate) fn is_sound_image(&self, id: &ObjectId) -> Result<bool, FsckError> {
         let open = |id: &ObjectId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
-        let hashed = hash_all(&[*id], self.algorithm(), ALONE, &open)?;
+        let hashed = hash_all(&[*id], self.algorithm(), FsckOptions::default(), &open)?;
         Ok(matches!(hashed.as_slice(), [Hashed::Sound(_)]))
     }
 
@@ -659,16 +638,4 @@ impl Damage {
             Self::Stray(_) => 6,
         }
     }
-}
-
-/// An error with all of its causes, for a report.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

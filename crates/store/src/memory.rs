@@ -17,7 +17,7 @@ use kernel::process::Who;
 use crate::data;
 use crate::disk::{DiskError, length};
 use crate::du::DuError;
-use crate::fsck::chain;
+use crate::fault::chain;
 use crate::images::{self, Use};
 use crate::open::ImageFile;
 use crate::refs::{Form, RefName};

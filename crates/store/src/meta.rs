@@ -4,7 +4,17 @@ use image::verity::Algorithm;
 use serde::{Deserialize, Serialize};
 
 use crate::record::{self, RecordError};
-use crate::store::Sealing;
+
+/// How new objects and images are protected from change, besides mode 0444.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sealing {
+    /// fs-verity where the file system has it.
+    #[default]
+    Verity,
+    /// fs-verity where the file system has it, else the immutable flag where this process may set
+    /// it (`CAP_LINUX_IMMUTABLE`). On such a store `rm -r` fails: `Store::unseal` it first.
+    VerityOrImmutable,
+}
 
 /// The version of the layout that this code writes, and the only one that it reads.
 pub const FORMAT_VERSION: u32 = 2;

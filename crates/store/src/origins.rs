@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blobs::BlobFile;
 use crate::disk::DiskError;
-use crate::fsck::{FsckError, fault};
+use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::store::Store;
 use image::digest::Digest;

@@ -80,7 +80,9 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Barrier;
 
-    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::{ThreadError, each, each_with};
 
     #[derive(Debug, thiserror::Error)]
     enum Failure {

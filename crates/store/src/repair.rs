@@ -6,7 +6,8 @@ use image::verity::ObjectId;
 
 use crate::blobs::BlobFile;
 use crate::disk::{Directory, DiskError};
-use crate::fsck::{Damage, FsckError, FsckOptions, FsckReport, fault};
+use crate::fault::{self, FsckError};
+use crate::fsck::{Damage, FsckReport};
 use crate::refs::{RefError, RefName};
 use crate::store::Store;
 use crate::trash::Item;
@@ -153,6 +154,3 @@ fn item(damage: &Damage) -> Option<Item> {
         | Damage::Stray(_) => None,
     }
 }
-
-/// One thread: it is a few files.
-pub(crate) const ALONE: FsckOptions = FsckOptions { threads: 1 };

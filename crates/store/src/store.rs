@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::data::{Catalog, DATA, DataError};
 use crate::disk::{Directory, DiskError, Renamed, Room, Trace, length};
-use crate::meta::{Meta, MetaError};
+use crate::meta::{Meta, MetaError, Sealing};
 use crate::record::RECORD_MAX;
 use crate::work::Workspace;
 
@@ -33,17 +33,6 @@ pub enum Access {
     Read,
     /// Also to import, tag and remove.
     Write,
-}
-
-/// How new objects and images are protected from change, besides mode 0444.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sealing {
-    /// fs-verity where the file system has it.
-    #[default]
-    Verity,
-    /// fs-verity where the file system has it, else the immutable flag where this process may set
-    /// it (`CAP_LINUX_IMMUTABLE`). On such a store `rm -r` fails: [`Store::unseal`] it first.
-    VerityOrImmutable,
 }
 
 /// How to open a store.

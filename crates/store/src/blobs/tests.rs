@@ -119,7 +119,7 @@ fn signatures_live_as_long_as_their_manifest() {
     assert_eq!(store.signatures(&digest).unwrap().as_deref(), Some(&b"two"[..]));
     assert_eq!(store.signatures(&Digest::sha256(b"another")).unwrap(), None);
     assert!(store.set_signatures(&digest, &vec![0; (16 << 20) + 1]).is_err());
-    assert!(store.fsck(crate::FsckOptions { threads: 1 }).unwrap().is_sound());
+    assert!(store.fsck(Default::default()).unwrap().is_sound());
     store.unpin(&digest).unwrap();
     store.gc(now).unwrap();
     assert!(store.blob_files().unwrap().is_empty());

@@ -11,7 +11,8 @@ use super::data::Data;
 use super::{Committed, Found, NO, State, Transaction, TransactionError};
 use crate::blobs::BlobFile;
 use crate::disk::{Directory, DiskError, Renamed};
-use crate::store::{SHARED, Sealing, split};
+use crate::meta::Sealing;
+use crate::store::{SHARED, split};
 use crate::trash::{self, Item};
 use crate::{origins, refs};
 

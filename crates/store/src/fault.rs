@@ -1,11 +1,41 @@
-//! What a failed look at a file says of the file.
+//! Why a check stops, and what a failed look at a file says of the file.
 
 use std::error::Error;
 use std::io;
+use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use super::{FsckError, chain};
+use image::verity::ObjectId;
+
+use crate::disk::DiskError;
+use crate::parallel::ThreadError;
+
+/// Why the check itself could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FsckError {
+    /// The store has no such image.
+    #[error("the store has no image {0}")]
+    Absent(ObjectId),
+    /// Imports are running, and may rely on what is damaged.
+    #[error("imports are running: repair the store when they have ended")]
+    Busy,
+    /// The store was opened for reading.
+    #[error("the store {} was opened for reading only", .0.display())]
+    ReadOnly(PathBuf),
+    /// Something could not be looked at, for a reason that says nothing of it.
+    #[error(
+        "the check stopped before its end, and tells nothing of what it did not reach; run it again: {0}"
+    )]
+    Unchecked(String),
+    /// The disk, as far as it is no damage to one file.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The system refuses another thread.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+}
 
 /// What is wrong with the file, in words.
 ///
@@ -60,6 +90,18 @@ fn errno(error: &(dyn Error + 'static)) -> Option<Errno> {
         }
     }
     None
+}
+
+/// An error with all of its causes, for a report.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]
