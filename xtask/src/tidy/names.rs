@@ -32,9 +32,9 @@ const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/store/src/data/catalog.rs", 2),
     ("crates/store/src/data/index.rs", 1),
     ("crates/store/src/disk/room.rs", 1),
+    ("crates/store/src/fault.rs", 1),
     ("crates/store/src/fsck.rs", 2),
     ("crates/store/src/fsck/data.rs", 1),
-    ("crates/store/src/fsck/fault.rs", 1),
     ("crates/store/src/layers.rs", 1),
 ];
 
