@@ -12,7 +12,9 @@ use container::changes::{self, ChangesError, Owners, Report, Upper};
 use container::folder::CONFIG;
 use container::life::detached;
 use container::life::kept::Changes;
+use container::life::known::{KnownContainer, find};
 use container::life::pause::{PauseError, Paused, pause};
+use container::life::stop::signal_number;
 use image::erofs::Versions;
 use image::tar::write::WriteError;
 use image::tree::Tree;
@@ -27,16 +29,16 @@ use transfer::progress::Event;
 
 use crate::Answer;
 use crate::args;
-use crate::containers::{Found, find, signal_number};
 use crate::context::{Context, now};
 use crate::export::{check_output, output};
-use crate::import::{give_up_when, tell, until_signal};
+use crate::import::{give_up_when, tell};
 use crate::progress::Progress;
+use crate::signals::until_signal;
 use crate::{describe, report};
 
 /// A container that is looked at, with all that this needs.
 struct Looked {
-    found: Found,
+    found: KnownContainer,
     tree: Tree,
     ids: Owners,
     changes: Changes,
@@ -94,7 +96,7 @@ fn ids(folder: &Path) -> anyhow::Result<Owners> {
 }
 
 /// Pauses a container; none if it has ended.
-fn stand(store: &Store, found: &Found) -> anyhow::Result<Option<Paused>> {
+fn stand(store: &Store, found: &KnownContainer) -> anyhow::Result<Option<Paused>> {
     let id = &found.id;
     match pause(&found.folder, id) {
         Ok(paused) => Ok(Some(paused)),

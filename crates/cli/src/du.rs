@@ -23,7 +23,7 @@ pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
         report::error_line(&format!("quire: {why}"));
     }
     let answer = if all.unreadable.is_empty() { Answer::Yes } else { Answer::No };
-    let written = crate::written::all_written(&store)?;
+    let written = container::life::known::all_written(&store)?;
     report::answer(answer, print(context, args, &all, written, &wanted))
 }
 

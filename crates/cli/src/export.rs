@@ -26,8 +26,9 @@ use transfer::progress::Event;
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, Outside};
-use crate::import::{give_up_when, until_signal};
+use crate::import::give_up_when;
 use crate::progress::Progress;
+use crate::signals::until_signal;
 use crate::{describe, report};
 
 pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<Answer> {

@@ -25,7 +25,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
         (plan, Some(swept))
     };
     if args.wait {
-        crate::containers::settle(&store)?;
+        container::life::known::settle(&store)?;
     }
     let unfinished = store.unfinished()?;
     if context.json {

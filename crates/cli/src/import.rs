@@ -2,16 +2,13 @@
 
 use std::io::Write as _;
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use image::erofs::Versions;
-use kernel::process::{Signal, Signals};
 use oci::manifest::Platform;
 use oci::source::Source;
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use serde_json::{Value, json};
 use store::{OpenOptions, RefName, Store, walk};
 use transfer::import::{Durable, Limits, Options, OtherPlatform, Report, Unsupported};
@@ -21,6 +18,7 @@ use crate::Answer;
 use crate::args::{self, TreeOptions};
 use crate::context::{Context, now};
 use crate::progress::Progress;
+use crate::signals::until_signal;
 use crate::{describe, report};
 
 pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<Answer> {
@@ -122,51 +120,6 @@ pub(crate) fn with_options<T: Send, E: Send>(
 pub(crate) fn give_up_when(store: &Store, cancel: &Arc<AtomicBool>) {
     let cancel = Arc::clone(cancel);
     store.give_up_when(move || cancel.load(Ordering::Relaxed));
-}
-
-/// Does `work` with `cancel` set as soon as Ctrl-C or a request to end arrives; a second one
-/// ends the process.
-pub(crate) fn until_signal<T: Send>(
-    cancel: &AtomicBool,
-    work: impl FnOnce() -> T + Send,
-) -> anyhow::Result<T> {
-    let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
-    let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).context("no event descriptor")?;
-    let result = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            let result = work();
-            // An eventfd takes 8 bytes; it is full only after 2^64 - 2 of these.
-            let _told = rustix::io::write(&done, &1_u64.to_le_bytes());
-            result
-        });
-        loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(done.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-            ];
-            // An interrupted poll looks again, as a failed one does: the worker ends in any case.
-            let _ready = rustix::event::poll(&mut fds, None);
-            if !fds[0].revents().is_empty() {
-                break;
-            }
-            if matches!(signals.next(), Ok(Some(_))) {
-                // It looks up at least ten times in a second, unless a disk or a network file system keeps it. The store
-                // bears a sudden end: it is as it was, and the next command clears up.
-                if cancel.swap(true, Ordering::Relaxed) {
-                    report::error_line("quire: stopped at once");
-                    let _gone = rustix::process::kill_process(
-                        rustix::process::getpid(),
-                        rustix::process::Signal::KILL,
-                    );
-                }
-            }
-        }
-        worker.join()
-    });
-    match result {
-        Ok(result) => Ok(result),
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
 }
 
 pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {

@@ -11,10 +11,10 @@ use serde_json::json;
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::import::until_signal;
 use crate::prompt::Terminal;
 use crate::pull::{pauses, settings};
 use crate::report;
+use crate::signals::until_signal;
 
 /// More than any password or token has, in bytes.
 const PASSWORD_MAX: u64 = 64 << 10;

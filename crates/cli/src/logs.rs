@@ -5,12 +5,12 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use container::life::known::find;
 use container::life::log::Halves;
 use store::OpenOptions;
 
 use crate::Answer;
 use crate::args;
-use crate::containers::find;
 use crate::context::Context;
 use crate::report;
 

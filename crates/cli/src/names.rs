@@ -1,6 +1,7 @@
 //! `tag` and `rm`: names of images.
 
 use anyhow::Context as _;
+use container::life::known::{self, IfRunning};
 use oci::reference::Reference;
 use store::{Form, OpenOptions, RefError, RefName, ResolveError, Resolved, Store};
 
@@ -63,9 +64,9 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
     let (mut names, mut containers) = (Vec::new(), Vec::new());
     for text in &args.names {
         // What is an image, too, is the container, as with podman: `rmi` removes the other.
-        if args.container || crate::containers::is_there(&store, text)? {
+        if args.container || store.container(text)?.is_some() {
             if args.container && !args.force {
-                crate::containers::find(&store, text)?;
+                known::find(&store, text)?;
             }
             containers.push(text);
             continue;
@@ -76,7 +77,8 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
         names.extend(found);
     }
     for container in containers {
-        let is_removed = crate::containers::remove(&store, container, args.force)?;
+        let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
+        let is_removed = known::remove(&store, container, if_running, &|| now().0)?;
         // It was there, or is said to be.
         if !is_removed && !args.force {
             context.remark(&format!("container {container} is gone already"));

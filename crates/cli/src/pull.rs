@@ -19,9 +19,10 @@ use transfer::pull::{Layers, Pulled, default_name};
 use crate::Answer;
 use crate::args::{self, RegistryOptions};
 use crate::context::{Context, now};
-use crate::import::{give_up_when, summary, tell, until_signal};
+use crate::import::{give_up_when, summary, tell};
 use crate::progress::Progress;
 use crate::report;
+use crate::signals::until_signal;
 
 /// At least so many layers are fetched at once: one connection seldom fills a line.
 const LAYERS_MIN: usize = 3;

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::import::until_signal;
 use crate::pull::{pauses, settings};
 use crate::report;
+use crate::signals::until_signal;
 
 pub(crate) fn referrers(context: &Context, args: &args::Referrers) -> anyhow::Result<Answer> {
     let reference: Reference = args.reference.parse()?;

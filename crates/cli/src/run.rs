@@ -2,47 +2,32 @@
 
 mod attached;
 
-use std::fs::File;
-use std::io::Read as _;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Terminal;
-use container::life::detached;
 use container::life::ended::LOST;
 use container::life::monitor::{FAILED, RunError};
 use container::life::prepare::{Ready, Surroundings};
 use container::life::reap::clear_dead;
 use container::life::running::Finish;
+use container::life::stop::signal_number;
+use container::life::told::{MonitorReport, NotStarted, StartReport, take_back};
 use container::notes::Notes;
 use container::plan::{ContainerPlan, ContainerWish};
 use container::runtime::Runtime;
-use kernel::process::{Signal, Signals, Who, start_behind};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use kernel::process::{Process, Signals, Who, start_behind};
 use store::OpenOptions;
 
 use crate::Answer;
 use crate::args::{self, When};
-use crate::containers::signal_number;
 use crate::context::{Context, now};
 use crate::report;
+use crate::signals::FORWARDED;
 use crate::volumes::volumes;
 use crate::wanted::{image_config, init_wish, terminal, wishes, writable_wish};
-
-/// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
-pub(crate) const FORWARDED: [Signal; 9] = [
-    Signal::HUP,
-    Signal::INT,
-    Signal::QUIT,
-    Signal::TERM,
-    Signal::USR1,
-    Signal::USR2,
-    Signal::WINCH,
-    Signal::CONT,
-    Signal::ALARM,
-];
 
 /// The exit code for a container that did not run.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
@@ -60,7 +45,8 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
         let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;
-        return started(&id, &path, report, &monitor, &signals);
+        let how = MonitorReport::new(&id, report).wait(&monitor, &signals)?;
+        return started(&id, &path, how, &monitor);
     }
     if ready.has_terminal_of_ours() {
         return attached::run(context, ready);
@@ -94,7 +80,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_ref())?;
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
-    store.give_up_when(move || is_asked_to_end(&asked));
+    store.give_up_when(move || asked.ending().is_some());
     let (_, living) = clear_dead(&store, &|| now().0);
     let found = crate::names::resolve(&store, &args.image)?;
     let image = crate::policy::permit(context, &store, found)?.open(&store)?;
@@ -113,7 +99,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         terminal: input.as_fd(),
         notes: notes.as_ref(),
         remark: &|text| context.remark(text),
-        is_asked_to_end: &|| is_asked_to_end(&asked),
+        is_asked_to_end: &|| asked.ending().is_some(),
     };
     Ok(container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?)
 }
@@ -149,105 +135,33 @@ fn container_wish(
     })
 }
 
-/// Why a detached container did not start, as its monitor says.
-#[derive(Debug)]
-struct NotStarted {
-    code: u8,
-    message: String,
-}
-
-impl std::fmt::Display for NotStarted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.message)
+/// Tells how the start of a detached container went.
+fn started(id: &str, folder: &Path, how: StartReport, monitor: &Process) -> anyhow::Result<Answer> {
+    if how != StartReport::Runs {
+        return not_started(how);
     }
-}
-
-impl std::error::Error for NotStarted {}
-
-/// Waits until the monitor says how the start went. A signal that ends programs ends the start, unless that was faster.
-fn started(
-    id: &str,
-    folder: &Path,
-    report: OwnedFd,
-    monitor: &kernel::process::Process,
-    signals: &Signals,
-) -> anyhow::Result<Answer> {
-    let mut said = Vec::new();
-    let mut report = File::from(report);
-    let mut asked = None;
-    loop {
-        signals.wait_or(report.as_fd())?;
-        if let Some(signal) = ending(signals) {
-            asked = Some(signal);
-            // It may be gone, or have just told us that the container runs.
-            let _heard = monitor.signal(Signal::TERM);
-        } else {
-            let mut bytes = [0; 4096];
-            match report.read(&mut bytes).context("cannot hear the monitor")? {
-                0 => break,
-                length => said.extend_from_slice(&bytes[..length]),
-            }
+    match report::line(id) {
+        Err(error) if !report::is_broken_pipe(&error) => {
+            // Whoever asked for it is told that this failed, and may not know its name.
+            Err(error.context(if take_back(id, folder, monitor) {
+                format!("container {id} was removed again")
+            } else {
+                format!("container {id} stays: `quire rm --force {id}` removes it")
+            }))
         }
-    }
-    match (said.split_first(), asked) {
-        (Some((0, _)), _) => {
-            match report::line(id) {
-                Err(error) if !report::is_broken_pipe(&error) => {
-                    // Whoever asked for it is told that this failed, and may not know its name.
-                    Err(error.context(if take_back(id, folder, monitor) {
-                        format!("container {id} was removed again")
-                    } else {
-                        format!("container {id} stays: `quire rm --force {id}` removes it")
-                    }))
-                }
-                printed => printed.map(|()| Answer::Yes),
-            }
-        }
-        _ => not_started(id, &said, asked),
+        printed => printed.map(|()| Answer::Yes),
     }
 }
 
-/// Kills a container and waits until its monitor has ended, which removes it; returns whether it is gone. A container that
-/// ended by itself just before stays.
-fn take_back(id: &str, folder: &Path, monitor: &kernel::process::Process) -> bool {
-    let _asked = detached::unwant(folder);
-    let _killed = detached::signal(folder, id, "KILL");
-    let time = Timespec { tv_sec: UNWANTED, tv_nsec: 0 };
-    let _ended = poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&time));
-    !folder.exists()
-}
-
-/// For how many seconds the end of a killed container is waited for.
-const UNWANTED: i64 = 20;
-
-/// What a container's monitor `said` of it that has not started, perhaps since it was `asked` to end.
-fn not_started(id: &str, said: &[u8], asked: Option<Signal>) -> anyhow::Result<Answer> {
-    match (said.split_first(), asked) {
-        (_, Some(signal)) => {
+fn not_started(how: StartReport) -> anyhow::Result<Answer> {
+    match how {
+        StartReport::Runs => Ok(Answer::Yes),
+        StartReport::Failed(error) => Err(error.into()),
+        StartReport::Interrupted(signal) => {
             let code = 128 + signal.as_raw();
             Ok(Answer::Program(u8::try_from(code).unwrap_or(FAILED)))
         }
-        (Some((code, message)), None) => {
-            let message = String::from_utf8_lossy(message).into_owned();
-            Err(NotStarted { code: *code, message }.into())
-        }
-        (None, None) => bail!("the monitor of {id} ended before the container started"),
     }
-}
-
-/// Whether a signal has arrived that ends programs. Others are lost on a container that is not there yet.
-pub(crate) fn is_asked_to_end(signals: &Signals) -> bool {
-    ending(signals).is_some()
-}
-
-fn ending(signals: &Signals) -> Option<Signal> {
-    while let Ok(Some(received)) = signals.next() {
-        let signal = received.signal;
-        if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
-            return Some(signal);
-        }
-    }
-    None
 }
 
 /// Where it is noted which runtimes have worked: gone with the next start of the machine.

@@ -12,7 +12,6 @@ const MODULES_MAX: usize = 3;
 const SHARED_NAMES: &[(&str, usize)] = &[
     ("Data", 4),
     ("Files", 4),
-    ("Found", 4),
     ("Layer", 4),
     ("Named", 4),
     ("Options", 5),

@@ -1,19 +1,18 @@
 //! `run` with a terminal: a monitor behind sees to the container, and this process sits at its terminal until the
 //! container ends or the caller leaves.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use container::life::detached;
 use container::life::prepare::Ready;
 use container::life::running::Seat;
 use container::life::terminal::{Attached, Events, Left, SHORT_MOMENT, is_spared_interrupts, link};
-use kernel::process::{Pid, Process, ProcessError, Signal, Signals, start_behind};
+use container::life::told::{self, EndReport, MonitorReport};
+use kernel::process::{Pid, Process, ProcessError, Signal, start_behind};
 use kernel::terminal::{Modes, Receiver};
 
 use super::not_started;
@@ -50,15 +49,15 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
         over: report.as_fd(),
         can_detach: true,
     };
-    let mut report = Report(File::from(report.try_clone()?));
+    let mut said = MonitorReport::new(&id, report.try_clone()?);
     let master = attached.wait(&receiver, &mut events)?;
     drop(receiver);
     let Some(master) = master else {
-        return not_started(events.id, &report.rest()?, events.is_asked);
+        return not_started(said.not_started(events.is_asked)?);
     };
     // It tells of the start, and then nothing until the end.
-    if let Some(failure) = report.start(&signals, &mut events)? {
-        return not_started(events.id, &failure, events.is_asked);
+    if let Some(failure) = said.start(&signals, &mut |signal| events.signal(signal))? {
+        return not_started(told::not_started(events.id, &failure, events.is_asked)?);
     }
     let (left, master) = attached.copy(&modes, master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
@@ -70,47 +69,11 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     if let Some(link) = link {
         link.done();
     }
-    ended(&id, &report.rest()?)
-}
-
-/// What a container's monitor says of its end: its exit code, and what there is to say of it.
-fn ended(id: &str, said: &[u8]) -> anyhow::Result<Answer> {
-    let Some((code, remark)) = said.split_first() else {
-        bail!("nobody knows how container {id} ended: its monitor was killed");
-    };
+    let EndReport { code, remark } = said.end()?;
     if !remark.is_empty() {
-        report::error_line(&format!("quire: {}", String::from_utf8_lossy(remark)));
+        report::error_line(&format!("quire: {remark}"));
     }
-    Ok(Answer::Program(*code))
-}
-
-/// What the monitor says, in the order in which it does.
-struct Report(File);
-
-impl Report {
-    /// Waits for the start; answers what went wrong with it, if it did.
-    fn start(
-        &mut self,
-        signals: &Signals,
-        events: &mut Caller<'_>,
-    ) -> anyhow::Result<Option<Vec<u8>>> {
-        loop {
-            signals.wait_or(self.0.as_fd())?;
-            let Some(received) = signals.next()? else { break };
-            events.signal(received.signal)?;
-        }
-        let mut byte = [0];
-        match self.0.read(&mut byte).context("cannot hear the monitor")? {
-            1 if byte == [0] => Ok(None),
-            length => Ok(Some([&byte[..length], &self.rest()?].concat())),
-        }
-    }
-
-    fn rest(&mut self) -> anyhow::Result<Vec<u8>> {
-        let mut said = Vec::new();
-        self.0.read_to_end(&mut said).context("cannot hear the monitor")?;
-        Ok(said)
-    }
+    Ok(Answer::Program(code))
 }
 
 /// The process that sits at the terminal.

@@ -97,6 +97,18 @@ impl Signals {
         Ok(Signal::from_named_raw(number).map(|signal| Received { signal, sender }))
     }
 
+    /// One that ends programs, if one has arrived; others that have are lost. Never waits.
+    #[must_use]
+    pub fn ending(&self) -> Option<Signal> {
+        while let Ok(Some(received)) = self.next() {
+            let signal = received.signal;
+            if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
+                return Some(signal);
+            }
+        }
+        None
+    }
+
     /// Waits until a signal has arrived or there is something to read, or the end of it, from a descriptor.
     ///
     /// # Errors

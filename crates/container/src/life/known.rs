@@ -1,0 +1,378 @@
+//! Containers that are there: found by name, looked at, killed and removed by whoever may.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use store::{ContainerError, ContainerRecord, Liveness, Store};
+
+use crate::folder::{self, CONFIG};
+use crate::life::kept::{self, Changes, Place};
+use crate::life::state::{Reason, State};
+use crate::life::{detached, pause};
+use crate::owner::{OwnerError, check_containers};
+use crate::pace::GLANCE;
+
+/// Why something is not done with a container.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KnownError {
+    /// The store's containers cannot be looked at.
+    #[error(transparent)]
+    Containers(#[from] ContainerError),
+    /// Somebody else can change them.
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+    /// The container has no such name.
+    #[error("there is no container \"{0}\": `quire ps --all` lists what there is")]
+    Absent(String),
+    /// Several ids begin like that.
+    #[error("\"{name}\" may be container {one} or {other}: say more of it")]
+    Ambiguous {
+        /// The beginning of an id.
+        name: String,
+        /// An id that begins so.
+        one: String,
+        /// Another.
+        other: String,
+    },
+    /// Its state is there, and cannot be read.
+    #[error("cannot read the state of container {id}")]
+    State {
+        /// The container.
+        id: String,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+    /// Its end cannot be noted.
+    #[error("cannot note the end of container {id}")]
+    Bury {
+        /// The container.
+        id: String,
+        /// The disk's answer.
+        source: std::io::Error,
+    },
+    /// It runs, and is to be stopped first.
+    #[error("container {0} runs: `quire stop {0}` first, or --force")]
+    Runs(String),
+    /// It has ended, or is damaged.
+    #[error("container {id} does not run: it is {status}")]
+    Over {
+        /// The container.
+        id: String,
+        /// How it is.
+        status: &'static str,
+    },
+    /// It is being started for long.
+    #[error("container {0} is not started yet")]
+    NotStarted(String),
+    /// A signal arrived meanwhile.
+    #[error("interrupted while container {0} was started")]
+    Interrupted(String),
+    /// It cannot be told.
+    #[error("{0}")]
+    Untold(String),
+    /// It was killed, and goes on.
+    #[error("container {0} does not end, although it was killed")]
+    Deaf(String),
+    /// Somebody else has it for long.
+    #[error("container {0} is in use")]
+    InUse(String),
+}
+
+/// A container, as it was a moment ago.
+#[derive(Debug)]
+pub struct KnownContainer {
+    /// Its name.
+    pub id: String,
+    /// None if it is damaged.
+    pub record: Option<ContainerRecord>,
+    /// Whether its monitor lives.
+    pub liveness: Liveness,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// None before it has started, and of those that are not detached.
+    pub state: Option<State>,
+}
+
+impl KnownContainer {
+    fn load(
+        store: &Store,
+        id: String,
+        record: Option<ContainerRecord>,
+        liveness: Liveness,
+    ) -> Result<Self, KnownError> {
+        let folder = folder::path(store, &id);
+        let state = load_state(&folder, &id)?;
+        Ok(Self { id, record, liveness, folder, state })
+    }
+
+    /// Whether its program runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        // Of one that has ended somebody is taking the rest down.
+        let is_over = self.state.as_ref().is_some_and(|it| it.finished.is_some());
+        self.liveness == Liveness::Alive && !is_over
+    }
+
+    /// `running`, `exited`, `lost` (it has ended, and nobody knows how), or `damaged`.
+    #[must_use]
+    pub fn status(&self) -> &'static str {
+        if self.record.is_none() {
+            return "damaged";
+        }
+        match (&self.state, self.liveness) {
+            (Some(State { finished: Some(_), code: Some(_), .. }), _) => "exited",
+            (_, Liveness::Alive) => "running",
+            (_, Liveness::Dead) => "lost",
+        }
+    }
+
+    /// Whether the disk has lost some of what it wrote.
+    #[must_use]
+    pub fn has_lost(&self) -> bool {
+        self.state.as_ref().is_some_and(|it| it.lost)
+    }
+
+    /// Why it ended, if not by itself.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        self.state.as_ref().and_then(|it| it.reason)
+    }
+
+    /// Its exit code.
+    #[must_use]
+    pub fn code(&self) -> Option<i32> {
+        self.state.as_ref().and_then(|it| it.code)
+    }
+
+    /// What it executes, from its bundle.
+    #[must_use]
+    pub fn command(&self) -> Vec<String> {
+        let bytes = std::fs::read(self.folder.join(CONFIG)).unwrap_or_default();
+        let config: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let args = config["process"]["args"].as_array().cloned().unwrap_or_default();
+        args.iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
+    }
+
+    /// What its writable layer has, in bytes, by the file system inside: also what is not on its way to the disk yet. None if
+    /// that is not known: of a directory of the host, and of a container whose monitor was killed.
+    #[must_use]
+    pub fn written(&self) -> Option<u64> {
+        if !self.is_running() {
+            return self.state.as_ref().and_then(|it| it.written);
+        }
+        match Place::load(&self.folder)? {
+            Place::None => Some(0),
+            Place::Memory | Place::Filestore { .. } => {
+                let changes = Changes::of_running(&self.folder).ok()?;
+                crate::root::headroom::written(changes.directory()).ok()
+            }
+            Place::Directory { .. } => None,
+        }
+    }
+
+    /// Whether it still runs. Of one that is kept somebody may be writing what it wrote to the disk after its end.
+    ///
+    /// # Errors
+    /// [`KnownError`] when that cannot be looked up.
+    pub fn is_alive(&self, store: &Store) -> Result<bool, KnownError> {
+        if !store.is_container_alive(&self.id)? {
+            return Ok(false);
+        }
+        if !self.record.as_ref().is_some_and(|it| it.keep) {
+            return Ok(true);
+        }
+        let state = self.state_now()?;
+        Ok(!matches!(state, Some(State { finished: Some(_), .. })))
+    }
+
+    /// Its state by now.
+    ///
+    /// # Errors
+    /// [`KnownError::State`].
+    pub fn state_now(&self) -> Result<Option<State>, KnownError> {
+        load_state(&self.folder, &self.id)
+    }
+
+    /// Kills it, and waits for its end.
+    ///
+    /// # Errors
+    /// [`KnownError`].
+    pub fn kill(&self, store: &Store) -> Result<(), KnownError> {
+        let since = Instant::now();
+        loop {
+            // One that has not started yet cannot be told at once.
+            let told = detached::signal(&self.folder, &self.id, "KILL");
+            if told.is_ok() && !detached::wait(Some(PAUSED), &|| self.is_alive(store))? {
+                // Somebody may have paused it to look at it, and it ends when it goes on.
+                pause::resume(&self.folder, &self.id);
+            }
+            let pause = if told.is_ok() { DEATH } else { AGAIN };
+            if detached::wait(Some(pause), &|| self.is_alive(store))? {
+                return Ok(());
+            }
+            if since.elapsed() >= DEATH {
+                told.map_err(KnownError::Untold)?;
+                return Err(KnownError::Deaf(self.id.clone()));
+            }
+        }
+    }
+}
+
+/// How long the kernel may take to end what is killed.
+const DEATH: Duration = Duration::from_secs(20);
+
+/// What is not paused has ended by then.
+const PAUSED: Duration = Duration::from_millis(500);
+
+/// After so long one that has not started is told again.
+pub(crate) const AGAIN: Duration = Duration::from_millis(50);
+
+fn load_state(folder: &Path, id: &str) -> Result<Option<State>, KnownError> {
+    State::load(folder).map_err(|source| KnownError::State { id: id.to_owned(), source })
+}
+
+/// All containers of a store.
+///
+/// # Errors
+/// [`KnownError`].
+pub fn all(store: &Store) -> Result<Vec<KnownContainer>, KnownError> {
+    let sound = store.containers()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
+    let damaged = store.damaged_containers()?.into_iter().map(|(id, it, _)| (id, None, it));
+    sound
+        .chain(damaged)
+        .map(|(id, record, liveness)| KnownContainer::load(store, id, record, liveness))
+        .collect()
+}
+
+/// What all containers of a store have written, in bytes.
+///
+/// # Errors
+/// [`KnownError`].
+pub fn all_written(store: &Store) -> Result<u64, KnownError> {
+    Ok(all(store)?.iter().filter_map(KnownContainer::written).sum())
+}
+
+/// One by its name, or by the beginning of an id that only one has; none if there is none.
+fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError> {
+    if let Some(it) = store.container(name)? {
+        return KnownContainer::load(store, it.id, it.record.ok(), it.liveness).map(Some);
+    }
+    let mut all = all(store)?;
+    // Names are said whole, as with Docker.
+    let is_id = |id: &str| id.len() == 12 && id.bytes().all(|it| it.is_ascii_hexdigit());
+    all.retain(|it| !name.is_empty() && is_id(&it.id) && it.id.starts_with(name));
+    if let [one, other, ..] = &all[..] {
+        let (name, one, other) = (name.to_owned(), one.id.clone(), other.id.clone());
+        return Err(KnownError::Ambiguous { name, one, other });
+    }
+    Ok(all.pop())
+}
+
+/// One by its name, or by the beginning of an id that only one has.
+///
+/// # Errors
+/// [`KnownError`].
+pub fn find(store: &Store, name: &str) -> Result<KnownContainer, KnownError> {
+    check_containers(store)?;
+    look(store, name)?.ok_or_else(|| KnownError::Absent(name.to_owned()))
+}
+
+/// One that runs, and its root; of one that is being started, when it does.
+///
+/// # Errors
+/// [`KnownError`].
+pub fn running(
+    store: &Store,
+    name: &str,
+    is_asked_to_end: &dyn Fn() -> bool,
+) -> Result<(KnownContainer, File), KnownError> {
+    let since = Instant::now();
+    loop {
+        let known = find(store, name)?;
+        if !known.is_running() {
+            let status = known.status();
+            return Err(KnownError::Over { id: known.id, status });
+        }
+        if let Some(root) = detached::root(&known.folder) {
+            return Ok((known, root));
+        }
+        if is_asked_to_end() {
+            return Err(KnownError::Interrupted(known.id));
+        }
+        if since.elapsed() >= DEATH {
+            return Err(KnownError::NotStarted(known.id));
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
+
+/// Waits until what ended containers leave has been removed, or written to the disk of those that are kept.
+///
+/// # Errors
+/// [`KnownError`].
+pub fn settle(store: &Store) -> Result<(), KnownError> {
+    loop {
+        let is_over = |it: &KnownContainer| it.liveness == Liveness::Alive && !it.is_running();
+        if !all(store)?.iter().any(is_over) && !store.is_clearing().map_err(KnownError::from)? {
+            return Ok(());
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
+
+/// What happens to a container that runs when it is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IfRunning {
+    /// It stays, and that is an error.
+    Refuse,
+    /// It is killed first.
+    Kill,
+}
+
+/// Removes a container; returns whether it was there, and still was when its turn came. `now` is the time, in seconds since
+/// 1970.
+///
+/// # Errors
+/// [`KnownError`].
+pub fn remove(
+    store: &Store,
+    name: &str,
+    if_running: IfRunning,
+    now: &dyn Fn() -> i64,
+) -> Result<bool, KnownError> {
+    check_containers(store)?;
+    let Some(known) = look(store, name)? else { return Ok(false) };
+    let id = &known.id;
+    if known.is_running() {
+        if if_running == IfRunning::Refuse {
+            return Err(KnownError::Runs(id.clone()));
+        }
+        if let Err(error) = detached::unwant(&known.folder) {
+            tracing::debug!(id, %error, "its monitor does not know that it is not wanted");
+        }
+        known.kill(store)?;
+    }
+    // Its monitor may be taking the rest down, and others look at whether it lives.
+    let since = Instant::now();
+    let folder = loop {
+        match store.lock_container(id) {
+            Ok(Some(folder)) => break folder,
+            // Somebody else was faster.
+            Err(ContainerError::Absent(_)) => return Ok(false),
+            Ok(None) if since.elapsed() < DEATH => {
+                // Nobody needs what may still be on its way to the disk.
+                kept::give_up(&known.folder);
+                std::thread::sleep(GLANCE);
+            }
+            Ok(None) => return Err(KnownError::InUse(id.clone())),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    detached::bury(folder.path(), id, now())
+        .map_err(|source| KnownError::Bury { id: id.clone(), source })?;
+    folder.remove()?;
+    Ok(true)
+}

@@ -1,0 +1,173 @@
+//! Containers are asked to end, and killed when they do not.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use kernel::process::Signal;
+use store::{Liveness, Store};
+
+use crate::life::detached;
+use crate::life::known::{AGAIN, KnownContainer, KnownError};
+use crate::life::spared::Terms;
+
+const TERM: u8 = 15;
+
+/// For how many seconds is waited if nobody says another number; as with podman.
+const PATIENCE: u32 = 10;
+
+/// How containers are to be stopped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StopWish {
+    /// The number of the signal that asks; none for each one's own.
+    pub signal: Option<u8>,
+    /// After how many seconds they are killed; none for each one's own.
+    pub timeout: Option<u32>,
+}
+
+impl StopWish {
+    fn patience(&self, known: &KnownContainer) -> Duration {
+        let own = known.state.as_ref().and_then(|it| it.stop_timeout);
+        Duration::from_secs(self.timeout.or(own).unwrap_or(PATIENCE).into())
+    }
+}
+
+/// Stops containers; of those that nobody watches any more the end is noted. `now` is the time, in seconds since 1970, and
+/// `remark` is given sentences that a person may want to read.
+///
+/// # Errors
+/// [`KnownError`]; then some may go on.
+pub fn stop(
+    store: &Store,
+    known: Vec<KnownContainer>,
+    wish: StopWish,
+    now: &dyn Fn() -> i64,
+    remark: &dyn Fn(&str),
+) -> Result<(), KnownError> {
+    for it in known.iter().filter(|it| it.liveness == Liveness::Dead) {
+        // Its monitor was killed, and it may go on.
+        if let Some(folder) = store.lock_container(&it.id)? {
+            detached::bury(folder.path(), &it.id, now())
+                .map_err(|source| KnownError::Bury { id: it.id.clone(), source })?;
+        }
+    }
+    // All are asked before any is waited for.
+    let running: Vec<_> = known.into_iter().filter(KnownContainer::is_running).collect();
+    let since = Instant::now();
+    let terms: Vec<_> = running.iter().map(|it| Terms::of(&it.folder)).collect();
+    for (it, terms) in running.iter().zip(&terms) {
+        ask(store, it, terms, wish, since, remark)?;
+    }
+    for (it, terms) in running.iter().zip(&terms) {
+        let rest = wish.patience(it).saturating_sub(since.elapsed());
+        let is_deaf = Cell::new(false);
+        let is_waited_for = || -> Result<bool, KnownError> {
+            let is_alive = it.is_alive(store)?;
+            if is_alive {
+                terms.look(|| is_deaf.set(true));
+            }
+            Ok(is_alive && !is_deaf.get())
+        };
+        if !detached::wait(Some(rest), &is_waited_for)? || is_deaf.get() {
+            it.kill(store)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends the signal that asks one of them to end.
+fn ask(
+    store: &Store,
+    known: &KnownContainer,
+    terms: &Terms<'_>,
+    wish: StopWish,
+    since: Instant,
+    remark: &dyn Fn(&str),
+) -> Result<(), KnownError> {
+    let own = known.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
+    // What an image says is no reason to let it run.
+    let by_image = |own| {
+        signal_number(own).unwrap_or_else(|error| {
+            remark(&format!("{error}: {} gets TERM", known.id));
+            TERM
+        })
+    };
+    let mut signal = wish.signal.unwrap_or_else(|| own.map_or(TERM, by_image));
+    loop {
+        let name = if signal == TERM { "TERM".to_owned() } else { signal.to_string() };
+        if signal == TERM {
+            terms.note(Signal::TERM);
+        }
+        let Err(message) = detached::signal(&known.folder, &known.id, &name) else { return Ok(()) };
+        // It may have ended since.
+        if !known.is_alive(store)? {
+            return Ok(());
+        }
+        // Or it has not started yet.
+        let has_started = known.state_now()?.is_some();
+        if has_started || since.elapsed() >= wish.patience(known) {
+            if wish.signal.is_some() || signal == TERM {
+                return Err(KnownError::Untold(message));
+            }
+            remark(&format!("{message}: it gets TERM"));
+            signal = TERM;
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+/// There is no such signal.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{0}\" is no signal: a name such as TERM or RTMIN+3, or a number from 1 to 64")]
+pub struct SignalError(String);
+
+/// The number of a signal that a person or an image names; runtimes know fewer names, and some say nothing of one that they do
+/// not know. Source: signal(7); real-time signals are counted as glibc and other engines do, from 34 to 64.
+///
+/// # Errors
+/// [`SignalError`].
+pub fn signal_number(signal: &str) -> Result<u8, SignalError> {
+    const NAMES: [&str; 31] = [
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+        "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+        "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+    ];
+    let upper = signal.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let offset = |text: &str, sign: char| match text {
+        "" => Some(0),
+        _ => text.strip_prefix(sign)?.parse::<u8>().ok().filter(|it| *it <= 30),
+    };
+    let number = if let Some(at) = NAMES.iter().position(|it| *it == name) {
+        u8::try_from(at + 1).ok()
+    } else if let Some(rest) = name.strip_prefix("RTMIN") {
+        offset(rest, '+').map(|it| 34 + it)
+    } else if let Some(rest) = name.strip_prefix("RTMAX") {
+        offset(rest, '-').map(|it| 64 - it)
+    } else {
+        signal.parse().ok().filter(|it| (1..=64).contains(it))
+    };
+    number.ok_or_else(|| SignalError(signal.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_by_name_and_number() {
+        let check = |signal, expect: Option<u8>| {
+            assert_eq!(signal_number(signal).ok(), expect, "{signal}");
+        };
+        check("TERM", Some(15));
+        check("sigterm", Some(15));
+        check("9", Some(9));
+        check("64", Some(64));
+        check("0", None);
+        check("65", None);
+        check("RTMIN", Some(34));
+        check("SIGRTMIN+3", Some(37));
+        check("RTMAX-1", Some(63));
+        check("RTMIN-1", None);
+        check("NONE", None);
+    }
+}

@@ -1,0 +1,201 @@
+//! What a container's monitor tells the command that started it: how the start went, and how it ended.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+
+use kernel::process::{Process, ProcessError, Signal, Signals};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::life::detached;
+
+/// Why nobody knows what the monitor says.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// Its pipe cannot be read.
+    #[error("cannot hear the monitor")]
+    Hear(#[source] std::io::Error),
+    /// Signals cannot be waited for, or passed on.
+    #[error(transparent)]
+    Signals(#[from] ProcessError),
+    /// It was killed while it started the container.
+    #[error("the monitor of {0} ended before the container started")]
+    Start(String),
+    /// It was killed while the container ran.
+    #[error("nobody knows how container {0} ended: its monitor was killed")]
+    End(String),
+}
+
+/// Why a container did not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct NotStarted {
+    /// The exit code for it.
+    pub code: u8,
+    message: String,
+}
+
+/// How a start went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StartReport {
+    /// The container runs.
+    Runs,
+    /// It was given up for this signal.
+    Interrupted(Signal),
+    /// It failed.
+    Failed(NotStarted),
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndReport {
+    /// Its exit code.
+    pub code: u8,
+    /// What there is to say of it; it may be empty.
+    pub remark: String,
+}
+
+/// The pipe from a container's monitor.
+#[derive(Debug)]
+pub struct MonitorReport {
+    id: String,
+    pipe: File,
+}
+
+impl MonitorReport {
+    /// That of the monitor of container `id`.
+    #[must_use]
+    pub fn new(id: &str, pipe: OwnedFd) -> Self {
+        Self { id: id.to_owned(), pipe: pipe.into() }
+    }
+
+    /// Waits until a detached container has started. A signal that ends programs ends the start, unless that was faster.
+    ///
+    /// # Errors
+    /// [`ReportError`].
+    pub fn wait(
+        mut self,
+        monitor: &Process,
+        signals: &Signals,
+    ) -> Result<StartReport, ReportError> {
+        let mut said = Vec::new();
+        let mut asked = None;
+        loop {
+            signals.wait_or(self.pipe.as_fd())?;
+            if let Some(signal) = signals.ending() {
+                asked = Some(signal);
+                // It may be gone, or have just told us that the container runs.
+                let _heard = monitor.signal(Signal::TERM);
+            } else {
+                let mut bytes = [0; 4096];
+                match self.pipe.read(&mut bytes).map_err(ReportError::Hear)? {
+                    0 => break,
+                    length => said.extend_from_slice(&bytes[..length]),
+                }
+            }
+        }
+        if said.first() == Some(&0) {
+            return Ok(StartReport::Runs);
+        }
+        not_started(&self.id, &said, asked)
+    }
+
+    /// Waits for the start, and gives `deliver` each signal that arrives; returns what went wrong with it, if it did.
+    ///
+    /// # Errors
+    /// [`ReportError`].
+    pub fn start(
+        &mut self,
+        signals: &Signals,
+        deliver: &mut dyn FnMut(Signal) -> Result<(), ProcessError>,
+    ) -> Result<Option<Vec<u8>>, ReportError> {
+        loop {
+            signals.wait_or(self.pipe.as_fd())?;
+            let Some(received) = signals.next()? else { break };
+            deliver(received.signal)?;
+        }
+        let mut byte = [0];
+        match self.pipe.read(&mut byte).map_err(ReportError::Hear)? {
+            1 if byte == [0] => Ok(None),
+            length => Ok(Some([&byte[..length], &self.rest()?].concat())),
+        }
+    }
+
+    /// What went wrong with the start of a container that has no terminal yet.
+    ///
+    /// # Errors
+    /// [`ReportError`].
+    pub fn not_started(mut self, asked: Option<Signal>) -> Result<StartReport, ReportError> {
+        let said = self.rest()?;
+        not_started(&self.id, &said, asked)
+    }
+
+    /// How the container ended, of which [`start`](Self::start) has said that it runs.
+    ///
+    /// # Errors
+    /// [`ReportError`].
+    pub fn end(mut self) -> Result<EndReport, ReportError> {
+        let said = self.rest()?;
+        let (&code, remark) = said.split_first().ok_or(ReportError::End(self.id))?;
+        Ok(EndReport { code, remark: String::from_utf8_lossy(remark).into_owned() })
+    }
+
+    fn rest(&mut self) -> Result<Vec<u8>, ReportError> {
+        let mut said = Vec::new();
+        self.pipe.read_to_end(&mut said).map_err(ReportError::Hear)?;
+        Ok(said)
+    }
+}
+
+/// What the monitor of container `id` has `said` of it that has not started, perhaps since it was `asked` to end.
+///
+/// # Errors
+/// [`ReportError::Start`].
+pub fn not_started(
+    id: &str,
+    said: &[u8],
+    asked: Option<Signal>,
+) -> Result<StartReport, ReportError> {
+    if let Some(signal) = asked {
+        return Ok(StartReport::Interrupted(signal));
+    }
+    let (&code, message) = said.split_first().ok_or_else(|| ReportError::Start(id.to_owned()))?;
+    let message = String::from_utf8_lossy(message).into_owned();
+    Ok(StartReport::Failed(NotStarted { code, message }))
+}
+
+/// Kills a container and waits until its monitor has ended, which removes it; returns whether it is gone. A container that
+/// ended by itself just before stays.
+#[must_use]
+pub fn take_back(id: &str, folder: &Path, monitor: &Process) -> bool {
+    let _asked = detached::unwant(folder);
+    let _killed = detached::signal(folder, id, "KILL");
+    let time = Timespec { tv_sec: UNWANTED, tv_nsec: 0 };
+    let _ended = poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&time));
+    !folder.exists()
+}
+
+/// For how many seconds the end of a killed container is waited for.
+const UNWANTED: i64 = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_monitor_says_of_a_start_that_failed() {
+        let check = |said, asked, expect: &str| {
+            let got = not_started("c", said, asked).map_err(|error| error.to_string());
+            assert_eq!(format!("{got:?}"), expect);
+        };
+        check(
+            b"\x7fno such program",
+            None,
+            "Ok(Failed(NotStarted { code: 127, message: \"no such program\" }))",
+        );
+        check(b"\x7dgone", Some(Signal::TERM), &format!("Ok(Interrupted({:?}))", Signal::TERM));
+        check(b"", None, "Err(\"the monitor of c ended before the container started\")");
+    }
+}
