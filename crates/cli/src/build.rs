@@ -13,7 +13,7 @@ use kernel::files::Named;
 use oci::source::Source;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use serde_json::json;
+use serde::Serialize;
 use store::{OpenOptions, Store};
 use tempfile::{TempDir, TempPath};
 
@@ -28,6 +28,23 @@ use crate::target;
 const PREFIX: &str = ".quire-build-";
 /// Anyone may read an image, as far as the umask lets them.
 const MODE: u32 = 0o644;
+
+/// What `build --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct BuildReport {
+    /// Image id.
+    image: String,
+    /// Size of the image file.
+    bytes: report::Bytes,
+}
+
+impl BuildReport {
+    fn text(&self) -> &str {
+        &self.image
+    }
+}
 
 pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Answer> {
     let source = Source::parse(&args.source)?;
@@ -95,12 +112,12 @@ fn build_in(
         return Ok(Answer::Yes);
     };
     output.finish(&mut bytes)?;
+    let told =
+        BuildReport { image: done.image.to_string(), bytes: report::Bytes(done.image_bytes) };
     if context.json {
-        report::json(&json!({"image": done.image.to_string(), "bytes": done.image_bytes}))?;
+        report::json(&told)?;
     } else if !context.is_quiet() {
-        let mut out = report::standard_output();
-        writeln!(out, "{}", done.image)?;
-        out.flush()?;
+        report::line(told.text())?;
     }
     Ok(Answer::Yes)
 }

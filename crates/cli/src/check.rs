@@ -3,12 +3,13 @@
 use std::io::Write as _;
 
 use image::verity::ObjectId;
-use serde_json::{Value, json};
+use serde::Serialize;
 use store::{Damage, FsckOptions, FsckReport, Harm, OpenOptions};
 
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
+use crate::report::Bytes;
 use crate::{describe, report};
 
 /// How many exposed files people are told of. Programs get all.
@@ -56,7 +57,7 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
 pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
     let unsealed = context.open(OpenOptions::write())?.unseal()?;
     if context.json {
-        report::json(&json!({"unsealed": unsealed}))?;
+        report::json(&UnsealReport { unsealed })?;
     } else {
         context.remark(&format!("{unsealed} files are not immutable any more"));
     }
@@ -73,31 +74,23 @@ fn tell(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<
 
 fn print(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<()> {
     if context.json {
-        let damage = found.damage.iter().map(|(damage, harms)| {
-            let Finding { kind, id, problem, expected, actual, reason } = finding(damage);
-            json!({
-                "kind": kind,
-                "id": id,
-                "problem": problem,
-                "expected": expected,
-                "actual": actual,
-                "reason": reason,
-                "text": words(damage),
-                "harms": harms.iter().map(harm_json).collect::<Vec<_>>(),
-            })
+        let damage = found.damage.iter().map(|(damage, harms)| DamageReport {
+            finding: finding(damage),
+            text: words(damage),
+            harms: harms.iter().map(HarmReport::of).collect(),
         });
-        let layers = found.hurt_layers.iter().map(|(layer, objects)| {
-            let objects: Vec<_> = objects.iter().map(ToString::to_string).collect();
-            json!({"layer": layer.to_string(), "objects": objects})
+        let layers = found.hurt_layers.iter().map(|(layer, objects)| HurtLayerReport {
+            layer: layer.to_string(),
+            objects: report::texts(objects),
         });
-        return report::json(&json!({
-            "sound": found.is_sound(),
-            "checked": found.checked,
-            "bytes": found.bytes,
-            "damage": damage.collect::<Vec<Value>>(),
-            "hurtLayers": layers.collect::<Vec<Value>>(),
-            "exposed": found.exposed.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        }));
+        return report::json(&CheckReport {
+            sound: found.is_sound(),
+            checked: found.checked,
+            bytes: Bytes(found.bytes),
+            damage: damage.collect(),
+            hurt_layers: layers.collect(),
+            exposed: report::texts(&found.exposed),
+        });
     }
     let mut out = report::standard_output();
     for (damage, harms) in &found.damage {
@@ -141,25 +134,113 @@ fn print(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result
     Ok(())
 }
 
-fn harm_json(harm: &Harm) -> Value {
-    json!({
-        "image": harm.image.to_string(),
-        "names": harm.refs.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "paths": harm.paths.iter().map(|it| it.escape_ascii().to_string()).collect::<Vec<_>>(),
-    })
+/// What `unseal --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UnsealReport {
+    /// Files that are not immutable any more.
+    unsealed: u64,
+}
+
+/// What `verify --json` and `fsck --json` print.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CheckReport {
+    /// Whether nothing is damaged.
+    sound: bool,
+    /// Files that were checked.
+    checked: u64,
+    /// What was read of them.
+    bytes: Bytes,
+    /// Each thing that is damaged.
+    damage: Vec<DamageReport>,
+    /// Layers that cannot be exported any more.
+    hurt_layers: Vec<HurtLayerReport>,
+    /// What others can change.
+    exposed: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DamageReport {
+    #[serde(flatten)]
+    finding: Finding,
+    /// The same for people.
+    text: String,
+    /// Images that it hurts.
+    harms: Vec<HarmReport>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HarmReport {
+    /// Image id.
+    image: String,
+    /// Its names.
+    names: Vec<String>,
+    /// Paths that are hurt; none if the whole image is. Bytes other than printable ASCII are `\xHH`.
+    paths: Vec<String>,
+}
+
+impl HarmReport {
+    fn of(harm: &Harm) -> Self {
+        Self {
+            image: harm.image.to_string(),
+            names: report::texts(&harm.refs),
+            paths: report::paths(&harm.paths),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HurtLayerReport {
+    /// Diff id.
+    layer: String,
+    /// Its objects that are damaged or missing.
+    objects: Vec<String>,
 }
 
 /// Damage for programs.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 struct Finding {
+    /// `object`, `image`, `layer`, `data blob`, `name`, `container` and so on.
     kind: &'static str,
+    /// Id, digest, name or path of the damaged thing.
     id: String,
     /// `different` from what was expected, `missing`, `damaged` as the reason says, or `stray`.
     problem: &'static str,
-    /// What should be found and what was: ids, or sizes in bytes.
-    expected: Value,
-    actual: Value,
+    /// Expected id, or size in bytes. Null unless `problem` is `different`.
+    expected: Option<Evidence>,
+    /// Found id, or size in bytes. Null unless `problem` is `different`.
+    actual: Option<Evidence>,
+    /// Why it is damaged. Null unless `problem` is `damaged`.
     reason: Option<String>,
+}
+
+/// What was expected or found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
+#[serde(untagged)]
+enum Evidence {
+    Id(String),
+    Size(u64),
+}
+
+impl std::fmt::Display for Evidence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Id(id) => f.write_str(id),
+            Self::Size(bytes) => write!(f, "{bytes}"),
+        }
+    }
 }
 
 fn finding(damage: &Damage) -> Finding {
@@ -167,27 +248,28 @@ fn finding(damage: &Damage) -> Finding {
         kind,
         id,
         problem,
-        expected: Value::Null,
-        actual: Value::Null,
+        expected: None,
+        actual: None,
         reason: None,
     };
     let damaged = |kind, id: String, reason: &String| Finding {
         reason: Some(reason.clone()),
         ..new(kind, id, "damaged")
     };
-    let different = |kind, id: &ObjectId, expected: Value, actual: Value| Finding {
-        expected,
-        actual,
+    let different = |kind, id: &ObjectId, expected, actual| Finding {
+        expected: Some(expected),
+        actual: Some(actual),
         ..new(kind, id.to_string(), "different")
     };
     let other = |kind, expected: &ObjectId, actual: &ObjectId| {
-        different(kind, expected, expected.to_string().into(), actual.to_string().into())
+        let id = |it: &ObjectId| Evidence::Id(it.to_string());
+        different(kind, expected, id(expected), id(actual))
     };
     match damage {
         Damage::Object { expected, actual, .. } => other("object", expected, actual),
         Damage::Image { expected, actual } => other("image", expected, actual),
         Damage::Size { object, actual, stated } => {
-            different("object", object, (*stated).into(), (*actual).into())
+            different("object", object, Evidence::Size(*stated), Evidence::Size(*actual))
         }
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
         Damage::Unreadable(object, reason) => damaged("object", object.to_string(), reason),
@@ -226,7 +308,7 @@ fn words(damage: &Damage) -> String {
         (_, Some(reason)) => format!("{kind} {id} is damaged: {reason}"),
         (_, None) => format!(
             "{kind} {id} is damaged: its bytes are those of {}",
-            actual.as_str().unwrap_or_default()
+            actual.as_ref().map(ToString::to_string).unwrap_or_default()
         ),
     }
 }
@@ -234,6 +316,7 @@ fn words(damage: &Damage) -> String {
 #[cfg(test)]
 mod tests {
     use image::verity::{Algorithm, digest};
+    use serde_json::Value;
     use store::Digest;
 
     use super::*;
@@ -246,12 +329,10 @@ mod tests {
         let check = |damage: Damage, text: String, fields: [Value; 5]| {
             assert_eq!(words(&damage), text);
             let it = finding(&damage);
-            let reason = it.reason.map_or(Value::Null, Value::from);
-            assert_eq!(
-                [it.kind.into(), it.id.into(), it.problem.into(), it.expected, it.actual],
-                fields
-            );
-            assert_eq!(reason.is_string(), it.problem == "damaged", "{text}");
+            assert_eq!(it.reason.is_some(), it.problem == "damaged", "{text}");
+            let it = serde_json::to_value(it).unwrap();
+            let found = ["kind", "id", "problem", "expected", "actual"].map(|name| &it[name]);
+            assert_eq!(found, fields.each_ref());
         };
         let [one, two] = [a, b].map(|it| Value::from(it.to_string()));
         let named = |kind: &str, id: &str| {

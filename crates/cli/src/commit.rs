@@ -19,7 +19,8 @@ use image::erofs::Versions;
 use image::tar::write::WriteError;
 use image::tree::Tree;
 use oci::manifest::Platform;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Resolved, Store, walk};
 use transfer::commit::{Change, Commit, check};
 use transfer::export::Output;
@@ -213,21 +214,39 @@ pub(crate) fn snapshot(context: &Context, args: &args::Snapshot) -> anyhow::Resu
     if matches!(file, Output::Stdout) {
         return Ok(Answer::Yes);
     }
+    let told = SnapshotReport {
+        container: looked.found.id,
+        entries: done.entries,
+        bytes: report::Bytes(done.bytes),
+        skipped: report::paths(&done.skipped),
+    };
     if context.json {
-        report::json(&json!({
-            "container": looked.found.id,
-            "entries": done.entries,
-            "bytes": done.bytes,
-            "skipped": skipped(&done),
-        }))?;
+        report::json(&told)?;
     } else if !context.is_quiet() {
-        report::line(&format!("{} entries, {}", done.entries, report::size(done.bytes)))?;
+        report::line(&told.text())?;
     }
     Ok(Answer::Yes)
 }
 
-fn skipped(report: &Report) -> Vec<String> {
-    report.skipped.iter().map(|it| it.escape_ascii().to_string()).collect()
+/// What `snapshot --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SnapshotReport {
+    /// The container.
+    container: String,
+    /// Entries in the tar.
+    entries: u64,
+    /// Size of the tar.
+    bytes: report::Bytes,
+    /// Paths that no tar can hold: sockets.
+    skipped: Vec<String>,
+}
+
+impl SnapshotReport {
+    fn text(&self) -> String {
+        format!("{} entries, {}", self.entries, report::size(self.bytes.0))
+    }
 }
 
 /// The trees of a container's image, and of the image that `commit` would make.

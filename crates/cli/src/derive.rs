@@ -1,7 +1,7 @@
 //! `merge` and `filter`: images made of images.
 
 use anyhow::Context as _;
-use serde_json::json;
+use serde::Serialize;
 use store::{Form, OpenImage, OpenOptions, RefName, Resolved, Store};
 use transfer::derive::{Filtered, Globs};
 use transfer::import::{BUDGET, Options};
@@ -10,8 +10,36 @@ use crate::Answer;
 use crate::args::{self, TreeOptions};
 use crate::context::Context;
 use crate::forms::Choice;
-use crate::import::{self, Wishes, summary, tell};
+use crate::import::{self, ImportReport, Wishes, tell};
 use crate::report;
+
+/// What `merge --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct MergeReport {
+    #[serde(flatten)]
+    import: ImportReport,
+    /// Ids of the images that were merged.
+    images: Vec<String>,
+}
+
+/// What `filter --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FilterReport {
+    #[serde(flatten)]
+    import: ImportReport,
+    /// Id of the image that was filtered.
+    from: String,
+    /// Entries that the new image has.
+    kept: u64,
+    /// Entries that the old image has.
+    of: u64,
+    /// Globs that matched nothing.
+    unmatched: Vec<String>,
+}
 
 pub(crate) fn merge(context: &Context, args: &args::Merge) -> anyhow::Result<Answer> {
     let name: RefName = args.name.parse()?;
@@ -23,10 +51,10 @@ pub(crate) fn merge(context: &Context, args: &args::Merge) -> anyhow::Result<Ans
     })??;
     sources.tell_config(context, &name);
     if context.json {
-        let mut told = summary(&done);
-        let images: Vec<_> = images.iter().map(ToString::to_string).collect();
-        told["images"] = json!(images);
-        report::json(&told)?;
+        report::json(&MergeReport {
+            import: ImportReport::of(&done),
+            images: report::texts(&images),
+        })?;
     } else {
         tell(context, &done)?;
     }
@@ -48,13 +76,13 @@ pub(crate) fn filter(context: &Context, args: &args::Filter) -> anyhow::Result<A
     }
     sources.tell_config(context, &name);
     if context.json {
-        let mut told = summary(&done);
-        told["from"] = json!(found.image.to_string());
-        told["kept"] = json!(kept);
-        told["of"] = json!(of);
-        let unmatched: Vec<_> = unmatched.iter().map(ToString::to_string).collect();
-        told["unmatched"] = json!(unmatched);
-        report::json(&told)?;
+        report::json(&FilterReport {
+            import: ImportReport::of(&done),
+            from: found.image.to_string(),
+            kept,
+            of,
+            unmatched: report::texts(&unmatched),
+        })?;
         return Ok(Answer::Yes);
     }
     if !context.is_quiet() {

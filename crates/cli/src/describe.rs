@@ -1,7 +1,9 @@
 //! Files of an image in words: as `ls -l` writes them, and as JSON.
 
+use std::collections::BTreeMap;
+
 use image::tree::{Content, Inode, Node};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::report;
 
@@ -44,42 +46,101 @@ pub(crate) fn size(inode: &Inode<'_>) -> String {
     }
 }
 
-/// Everything known of a file, for programs. Names that are not UTF-8 have `\xHH` in place of other bytes.
-pub(crate) fn json(path: &[u8], inode: &Inode<'_>) -> Value {
+/// A file as `ls --json` and `tree --json` print it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FileReport {
+    /// Path below the listed directory. Bytes other than printable ASCII are `\xHH`, in all texts of this report.
+    path: String,
+    /// Type and permissions in octal, such as `100644`.
+    mode: String,
+    /// `directory`, `file`, `symlink`, `char-device`, `block-device`, `fifo` or `socket`.
+    r#type: &'static str,
+    /// Owner.
+    uid: u32,
+    /// Group.
+    gid: u32,
+    /// Number of hard links.
+    nlink: u32,
+    /// Time of the last change.
+    mtime: MomentReport,
+    /// Length. Absent unless it is a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<report::Bytes>,
+    /// Id of the object that has the content. Absent unless it is a file with an object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object: Option<String>,
+    /// Where it leads. Absent unless it is a symlink.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+    /// Its numbers. Absent unless it is a device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceReport>,
+    /// Extended attributes. Absent if there are none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    xattrs: BTreeMap<String, String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct MomentReport {
+    /// Since 1970, UTC.
+    #[cfg_attr(test, schemars(extend("unit" = "seconds")))]
+    seconds: i64,
+    /// The rest.
+    #[cfg_attr(test, schemars(extend("unit" = "nanoseconds")))]
+    nanoseconds: u32,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DeviceReport {
+    /// Major number.
+    major: u32,
+    /// Minor number.
+    minor: u32,
+}
+
+/// Everything known of a file, for programs.
+pub(crate) fn report(path: &[u8], inode: &Inode<'_>) -> FileReport {
     let metadata = inode.metadata();
-    let mut value = json!({
-        "path": path.escape_ascii().to_string(),
-        "mode": format!("{:o}", inode.mode()),
-        "type": kind(inode),
-        "uid": metadata.uid,
-        "gid": metadata.gid,
-        "nlink": inode.nlink(),
-        "mtime": {"seconds": metadata.mtime.seconds, "nanoseconds": metadata.mtime.nanoseconds},
-    });
+    let escaped = |bytes: &[u8]| bytes.escape_ascii().to_string();
+    let xattrs = inode.xattrs().map(|(name, value)| (escaped(name), escaped(value)));
+    let mut told = FileReport {
+        path: escaped(path),
+        mode: format!("{:o}", inode.mode()),
+        r#type: kind(inode),
+        uid: metadata.uid,
+        gid: metadata.gid,
+        nlink: inode.nlink(),
+        mtime: MomentReport {
+            seconds: metadata.mtime.seconds,
+            nanoseconds: metadata.mtime.nanoseconds,
+        },
+        size: None,
+        object: None,
+        target: None,
+        device: None,
+        xattrs: xattrs.collect(),
+    };
     match inode.node() {
         Node::Regular(content) => {
-            value["size"] = content.size().into();
+            told.size = Some(report::Bytes(content.size()));
             if let Content::External { object: Some(object), .. } = content {
-                value["object"] = object.to_string().into();
+                told.object = Some(object.to_string());
             }
         }
-        Node::Symlink(target) => value["target"] = target.escape_ascii().to_string().into(),
+        Node::Symlink(target) => told.target = Some(escaped(target)),
         Node::CharDevice(number) | Node::BlockDevice(number) => {
-            value["device"] =
-                json!({"major": rustix::fs::major(number), "minor": rustix::fs::minor(number)});
+            let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+            told.device = Some(DeviceReport { major, minor });
         }
         Node::Directory | Node::Fifo | Node::Socket => {}
     }
-    let xattrs: serde_json::Map<String, Value> = inode
-        .xattrs()
-        .map(|(name, value)| {
-            (name.escape_ascii().to_string(), value.escape_ascii().to_string().into())
-        })
-        .collect();
-    if !xattrs.is_empty() {
-        value["xattrs"] = xattrs.into();
-    }
-    value
+    told
 }
 
 /// The type in a word.

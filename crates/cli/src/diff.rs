@@ -5,7 +5,7 @@ use std::io::Write as _;
 use anyhow::bail;
 use image::diff::{Attribute, Bytes, Change, Difference};
 use image::tree::{Timestamp, Tree, components};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::Answer;
 use crate::args;
@@ -51,7 +51,7 @@ fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow:
 
 fn print(context: &Context, found: &[Difference<'_>]) -> anyhow::Result<()> {
     if context.json {
-        return report::json(&found.iter().map(to_json).collect::<Vec<Value>>());
+        return report::json(&found.iter().map(DifferenceReport::of).collect::<Vec<_>>());
     }
     let mut out = report::standard_output();
     for Difference { path, change } in found {
@@ -73,18 +73,46 @@ fn print(context: &Context, found: &[Difference<'_>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn to_json(difference: &Difference<'_>) -> Value {
-    let path = difference.path.escape_ascii().to_string();
-    match &difference.change {
-        Change::Removed => json!({"path": path, "change": "removed"}),
-        Change::Added => json!({"path": path, "change": "added"}),
-        Change::Changed(attributes) => {
-            let attributes = attributes.iter().map(|attribute| {
-                let (name, old, new) = words(attribute);
-                json!({"attribute": name, "old": old, "new": new})
-            });
-            json!({"path": path, "change": "changed", "attributes": attributes.collect::<Vec<_>>()})
-        }
+/// A difference as `diff --json` prints it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DifferenceReport {
+    /// Path in both images. Bytes other than printable ASCII are `\xHH`.
+    path: String,
+    /// `removed`, `added` or `changed`.
+    change: &'static str,
+    /// What changed. Absent unless `change` is `changed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attributes: Option<Vec<AttributeReport>>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct AttributeReport {
+    /// `type`, `mode`, `uid`, `gid`, `mtime`, `links`, `hard link to`, `size`, `content`, `target`, `device` or `xattr NAME`.
+    attribute: String,
+    /// Value in the old image. Null if it has none.
+    old: Option<String>,
+    /// Value in the new image. Null if it has none.
+    new: Option<String>,
+}
+
+impl DifferenceReport {
+    fn of(difference: &Difference<'_>) -> Self {
+        let (change, attributes) = match &difference.change {
+            Change::Removed => ("removed", None),
+            Change::Added => ("added", None),
+            Change::Changed(attributes) => {
+                let attributes = attributes.iter().map(|attribute| {
+                    let (attribute, old, new) = words(attribute);
+                    AttributeReport { attribute, old, new }
+                });
+                ("changed", Some(attributes.collect()))
+            }
+        };
+        Self { path: difference.path.escape_ascii().to_string(), change, attributes }
     }
 }
 

@@ -9,7 +9,7 @@ use container::runtime::Runtime;
 use kernel::features::{Can, Cgroups, probe};
 use kernel::mount::OVERLAY_VERITY;
 use kernel::version::KernelVersion;
-use serde_json::{Value, json};
+use serde::Serialize;
 use store::{OpenOptions, Store};
 
 use crate::Answer;
@@ -38,80 +38,136 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         },
         Err(error) => error.to_string(),
     };
-    let chosen = [
-        (
-            "verification",
-            match features.fs_verity.can {
-                Can::Yes if KernelVersion::running() >= Some(OVERLAY_VERITY) => {
-                    "by the kernel at every read (fs-verity)"
-                }
-                _ => "at import, and by `quire verify`: reads are not checked",
-            },
-        ),
-        (
-            "images",
-            match (features.erofs_from_file.can, features.loop_devices.can) {
-                (Can::Yes, _) => "mounted straight from their files",
-                (_, Can::Yes) => "mounted through loop devices",
-                _ => "cannot be mounted",
-            },
-        ),
-    ];
+    let verification = match features.fs_verity.can {
+        Can::Yes if KernelVersion::running() >= Some(OVERLAY_VERITY) => {
+            "by the kernel at every read (fs-verity)"
+        }
+        _ => "at import, and by `quire verify`: reads are not checked",
+    };
+    let images = match (features.erofs_from_file.can, features.loop_devices.can) {
+        (Can::Yes, _) => "mounted straight from their files",
+        (_, Can::Yes) => "mounted through loop devices",
+        _ => "cannot be mounted",
+    };
     let writable = match container::root::filestore::program(&search) {
         _ if !context.who().is_host_root() => "memory",
         Some(_) => "self: one file with an ext4 inside",
         None => "memory, for want of mkfs.ext4 (package e2fsprogs)",
     };
     let (form, why) = crate::forms::auto(opened.as_fd());
-    let form = format!("{form}: {why}");
-    let chosen =
-        [&chosen[..], &[("form", &form), ("writable", writable), ("O_DIRECT", DIRECT)]].concat();
     let policy = crate::policy::describe(context);
     let root = context.who().is_host_root();
     let opened = Store::open(&store, context.who(), OpenOptions::read()).ok();
     let exposed = opened.and_then(|it| it.exposure().ok()).unwrap_or_default();
-    let exposed: Vec<_> = exposed.iter().map(ToString::to_string).collect();
+    let features_told = features.rows().map(|(name, feature)| FeatureReport {
+        feature: name,
+        can: word(feature.can),
+        reason: feature.reason.clone(),
+    });
+    let told = DoctorReport {
+        kernel: features.release,
+        store: store.display().to_string(),
+        exposed: report::texts(&exposed),
+        root,
+        cgroups: features.cgroups.to_string(),
+        features: features_told.into(),
+        runtime,
+        policy,
+        choices: ChoicesReport {
+            verification,
+            images,
+            form: format!("{form}: {why}"),
+            writable,
+            direct: DIRECT,
+        },
+    };
     if context.json {
-        let rows = features.rows().map(|(name, feature)| {
-            json!({"feature": name, "can": word(feature.can), "reason": feature.reason})
-        });
-        report::json(&json!({
-            "kernel": features.release,
-            "store": store.display().to_string(),
-            "exposed": exposed,
-            "root": root,
-            "cgroups": features.cgroups.to_string(),
-            "features": rows.into_iter().collect::<Vec<Value>>(),
-            "runtime": runtime,
-            "policy": policy,
-            "choices": chosen.iter().map(|(name, it)| ((*name).to_owned(), Value::from(*it)))
-                .collect::<serde_json::Map<_, _>>(),
-        }))?;
-        return Ok(Answer::Yes);
+        report::json(&told)?;
+    } else {
+        told.print(features.cgroups)?;
     }
-    let mut out = report::standard_output();
-    writeln!(out, "kernel         {}", features.release)?;
-    writeln!(out, "cgroups        {}", cgroups(features.cgroups))?;
-    writeln!(out, "store          {}", store.display())?;
-    for exposure in &exposed {
-        writeln!(out, "exposed        {exposure}")?;
-    }
-    writeln!(
-        out,
-        "user           {}",
-        if root { "root" } else { "not root: mount and run need root" }
-    )?;
-    writeln!(out, "runtime        {runtime}")?;
-    writeln!(out, "policy         {policy}")?;
-    for (name, choice) in &chosen {
-        writeln!(out, "{name:<14} {choice}")?;
-    }
-    writeln!(out)?;
-    for (name, feature) in features.rows() {
-        writeln!(out, "{:<8} {name}: {}", word(feature.can), feature.reason)?;
-    }
-    out.flush()?;
     Ok(Answer::Yes)
+}
+
+/// What `doctor --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DoctorReport {
+    /// Release of the kernel.
+    kernel: String,
+    /// Directory of the store.
+    store: String,
+    /// What others can change of the store.
+    exposed: Vec<String>,
+    /// Whether the caller is root, as `mount` and `run` need.
+    root: bool,
+    /// Version of control groups: `v1`, `hybrid`, `v2` or `absent`.
+    cgroups: String,
+    /// What the kernel can do.
+    features: Vec<FeatureReport>,
+    /// The runtime that is found, or why there is none.
+    runtime: String,
+    /// The policy in force.
+    policy: String,
+    /// What Quire would choose.
+    choices: ChoicesReport,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FeatureReport {
+    /// Name of the feature.
+    feature: &'static str,
+    /// `yes`, `no`, or `unknown` if it could not be tried.
+    can: &'static str,
+    /// What the answer rests on.
+    reason: String,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ChoicesReport {
+    /// Who checks what is read.
+    verification: &'static str,
+    /// How images are mounted.
+    images: &'static str,
+    /// Form of new images, and why.
+    form: String,
+    /// Where changes go.
+    writable: &'static str,
+    /// Whether files can be read with `O_DIRECT`.
+    #[serde(rename = "O_DIRECT")]
+    direct: &'static str,
+}
+
+impl DoctorReport {
+    fn print(&self, mounted: Cgroups) -> anyhow::Result<()> {
+        let mut out = report::standard_output();
+        writeln!(out, "kernel         {}", self.kernel)?;
+        writeln!(out, "cgroups        {}", cgroups(mounted))?;
+        writeln!(out, "store          {}", self.store)?;
+        for exposure in &self.exposed {
+            writeln!(out, "exposed        {exposure}")?;
+        }
+        let user = if self.root { "root" } else { "not root: mount and run need root" };
+        writeln!(out, "user           {user}")?;
+        writeln!(out, "runtime        {}", self.runtime)?;
+        writeln!(out, "policy         {}", self.policy)?;
+        let ChoicesReport { verification, images, form, writable, direct } = &self.choices;
+        writeln!(out, "verification   {verification}")?;
+        writeln!(out, "images         {images}")?;
+        writeln!(out, "form           {form}")?;
+        writeln!(out, "writable       {writable}")?;
+        writeln!(out, "O_DIRECT       {direct}\n")?;
+        for FeatureReport { feature, can, reason } in &self.features {
+            writeln!(out, "{can:<8} {feature}: {reason}")?;
+        }
+        out.flush()?;
+        Ok(())
+    }
 }
 
 /// EROFS that reads from files has no direct I/O.

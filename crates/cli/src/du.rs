@@ -3,13 +3,76 @@
 use std::io::Write as _;
 
 use image::verity::ObjectId;
-use serde_json::{Value, json};
+use serde::Serialize;
 use store::{DiskUse, ImageUse, OpenOptions};
 
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::report;
+use crate::report::{self, Bytes};
+
+/// What `du --json` prints. Sizes are of blocks on the disk.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DuReport {
+    /// The images asked for, or all.
+    images: Vec<ImageDuReport>,
+    /// Files of images.
+    objects: Bytes,
+    /// Data blobs.
+    data: Bytes,
+    /// EROFS images.
+    image_files: Bytes,
+    /// Recipes of layers.
+    layers: Bytes,
+    /// Manifests and configurations.
+    manifests: Bytes,
+    /// Layers as they came, and records.
+    blobs: Bytes,
+    /// Containers.
+    containers: Bytes,
+    /// Imports under way or dead.
+    tmp: Bytes,
+    /// What containers have written.
+    written: Bytes,
+    /// Part of `objects` that no image has.
+    unused_objects: Bytes,
+    /// Part of `data` that no image has.
+    unused_data: Bytes,
+    /// Part of `blobs` that interrupted or running pulls left.
+    unfinished: Bytes,
+    /// The whole store.
+    total: Bytes,
+    /// What could not be counted, and why.
+    unreadable: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImageDuReport {
+    /// Image id.
+    image: String,
+    /// Its names.
+    names: Vec<String>,
+    /// What it alone has.
+    own: Bytes,
+    /// What other images have too.
+    shared: Bytes,
+    /// Each image that it shares with, most first.
+    shared_with: Vec<SharedReport>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SharedReport {
+    /// Id of the other image.
+    image: String,
+    /// What both have.
+    bytes: Bytes,
+}
 
 pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
@@ -45,26 +108,34 @@ fn print(
         + all.tmp;
     if context.json {
         let images = all.images.iter().filter(chosen).map(|it| {
-            json!({
-                "image": it.image.to_string(),
-                "names": names(it),
-                "own": it.own,
-                "shared": it.shared,
-                "sharedWith": it.shared_with.iter()
-                    .map(|other| json!({"image": other.image.to_string(), "bytes": other.bytes}))
-                    .collect::<Vec<Value>>(),
-            })
+            let with = it.shared_with.iter();
+            ImageDuReport {
+                image: it.image.to_string(),
+                names: names(it),
+                own: Bytes(it.own),
+                shared: Bytes(it.shared),
+                shared_with: with
+                    .map(|it| SharedReport { image: it.image.to_string(), bytes: Bytes(it.bytes) })
+                    .collect(),
+            }
         });
-        report::json(&json!({
-            "images": images.collect::<Vec<Value>>(),
-            "objects": all.objects, "data": all.data, "imageFiles": all.image_files, "layers": all.layers,
-            "manifests": all.manifests, "blobs": all.blobs, "containers": all.containers, "tmp": all.tmp,
-            "written": written,
-            "unusedObjects": all.unused_objects, "unusedData": all.unused_data,
-            "unfinished": all.unfinished, "total": total,
-            "unreadable": all.unreadable,
-        }))?;
-        return Ok(());
+        return report::json(&DuReport {
+            images: images.collect(),
+            objects: Bytes(all.objects),
+            data: Bytes(all.data),
+            image_files: Bytes(all.image_files),
+            layers: Bytes(all.layers),
+            manifests: Bytes(all.manifests),
+            blobs: Bytes(all.blobs),
+            containers: Bytes(all.containers),
+            tmp: Bytes(all.tmp),
+            written: Bytes(written),
+            unused_objects: Bytes(all.unused_objects),
+            unused_data: Bytes(all.unused_data),
+            unfinished: Bytes(all.unfinished),
+            total: Bytes(total),
+            unreadable: all.unreadable.clone(),
+        });
     }
     let size = |bytes| if args.bytes { bytes_alone(bytes) } else { report::size(bytes) };
     let rows = all.images.iter().filter(chosen).map(|it| {

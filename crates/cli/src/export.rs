@@ -15,7 +15,7 @@ use image::verity::ObjectId;
 use oci::Digest;
 #[cfg(feature = "disk")]
 use oci::manifest::Platform;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 use store::{OpenOptions, Resolved, Store};
 #[cfg(feature = "disk")]
 use transfer::export::RootType;
@@ -28,6 +28,7 @@ use crate::args;
 use crate::context::{Context, Outside};
 use crate::import::give_up_when;
 use crate::progress::Progress;
+use crate::report::{Bytes, Seconds};
 use crate::signals::until_signal;
 use crate::{describe, report};
 
@@ -52,14 +53,14 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
         cancel: &cancel,
     };
     let job = Job { context, args, store: &store, found, options: &options };
-    let work = || -> anyhow::Result<Told> {
+    let work = || -> anyhow::Result<Exported> {
         // `gc` keeps the image and its objects while it is open.
         let _open = store.open_image(&found.image)?;
         job.write(&target)
     };
     let result = until_signal(&cancel, work)?;
     progress.finish();
-    let mut told = result?;
+    let exported = result?;
     if matches!(
         &target,
         Target::DockerArchive { file: Output::Stdout, .. }
@@ -69,17 +70,15 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     ) {
         return Ok(Answer::Yes);
     }
+    let told = ExportReport {
+        exported,
+        image: found.image.to_string(),
+        seconds: Seconds(start.elapsed().as_secs_f64()),
+    };
     if context.json {
-        told.json.insert("image".to_owned(), json!(found.image.to_string()));
-        told.json.insert("seconds".to_owned(), json!(start.elapsed().as_secs_f64()));
-        report::json(&told.json)?;
+        report::json(&told)?;
     } else if !context.is_quiet() {
-        let mut out = report::standard_output();
-        for line in &told.lines {
-            writeln!(out, "{line}")?;
-        }
-        writeln!(out, "{:.2} s", start.elapsed().as_secs_f64())?;
-        out.flush()?;
+        report::line(&told.text())?;
     }
     Ok(Answer::Yes)
 }
@@ -125,11 +124,181 @@ pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> a
     }
 }
 
-/// What is to be said at the end.
-#[derive(Default)]
-struct Told {
-    lines: Vec<String>,
-    json: Map<String, Value>,
+/// What `export --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ExportReport<T> {
+    #[serde(flatten)]
+    exported: T,
+    /// Image id.
+    image: String,
+    /// Time that it took.
+    seconds: Seconds,
+}
+
+impl ExportReport<Exported> {
+    fn text(&self) -> String {
+        format!("{}\n{:.2} s", self.exported.text(), self.seconds.0)
+    }
+}
+
+/// What was written.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Exported {
+    Layout(LayoutReport),
+    Docker(DockerReport),
+    Tar(TarReport),
+    Erofs(ErofsReport),
+    #[cfg(feature = "disk")]
+    Disk(DiskReport),
+}
+
+impl Exported {
+    fn text(&self) -> String {
+        match self {
+            Self::Layout(it) => it.text(),
+            Self::Docker(it) => it.text(),
+            Self::Tar(it) => it.text(),
+            Self::Erofs(it) => it.text(),
+            #[cfg(feature = "disk")]
+            Self::Disk(it) => it.text(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LayoutReport {
+    /// Digest of the manifest in the layout.
+    manifest: String,
+    /// Whether the manifest is the one that the image came with.
+    unchanged: bool,
+    /// The layers, lowest first.
+    layers: Vec<LayerReport>,
+    /// Blobs that were written.
+    blobs_added: usize,
+    /// Size of these.
+    bytes_added: Bytes,
+    /// Blobs that the layout had already.
+    blobs_reused: usize,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LayerReport {
+    /// Digest of the uncompressed tar.
+    diff_id: String,
+    /// Digest of the blob.
+    digest: String,
+    /// Media type of the blob.
+    media_type: String,
+    /// Size of the blob.
+    bytes: Bytes,
+    /// `kept` as it came, `plain` (the tar), or `compressed` anew.
+    from: &'static str,
+}
+
+impl LayoutReport {
+    fn text(&self) -> String {
+        format!(
+            "manifest {}\n{} layers; {} blobs added ({}), {} here already",
+            self.manifest,
+            self.layers.len(),
+            self.blobs_added,
+            report::size(self.bytes_added.0),
+            self.blobs_reused
+        )
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DockerReport {
+    /// Digest of the configuration, which Docker calls the image's id.
+    config: String,
+    /// Names in the archive.
+    names: Vec<String>,
+    /// Diff ids of the layers, lowest first.
+    layers: Vec<String>,
+    /// Size of the archive.
+    bytes: Bytes,
+}
+
+impl DockerReport {
+    fn text(&self) -> String {
+        let names: String = self.names.iter().map(|it| format!("name  {it}\n")).collect();
+        let (layers, size) = (self.layers.len(), report::size(self.bytes.0));
+        format!("image {}\n{names}{layers} layers, {size}", self.config)
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct TarReport {
+    /// Entries in the tar.
+    entries: u64,
+    /// Size of the tar.
+    bytes: Bytes,
+    /// Paths that no tar can hold. Bytes other than printable ASCII are `\xHH`.
+    skipped: Vec<String>,
+}
+
+impl TarReport {
+    fn text(&self) -> String {
+        format!("{} entries, {}", self.entries, report::size(self.bytes.0))
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ErofsReport {
+    /// Inodes in the image.
+    inodes: u64,
+    /// Size of the image.
+    bytes: Bytes,
+    /// Files whose extended attributes were left out, since gVisor cannot read them.
+    without_xattrs: u64,
+    /// Devices whose numbers were left out, since gVisor cannot read them.
+    without_numbers: u64,
+}
+
+impl ErofsReport {
+    fn text(&self) -> String {
+        format!("{} inodes, {}", self.inodes, report::size(self.bytes.0))
+    }
+}
+
+#[cfg(feature = "disk")]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DiskReport {
+    /// Processor that the disk is for, as OCI names it.
+    architecture: String,
+    /// UUID of the root partition.
+    partition: String,
+    /// Inodes in the image.
+    inodes: u64,
+    /// Size of the image.
+    image_bytes: Bytes,
+    /// Size of the disk.
+    bytes: Bytes,
+}
+
+#[cfg(feature = "disk")]
+impl DiskReport {
+    fn text(&self) -> String {
+        let Self { architecture, partition, inodes, .. } = self;
+        let size = report::size(self.bytes.0);
+        format!("PARTUUID={partition} for {architecture}\n{inodes} inodes, {size}")
+    }
 }
 
 struct Job<'a> {
@@ -141,7 +310,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn write(&self, target: &Target) -> anyhow::Result<Told> {
+    fn write(&self, target: &Target) -> anyhow::Result<Exported> {
         match target {
             Target::Layout { directory, tag } => self.layout(directory, tag.as_deref()),
             Target::DockerArchive { file, name } => {
@@ -156,22 +325,12 @@ impl Job<'_> {
                         self.options,
                     )?)
                 })?;
-                let mut told = Told::default();
-                told.lines.push(format!("image {}", written.config));
-                told.lines.extend(names.iter().map(|it| format!("name  {it}")));
-                told.lines.push(format!(
-                    "{} layers, {}",
-                    written.layers.len(),
-                    report::size(written.bytes)
-                ));
-                let layers: Vec<_> = written.layers.iter().map(ToString::to_string).collect();
-                told.json = object(json!({
-                    "config": written.config.to_string(),
-                    "names": names.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                    "layers": layers,
-                    "bytes": written.bytes,
-                }));
-                Ok(told)
+                Ok(Exported::Docker(DockerReport {
+                    config: written.config.to_string(),
+                    names: report::texts(&names),
+                    layers: report::texts(&written.layers),
+                    bytes: Bytes(written.bytes),
+                }))
             }
             Target::Tar(file) => self.tar(file, &self.found.image),
             Target::Erofs { flavor, file } => self.erofs(*flavor, file),
@@ -189,7 +348,7 @@ impl Job<'_> {
         })
     }
 
-    fn layout(&self, directory: &Path, tag: Option<&str>) -> anyhow::Result<Told> {
+    fn layout(&self, directory: &Path, tag: Option<&str>) -> anyhow::Result<Exported> {
         let manifest = self.manifest()?;
         let compression = match self.args.compression {
             None | Some(args::Compression::AsItWas) => Compression::AsItWas,
@@ -208,27 +367,17 @@ impl Job<'_> {
             ));
         }
         let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)?;
-        let mut told = Told::default();
-        told.lines.push(format!("manifest {}", plan.digest));
-        told.lines.push(format!(
-            "{} layers; {} blobs added ({}), {} here already",
-            plan.layers.len(),
-            written.blobs,
-            report::size(written.bytes),
-            written.reused
-        ));
-        told.json = object(json!({
-            "manifest": plan.digest.to_string(),
-            "unchanged": plan.is_unchanged,
-            "layers": layers(&plan),
-            "blobsAdded": written.blobs,
-            "bytesAdded": written.bytes,
-            "blobsReused": written.reused,
-        }));
-        Ok(told)
+        Ok(Exported::Layout(LayoutReport {
+            manifest: plan.digest.to_string(),
+            unchanged: plan.is_unchanged,
+            layers: layers(&plan),
+            blobs_added: written.blobs,
+            bytes_added: Bytes(written.bytes),
+            blobs_reused: written.reused,
+        }))
     }
 
-    fn tar(&self, file: &Output, image: &ObjectId) -> anyhow::Result<Told> {
+    fn tar(&self, file: &Output, image: &ObjectId) -> anyhow::Result<Exported> {
         let unsupported = match self.args.skip_unsupported {
             true => Unsupported::Skip,
             false => Unsupported::Refuse,
@@ -240,19 +389,14 @@ impl Job<'_> {
             let path = describe::name(path);
             self.context.remark(&format!("left out, no tar can hold it: {path}"));
         }
-        let mut told = Told::default();
-        told.lines.push(format!("{} entries, {}", written.entries, report::size(written.bytes)));
-        let skipped: Vec<_> =
-            written.skipped.iter().map(|it| it.escape_ascii().to_string()).collect();
-        told.json = object(json!({
-            "entries": written.entries,
-            "bytes": written.bytes,
-            "skipped": skipped,
-        }));
-        Ok(told)
+        Ok(Exported::Tar(TarReport {
+            entries: written.entries,
+            bytes: Bytes(written.bytes),
+            skipped: report::paths(&written.skipped),
+        }))
     }
 
-    fn erofs(&self, flavor: Flavor, file: &Output) -> anyhow::Result<Told> {
+    fn erofs(&self, flavor: Flavor, file: &Output) -> anyhow::Result<Exported> {
         let written = self.output(file, |out| {
             Ok(transfer::export::to_erofs(
                 self.store,
@@ -280,27 +424,24 @@ impl Job<'_> {
                 "{devices} in gVisor: below a writable layer it hides character devices"
             ));
         }
-        let mut told = Told::default();
-        told.lines.push(format!("{} inodes, {}", written.inodes, report::size(written.bytes)));
-        told.json = object(json!({
-            "inodes": written.inodes,
-            "bytes": written.bytes,
-            "withoutXattrs": written.without_xattrs,
-            "withoutNumbers": written.without_numbers,
-        }));
-        Ok(told)
+        Ok(Exported::Erofs(ErofsReport {
+            inodes: written.inodes,
+            bytes: Bytes(written.bytes),
+            without_xattrs: written.without_xattrs,
+            without_numbers: written.without_numbers,
+        }))
     }
 
     #[cfg(not(feature = "disk"))]
     #[expect(clippy::unused_self, reason = "as with the feature")]
-    fn disk(&self, _: &Output) -> anyhow::Result<Told> {
+    fn disk(&self, _: &Output) -> anyhow::Result<Exported> {
         bail!(
             "this build of Quire writes no disks: build it with the feature `disk`, or use erofs:FILE"
         )
     }
 
     #[cfg(feature = "disk")]
-    fn disk(&self, file: &Output) -> anyhow::Result<Told> {
+    fn disk(&self, file: &Output) -> anyhow::Result<Exported> {
         let architecture = self.architecture()?;
         let root = RootType::of(&architecture).with_context(|| {
             let known: Vec<_> = RootType::architectures().collect();
@@ -312,21 +453,13 @@ impl Job<'_> {
         let written = self.output(file, |out| {
             Ok(transfer::export::to_disk(self.store, &self.found.image, root, out, self.options)?)
         })?;
-        let mut told = Told::default();
-        told.lines.push(format!("PARTUUID={} for {architecture}", written.partition));
-        told.lines.push(format!(
-            "{} inodes, {}",
-            written.image.inodes,
-            report::size(written.bytes)
-        ));
-        told.json = object(json!({
-            "architecture": architecture,
-            "partition": written.partition.to_string(),
-            "inodes": written.image.inodes,
-            "imageBytes": written.image.bytes,
-            "bytes": written.bytes,
-        }));
-        Ok(told)
+        Ok(Exported::Disk(DiskReport {
+            architecture,
+            partition: written.partition.to_string(),
+            inodes: written.image.inodes,
+            image_bytes: Bytes(written.image.bytes),
+            bytes: Bytes(written.bytes),
+        }))
     }
 
     /// For which processor the image is.
@@ -410,26 +543,17 @@ pub(crate) fn output<T>(
     Ok(done)
 }
 
-fn layers(plan: &Plan) -> Vec<Value> {
-    let layers = plan.layers.iter().map(|layer| {
-        json!({
-            "diffId": layer.diff_id.to_string(),
-            "digest": layer.descriptor.digest.to_string(),
-            "mediaType": layer.descriptor.media_type,
-            "bytes": layer.descriptor.size,
-            "from": match layer.how {
-                How::There | How::Kept => "kept",
-                How::Plain => "plain",
-                How::Compressed | How::New => "compressed",
-            },
-        })
+fn layers(plan: &Plan) -> Vec<LayerReport> {
+    let layers = plan.layers.iter().map(|layer| LayerReport {
+        diff_id: layer.diff_id.to_string(),
+        digest: layer.descriptor.digest.to_string(),
+        media_type: layer.descriptor.media_type.clone(),
+        bytes: Bytes(layer.descriptor.size),
+        from: match layer.how {
+            How::There | How::Kept => "kept",
+            How::Plain => "plain",
+            How::Compressed | How::New => "compressed",
+        },
     });
     layers.collect()
-}
-
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
 }

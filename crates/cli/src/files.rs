@@ -5,7 +5,6 @@ use std::num::NonZeroUsize;
 
 use anyhow::bail;
 use image::tree::{Inode, Node};
-use serde_json::Value;
 
 use crate::Answer;
 use crate::args;
@@ -27,8 +26,8 @@ pub(crate) fn ls(context: &Context, args: &args::Ls) -> anyhow::Result<Answer> {
         listed.push((target.path.clone(), start));
     }
     if context.json {
-        let files = listed.iter().map(|(path, inode)| describe::json(path, inode));
-        report::json(&files.collect::<Vec<Value>>())?;
+        let files = listed.iter().map(|(path, inode)| describe::report(path, inode));
+        report::json(&files.collect::<Vec<_>>())?;
         return Ok(Answer::Yes);
     }
     let mut out = report::standard_output();
@@ -87,7 +86,7 @@ pub(crate) fn tree(context: &Context, args: &args::Tree) -> anyhow::Result<Answe
     if context.json {
         let mut files = Vec::new();
         below(&target, start, depth, &mut |path, inode, _| {
-            files.push(describe::json(path, &inode));
+            files.push(describe::report(path, &inode));
         });
         report::json(&files)?;
         return Ok(Answer::Yes);

@@ -2,13 +2,13 @@
 
 use std::io::Write as _;
 
-use serde_json::{Value, json};
+use serde::Serialize;
 use store::{BlobFile, Dead, Freeing, Garbage, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
-use crate::report;
+use crate::report::{self, Bytes};
 
 pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     // At a time when nothing is kept any more. A pull that runs is an import like any other: it loses nothing it has found.
@@ -29,22 +29,25 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     }
     let unfinished = store.unfinished()?;
     if context.json {
-        report::json(&json!({
-            "garbage": plan.garbage.iter()
-                .map(|(it, bytes)| json!({"kind": words(it).0, "name": words(it).1, "bytes": bytes}))
-                .collect::<Vec<Value>>(),
-            "unneeded": plan.dead.iter()
-                .map(|it| json!({
-                    "dataBlob": it.blob.to_string(), "bytes": it.bytes, "now": it.freeing == Freeing::Now,
-                }))
-                .collect::<Vec<Value>>(),
-            "trimmed": swept.map(|it| it.trimmed),
-            "kept": plan.kept.iter().map(kept_json).collect::<Vec<Value>>(),
-            "removed": swept.map(|it| it.removed),
-            "freed": swept.map(|it| it.freed),
-            "setAside": swept.map(|it| it.set_aside),
-            "unfinished": unfinished,
-        }))?;
+        let garbage = plan.garbage.iter().map(|(it, bytes)| {
+            let (kind, name) = words(it);
+            GarbageReport { kind, name, bytes: Bytes(*bytes) }
+        });
+        let unneeded = plan.dead.iter().map(|it| UnneededReport {
+            data_blob: it.blob.to_string(),
+            bytes: Bytes(it.bytes),
+            now: it.freeing == Freeing::Now,
+        });
+        report::json(&GcReport {
+            garbage: garbage.collect(),
+            unneeded: unneeded.collect(),
+            trimmed: swept.map(|it| Bytes(it.trimmed)),
+            kept: plan.kept.iter().map(KeptReport::of).collect(),
+            removed: swept.map(|it| it.removed),
+            freed: swept.map(|it| Bytes(it.freed)),
+            set_aside: swept.map(|it| Bytes(it.set_aside)),
+            unfinished: Bytes(unfinished),
+        })?;
         return Ok(Answer::Yes);
     }
     let mut out = report::standard_output();
@@ -131,17 +134,82 @@ fn words(garbage: &Garbage) -> (&'static str, String) {
     }
 }
 
-fn kept_json(it: &Kept) -> Value {
-    let (image, container, blob) = match it {
-        Kept::InUse(image) => (Some(image), None, None),
-        Kept::Container(image, id) => (Some(image), Some(id), None),
-        Kept::Blob(blob) => (None, None, Some(blob)),
-        _ => (None, None, None),
-    };
-    json!({
-        "image": image.map(ToString::to_string), "container": container,
-        "dataBlob": blob.map(ToString::to_string), "text": kept(it),
-    })
+/// What `gc --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GcReport {
+    /// What nobody needs, as a whole.
+    garbage: Vec<GarbageReport>,
+    /// What nobody needs of data blobs that stay.
+    unneeded: Vec<UnneededReport>,
+    /// Part of `freed` that is of data blobs that stay. Null with `--dry-run`.
+    trimmed: Option<Bytes>,
+    /// What is garbage but in use.
+    kept: Vec<KeptReport>,
+    /// Things that were removed. Null with `--dry-run`.
+    removed: Option<u64>,
+    /// Room on the disk that was freed. Null with `--dry-run`.
+    freed: Option<Bytes>,
+    /// Room that is freed when the imports that run have ended. Null with `--dry-run`.
+    set_aside: Option<Bytes>,
+    /// What interrupted or running pulls left.
+    unfinished: Bytes,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GarbageReport {
+    /// `object`, `image`, `layer`, `manifest`, `blob`, `data blob`, `container`, `leftover` and so on.
+    kind: &'static str,
+    /// Its id, digest or name.
+    name: String,
+    /// Its size on the disk.
+    bytes: Bytes,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UnneededReport {
+    /// Id of the data blob.
+    data_blob: String,
+    /// What nobody needs of it.
+    bytes: Bytes,
+    /// Whether it can be freed now.
+    now: bool,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeptReport {
+    /// Image id. Null if it is a data blob.
+    image: Option<String>,
+    /// Container that has the image. Null if it is mounted or open otherwise.
+    container: Option<String>,
+    /// Id of the data blob. Null if it is an image.
+    data_blob: Option<String>,
+    /// The same for people.
+    text: String,
+}
+
+impl KeptReport {
+    fn of(it: &Kept) -> Self {
+        let (image, container, blob) = match it {
+            Kept::InUse(image) => (Some(image), None, None),
+            Kept::Container(image, id) => (Some(image), Some(id), None),
+            Kept::Blob(blob) => (None, None, Some(blob)),
+            _ => (None, None, None),
+        };
+        Self {
+            image: image.map(ToString::to_string),
+            container: container.cloned(),
+            data_blob: blob.map(ToString::to_string),
+            text: kept(it),
+        }
+    }
 }
 
 fn kept(kept: &Kept) -> String {

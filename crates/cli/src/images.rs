@@ -6,15 +6,16 @@ use std::io::Write as _;
 use anyhow::Context as _;
 use image::erofs::read::{Cached, FileType, Image};
 use image::verity::ObjectId;
-use serde_json::{Value, json};
-use store::{BadRef, OpenOptions, RefError, RefName, Reference, Store};
+use serde::Serialize;
+use serde_json::Value;
+use store::{BadRef, Form, OpenOptions, RefError, RefName, Reference, Store};
 use transfer::{StoredError, StoredImage};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
 use crate::du::short;
-use crate::report;
+use crate::report::{self, Bytes};
 use crate::target::read;
 
 pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
@@ -64,20 +65,64 @@ struct Row<'a> {
 
 fn print_json(rows: &[Row<'_>], bad: &[BadRef]) -> anyhow::Result<()> {
     let all = rows.iter().map(|row| {
-        json!({
-            "name": row.name.as_str(),
-            "image": row.reference.image.to_string(),
-            "manifest": row.reference.manifest.map(|it| it.to_string()),
-            "form": row.reference.form,
-            "fileBytes": row.bytes,
-            "created": report::rfc3339(row.reference.created.0),
-            "imageCreated": row.made.map(report::rfc3339),
+        NameReport::Sound(SoundNameReport {
+            name: row.name.to_string(),
+            image: row.reference.image.to_string(),
+            manifest: row.reference.manifest.map(|it| it.to_string()),
+            form: row.reference.form,
+            file_bytes: row.bytes.map(Bytes),
+            created: report::rfc3339(row.reference.created.0),
+            image_created: row.made.map(report::rfc3339),
         })
     });
-    let bad = bad
-        .iter()
-        .map(|it| json!({"name": it.name.to_string(), "damage": report::chain(&it.error)}));
-    report::json(&all.chain(bad).collect::<Vec<Value>>())
+    let bad = bad.iter().map(|it| {
+        NameReport::Damaged(DamagedNameReport {
+            name: it.name.to_string(),
+            damage: report::chain(&it.error),
+        })
+    });
+    report::json(&all.chain(bad).collect::<Vec<_>>())
+}
+
+/// What `images --json` prints of a name.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum NameReport {
+    Sound(SoundNameReport),
+    Damaged(DamagedNameReport),
+}
+
+/// A name that leads to an image.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SoundNameReport {
+    /// The name.
+    name: String,
+    /// Image id.
+    image: String,
+    /// Digest of the manifest. Null if the image came without one.
+    manifest: Option<String>,
+    /// `objects`, `packed` or `tar`.
+    #[cfg_attr(test, schemars(with = "String"))]
+    form: Form,
+    /// Lengths of all files, each counted once. Null if the image cannot be read.
+    file_bytes: Option<Bytes>,
+    /// Time of the import, as RFC 3339 has it.
+    created: String,
+    /// Time at which the image was made, as its configuration says. Null if it does not say.
+    image_created: Option<String>,
+}
+
+/// A name whose file is damaged.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DamagedNameReport {
+    /// The name.
+    name: String,
+    /// What is wrong.
+    damage: String,
 }
 
 fn print_list(args: &args::Images, rows: &[Row<'_>]) -> anyhow::Result<()> {
@@ -137,6 +182,36 @@ fn tell_bad(bad: &[BadRef]) {
     }
 }
 
+/// What `show --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ShowReport {
+    /// Image id.
+    image: String,
+    /// Its names.
+    names: Vec<String>,
+    /// `objects`, `packed` or `tar`.
+    #[cfg_attr(test, schemars(with = "String"))]
+    form: Form,
+    /// Ids of the data blobs that have its data.
+    data_blobs: Vec<String>,
+    /// Size of the EROFS image.
+    image_bytes: Bytes,
+    /// Inodes in the image.
+    inodes: usize,
+    /// Lengths of all files, each counted once.
+    file_bytes: Bytes,
+    /// Whether the kernel checks the image file when it is read.
+    kernel_verity: bool,
+    /// Digest of the manifest. Null if the image came without one.
+    manifest_digest: Option<String>,
+    /// The manifest itself, as OCI defines it. Null if the image came without one.
+    manifest: Option<Value>,
+    /// The configuration itself, as OCI defines it. Null if the image came without one.
+    config: Option<Value>,
+}
+
 pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let found = crate::names::resolve(&store, &args.name)?;
@@ -157,19 +232,19 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     let config = stored.as_ref().map(StoredImage::config_json).transpose()?;
     let bytes = tree.files().map(|(_, content)| content.size()).sum();
     if context.json {
-        report::json(&json!({
-            "image": found.image.to_string(),
-            "names": names,
-            "form": opened.form,
-            "dataBlobs": opened.devices.iter().map(|it| it.id.to_string()).collect::<Vec<_>>(),
-            "imageBytes": opened.image.size(),
-            "inodes": tree.inode_count(),
-            "fileBytes": bytes,
-            "kernelVerity": opened.kernel_verity,
-            "manifestDigest": found.manifest.map(|it| it.to_string()),
-            "manifest": manifest,
-            "config": config,
-        }))?;
+        report::json(&ShowReport {
+            image: found.image.to_string(),
+            names,
+            form: opened.form,
+            data_blobs: report::texts(opened.devices.iter().map(|it| it.id)),
+            image_bytes: Bytes(opened.image.size()),
+            inodes: tree.inode_count(),
+            file_bytes: Bytes(bytes),
+            kernel_verity: opened.kernel_verity,
+            manifest_digest: found.manifest.map(|it| it.to_string()),
+            manifest,
+            config,
+        })?;
         return Ok(answer);
     }
     let mut out = report::standard_output();

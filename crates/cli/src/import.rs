@@ -1,15 +1,15 @@
 //! `import`: a source becomes an image in the store.
 
-use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use image::erofs::Versions;
 use oci::manifest::Platform;
 use oci::source::Source;
-use serde_json::{Value, json};
+use serde::Serialize;
 use store::{OpenOptions, RefName, Store, walk};
 use transfer::import::{Durable, Limits, Options, OtherPlatform, Report, Unsupported};
 use transfer::progress::Event;
@@ -18,6 +18,7 @@ use crate::Answer;
 use crate::args::{self, TreeOptions};
 use crate::context::{Context, now};
 use crate::progress::Progress;
+use crate::report::{Bytes, Seconds};
 use crate::signals::until_signal;
 use crate::{describe, report};
 
@@ -128,78 +129,124 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
             context.remark(&format!("left out, no tree can hold it: {}", describe::name(path)));
         }
     }
+    let told = ImportReport::of(done);
     if context.json {
-        return report::json(&summary(done));
+        report::json(&told)
+    } else if context.is_quiet() {
+        Ok(())
+    } else {
+        report::line(&told.text())
     }
-    say(context, done)
 }
 
-/// For programs.
-pub(crate) fn summary(done: &Report) -> Value {
-    let layers = done.layers.iter().map(|layer| {
-            json!({
-                "diffId": layer.diff_id.to_string(),
-                "tarBytes": layer.tar_bytes,
-                "reused": layer.is_reused,
-                "skipped": layer.skipped.iter().map(|it| it.escape_ascii().to_string()).collect::<Vec<_>>(),
-            })
+/// What verbs that make an image print.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImportReport {
+    /// Image id.
+    image: String,
+    /// Its name. Null if it got none.
+    name: Option<String>,
+    /// Digest of the manifest. Null if the source has none.
+    manifest: Option<String>,
+    /// Inodes in the image.
+    inodes: usize,
+    /// Size of the EROFS image.
+    image_bytes: Bytes,
+    /// The layers, lowest first.
+    layers: Vec<ImportedLayerReport>,
+    /// Objects that are new in the store.
+    objects_added: u64,
+    /// Size of these.
+    bytes_added: Bytes,
+    /// Objects that the store had already.
+    objects_reused: u64,
+    /// Size of these.
+    bytes_reused: Bytes,
+    /// Time that it took.
+    seconds: ImportTimesReport,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImportedLayerReport {
+    /// Digest of the uncompressed tar.
+    diff_id: String,
+    /// Size of the uncompressed tar.
+    tar_bytes: Bytes,
+    /// Whether the store had the layer already.
+    reused: bool,
+    /// Paths that no image can hold. Bytes other than printable ASCII are `\xHH`.
+    skipped: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImportTimesReport {
+    /// Reading the source.
+    data: Seconds,
+    /// Making the image.
+    image: Seconds,
+    /// Waiting for the disk.
+    commit: Seconds,
+}
+
+impl ImportReport {
+    pub(crate) fn of(done: &Report) -> Self {
+        let layers = done.layers.iter().map(|layer| ImportedLayerReport {
+            diff_id: layer.diff_id.to_string(),
+            tar_bytes: Bytes(layer.tar_bytes),
+            reused: layer.is_reused,
+            skipped: report::paths(&layer.skipped),
         });
-    json!({
-        "image": done.image.to_string(),
-        "name": done.name.as_ref().map(ToString::to_string),
-        "manifest": done.manifest.map(|it| it.to_string()),
-        "inodes": done.inodes,
-        "imageBytes": done.image_bytes,
-        "layers": layers.collect::<Vec<Value>>(),
-        "objectsAdded": done.objects.objects,
-        "bytesAdded": done.objects.object_bytes,
-        "objectsReused": done.objects.reused,
-        "bytesReused": done.objects.reused_bytes,
-        "seconds": {
-            "data": done.times.data.as_secs_f64(),
-            "image": done.times.image.as_secs_f64(),
-            "commit": done.times.commit.as_secs_f64(),
-        },
-    })
-}
+        let seconds = |it: Duration| Seconds(it.as_secs_f64());
+        Self {
+            image: done.image.to_string(),
+            name: done.name.as_ref().map(ToString::to_string),
+            manifest: done.manifest.map(|it| it.to_string()),
+            inodes: done.inodes,
+            image_bytes: Bytes(done.image_bytes),
+            layers: layers.collect(),
+            objects_added: done.objects.objects,
+            bytes_added: Bytes(done.objects.object_bytes),
+            objects_reused: done.objects.reused,
+            bytes_reused: Bytes(done.objects.reused_bytes),
+            seconds: ImportTimesReport {
+                data: seconds(done.times.data),
+                image: seconds(done.times.image),
+                commit: seconds(done.times.commit),
+            },
+        }
+    }
 
-fn say(context: &Context, done: &Report) -> anyhow::Result<()> {
-    if context.is_quiet() {
-        return Ok(());
+    fn text(&self) -> String {
+        let mut lines = vec![format!("image {}", self.image)];
+        lines.extend(self.name.as_ref().map(|name| format!("name  {name}")));
+        let reused = self.layers.iter().filter(|it| it.reused).count();
+        if !self.layers.is_empty() {
+            lines.push(format!("{} layers, {reused} here already", self.layers.len()));
+        }
+        lines.push(format!(
+            "{} inodes; {} objects added ({}), {} here already ({})",
+            self.inodes,
+            self.objects_added,
+            report::size(self.bytes_added.0),
+            self.objects_reused,
+            report::size(self.bytes_reused.0)
+        ));
+        if self.objects_added == 0 && (reused > 0 || self.objects_reused > 0) {
+            // Lest somebody takes it for a repair.
+            lines.push(
+                "what is here already was not read again: `quire verify` reads it, and finds damage"
+                    .to_owned(),
+            );
+        }
+        let ImportTimesReport { data, image, commit } = &self.seconds;
+        let whole = data.0 + image.0 + commit.0;
+        lines.push(format!("{whole:.2} s, of which {:.2} to the disk", commit.0));
+        lines.join("\n")
     }
-    let mut out = report::standard_output();
-    writeln!(out, "image {}", done.image)?;
-    if let Some(name) = &done.name {
-        writeln!(out, "name  {name}")?;
-    }
-    let reused = done.layers.iter().filter(|it| it.is_reused).count();
-    if !done.layers.is_empty() {
-        writeln!(out, "{} layers, {reused} here already", done.layers.len())?;
-    }
-    writeln!(
-        out,
-        "{} inodes; {} objects added ({}), {} here already ({})",
-        done.inodes,
-        done.objects.objects,
-        report::size(done.objects.object_bytes),
-        done.objects.reused,
-        report::size(done.objects.reused_bytes)
-    )?;
-    if done.objects.objects == 0 && (reused > 0 || done.objects.reused > 0) {
-        // Lest somebody takes it for a repair.
-        writeln!(
-            out,
-            "what is here already was not read again: `quire verify` reads it, and finds damage"
-        )?;
-    }
-    let times = done.times;
-    let whole = times.data + times.image + times.commit;
-    writeln!(
-        out,
-        "{:.2} s, of which {:.2} to the disk",
-        whole.as_secs_f64(),
-        times.commit.as_secs_f64()
-    )?;
-    out.flush()?;
-    Ok(())
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, bail};
 use oci::registry::{Checked, Kept, Login, Secret};
-use serde_json::json;
+use serde::Serialize;
 
 use crate::Answer;
 use crate::args;
@@ -35,11 +35,11 @@ pub(crate) fn login(context: &Context, args: &args::Login) -> anyhow::Result<Ans
         ));
     }
     if context.json {
-        report::json(&json!({
-            "registry": registry,
-            "checked": checked == Checked::Known,
-            "kept": for_programs(&kept),
-        }))?;
+        report::json(&LoginReport {
+            registry: registry.to_owned(),
+            checked: checked == Checked::Known,
+            kept: KeptReport::of(&kept),
+        })?;
     } else {
         context.remark(&format!("logged in to {registry}: the password is kept {}", place(&kept)));
     }
@@ -57,9 +57,11 @@ pub(crate) fn logout(context: &Context, args: &args::Logout) -> anyhow::Result<A
         context.remark(&format!("{file}, another tool's, has credentials for {registry} still"));
     }
     if context.json {
-        let from: Vec<_> = removed.from.iter().map(for_programs).collect();
-        let left = removed.left.as_ref().map(|it| it.display().to_string());
-        report::json(&json!({"registry": registry, "removed": from, "left": left}))?;
+        report::json(&LogoutReport {
+            registry: registry.to_owned(),
+            removed: removed.from.iter().map(KeptReport::of).collect(),
+            left: removed.left.as_ref().map(|it| it.display().to_string()),
+        })?;
     } else if answer == Answer::No {
         report::error_line(&format!("quire: nobody is logged in to {registry}"));
     } else {
@@ -127,11 +129,49 @@ fn place(kept: &Kept) -> String {
     }
 }
 
-fn for_programs(kept: &Kept) -> serde_json::Value {
-    match kept {
-        Kept::File(path) => json!({"file": path.display().to_string()}),
-        Kept::Helper { name, file } => {
-            json!({"helper": name, "file": file.display().to_string()})
-        }
+/// What `login --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LoginReport {
+    /// Host of the registry.
+    registry: String,
+    /// Whether the registry checked the password.
+    checked: bool,
+    /// Where the password is kept.
+    kept: KeptReport,
+}
+
+/// What `logout --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LogoutReport {
+    /// Host of the registry.
+    registry: String,
+    /// From where the password was removed.
+    removed: Vec<KeptReport>,
+    /// File of another tool that still has it. Null if there is none.
+    left: Option<String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeptReport {
+    /// Name of the program that keeps it. Absent if the file itself does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    helper: Option<String>,
+    /// The file that has it, or names the program.
+    file: String,
+}
+
+impl KeptReport {
+    fn of(kept: &Kept) -> Self {
+        let (helper, file) = match kept {
+            Kept::File(file) => (None, file),
+            Kept::Helper { name, file } => (Some(name.clone()), file),
+        };
+        Self { helper, file: file.display().to_string() }
     }
 }

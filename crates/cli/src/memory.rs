@@ -8,7 +8,7 @@ use image::verity::ObjectId;
 use kernel::features::{Can, page_sharing};
 use kernel::mount::{Reach, bind};
 use rustix::fs::{Mode, OFlags};
-use serde_json::{Value, json};
+use serde::Serialize;
 use store::{ImageMemory, Memory, MemoryUse, Store};
 
 use crate::Answer;
@@ -16,7 +16,7 @@ use crate::args;
 use crate::context::Context;
 use crate::du::{bytes_alone, short};
 use crate::mount::{Mounted, all_mounted};
-use crate::report;
+use crate::report::{self, Bytes};
 
 /// Mounts that could not be looked into.
 #[derive(Debug, Default)]
@@ -27,6 +27,61 @@ struct Hidden {
     covered: usize,
     /// Of which nobody can tell whose they are.
     unknown: usize,
+}
+
+/// What `du --memory --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct MemoryReport {
+    /// The images asked for, or all that are in memory.
+    images: Vec<ImageMemoryReport>,
+    /// Each page counted once.
+    in_memory: Bytes,
+    /// Part of `inMemory` that several images have.
+    shared: Bytes,
+    /// Part of `inMemory` that is there a second time.
+    twice: Bytes,
+    /// What the numbers lack.
+    not_seen: NotSeenReport,
+    /// What could not be counted, and why.
+    unreadable: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImageMemoryReport {
+    /// Image id.
+    image: String,
+    /// Its names.
+    names: Vec<String>,
+    /// Pages of the image and its files.
+    in_memory: Bytes,
+    /// Part of `inMemory` that is the image file's.
+    metadata: Bytes,
+    /// Part of `inMemory` that other images have too.
+    shared: Bytes,
+    /// Part of `inMemory` that is there a second time.
+    twice: Bytes,
+    /// Mounts that were looked into.
+    mounts: usize,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NotSeenReport {
+    /// Files of other users.
+    files: u64,
+    /// Containers that cannot be looked into.
+    containers: usize,
+    /// Mounts with something mounted above.
+    covered_mounts: usize,
+    /// Mounts of which nobody can tell the image.
+    unknown_mounts: usize,
+    /// Whether mounts of several domains were counted as one.
+    domains: bool,
 }
 
 pub(crate) fn du(
@@ -117,23 +172,29 @@ fn print(
     let chosen = |it: &&ImageMemory| wanted.is_empty() || wanted.contains(&it.image);
     let images = used.images.iter().filter(chosen);
     if context.json {
-        let images = images.map(|it| {
-            json!({
-                "image": it.image.to_string(),
-                "names": it.refs.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                "inMemory": it.bytes, "metadata": it.metadata, "shared": it.shared, "twice": it.twice,
-                "mounts": it.mounts,
-            })
+        let images = images.map(|it| ImageMemoryReport {
+            image: it.image.to_string(),
+            names: report::texts(&it.refs),
+            in_memory: Bytes(it.bytes),
+            metadata: Bytes(it.metadata),
+            shared: Bytes(it.shared),
+            twice: Bytes(it.twice),
+            mounts: it.mounts,
         });
-        return report::json(&json!({
-            "images": images.collect::<Vec<Value>>(),
-            "inMemory": used.total, "shared": used.shared, "twice": used.twice,
-            "notSeen": {
-                "files": used.unseen, "containers": hidden.containers, "coveredMounts": hidden.covered,
-                "unknownMounts": hidden.unknown, "domains": used.has_domains,
+        return report::json(&MemoryReport {
+            images: images.collect(),
+            in_memory: Bytes(used.total),
+            shared: Bytes(used.shared),
+            twice: Bytes(used.twice),
+            not_seen: NotSeenReport {
+                files: used.unseen,
+                containers: hidden.containers,
+                covered_mounts: hidden.covered,
+                unknown_mounts: hidden.unknown,
+                domains: used.has_domains,
             },
-            "unreadable": used.unreadable,
-        }));
+            unreadable: used.unreadable.clone(),
+        });
     }
     let size = |bytes| if args.bytes { bytes_alone(bytes) } else { report::size(bytes) };
     let rows = images.map(|it| {

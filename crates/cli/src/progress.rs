@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::json;
+use serde::Serialize;
 use transfer::progress::Event;
 
 use crate::context::Context;
@@ -35,6 +35,76 @@ struct Layer {
     /// Need not be read.
     skipped: u64,
     bar: Option<ProgressBar>,
+}
+
+/// What `pull --json` and `push --json` tell while they work: a line each.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(tag = "event", rename_all = "camelCase")]
+pub(crate) enum ProgressReport<'a> {
+    /// The layers are known. The other events count them from 1.
+    Layers {
+        /// Compressed size of each layer. Null where it is not known.
+        #[cfg_attr(test, schemars(with = "Vec<Option<report::Bytes>>"))]
+        bytes: &'a [Option<u64>],
+    },
+    /// A layer is read from now on.
+    Started {
+        /// Number of the layer.
+        layer: usize,
+    },
+    /// So much of a layer was read, at least every MiB.
+    Read {
+        /// Number of the layer.
+        layer: usize,
+        /// Bytes read so far.
+        bytes: report::Bytes,
+    },
+    /// A part of a layer is in the store already.
+    Skipped {
+        /// Number of the layer.
+        layer: usize,
+        /// Bytes that need not come.
+        bytes: report::Bytes,
+    },
+    /// The store has the whole layer already.
+    Reused {
+        /// Number of the layer.
+        layer: usize,
+    },
+    /// A layer did not have its digest and is read again from the start.
+    Again {
+        /// Number of the layer.
+        layer: usize,
+    },
+    /// A layer is complete.
+    Done {
+        /// Number of the layer.
+        layer: usize,
+    },
+    /// The image is for another platform than this machine.
+    Platform {
+        /// Platform of the image, such as `linux/arm64`.
+        image: String,
+        /// Platform of this machine.
+        wanted: String,
+    },
+    /// The image is written.
+    Writing {},
+    /// The disk writes what the store got.
+    Committing {},
+    /// The registry is asked again after a pause.
+    #[cfg(feature = "registry")]
+    Pause {
+        /// Host that failed.
+        host: &'a str,
+        /// What was asked of it.
+        what: &'a str,
+        /// Length of the pause.
+        seconds: report::Seconds,
+        /// The failure.
+        reason: String,
+    },
 }
 
 /// Bytes between two events that say how far a layer is.
@@ -79,17 +149,16 @@ impl Progress {
     #[cfg(feature = "registry")]
     pub(crate) fn pause(&self, pause: &oci::registry::Pause<'_>) {
         self.remark(&pause.to_string());
-        self.event(&json!({
-            "event": "pause",
-            "host": pause.host,
-            "what": pause.what,
-            "seconds": pause.wait.as_secs_f64(),
-            "reason": pause.reason(),
-        }));
+        self.event(&ProgressReport::Pause {
+            host: pause.host,
+            what: pause.what,
+            seconds: report::Seconds(pause.wait.as_secs_f64()),
+            reason: pause.reason(),
+        });
     }
 
     /// Nobody reads on: the work goes on all the same.
-    fn event(&self, event: &serde_json::Value) {
+    fn event(&self, event: &ProgressReport<'_>) {
         if let How::Events = self.how {
             let _unheard = report::json_line(event);
         }
@@ -113,7 +182,7 @@ impl Progress {
                     bar: None,
                 };
                 *layers = sizes.iter().map(layer).collect();
-                self.event(&json!({"event": "layers", "bytes": sizes}));
+                self.event(&ProgressReport::Layers { bytes: sizes });
                 let sum: Option<u64> = sizes.iter().copied().sum();
                 if let (How::Bars(all), Some(sum), Ok(mut total)) =
                     (&self.how, sum, self.total.lock())
@@ -127,7 +196,7 @@ impl Progress {
                 let size =
                     it.bytes.map_or_else(String::new, |it| format!(", {}", report::size(it)));
                 line(format!("layer {} of {count}{size}", layer + 1));
-                self.event(&json!({"event": "started", "layer": layer + 1}));
+                self.event(&ProgressReport::Started { layer: layer + 1 });
                 if let How::Bars(all) = &self.how {
                     it.bar = Some(self.add(all, bar(&named(layer), it.bytes)));
                 }
@@ -145,7 +214,10 @@ impl Progress {
                 it.read += bytes;
                 if it.read - it.told >= STEP || Some(it.read) == it.bytes {
                     it.told = it.read;
-                    self.event(&json!({"event": "read", "layer": layer + 1, "bytes": it.read}));
+                    self.event(&ProgressReport::Read {
+                        layer: layer + 1,
+                        bytes: report::Bytes(it.read),
+                    });
                 }
             }
             Event::Skipped { layer, bytes } => {
@@ -153,7 +225,10 @@ impl Progress {
                 it.skipped = bytes;
                 let here = report::size(bytes);
                 line(format!("layer {} of {count}: {here} of it are here already", layer + 1));
-                self.event(&json!({"event": "skipped", "layer": layer + 1, "bytes": bytes}));
+                self.event(&ProgressReport::Skipped {
+                    layer: layer + 1,
+                    bytes: report::Bytes(bytes),
+                });
                 // Speed and time left are of what has to come.
                 if let Some(bar) = &it.bar {
                     bar.dec_length(bytes);
@@ -163,7 +238,7 @@ impl Progress {
             }
             Event::Reused { layer } => {
                 line(format!("layer {} of {count} is here already", layer + 1));
-                self.event(&json!({"event": "reused", "layer": layer + 1}));
+                self.event(&ProgressReport::Reused { layer: layer + 1 });
                 let bytes = layers.get(layer).and_then(|it| it.bytes).unwrap_or(0);
                 self.with_total(|total| total.dec_length(bytes));
                 if let How::Bars(all) = &self.how {
@@ -176,7 +251,7 @@ impl Progress {
                     "layer {} of {count} was not what it should be: once more",
                     layer + 1
                 ));
-                self.event(&json!({"event": "again", "layer": layer + 1}));
+                self.event(&ProgressReport::Again { layer: layer + 1 });
                 let Some(it) = layers.get_mut(layer) else { return };
                 if let Some(bar) = &it.bar {
                     bar.set_position(0);
@@ -190,7 +265,7 @@ impl Progress {
                 (it.read, it.told, it.skipped) = (0, 0, 0);
             }
             Event::Done { layer } => {
-                self.event(&json!({"event": "done", "layer": layer + 1}));
+                self.event(&ProgressReport::Done { layer: layer + 1 });
                 if let Some(bar) = layers.get(layer).and_then(|it| it.bar.as_ref()) {
                     match count > BARS_MAX {
                         true => bar.finish_and_clear(),
@@ -199,9 +274,10 @@ impl Progress {
                 }
             }
             Event::OtherPlatform { image, wanted } => {
-                self.event(&json!({
-                    "event": "platform", "image": image.to_string(), "wanted": wanted.to_string(),
-                }));
+                self.event(&ProgressReport::Platform {
+                    image: image.to_string(),
+                    wanted: wanted.to_string(),
+                });
                 self.remark(&format!(
                     "the image is for {image}, and this machine is {wanted}: its programs run only where binfmt_misc \
                      has an emulator for them"
@@ -211,12 +287,12 @@ impl Progress {
             Event::Writing => {
                 line("writing the image".to_owned());
                 self.say("writing the image");
-                self.event(&json!({"event": "writing"}));
+                self.event(&ProgressReport::Writing {});
             }
             Event::Committing => {
                 line("waiting for the disk".to_owned());
                 self.say("waiting for the disk");
-                self.event(&json!({"event": "committing"}));
+                self.event(&ProgressReport::Committing {});
             }
             _ => {}
         }

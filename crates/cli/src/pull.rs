@@ -10,7 +10,7 @@ use image::erofs::Versions;
 use oci::manifest::Platform;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
-use serde_json::json;
+use serde::Serialize;
 use store::{OpenOptions, RefName, Who, walk};
 use transfer::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
 use transfer::progress::Event;
@@ -19,7 +19,7 @@ use transfer::pull::{Layers, Pulled, default_name};
 use crate::Answer;
 use crate::args::{self, RegistryOptions};
 use crate::context::{Context, now};
-use crate::import::{give_up_when, summary, tell};
+use crate::import::{ImportReport, give_up_when, tell};
 use crate::progress::Progress;
 use crate::report;
 use crate::signals::until_signal;
@@ -55,6 +55,34 @@ pub(crate) fn pauses(context: &Context) -> Pauses {
             report::error_line(&format!("quire: {pause}"));
         }
     })
+}
+
+/// The last line of `pull --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PullReport {
+    #[serde(flatten)]
+    import: ImportReport,
+    /// `pulled`.
+    event: &'static str,
+}
+
+/// The last line of `pull --json` where nothing had to be pulled.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UpToDateReport {
+    /// `pulled`.
+    event: &'static str,
+    /// Image id.
+    image: String,
+    /// Its name.
+    name: String,
+    /// Digest of the manifest.
+    manifest: String,
+    /// Always true.
+    up_to_date: bool,
 }
 
 pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answer> {
@@ -119,20 +147,18 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     progress.finish();
     match result? {
         Pulled::Image(done) if context.json => {
-            let mut last = summary(&done);
-            last["event"] = json!("pulled");
-            report::json_line(&last)?;
+            report::json_line(&PullReport { import: ImportReport::of(&done), event: "pulled" })?;
         }
         Pulled::Image(done) => tell(context, &done)?,
         Pulled::UpToDate { image, manifest, name } => {
             if context.json {
-                report::json_line(&json!({
-                    "event": "pulled",
-                    "image": image.to_string(),
-                    "name": name.to_string(),
-                    "manifest": manifest.to_string(),
-                    "upToDate": true,
-                }))?;
+                report::json_line(&UpToDateReport {
+                    event: "pulled",
+                    image: image.to_string(),
+                    name: name.to_string(),
+                    manifest: manifest.to_string(),
+                    up_to_date: true,
+                })?;
             } else if !context.is_quiet() {
                 let mut out = report::standard_output();
                 writeln!(out, "image {image}\nname  {name}\nhere already: {manifest}")?;

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context as _;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry};
-use serde_json::json;
+use serde::Serialize;
 use store::{OpenOptions, Store};
 use transfer::export::{Compression, How, Options, Plan};
 use transfer::progress::Event;
@@ -82,13 +82,13 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     progress.finish();
     let done = result?;
     if context.json {
-        report::json_line(&json!({
-            "event": "pushed",
-            "manifest": done.digest.to_string(),
-            "unchanged": done.is_unchanged,
-            "name": target.to_string(),
-            "layers": done.layers.iter().map(|(how, sent)| layer(*how, *sent)).collect::<Vec<_>>(),
-        }))?;
+        report::json_line(&PushReport {
+            event: "pushed",
+            manifest: done.digest.to_string(),
+            unchanged: done.is_unchanged,
+            name: target.to_string(),
+            layers: done.layers.iter().map(|(how, sent)| layer(*how, *sent)).collect(),
+        })?;
     } else if !context.is_quiet() {
         tell(&target, &done)?;
     }
@@ -138,7 +138,37 @@ fn changes(plan: &Plan, asked: Compression) -> Option<String> {
     }
 }
 
-fn layer(how: How, sent: Sent) -> serde_json::Value {
+/// The last line of `push --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PushReport {
+    /// `pushed`.
+    event: &'static str,
+    /// Digest of the manifest in the registry.
+    manifest: String,
+    /// Whether the manifest is the one that the image came with.
+    unchanged: bool,
+    /// Reference that the registry has it by.
+    name: String,
+    /// The layers, lowest first.
+    layers: Vec<SentReport>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SentReport {
+    /// What the registry has: `there` already, `kept` as it came, `made again`, `compressed`, or `compressed anew`.
+    bytes: &'static str,
+    /// Size of what was sent; 0 if nothing had to be.
+    sent: report::Bytes,
+    /// Always true. Absent unless the registry took it from another repository of its own.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    mounted: bool,
+}
+
+fn layer(how: How, sent: Sent) -> SentReport {
     let bytes = match how {
         How::There => "there",
         How::Kept => "kept",
@@ -146,11 +176,8 @@ fn layer(how: How, sent: Sent) -> serde_json::Value {
         How::Compressed => "compressed anew",
         How::New => "compressed",
     };
-    match sent {
-        Sent::Not => json!({"bytes": bytes, "sent": 0}),
-        Sent::Mounted => json!({"bytes": bytes, "sent": 0, "mounted": true}),
-        Sent::Bytes(sent) => json!({"bytes": bytes, "sent": sent}),
-    }
+    let length = if let Sent::Bytes(length) = sent { length } else { 0 };
+    SentReport { bytes, sent: report::Bytes(length), mounted: matches!(sent, Sent::Mounted) }
 }
 
 fn tell(target: &Reference, done: &Pushed) -> anyhow::Result<()> {

@@ -1,5 +1,6 @@
 //! `referrers`: what a registry has beside an image.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -8,7 +9,7 @@ use anyhow::bail;
 use oci::manifest::{Document, Platform};
 use oci::reference::Reference;
 use oci::registry::{Referrer, Registry};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::Answer;
 use crate::args;
@@ -30,8 +31,8 @@ pub(crate) fn referrers(context: &Context, args: &args::Referrers) -> anyhow::Re
     };
     let (subject, found) = until_signal(&cancel, work)??;
     if context.json {
-        let all: Vec<_> = found.iter().map(for_programs).collect();
-        report::json(&json!({"subject": subject.to_string(), "referrers": all}))?;
+        let referrers = found.iter().map(ReferrerReport::of).collect();
+        report::json(&ReferrersReport { subject: subject.to_string(), referrers })?;
         return Ok(Answer::Yes);
     }
     let rows: Vec<_> = found
@@ -81,15 +82,44 @@ fn subject(
     }
 }
 
-fn for_programs(one: &Referrer) -> Value {
-    let of = &one.descriptor;
-    json!({
-        "digest": of.digest.to_string(),
-        "mediaType": of.media_type,
-        "artifactType": one.artifact_type,
-        "size": of.size,
-        "annotations": of.annotations,
-    })
+/// What `referrers --json` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ReferrersReport {
+    /// Digest of the manifest that the reference stands for.
+    subject: String,
+    /// What is attached to it.
+    referrers: Vec<ReferrerReport>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ReferrerReport {
+    /// Digest of its manifest.
+    digest: String,
+    /// Media type of its manifest.
+    media_type: String,
+    /// Kind of what is attached, such as a signature or an SBOM.
+    artifact_type: String,
+    /// Size of its manifest.
+    size: report::Bytes,
+    /// Annotations, as whoever attached it wrote them.
+    annotations: BTreeMap<String, String>,
+}
+
+impl ReferrerReport {
+    fn of(one: &Referrer) -> Self {
+        let of = &one.descriptor;
+        Self {
+            digest: of.digest.to_string(),
+            media_type: of.media_type.clone(),
+            artifact_type: one.artifact_type.clone(),
+            size: report::Bytes(of.size),
+            annotations: of.annotations.clone(),
+        }
+    }
 }
 
 /// Words of whoever may push to the registry, as a terminal may show them.

@@ -105,6 +105,26 @@ pub(crate) fn lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> anyhow::Res
     Ok(Answer::Yes)
 }
 
+/// A number of bytes in a report: `docs/json.md` has the unit from the type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, extend("unit" = "bytes")))]
+pub(crate) struct Bytes(pub(crate) u64);
+
+/// A time span in a report.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, extend("unit" = "seconds")))]
+pub(crate) struct Seconds(pub(crate) f64);
+
+/// The texts of several things, for a report.
+pub(crate) fn texts<T: std::fmt::Display>(all: impl IntoIterator<Item = T>) -> Vec<String> {
+    all.into_iter().map(|it| it.to_string()).collect()
+}
+
+/// File names of an image for a report: bytes that are not printable ASCII become `\xHH`.
+pub(crate) fn paths<T: AsRef<[u8]>>(all: impl IntoIterator<Item = T>) -> Vec<String> {
+    all.into_iter().map(|it| it.as_ref().escape_ascii().to_string()).collect()
+}
+
 /// Prints a value as JSON, and a newline.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
