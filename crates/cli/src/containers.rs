@@ -11,7 +11,7 @@ use container::life::monitor::KILLED;
 use container::life::state::{Code, Reason};
 use container::life::stop::{self, StopWish, signal_number};
 use kernel::process::Signals;
-use serde_json::json;
+use serde::Serialize;
 use store::OpenOptions;
 
 use crate::Answer;
@@ -19,6 +19,57 @@ use crate::args;
 use crate::context::{Context, now};
 use crate::report;
 use crate::signals::FORWARDED;
+
+/// What `ps --json` prints of a container.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PsReport {
+    /// The container.
+    container: String,
+    /// Id of its image. Null if the container is damaged.
+    image: Option<String>,
+    /// Name by which its image was started. Null if it had none, or the container is damaged.
+    image_name: Option<String>,
+    /// What it executes.
+    command: Vec<String>,
+    /// Time at which it was made, as RFC 3339 has it. Null if the container is damaged.
+    created: Option<String>,
+    /// `running`, `exited`, `lost` (it has ended, and nobody knows how), or `damaged`.
+    status: &'static str,
+    /// Its first process. Null unless it runs.
+    pid: Option<u32>,
+    /// Time of its start, as RFC 3339 has it. Null if it has not started.
+    started: Option<String>,
+    /// Time of its end, as RFC 3339 has it. Null if it has not ended.
+    finished: Option<String>,
+    /// Exit code. Null if it has not ended, or nobody knows it.
+    code: Option<i32>,
+    /// Whether the disk has lost some of what it wrote.
+    lost: bool,
+    /// Who ended it: `timeout` or `memory`. Null if its program did.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    reason: Option<Reason>,
+    /// What it has written. Absent without `--size`. Null if nobody knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written: Option<Option<report::Bytes>>,
+}
+
+/// A line of `wait --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct WaitReport {
+    /// The container.
+    container: String,
+    /// Exit code.
+    code: i32,
+    /// Whether the disk has lost some of what it wrote.
+    lost: bool,
+    /// Who ended it: `timeout` or `memory`. Null if its program did.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    reason: Option<Reason>,
+}
 
 pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
@@ -30,6 +81,7 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     }
     if context.json {
         let rows = found.iter().map(|it| {
+<<<<<<< HEAD
             let mut row = json!({
                 "id": it.id,
                 "name": it.id,
@@ -47,8 +99,25 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
             });
             if args.size {
                 row["written"] = it.written().into();
+=======
+            let record = it.record.as_ref();
+            let state = it.state.as_ref();
+            PsReport {
+                container: it.id.clone(),
+                image: record.map(|it| it.image.to_string()),
+                image_name: record.and_then(|it| it.name.clone()),
+                command: it.command(),
+                created: record.map(|it| report::rfc3339(it.created.0)),
+                status: it.status(),
+                pid: state.filter(|_| it.is_running()).map(|state| state.pid),
+                started: state.map(|state| report::rfc3339(state.started)),
+                finished: state.and_then(|it| it.finished).map(report::rfc3339),
+                code: it.code(),
+                lost: it.has_lost(),
+                reason: it.reason(),
+                written: args.size.then(|| written(it).map(report::Bytes)),
+>>>>>>> 1e7b1bf (cli: ps and wait use the words of the other verbs)
             }
-            row
         });
         report::json(&rows.collect::<Vec<_>>())?;
         return Ok(Answer::Yes);
@@ -148,8 +217,8 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
             )
         })?;
         if context.json {
-            let row = json!({"id": found.id, "code": code, "lost": lost, "reason": reason});
-            report::json_line(&row)?;
+            let container = found.id.clone();
+            report::json_line(&WaitReport { container, code, lost, reason })?;
         } else {
             report::line(&code.to_string())?;
         }

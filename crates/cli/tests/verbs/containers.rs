@@ -25,7 +25,7 @@ impl Drop for Rm<'_> {
 /// What `ps` says of a container.
 pub(crate) fn ps(place: &Place, name: &str) -> Option<Value> {
     let all: Value = serde_json::from_str(&place.out("ps --all --json")).unwrap();
-    all.as_array().unwrap().iter().find(|it| it["id"] == name).cloned()
+    all.as_array().unwrap().iter().find(|it| it["container"] == name).cloned()
 }
 
 pub(crate) fn start(place: &Place, options: &[&str], script: &str) {
@@ -118,7 +118,10 @@ fn a_container_lives_on_and_is_asked_things() {
         start(&place, &["--name", &name, "--runtime", runtime, "-e", "A=1"], script);
         let found = ps(&place, &name).unwrap();
         assert_eq!(found["status"], "running");
-        assert_eq!((&found["image"], &found["name"]), (&"a:latest".into(), &name.as_str().into()));
+        assert_eq!(
+            (&found["imageName"], &found["container"]),
+            (&"a:latest".into(), &name.as_str().into())
+        );
         assert!(place.out("ps").contains(&name));
         wait_for("what it wrote", || place.out(&format!("logs {name}")) == "out\nerr\n");
         // A second of that name is not started, and the first is not disturbed.
