@@ -88,7 +88,7 @@ pub(crate) struct Global {
     /// A store that is made with it keeps it; `quire unseal` takes it off again
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_SEAL", value_name = "HOW")]
     pub(crate) seal: Option<Seal>,
-    /// Print JSON for programs
+    /// Print JSON for programs; docs/json.md has its fields
     #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) json: bool,
     /// Say more about what is done: once for each request, twice for each object
