@@ -106,8 +106,8 @@ struct Kind {
 impl Table {
     /// A variant of an enum that `event` tells apart.
     fn event(&mut self, schema: &Value) {
-        let event = schema["properties"]["event"]["const"].as_str().unwrap();
-        let text = schema["description"].as_str().unwrap();
+        let event = schema["properties"]["event"]["const"].as_str().expect("events have a name");
+        let text = schema["description"].as_str().expect("events have a comment");
         let [unit, absent] = [String::new(), String::new()];
         self.rows.push([format!("`event`: `{event}`"), "string".into(), unit, text.into(), absent]);
         self.fields("", schema);
@@ -115,7 +115,7 @@ impl Table {
 
     fn fields(&mut self, before: &str, schema: &Value) {
         let required = schema["required"].as_array().cloned().unwrap_or_default();
-        for (name, field) in schema["properties"].as_object().unwrap() {
+        for (name, field) in schema["properties"].as_object().expect("a report is an object") {
             if field.get("const").is_some() {
                 continue;
             }
@@ -145,8 +145,8 @@ impl Table {
     fn kind(&self, schema: &Value) -> Kind {
         let unit = schema["unit"].as_str().unwrap_or_default().to_owned();
         let mut kind = Kind { unit, ..Kind::default() };
-        if let Some(name) = schema["$ref"].as_str() {
-            return self.kind(&self.types[name.rsplit('/').next().unwrap()]);
+        if let Some(name) = schema["$ref"].as_str().and_then(|it| it.strip_prefix("#/$defs/")) {
+            return self.kind(&self.types[name]);
         }
         if let Some(all) = schema["anyOf"].as_array() {
             for one in all.iter().map(|it| self.kind(it)) {
