@@ -81,25 +81,6 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     }
     if context.json {
         let rows = found.iter().map(|it| {
-<<<<<<< HEAD
-            let mut row = json!({
-                "id": it.id,
-                "name": it.id,
-                "image": it.record.as_ref().and_then(|it| it.name.clone()),
-                "imageId": it.record.as_ref().map(|it| it.image.to_string()),
-                "command": it.command(),
-                "created": it.record.as_ref().map(|it| report::rfc3339(it.created.0)),
-                "status": it.status(),
-                "pid": it.state.as_ref().filter(|_| it.is_running()).map(|state| state.pid),
-                "started": it.state.as_ref().map(|state| report::rfc3339(state.started)),
-                "finished": it.state.as_ref().and_then(|it| it.finished).map(report::rfc3339),
-                "code": it.code(),
-                "lost": it.has_lost(),
-                "reason": it.reason(),
-            });
-            if args.size {
-                row["written"] = it.written().into();
-=======
             let record = it.record.as_ref();
             let state = it.state.as_ref();
             PsReport {
@@ -115,8 +96,7 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
                 code: it.code(),
                 lost: it.has_lost(),
                 reason: it.reason(),
-                written: args.size.then(|| written(it).map(report::Bytes)),
->>>>>>> 1e7b1bf (cli: ps and wait use the words of the other verbs)
+                written: args.size.then(|| it.written().map(report::Bytes)),
             }
         });
         report::json(&rows.collect::<Vec<_>>())?;
