@@ -48,7 +48,7 @@ pub enum OpenImageError {
     },
     /// It is native, but has no header, or one of version 1.
     #[error(
-        "image {0} was written by an earlier version of Quire, in a form that is read no more; \
+        "image {0} has no header that this version writes: it is damaged, or an earlier version of Quire wrote it; \
          pull or import it again"
     )]
     Earlier(ObjectId),

@@ -15,8 +15,22 @@ fn give_config(place: &Place) -> Digest {
     let store = Store::open(&place.path("store"), store::Who::this_process(), OpenOptions::write())
         .unwrap();
     let digest = |value: &Value| Digest::sha256(value.to_string().as_bytes());
-    let config = json!({"created": "2021-10-11T13:06:16.5+02:00"});
-    let manifest = json!({"config": {"digest": digest(&config).to_string()}, "layers": []});
+    let config = json!({
+        "created": "2021-10-11T13:06:16.5+02:00",
+        "architecture": "amd64",
+        "os": "linux",
+        "rootfs": {"type": "layers", "diff_ids": []},
+    });
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {
+            "mediaType": "application/vnd.oci.image.config.v1+json",
+            "digest": digest(&config).to_string(),
+            "size": config.to_string().len(),
+        },
+        "layers": [],
+    });
     let transaction = store.begin().unwrap();
     for value in [&config, &manifest] {
         transaction.manifest(&digest(value), value.to_string().as_bytes()).unwrap();

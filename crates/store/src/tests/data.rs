@@ -358,8 +358,8 @@ fn an_image_of_an_earlier_version_is_refused() {
         assert!(memory.unreadable.is_empty(), "{:?}", memory.unreadable);
         let error = store.open_image(&image).unwrap_err().to_string();
         let expected = format!(
-            "image {image} was written by an earlier version of Quire, in a form that is read no \
-             more; pull or import it again"
+            "image {image} has no header that this version writes: it is damaged, or an earlier \
+             version of Quire wrote it; pull or import it again"
         );
         assert_eq!(error, expected);
     }
