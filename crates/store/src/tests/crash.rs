@@ -306,6 +306,26 @@ fn the_first_data_blob_survives_a_crash_at_any_moment() {
     assert!(seen > 15, "{seen} states");
 }
 
+/// Its directory may have been made by another import that has not synced it.
+#[test]
+fn a_directory_for_data_that_another_import_made_survives_a_crash() {
+    let recorded = record(
+        |store| {
+            import(store, "kept", &sample("kept", 2)).unwrap();
+        },
+        |store| {
+            store.root.make(crate::data::DATA, crate::store::mode_of(crate::data::DATA)).unwrap();
+            import_as(store, "new", &sample("new", 9), Form::Packed).unwrap();
+        },
+    );
+    let new = check(&super::open(recorded.directory.path())).unwrap();
+    let old = BTreeMap::from([("kept:latest".to_owned(), new["kept:latest"])]);
+    let judge = |directory: &Path, at: usize| {
+        judge((directory, at), &old, &new, &[("new", sample("new", 9))])
+    };
+    recorded.replay(&judge).unwrap();
+}
+
 #[test]
 fn a_wrong_order_of_data_blobs_is_found_out() {
     let is_data = |change: &Change, index: bool| {

@@ -246,7 +246,9 @@ impl Transaction<'_> {
         if state.data.is_empty() {
             return Ok(());
         }
-        if !made.is_empty() && self.store.root.make(data::DATA, mode_of(data::DATA))? {
+        if !made.is_empty() {
+            self.store.root.make(data::DATA, mode_of(data::DATA))?;
+            // Also where another import has just made it, which may not have synced it yet.
             self.store.root.sync()?;
         }
         let directory = self.store.data_there()?;
