@@ -46,7 +46,7 @@ pub enum OpenImageError {
         /// Why.
         source: ContentsError,
     },
-    /// It is native, but has no header, or one of version 1.
+    /// It is native, but has no header, or an earlier one: it is damaged, or from before the first release.
     #[error(
         "image {0} has no header that this version writes: it is damaged, or an earlier version of Quire wrote it; \
          pull or import it again"
