@@ -24,7 +24,7 @@ use crate::images::id_of;
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::refs::Seconds;
 use crate::store::Store;
-use crate::verified::{Bytes, BytesError};
+use crate::verified::{BytesError, VerifiedBytes};
 use crate::work::Workspace;
 use image::digest::Digest;
 
@@ -117,10 +117,14 @@ impl Store {
     ///
     /// # Errors
     /// [`BytesError`] when it is not here, or cannot be opened.
-    pub fn verified_blob(&self, digest: &Digest, size: u64) -> Result<Bytes<'static>, BytesError> {
+    pub fn verified_blob(
+        &self,
+        digest: &Digest,
+        size: u64,
+    ) -> Result<VerifiedBytes<'static>, BytesError> {
         let (file, _) =
             self.blob(digest).map_err(BytesError::Blob)?.ok_or(BytesError::NoBlob(*digest))?;
-        Ok(Bytes::of_file(Arc::new(file), *digest, size))
+        Ok(VerifiedBytes::of_file(Arc::new(file), *digest, size))
     }
 
     /// What is here of a blob that is not whole, perhaps nothing. `None` while another process adds to it.

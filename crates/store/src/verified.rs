@@ -13,7 +13,7 @@ use image::digest::{Digest, DigestHasher};
 use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
 
-/// Why bytes of the store are not to be had, or not the right ones. An [`io::Error`] of a [`Bytes`] holds one.
+/// Why bytes of the store are not to be had, or not the right ones. An [`io::Error`] of a [`VerifiedBytes`] holds one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BytesError {
@@ -84,7 +84,7 @@ pub enum BytesError {
 }
 
 impl BytesError {
-    /// What an error of a [`Bytes`] is about.
+    /// What an error of a [`VerifiedBytes`] is about.
     #[must_use]
     pub fn of(error: io::Error) -> Self {
         // `downcast` gives the error back when it is another.
@@ -117,7 +117,7 @@ impl BytesError {
 
 /// A reader of just the bytes that have a digest: it ends without an error only after all of them passed. Errors hold a
 /// [`BytesError`], and come again when it is read again.
-pub struct Bytes<'s> {
+pub struct VerifiedBytes<'s> {
     inner: Box<dyn Read + Send + 's>,
     expected: Digest,
     size: u64,
@@ -127,15 +127,15 @@ pub struct Bytes<'s> {
     is_sound: bool,
 }
 
-impl fmt::Debug for Bytes<'_> {
+impl fmt::Debug for VerifiedBytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut bytes = f.debug_struct("Bytes");
+        let mut bytes = f.debug_struct("VerifiedBytes");
         bytes.field("expected", &self.expected).field("size", &self.size);
         bytes.field("passed", &self.passed).finish_non_exhaustive()
     }
 }
 
-impl<'s> Bytes<'s> {
+impl<'s> VerifiedBytes<'s> {
     pub(crate) fn new(inner: impl Read + Send + 's, expected: Digest, size: u64) -> Self {
         let hasher = Some(expected.hasher());
         Self { inner: Box::new(inner), expected, size, hasher, passed: 0, is_sound: false }
@@ -183,7 +183,7 @@ fn retry(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-impl Read for Bytes<'_> {
+impl Read for VerifiedBytes<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.is_sound || into.is_empty() {
             return Ok(0);
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[u8], of: &[u8], size: u64) -> (Vec<u8>, Option<String>) {
-        let mut reader = Bytes::new(bytes, Digest::sha256(of), size);
+        let mut reader = VerifiedBytes::new(bytes, Digest::sha256(of), size);
         let (mut got, mut buffer) = (Vec::new(), [0; 2]);
         loop {
             match reader.read(&mut buffer) {

@@ -8,7 +8,7 @@ use image::verity::ObjectId;
 use super::{Layer, RecipeReader};
 use crate::data::ObjectReader;
 use crate::store::{Store, StoreError};
-use crate::verified::{Bytes, BytesError};
+use crate::verified::{BytesError, VerifiedBytes};
 use image::digest::Digest;
 
 impl Store {
@@ -16,12 +16,12 @@ impl Store {
     ///
     /// # Errors
     /// [`BytesError`] when the store has no such layer, or a damaged one.
-    pub fn layer_tar(&self, diff_id: &Digest) -> Result<Bytes<'_>, BytesError> {
+    pub fn layer_tar(&self, diff_id: &Digest) -> Result<VerifiedBytes<'_>, BytesError> {
         let layer = self.layer(diff_id).map_err(BytesError::Layer)?;
         let layer = layer.ok_or(BytesError::NoLayer(*diff_id))?;
         let size = layer.info().size;
         let tar = LayerTar::new(&layer, |id: &ObjectId| self.object(id))?;
-        Ok(Bytes::new(tar, *diff_id, size))
+        Ok(VerifiedBytes::new(tar, *diff_id, size))
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use store::Bytes;
+use store::VerifiedBytes;
 
 use super::gzip::gzip;
 use super::{ExportError, Options};
@@ -88,7 +88,7 @@ impl Write for Hashed {
 /// Compresses a tar. The same bytes come of the same tar, as long as it is the same version of this program on the same
 /// kind of processor.
 pub(super) fn compress(
-    mut tar: Bytes<'_>,
+    mut tar: VerifiedBytes<'_>,
     diff_id: &Digest,
     encoding: Encoding,
     options: &Options<'_>,

@@ -117,7 +117,7 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    /// What failed while the bytes of a layer were read, as [`Bytes`](store::Bytes) tells it.
+    /// What failed while the bytes of a layer were read, as [`VerifiedBytes`](store::VerifiedBytes) tells it.
     pub(super) fn layer(diff_id: Digest, error: io::Error) -> Self {
         Self::Layer { diff_id, source: Box::new(BytesError::of(error)) }
     }

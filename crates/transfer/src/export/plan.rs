@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use store::{Blob, Bytes, BytesError, Store};
+use store::{Blob, BytesError, Store, VerifiedBytes};
 
 use super::compress::{Compressed, Encoding, compress};
 use super::{ExportError, Options};
@@ -101,10 +101,10 @@ impl PlannedLayer {
     ///
     /// # Errors
     /// [`ExportError::Layer`].
-    pub fn open<'s>(&self, store: &'s Store) -> Result<Bytes<'s>, ExportError> {
+    pub fn open<'s>(&self, store: &'s Store) -> Result<VerifiedBytes<'s>, ExportError> {
         let Descriptor { digest, size, .. } = &self.descriptor;
         let opened = match (&self.file, self.how) {
-            (Some(file), _) => Ok(Bytes::of_file(Arc::clone(file), *digest, *size)),
+            (Some(file), _) => Ok(VerifiedBytes::of_file(Arc::clone(file), *digest, *size)),
             (None, How::Kept | How::There) => store.verified_blob(digest, *size),
             (None, How::Plain | How::Compressed | How::New) => store.layer_tar(&self.diff_id),
         };
