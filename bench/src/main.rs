@@ -73,6 +73,8 @@ struct Args {
 enum Name {
     /// All of them
     All,
+    /// None: draws `docs/performance/overview.svg` again from the recorded figures, as every bench does at its end
+    Figures,
     /// A dump of 64,246 entries into an image
     Mkcomposefs,
     /// An OCI layout of two gzip layers into a store; 3 GB of disk for each run
@@ -145,6 +147,10 @@ fn run(args: &Args) -> Result<()> {
         let file = fs::File::open(file)?;
         return Ok(kernel::cache::read_ahead(file.as_fd(), &(0..file.metadata()?.len()))?);
     }
+    let figures = repository().join("docs/performance");
+    if args.name == Some(Name::Figures) {
+        return rig::figures::write(&figures);
+    }
     let cache = Cache::open()?;
     let inside = session::inside()?;
     let quire = target_dir()?.join("release/quire");
@@ -174,7 +180,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Metadata, metadata::bench),
         (Name::Read, read::bench),
     ];
-    let output = args.output.clone().unwrap_or_else(|| repository().join("docs/performance"));
+    let output = args.output.clone().unwrap_or_else(|| figures.clone());
     let machine = Machine::new(cache.dir())?;
     let is_all = args.name == Some(Name::All);
     let mut is_first = true;
@@ -192,7 +198,12 @@ fn run(args: &Args) -> Result<()> {
         let (work, runs) = (work.0.path(), args.runs);
         let context = Context { cache: &cache, quire: &quire, work, runs, only };
         match bench(&context) {
-            Ok(report) => println!("{}", report.write(&output, &machine)?),
+            Ok(report) => {
+                println!("{}", report.write(&output, &machine)?);
+                if args.output.is_none() {
+                    rig::figures::write(&figures)?;
+                }
+            }
             Err(error) if is_all && error.is::<Skipped>() => println!("{error}"),
             Err(error) => return Err(error).with_context(|| format!("bench {name:?}")),
         }

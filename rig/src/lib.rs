@@ -10,6 +10,7 @@
 
 pub mod cache;
 pub mod dump;
+pub mod figures;
 pub mod inputs;
 pub mod process;
 pub mod random;

@@ -307,3 +307,14 @@ fn performance_tables_stand_beside_their_numbers() {
     };
     assert_eq!(in_folder(".md"), in_folder(".json"));
 }
+
+#[test]
+fn the_picture_of_the_readme_shows_the_recorded_figures() {
+    let dir = repository().join("docs/performance");
+    let drawn = rig::figures::overview(&dir).unwrap();
+    let there = fs::read_to_string(dir.join(rig::figures::OVERVIEW)).unwrap();
+    assert!(
+        there == drawn,
+        "`cargo xtask bench figures` draws docs/performance/overview.svg again"
+    );
+}
