@@ -1,6 +1,7 @@
 //! Checks that the tree still is what its documents and the house rules say. They run with `cargo test`.
 
 mod circles;
+mod dumps;
 mod names;
 mod sources;
 mod who;

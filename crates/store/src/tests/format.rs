@@ -8,7 +8,7 @@ use image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 
 use super::{fast_directory, import, name, open, sample};
-use crate::{Digest, OpenOptions, Seconds, Store};
+use crate::{Chunk, ChunkKey, Digest, ObjectPart, OpenOptions, Seconds, Store};
 
 const DOCUMENT: &str = include_str!("../../../../docs/format/object-store.md");
 
@@ -112,6 +112,24 @@ fn a_layer_is_written_as_the_document_has_it() {
     fields.sort_unstable();
     assert_eq!(fields, ["digest", "hashed", "media_type", "size"]);
     assert_eq!(json["blobs"][0]["hashed"], true);
+}
+
+/// The example of the document.
+#[test]
+fn chunks_as_the_document_has_them_are_read() {
+    let directory = fast_directory();
+    let store = open(directory.path());
+    let layer = Digest::sha256(b"a layer");
+    let path = directory.path().join("blobs").join(layer.file_name() + ".chunks");
+    let example = include_bytes!("../../../../testdata/formats/chunks");
+    fs::write(path, example).unwrap();
+    let key: [u8; 32] = Sha256::digest(b"line 12").into();
+    let mut found = Vec::new();
+    let wanted = [ChunkKey([0x33; 32]), ChunkKey(key)];
+    store.find_chunks(&wanted, &mut |at, chunk| found.push((at, chunk))).unwrap();
+    let object = ObjectId::from_bytes(&example[0x28..0x48]).unwrap();
+    let part = Chunk::Object(ObjectPart { object, offset: 88, length: 7 });
+    assert_eq!(found, [(1, part), (0, Chunk::Bytes(b"a gap".to_vec()))]);
 }
 
 fn record(json: &str) -> String {
