@@ -425,7 +425,7 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::MetadataExt as _;
 
-    use image::erofs::{BlockSize, DataBlob, Placed, Profile, Stored, Versions, write_native};
+    use image::erofs::{DataBlob, Placed, Profile, Stored, Versions, write_native};
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
     use image::verity::{Algorithm, digest};
 
@@ -557,7 +557,7 @@ mod tests {
             let device =
                 DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };
             let devices = [device];
-            let native = image::erofs::Native::new(BlockSize::B512, &devices, &find);
+            let native = image::erofs::Native::new(&devices, &find);
             let mut give = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| {
                 panic!("all is on the device")
             };

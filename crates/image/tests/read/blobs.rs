@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
-use quire_image::erofs::{BlockSize, DEVICES_MAX, DataBlob, Native, Placed, Stored, write_native};
+use quire_image::erofs::{DEVICES_MAX, DataBlob, Native, Placed, Stored, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
@@ -52,7 +52,7 @@ fn where_files_are() {
     let tree = flat(&SIZES, &mut objects);
     let mut blobs = Blobs::default();
     blobs.add(&objects, Way::Packed);
-    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
+    let (bytes, _) = make(&tree, &objects, &blobs);
     let image = Image::open(&bytes[..]).unwrap();
     let slot = &image.devices()[0];
     // A tag that is no object id of ours: digits of the other case, and none.
@@ -61,8 +61,8 @@ fn where_files_are() {
     assert!(slot.object_id().is_some() && other.object_id().is_none());
     other.tag = [0; 64];
     assert_eq!(other.object_id(), None);
-    assert_eq!(slot.first_block, bytes.len() as u64 / 4096);
-    assert_eq!(slot.blocks, blobs.bytes[0].len() as u64 / 4096);
+    assert_eq!(slot.first_block, bytes.len() as u64 / 512);
+    assert_eq!(slot.blocks, blobs.bytes[0].len() as u64 / 512);
     assert_eq!(slot.tag, *digest(Algorithm::Sha256, &blobs.bytes[0]).to_string().as_bytes());
     let mut found = Vec::new();
     for (name, _) in SIZES {
@@ -106,7 +106,7 @@ fn the_order_of_insertion_does_not_matter() {
         }
         let blobs = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(9));
         let tree = builder.finish();
-        make(&tree, &objects, &blobs, BlockSize::B4096).0
+        make(&tree, &objects, &blobs).0
     };
     let names: Vec<_> = SIZES[1..].iter().zip(0..).map(|((name, _), at)| (*name, at)).collect();
     let backwards: Vec<_> = names.iter().rev().copied().collect();
@@ -119,18 +119,18 @@ fn more_than_one_address_space_holds() {
     let Some(dir) = prepare("blobs::more_than_one_address_space_holds") else { return };
     let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
     fs::create_dir(&mountpoint).unwrap();
-    for (block_size, way) in [(BlockSize::B4096, Way::Packed), (BlockSize::B512, Way::Tar)] {
+    for way in [Way::Packed, Way::Tar] {
         let mut objects = Objects::new();
         let tree = flat(&SIZES, &mut objects);
         let mut blobs = Blobs::default();
         blobs.add(&Objects::new(), Way::Packed);
         blobs.add(&objects, way);
         let mut table = blobs.table();
-        // 15 TiB or 1.875 TiB; what is read of it is only that it is not read.
-        table[0].bytes = block_size.bytes() * (15 << 28);
+        // 1.875 TiB; what is read of it is only that it is not read.
+        table[0].bytes = 512 * (15 << 28);
         let find = |id: &ObjectId| blobs.find(id);
         let uuid = [0; 16];
-        let native = Native { uuid, ..Native::new(block_size, &table, &find) };
+        let native = Native { uuid, ..Native::new(&table, &find) };
         let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
             Node::Regular(Content::External { object, .. }) => {
                 give(&objects[&object.unwrap()], piece, out)
@@ -141,7 +141,7 @@ fn more_than_one_address_space_holds() {
         write_native(&tree, &native, &mut contents, &mut bytes).unwrap();
         let opened = Image::open(&bytes[..]).unwrap();
         let starts: Vec<_> = opened.devices().iter().map(|slot| slot.first_block).collect();
-        assert_eq!(starts, [bytes.len() as u64 / block_size.bytes(), 0]);
+        assert_eq!(starts, [bytes.len() as u64 / 512, 0]);
         assert_eq!(opened.superblock().incompat & incompat::CHUNKED_FILE, incompat::CHUNKED_FILE);
         fs::write(&image, &bytes).unwrap();
         let files = blobs.files(dir.path());
@@ -168,13 +168,7 @@ fn what_cannot_be_is_refused() {
             let (device, offset) = place?;
             Some(Placed::Whole(Stored { device, offset, fingerprint: [7; 32] }))
         };
-        let native = Native {
-            block_size: BlockSize::B4096,
-            has_tar: false,
-            devices: blobs,
-            find: &find,
-            uuid: [0; 16],
-        };
+        let native = Native { has_tar: false, devices: blobs, find: &find, uuid: [0; 16] };
         let mut image = Vec::new();
         let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| give(content, piece, out);
         let written = write_native(&tree, &native, &mut contents, &mut image);
@@ -184,7 +178,7 @@ fn what_cannot_be_is_refused() {
     let good = [blob(8 * 4096)];
     assert_eq!(refused(&good, None), Ok(()));
     assert_eq!(refused(&good, Some((0, 0))), Ok(()));
-    assert_eq!(refused(&good, Some((0, 5 * 4096))), Ok(()));
+    assert_eq!(refused(&good, Some((0, 44 * 512))), Ok(()));
     let misplaced = |offset, device| {
         Err(format!(
             "\"/a\" has 10000 bytes, which cannot be at byte {offset} of data blob {device}"
@@ -192,18 +186,18 @@ fn what_cannot_be_is_refused() {
     };
     for (device, offset) in [
         // Its end is outside, at first by one block.
-        (0, 6 * 4096),
+        (0, 45 * 512),
         (0, 7 * 4096),
         (0, u64::MAX - 4095),
         (1, 0),
-        (0, 512),
+        (0, 256),
     ] {
         assert_eq!(refused(&good, Some((device, offset))), misplaced(offset, device));
     }
     let name = digest(Algorithm::Sha256, b"blob");
     for bytes in [0, 4095, 4097, 1 << 60] {
         let expected =
-            format!("data blob {name} has {bytes} bytes, not 1 to 2^48 - 1 blocks of 4096");
+            format!("data blob {name} has {bytes} bytes, not 1 to 2^48 - 1 blocks of 512");
         assert_eq!(refused(&[blob(bytes)], None), Err(expected));
     }
     let wide = DataBlob { id: digest(Algorithm::Sha512, b"blob"), bytes: 4096 };
@@ -240,7 +234,7 @@ fn a_native_image_says_whether_it_has_acls() {
             }
             let (none, blobs) = (Objects::new(), Blobs::default());
             let tree = builder.finish();
-            let (mut image, _) = make(&tree, &none, &blobs, BlockSize::B4096);
+            let (mut image, _) = make(&tree, &none, &blobs);
             let expected = [&b"quireimg"[..], &[2, 0, 0, 0, flag, 0, 0, 0], &[0; 1008]].concat();
             assert!(image[..1024] == expected, "{}", String::from_utf8_lossy(name));
             let read = |image: &Vec<u8>| Image::open(&image[..]).unwrap().superblock().clone();
@@ -263,16 +257,14 @@ fn a_native_image_says_whether_it_has_acls() {
 fn a_native_image_says_whether_a_device_is_a_tar() {
     let tree = Builder::new().finish();
     let find = |_: &ObjectId| None;
-    for block_size in [BlockSize::B512, BlockSize::B4096] {
-        for has_tar in [true, false] {
-            let native = Native { has_tar, ..Native::new(block_size, &[], &find) };
-            let mut nothing = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("there is no file");
-            let mut image = Vec::new();
-            write_native(&tree, &native, &mut nothing, &mut image).unwrap();
-            let read = |image: &[u8]| Image::open(image).unwrap().superblock().native.unwrap();
-            assert_eq!(read(&image).has_tar, has_tar);
-            assert_eq!(image[12], if has_tar { 2 } else { 0 });
-        }
+    for has_tar in [true, false] {
+        let native = Native { has_tar, ..Native::new(&[], &find) };
+        let mut nothing = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("there is no file");
+        let mut image = Vec::new();
+        write_native(&tree, &native, &mut nothing, &mut image).unwrap();
+        let read = |image: &[u8]| Image::open(image).unwrap().superblock().native.unwrap();
+        assert_eq!(read(&image).has_tar, has_tar);
+        assert_eq!(image[12], if has_tar { 2 } else { 0 });
     }
 }
 
@@ -301,24 +293,22 @@ fn large_xattrs() -> (Tree, Objects) {
 #[test]
 fn ends_behind_large_xattrs() {
     let (tree, objects) = large_xattrs();
-    for block_size in [BlockSize::B4096, BlockSize::B512] {
-        let (bytes, _) = make(&tree, &objects, &Blobs::default(), block_size);
-        let image = Image::open(&bytes[..]).unwrap();
-        let mut walk = tree.walk();
-        while let Some((path, entry)) = walk.next() {
-            let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
-                panic!("only files")
-            };
-            let nid = image.lookup(&image.root().unwrap(), &path[1..]).unwrap().unwrap();
-            let inode = image.inode(nid).unwrap();
-            let mut got = vec![0; inode.size() as usize];
-            image.read(&inode, ByteOffset(0), &mut got, &[]).unwrap();
-            assert!(got == objects[&object.unwrap()], "{path:?}");
-            let name = entry.inode.xattrs().next();
-            let (name, value) = name.unwrap_or((b"user.none", b""));
-            let expected = (!value.is_empty()).then(|| value.to_vec());
-            assert_eq!(image.xattr(&inode, name).unwrap(), expected, "{path:?}");
-        }
+    let (bytes, _) = make(&tree, &objects, &Blobs::default());
+    let image = Image::open(&bytes[..]).unwrap();
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
+            panic!("only files")
+        };
+        let nid = image.lookup(&image.root().unwrap(), &path[1..]).unwrap().unwrap();
+        let inode = image.inode(nid).unwrap();
+        let mut got = vec![0; inode.size() as usize];
+        image.read(&inode, ByteOffset(0), &mut got, &[]).unwrap();
+        assert!(got == objects[&object.unwrap()], "{path:?}");
+        let name = entry.inode.xattrs().next();
+        let (name, value) = name.unwrap_or((b"user.none", b""));
+        let expected = (!value.is_empty()).then(|| value.to_vec());
+        assert_eq!(image.xattr(&inode, name).unwrap(), expected, "{path:?}");
     }
 }
 
@@ -328,21 +318,19 @@ fn the_kernel_reads_ends_behind_large_xattrs() {
     let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
     fs::create_dir(&mountpoint).unwrap();
     let (tree, objects) = large_xattrs();
-    for block_size in [BlockSize::B4096, BlockSize::B512] {
-        let (bytes, _) = make(&tree, &objects, &Blobs::default(), block_size);
-        fs::write(&image, &bytes).unwrap();
-        check_with_fsck(&image, &[]);
-        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &[]);
-        let theirs = mounted(&image, None, &mountpoint);
-        mkfs::compare("large xattrs", &ours, &theirs);
-        let mut walk = tree.walk();
-        while let Some((path, entry)) = walk.next() {
-            let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
-                panic!("only files")
-            };
-            let digest = Sha256::digest(&objects[&object.unwrap()]).to_vec();
-            assert_eq!(theirs[&path[1..]].content, digest, "{path:?}");
-        }
+    let (bytes, _) = make(&tree, &objects, &Blobs::default());
+    fs::write(&image, &bytes).unwrap();
+    check_with_fsck(&image, &[]);
+    let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &[]);
+    let theirs = mounted(&image, None, &mountpoint);
+    mkfs::compare("large xattrs", &ours, &theirs);
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        let Node::Regular(Content::External { object, .. }) = entry.inode.node() else {
+            panic!("only files")
+        };
+        let digest = Sha256::digest(&objects[&object.unwrap()]).to_vec();
+        assert_eq!(theirs[&path[1..]].content, digest, "{path:?}");
     }
 }
 
@@ -362,10 +350,10 @@ fn large_files_and_many_devices() {
     };
     let devices: Vec<_> = (0..DEVICES_MAX).map(blob).collect();
     let device = u16::try_from(DEVICES_MAX - 1).unwrap();
-    // 1048577 blocks and 904 bytes.
+    // 8388617 blocks and 392 bytes.
     let stored = Stored { device, offset: 3 * 4096, fingerprint: [1; 32] };
     let find = |_: &ObjectId| Some(Placed::Whole(stored));
-    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let native = Native::new(&devices, &find);
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
     let mut bytes = Vec::new();
     write_native(&tree, &native, &mut contents, &mut bytes).unwrap();
@@ -392,7 +380,7 @@ fn files_of_one_object_and_other_sizes_are_refused() {
     let stored = Stored { device: 0, offset: 0, fingerprint: [1; 32] };
     let (devices, find) =
         ([DataBlob { id, bytes: 8192 }], |_: &ObjectId| Some(Placed::Whole(stored)));
-    let native = Native::new(BlockSize::B4096, &devices, &find);
+    let native = Native::new(&devices, &find);
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
     let error = write_native(&builder.finish(), &native, &mut contents, &mut io::sink());
     let expected = "\"/b\" has not the 5001 bytes that it should have";
@@ -417,7 +405,7 @@ fn long_names_are_prefixes() {
             builder.insert(InodeId::ROOT, value.as_bytes(), inode, Link::Equal).unwrap();
         }
         let (tree, none) = (builder.finish(), Blobs::default());
-        let made = make(&tree, &Objects::new(), &none, BlockSize::B4096);
+        let made = make(&tree, &Objects::new(), &none);
         fs::write(&image, &made.0).unwrap();
         let ours = mkfs::read(&Image::open(&made.0[..]).unwrap(), &[]);
         let shown = mounted(&image, None, &mountpoint);
@@ -442,12 +430,9 @@ fn long_names_are_prefixes() {
 fn damaged() {
     let (tree, mut objects) = random_tree(&mut Random(98));
     let tree = canonical(&tree, &mut objects, 64);
-    for (seed, block_size, ways) in [
-        (6, BlockSize::B4096, [Way::Packed, Way::Packed]),
-        (7, BlockSize::B512, [Way::Tar, Way::Packed]),
-    ] {
+    for (seed, ways) in [(6, [Way::Packed, Way::Packed]), (7, [Way::Tar, Way::Packed])] {
         let blobs = spread(&objects, &ways, 1, &mut Random(seed));
-        let (bytes, _) = make(&tree, &objects, &blobs, block_size);
+        let (bytes, _) = make(&tree, &objects, &blobs);
         hostile::damage(&bytes, 250, seed);
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use quire_image::erofs::Stored;
 use quire_image::erofs::layout::{compat, incompat};
 use quire_image::erofs::read::Image;
-use quire_image::erofs::{BlockSize, Stored};
 use quire_image::tree::{Content, Node};
 use quire_image::verity::{Algorithm, digest};
 use sha2::{Digest as _, Sha256};
@@ -43,7 +43,7 @@ fn fingerprints_are_those_of_mkfs() {
     let theirs = fs::read(&theirs).unwrap();
     let mut blobs = Blobs::default();
     blobs.add(&objects, Way::Packed);
-    let (ours, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
+    let (ours, _) = make(&tree, &objects, &blobs);
     // From the length of the prefix on, with its padding to 4 bytes.
     let prefix = |image: &[u8]| {
         assert_eq!((image[1024 + 91], image[1024 + 105]), (1, 0));
@@ -112,7 +112,7 @@ fn a_tar_of_gnu_tar() {
         blobs.stored.insert(digest(Algorithm::Sha256, &bytes), stored);
     }
     assert_eq!(blobs.stored.len(), SIZES.len());
-    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B512);
+    let (bytes, _) = make(&tree, &objects, &blobs);
     fs::write(&image, &bytes).unwrap();
     let shown = mounted(&image, [&*archive], &mountpoint);
     mkfs::compare_source("mounted", &shown, &listing, &[]);
@@ -131,7 +131,7 @@ fn devices_have_names_and_lengths() {
     let mut objects = Objects::new();
     let tree = flat(&SIZES, &mut objects);
     let blobs = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(5));
-    let (bytes, _) = make(&tree, &objects, &blobs, BlockSize::B4096);
+    let (bytes, _) = make(&tree, &objects, &blobs);
     let opened = Image::open(&bytes[..]).unwrap();
     assert_eq!(opened.devices().len(), blobs.bytes.len());
     for (slot, bytes) in opened.devices().iter().zip(&blobs.bytes) {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use quire_image::erofs::read::{
     ByteOffset, Device, Image, Located, Objects as Wanted, Place, examine, native_tree,
 };
-use quire_image::erofs::{BlockSize, DataBlob, Native, Placed, Run, WriteError, write_native};
+use quire_image::erofs::{DataBlob, Native, Placed, Run, WriteError, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
@@ -61,7 +61,7 @@ impl Case {
         builder.finish()
     }
 
-    fn write(&self, block_size: BlockSize) -> Result<Vec<u8>, WriteError> {
+    fn write(&self) -> Result<Vec<u8>, WriteError> {
         let id = |bytes: &Vec<u8>| digest(Algorithm::Sha256, bytes);
         let blob = |bytes: &Vec<u8>| DataBlob { id: id(bytes), bytes: bytes.len() as u64 };
         let devices: Vec<_> = self.devices.iter().map(blob).collect();
@@ -71,7 +71,7 @@ impl Case {
             Some(Placed::Pieces { runs, fingerprint: Sha256::digest(bytes).into() })
         };
         let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on devices");
-        let native = Native::new(block_size, &devices, &find);
+        let native = Native::new(&devices, &find);
         let mut image = Vec::new();
         write_native(&self.tree(), &native, &mut contents, &mut image).map(|_| image)
     }
@@ -128,7 +128,7 @@ fn chunks_are_as_large_as_they_can_be() {
     case.add("fours", 4096, &[(12, None), (8, Some((1, 0))), (2, Some((0, 0)))], 0);
     case.add("ones", 4096, &[(1, Some((0, 0))), (1, Some((0, 0))), (1, None)], 0);
     case.add("joined", 4096, &[(4, Some((1, 8))), (4, Some((1, 12))), (8, None), (8, None)], 0);
-    let bytes = case.write(BlockSize::B4096).unwrap();
+    let bytes = case.write().unwrap();
     let image = Image::open(&bytes[..]).unwrap();
     let first = |name: &str| {
         let nid = image.lookup(&image.root().unwrap(), name.as_bytes()).unwrap().unwrap();
@@ -151,7 +151,7 @@ fn pieces_that_cannot_be_are_refused() {
     let refused = |runs: &[Run], size: usize| {
         let devices = devices(&mut Random(5), &[4 * 4096]);
         let files = BTreeMap::from([("a".to_owned(), (vec![0; size], runs.to_vec()))]);
-        let written = Case { devices, files }.write(BlockSize::B4096);
+        let written = Case { devices, files }.write();
         matches!(written, Err(WriteError::MisplacedPieces { size: said, .. }) if said == size as u64)
     };
     let run = |len, place| Run { len, place };
@@ -159,7 +159,7 @@ fn pieces_that_cannot_be_are_refused() {
     // Outside, on no device, not at a block, of no whole blocks, of no bytes, too short, too long.
     assert!(refused(&[run(4097, Some((0, 12288)))], 4097));
     assert!(refused(&[run(4096, Some((1, 0)))], 4096));
-    assert!(refused(&[run(4096, Some((0, 512)))], 4096));
+    assert!(refused(&[run(4096, Some((0, 256)))], 4096));
     assert!(refused(&[run(4095, None), run(1, None)], 4096));
     assert!(refused(&[run(4096, None), run(0, None)], 4096));
     assert!(refused(&[], 4096));
@@ -176,10 +176,7 @@ fn the_kernel_reads_pieces() {
     fs::create_dir(&mountpoint).unwrap();
     let mut random = Random(0x7069_6563_6573);
     for round in 0..12 {
-        let (block_size, block) = match round % 3 {
-            0 => (BlockSize::B512, 512),
-            _ => (BlockSize::B4096, 4096),
-        };
+        let block = if round % 3 == 0 { 512 } else { 4096 };
         let blocks = 40;
         let devices = devices(&mut random, &[blocks * block; 3]);
         let mut case = Case { devices, ..Case::default() };
@@ -197,8 +194,8 @@ fn the_kernel_reads_pieces() {
             case.add(&format!("f{file}"), block as u64, &runs, random.next(block) as u64);
         }
         case.add("large hole", block as u64, &[(20_000, None), (1, Some((2, 7)))], 3);
-        let bytes = case.write(block_size).unwrap();
-        assert_eq!(bytes, case.write(block_size).unwrap());
+        let bytes = case.write().unwrap();
+        assert_eq!(bytes, case.write().unwrap());
         case.check_tree(&bytes);
         examine(&bytes, 1 << 24).unwrap();
         fs::write(&image, &bytes).unwrap();
@@ -226,5 +223,5 @@ fn damaged_tables_of_chunks() {
     let mut case = Case { devices: devices(&mut Random(5), &[64 * 4096; 2]), ..Case::default() };
     case.add("sixteens", 4096, &[(16, Some((0, 3))), (16, None), (9, Some((1, 1)))], 4000);
     case.add("ones", 4096, &[(1, Some((0, 0))), (1, Some((0, 0))), (1, None)], 0);
-    hostile::damage(&case.write(BlockSize::B4096).unwrap(), 2000, 11);
+    hostile::damage(&case.write().unwrap(), 2000, 11);
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, Image, ReadAt, examine};
-use quire_image::erofs::{BlockSize, DataBlob, Native, Placed, Run, Stored, write_native};
+use quire_image::erofs::{DataBlob, Native, Placed, Run, Stored, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -157,7 +157,7 @@ fn image(files: &[Wanted]) -> Vec<u8> {
     let devices = [blob("narrow", 64), blob("wide", BLOCKS)];
     let find = |id: &ObjectId| Some(files.iter().find(|it| it.id() == *id).unwrap().placed());
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on devices");
-    let native = Native::new(BlockSize::B512, &devices, &find);
+    let native = Native::new(&devices, &find);
     let mut bytes = Vec::new();
     write_native(&builder.finish(), &native, &mut contents, &mut bytes).unwrap();
     bytes
@@ -229,7 +229,7 @@ fn narrow_devices_take_no_feature() {
         let find = |_: &ObjectId| Some(narrow[0].placed());
         let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on devices");
         let mut bytes = Vec::new();
-        let native = Native::new(BlockSize::B512, &devices, &find);
+        let native = Native::new(&devices, &find);
         let tree = Builder::new().finish();
         write_native(&tree, &native, &mut contents, &mut bytes).map(|_| {
             let image = Image::open(&bytes[..]).unwrap();

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use image::erofs::read::Owners;
-use image::erofs::{BlockSize, Native, Piece, Placed, Stored, write_native};
+use image::erofs::{Native, Piece, Placed, Stored, write_native};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{Algorithm, ObjectId, digest};
 
@@ -65,13 +65,7 @@ pub(super) fn add_native(
         places.insert(id(bytes), Stored { device, offset, fingerprint });
     }
     let find = |id: &ObjectId| places.get(id).copied().map(Placed::Whole);
-    let native = Native {
-        block_size: BlockSize::B512,
-        has_tar: false,
-        devices: &devices,
-        find: &find,
-        uuid: [0; 16],
-    };
+    let native = Native { has_tar: false, devices: &devices, find: &find, uuid: [0; 16] };
     let mut contents = |inode: Inode<'_>, piece, out: &mut dyn std::io::Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = inode.node() else {
             panic!()

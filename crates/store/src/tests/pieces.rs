@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 
 use image::erofs::read::Owners;
-use image::erofs::{BlockSize, Native, Placed, Run, write_native};
+use image::erofs::{Native, Placed, Run, write_native};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
 use image::verity::ObjectId;
 use sha2::{Digest as _, Sha256};
@@ -117,7 +117,7 @@ fn add_image(
         let (runs, fingerprint) = runs.get(id)?;
         Some(Placed::Pieces { runs, fingerprint: *fingerprint })
     };
-    let native = Native::new(BlockSize::B512, &devices, &find);
+    let native = Native::new(&devices, &find);
     let mut contents = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| {
         Err(std::io::Error::other("all of it is on devices"))
     };
@@ -520,7 +520,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
             builder.inode(&Metadata::IMPLICIT, XattrsId::NONE, Node::Regular(node)).unwrap();
         builder.insert(InodeId::ROOT, b"file", inode, Link::Equal).unwrap();
         let find = |_: &ObjectId| Some(Placed::Pieces { runs, fingerprint });
-        let native = Native::new(BlockSize::B512, &device, &find);
+        let native = Native::new(&device, &find);
         let import = store.begin().unwrap();
         assert!(import.reuse_data_blob(&stored.blob).unwrap());
         let mut draft = import.image().unwrap();

@@ -4,9 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::ops::Range;
 
-use image::erofs::{
-    BlockSize, DataBlob, Native, Piece, Placed, Run, Stored, WriteError, write_native,
-};
+use image::erofs::{DataBlob, Native, Piece, Placed, Run, Stored, WriteError, write_native};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::ObjectId;
 use store::{BlobKind, DraftError, StoredObject, StoredPiece, Transaction};
@@ -87,7 +85,7 @@ pub(crate) fn write(
         let (device, offset) = (number(&stored.blob), stored.offset);
         Some(Placed::Whole(Stored { device, offset, fingerprint }))
     };
-    let native = Native { has_tar, ..Native::new(BlockSize::B512, &devices, &find) };
+    let native = Native { has_tar, ..Native::new(&devices, &find) };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
             return Err(io::Error::other("it is no object"));

@@ -17,7 +17,6 @@ use std::io;
 use crate::tree::{Inode, Tree};
 use crate::verity::ObjectId;
 use composefs::Survey;
-pub use place::BlockSize;
 pub use plain::{DEVICES_MAX, DataBlob, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
 use plan::Plan;
 

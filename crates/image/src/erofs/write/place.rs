@@ -2,26 +2,23 @@
 
 use crate::erofs::layout::{RawDirent, SLOT_SIZE};
 
-/// Size of an image's blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum BlockSize {
-    /// 512 bytes: that of tars. Linux since 6.4.
+/// Size of an image's blocks, which its profile says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BlockSize {
+    /// 512 bytes, that of tars: native images. Linux since 6.4.
     B512,
-    /// 4096 bytes.
-    #[default]
+    /// 4096 bytes: all others.
     B4096,
 }
 
 impl BlockSize {
     /// In bytes.
-    #[must_use]
-    pub const fn bytes(self) -> u64 {
+    pub(super) const fn bytes(self) -> u64 {
         1 << self.bits()
     }
 
     /// Its binary logarithm.
-    #[must_use]
-    pub const fn bits(self) -> u8 {
+    pub(super) const fn bits(self) -> u8 {
         match self {
             Self::B512 => 9,
             Self::B4096 => 12,

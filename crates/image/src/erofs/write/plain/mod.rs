@@ -73,7 +73,7 @@ pub(super) fn write_native(
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
     let mut survey =
-        Survey::of(tree, Flavor::Linux, native.block_size, Prefixes::with_fingerprint())?;
+        Survey::of(tree, Flavor::Linux, native::BLOCK_SIZE, Prefixes::with_fingerprint())?;
     survey.add_files(native, contents)?;
     let when = |condition, flag| if condition { flag } else { 0 };
     let flags = when(survey.has_acl, NATIVE_HAS_ACL) | when(native.has_tar, NATIVE_HAS_TAR);

@@ -4,18 +4,17 @@
 
 use std::fmt;
 
+use crate::erofs::write::place::BlockSize;
 use crate::verity::ObjectId;
 
-use super::super::place::BlockSize;
-
+/// Blocks of these images, since devices have files at multiples of 512.
+pub(super) const BLOCK_SIZE: BlockSize = BlockSize::B512;
 /// Devices that an image may have: the root has to be near its beginning.
 pub const DEVICES_MAX: usize = 4096;
 
 /// How an image over data blobs is made. Without any it is self-contained.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
-    /// Size of blocks: where devices have files at multiples of 512 only, [`BlockSize::B512`].
-    pub block_size: BlockSize,
     /// Whether a device is a tar, which the image's header says.
     pub has_tar: bool,
     /// The device table.
@@ -29,20 +28,16 @@ pub struct Native<'a> {
 impl<'a> Native<'a> {
     /// Without a uuid, and without a tar.
     #[must_use]
-    pub fn new(
-        block_size: BlockSize,
-        devices: &'a [DataBlob],
-        find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
-    ) -> Self {
-        Self { block_size, has_tar: false, devices, find, uuid: [0; 16] }
+    pub fn new(devices: &'a [DataBlob], find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>) -> Self {
+        Self { has_tar: false, devices, find, uuid: [0; 16] }
     }
 }
 
 impl fmt::Debug for Native<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { block_size, has_tar, devices, find: _, uuid } = self;
+        let Self { has_tar, devices, find: _, uuid } = self;
         let mut debug = f.debug_struct("Native");
-        debug.field("block_size", block_size).field("has_tar", has_tar).field("devices", devices);
+        debug.field("has_tar", has_tar).field("devices", devices);
         debug.field("uuid", uuid).finish_non_exhaustive()
     }
 }
@@ -52,7 +47,7 @@ impl fmt::Debug for Native<'_> {
 pub struct DataBlob {
     /// Its name, which goes into the device table. By SHA-256.
     pub id: ObjectId,
-    /// Its length, a multiple of the block size.
+    /// Its length, a multiple of 512.
     pub bytes: u64,
 }
 
@@ -75,7 +70,7 @@ pub enum Placed<'a> {
 pub struct Run {
     /// Bytes: whole blocks, but for an object's last run, behind which zeros follow up to a block's end.
     pub len: u64,
-    /// The device, by its place in [`Native::devices`], and where on it the run begins, a multiple of the block size;
+    /// The device, by its place in [`Native::devices`], and where on it the run begins, a multiple of 512;
     /// `None` for zeros, which are nowhere.
     pub place: Option<(u16, u64)>,
 }
@@ -85,7 +80,7 @@ pub struct Run {
 pub struct Stored {
     /// By its place in [`Native::devices`].
     pub device: u16,
-    /// Where the first byte is on the device, a multiple of the block size.
+    /// Where the first byte is on the device, a multiple of 512.
     pub offset: u64,
     /// SHA-256 of the file's bytes. Who answers vouches for it: kernels take files with the same for the same file.
     pub fingerprint: [u8; 32],
