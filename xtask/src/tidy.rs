@@ -5,6 +5,7 @@ mod dumps;
 mod names;
 mod sources;
 mod who;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
