@@ -365,6 +365,16 @@ mod tests {
         assert_eq!(hasher.finish().to_string(), expect, "{algorithm}, {size} bytes in {piece}s");
     }
 
+    /// The example of `docs/format/verity.md`: a descriptor that was made without us.
+    #[test]
+    fn the_hash_of_the_descriptor_is_the_object_id() {
+        let descriptor = include_bytes!("../../../testdata/formats/descriptor");
+        let expect = Algorithm::Sha256.hash(descriptor);
+        assert_eq!(digest(Algorithm::Sha256, &[b'y'; 65]), expect);
+        let text = "d35383ed2736abbd8313970a786f10579e9ed5d78b323fb24c078cc52f08dd2a";
+        assert_eq!(expect.to_string(), text);
+    }
+
     /// Made by the Python script in `docs/format/verity.md`; that of nothing is also what fsverity-utils and composefs
     /// publish.
     const SHA256: [(usize, &str); 10] = [

@@ -390,12 +390,34 @@ mod tests {
         }};
     }
 
-    /// The rows of the table below a heading in the document.
-    fn documented(heading: &str) -> Vec<(String, usize, usize)> {
+    /// What stands below a heading in the document.
+    fn section(heading: &str) -> &'static str {
         let document = include_str!("../../../../docs/format/erofs-profile.md");
         let section = document.split(&format!("### {heading}\n")).nth(1).expect(heading);
-        let section = section.split("\n#").next().unwrap();
-        let rows = section.lines().filter_map(|line| {
+        section.split("\n#").next().unwrap()
+    }
+
+    /// The cells of the first drawing below a heading: name, offset by the sizes before it, and size.
+    fn drawn(heading: &str) -> Vec<(String, usize, usize)> {
+        let drawing = section(heading).split("```\n").nth(1).expect(heading);
+        let mut cells = Vec::new();
+        let mut next = 0;
+        for line in drawing.lines() {
+            let Some((offset, row)) = line.split_once(" │ ") else { continue };
+            assert_eq!(offset.trim().parse(), Ok(next), "{heading}: {line}");
+            for cell in row.split('│').map(str::trim).filter(|cell| !cell.is_empty()) {
+                let (name, size) = cell.rsplit_once(' ').expect(cell);
+                let size = size.parse().expect(cell);
+                cells.push((name.trim_end().to_owned(), next, size));
+                next += size;
+            }
+        }
+        cells
+    }
+
+    /// The rows of the table below a heading in the document.
+    fn documented(heading: &str) -> Vec<(String, usize, usize)> {
+        let rows = section(heading).lines().filter_map(|line| {
             let cells: Vec<_> = line.split('|').map(str::trim).collect();
             let [_, offset, size, field, _, who, _] = cells[..] else { return None };
             let (offset, size) = (offset.parse().ok()?, size.parse().ok()?);
@@ -477,6 +499,7 @@ mod tests {
         ];
         for (name, fields) in structures {
             assert_eq!(documented(name), fields, "{name}");
+            assert_eq!(drawn(name), fields, "the drawing of {name}");
         }
     }
 }

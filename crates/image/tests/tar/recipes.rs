@@ -71,6 +71,18 @@ fn bytes() {
     assert!(tar == expected);
 }
 
+/// The example of the document, which was made by hand.
+#[test]
+fn the_example_is_written_and_read() {
+    let mut writer = Writer::new(Vec::new(), Algorithm::Sha256).unwrap();
+    writer.verbatim(b"abc").unwrap();
+    writer.content(&[Segment { offset: 0, length: 128 }], Content::Object(&id(b'x'))).unwrap();
+    writer.content(&SEGMENTS, Content::Object(&id(b'z'))).unwrap();
+    let example = include_bytes!("../../../../testdata/formats/recipe");
+    assert_eq!(writer.finish().unwrap(), example);
+    assert_eq!(build(example).unwrap(), [&b"abc"[..], &[b'x'; 128], &[b'z'; 301]].concat());
+}
+
 /// The rows of a table of the document, as cells.
 fn table(head: &str) -> Vec<Vec<&'static str>> {
     let document = include_str!("../../../../docs/format/recipe.md");
