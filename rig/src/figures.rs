@@ -58,7 +58,7 @@ const fn other(label: &'static str, name: &'static str) -> Bar {
 const PANELS: [Panel; 8] = [
     Panel {
         title: "Pull an image",
-        about: "Debian with PostgreSQL, 237 MB of gzip, local registry",
+        about: "Debian with PostgreSQL, 237 MB, local registry",
         bench: "pull",
         source: Source::Times("debian-postgres"),
         unit: Unit::Seconds,
@@ -119,7 +119,7 @@ const PANELS: [Panel; 8] = [
     },
     Panel {
         title: "Memory for two versions of nginx",
-        about: "page cache after reading all files of both, Linux 7.2",
+        about: "page cache after reading all files, Linux 7.2",
         bench: "pagecache",
         source: Source::Sizes {
             title: "Page cache after reading all of both images",
@@ -219,7 +219,7 @@ impl Panel {
         let values = values.collect::<Result<Vec<_>>>()?;
         let longest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let date = figures["date"].as_str().unwrap_or_default();
-        let about = format!("{}; {}; {date}", self.unit.axis(), self.about);
+        let about = format!("{}: {}; {date}", self.unit.axis(), self.about);
         let mut text = format!(
             "<text class=\"title\" x=\"{left}\" y=\"{}\">{}</text>\n\
              <text class=\"about\" x=\"{left}\" y=\"{}\">{}</text>\n",
@@ -282,9 +282,9 @@ fn by<'a>(array: &'a Value, key: &str, value: &str) -> Option<&'a Value> {
 impl Unit {
     const fn axis(self) -> &'static str {
         match self {
-            Self::Seconds => "s",
-            Self::Milliseconds => "ms",
-            Self::Megabytes => "MB",
+            Self::Seconds => "Seconds",
+            Self::Milliseconds => "Milliseconds",
+            Self::Megabytes => "Megabytes",
         }
     }
 
