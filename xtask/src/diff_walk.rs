@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn alone(args: &Args, path: &Path, image: &Image<&[u8]>) -> Result<()> {
     let found = to_tree(image, View::Plain)?;
     let devices = image.devices().iter().map(|slot| {
-        let id = slot.object_id().context("a device is named by no digest")?;
+        let id = slot.device_id().context("a device is named by no digest")?;
         let data = args.data.as_deref().context("the image has devices: say --data DIR")?;
         let path = data.join(id.to_string());
         File::open(&path).with_context(|| format!("cannot open {}", path.display()))
@@ -179,7 +179,7 @@ fn digests(
             }
             at.0 += buffer.len() as u64;
         }
-        *digest = Some(hasher.finish());
+        *digest = Some(hasher.finish().into());
     }
     Ok(digests)
 }

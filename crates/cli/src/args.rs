@@ -528,7 +528,7 @@ pub(crate) struct Trust {
     pub(crate) verity: VerityPolicy,
     /// Refuse any image but the one with this id, and verify the image itself first
     #[arg(long, value_name = "ID")]
-    pub(crate) digest: Option<image::verity::ObjectId>,
+    pub(crate) digest: Option<image::verity::ImageId>,
     /// With which images of the forms `packed` and `tar` the pages of equal files are in memory once (from Linux 7.0 on):
     /// those of the same NAME. By default those of the same store; `none` shares with nobody. Who can choose an image of a
     /// domain can change what all in it read, so give tenants domains of their own, with names that nobody guesses

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use image::verity::ObjectId;
+use image::verity::VerityDigest;
 use serde::Serialize;
 use store::{Damage, FsckOptions, FsckReport, Harm, OpenOptions};
 
@@ -256,20 +256,22 @@ fn finding(damage: &Damage) -> Finding {
         reason: Some(reason.clone()),
         ..new(kind, id, "damaged")
     };
-    let different = |kind, id: &ObjectId, expected, actual| Finding {
+    let different = |kind, id: &VerityDigest, expected, actual| Finding {
         expected: Some(expected),
         actual: Some(actual),
         ..new(kind, id.to_string(), "different")
     };
-    let other = |kind, expected: &ObjectId, actual: &ObjectId| {
-        let id = |it: &ObjectId| Evidence::Id(it.to_string());
+    let other = |kind, expected: &VerityDigest, actual: &VerityDigest| {
+        let id = |it: &VerityDigest| Evidence::Id(it.to_string());
         different(kind, expected, id(expected), id(actual))
     };
     match damage {
-        Damage::Object { expected, actual, .. } => other("object", expected, actual),
-        Damage::Image { expected, actual } => other("image", expected, actual),
+        Damage::Object { expected, actual, .. } => {
+            other("object", expected.digest(), actual.digest())
+        }
+        Damage::Image { expected, actual } => other("image", expected.digest(), actual.digest()),
         Damage::Size { object, actual, stated } => {
-            different("object", object, Evidence::Size(*stated), Evidence::Size(*actual))
+            different("object", object.digest(), Evidence::Size(*stated), Evidence::Size(*actual))
         }
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
         Damage::Unreadable(object, reason) => damaged("object", object.to_string(), reason),
@@ -339,30 +341,30 @@ mod tests {
             [kind.into(), id.into(), "damaged".into(), Value::Null, Value::Null]
         };
         check(
-            Damage::Object { expected: a, actual: b, size: 5 },
+            Damage::Object { expected: a.into(), actual: b.into(), size: 5 },
             format!("object {a} is damaged: its 5 bytes are those of {b}"),
             ["object".into(), one.clone(), "different".into(), one.clone(), two.clone()],
         );
         check(
-            Damage::Image { expected: a, actual: b },
+            Damage::Image { expected: a.into(), actual: b.into() },
             format!("image {a} is damaged: its bytes are those of {b}"),
             ["image".into(), one.clone(), "different".into(), one.clone(), two],
         );
         check(
-            Damage::Size { object: a, actual: 3, stated: 4 },
+            Damage::Size { object: a.into(), actual: 3, stated: 4 },
             format!("object {a} has 3 bytes, and an image says 4"),
             ["object".into(), one.clone(), "different".into(), 4.into(), 3.into()],
         );
         check(
-            Damage::Missing(a),
+            Damage::Missing(a.into()),
             format!("object {a} is missing"),
             ["object".into(), one, "missing".into(), Value::Null, Value::Null],
         );
         let id = a.to_string();
         let text = format!("object {a} is damaged: why");
-        check(Damage::Unreadable(a, why()), text, named("object", &id));
+        check(Damage::Unreadable(a.into(), why()), text, named("object", &id));
         let text = format!("image {a} is damaged: why");
-        check(Damage::BadImage(a, why()), text, named("image", &id));
+        check(Damage::BadImage(a.into(), why()), text, named("image", &id));
         let id = layer.to_string();
         let text = format!("layer {layer} is damaged: why");
         check(Damage::Layer(layer, why()), text, named("layer", &id));

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use serde::Serialize;
 use store::{DiskUse, ImageUse, OpenOptions};
 
@@ -95,7 +95,7 @@ fn print(
     args: &args::Du,
     all: &DiskUse,
     written: u64,
-    wanted: &[ObjectId],
+    wanted: &[ImageId],
 ) -> anyhow::Result<()> {
     let chosen = |it: &&ImageUse| wanted.is_empty() || wanted.contains(&it.image);
     let total = all.objects
@@ -200,7 +200,7 @@ fn label(image: &ImageUse) -> String {
 }
 
 /// The first 12 digits of an id: enough to tell images apart, and to name one.
-pub(crate) fn short(image: &image::verity::ObjectId) -> String {
+pub(crate) fn short(image: &image::verity::ImageId) -> String {
     image.to_string().chars().take(12).collect()
 }
 

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use image::erofs::Flavor;
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use oci::Digest;
 #[cfg(feature = "disk")]
 use oci::manifest::Platform;
@@ -377,7 +377,7 @@ impl Job<'_> {
         }))
     }
 
-    fn tar(&self, file: &Output, image: &ObjectId) -> anyhow::Result<Exported> {
+    fn tar(&self, file: &Output, image: &ImageId) -> anyhow::Result<Exported> {
         let unsupported = match self.args.skip_unsupported {
             true => Unsupported::Skip,
             false => Unsupported::Refuse,

@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use anyhow::Context as _;
 use image::erofs::read::{Cached, FileType, Image};
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use serde::Serialize;
 use serde_json::Value;
 use store::{BadRef, Form, OpenOptions, RefError, RefName, Reference, Store};
@@ -156,7 +156,7 @@ fn made(store: &Store, reference: &Reference) -> Option<i64> {
 }
 
 /// The lengths of all regular files of an image, each inode once.
-fn content_of(store: &Store, id: &ObjectId) -> anyhow::Result<u64> {
+fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
     let opened = store.open_image(id)?;
     let failed = || format!("cannot read image {id}");
     let image = Image::open(Cached::new(&opened.image)).with_context(failed)?;

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use container::root::share::Superblock;
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use kernel::features::{Can, page_sharing};
 use kernel::mount::{Reach, bind};
 use rustix::fs::{Mode, OFlags};
@@ -88,7 +88,7 @@ pub(crate) fn du(
     context: &Context,
     args: &args::Du,
     store: &Store,
-    wanted: &[ObjectId],
+    wanted: &[ImageId],
 ) -> anyhow::Result<Answer> {
     let mut memory = store.memory()?;
     let mut hidden = Hidden::default();
@@ -166,7 +166,7 @@ fn print(
     context: &Context,
     args: &args::Du,
     used: &MemoryUse,
-    wanted: &[ObjectId],
+    wanted: &[ImageId],
     hidden: &Hidden,
 ) -> anyhow::Result<()> {
     let chosen = |it: &&ImageMemory| wanted.is_empty() || wanted.contains(&it.image);

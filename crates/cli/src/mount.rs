@@ -119,7 +119,7 @@ impl Mounted {
         let file = std::fs::read_to_string(format!("/sys/block/loop{device}/loop/backing_file"));
         let name = file.unwrap_or_default();
         let name = name.trim_end().rsplit('/').next().unwrap_or_default();
-        image::verity::ObjectId::from_hex(name.as_bytes()).is_ok()
+        image::verity::ImageId::from_hex(name.as_bytes()).is_ok()
     }
 }
 

@@ -200,7 +200,7 @@ pub(crate) fn contents(
                 take(&buffer[..read])?;
             }
             let found = hasher.finish();
-            if found != object {
+            if found != *object.digest() {
                 bail!(
                     "object {object} is damaged, its bytes are those of {found}: run `quire fsck`"
                 );

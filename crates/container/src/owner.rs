@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use store::{DiskError, Exposure, OpenImage, Store, StoreError};
 
 /// Why something of a store is not used.
@@ -24,7 +24,7 @@ pub enum OwnerError {
     )]
     Image {
         /// The image.
-        image: ObjectId,
+        image: ImageId,
         /// What somebody else can change.
         exposure: Exposure,
     },

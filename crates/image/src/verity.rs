@@ -4,6 +4,7 @@
 //! Linux `Documentation/filesystems/fsverity.rst`, "Merkle tree" and "fs-verity descriptor".
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use sha2::{Digest as _, Sha256, Sha512};
 
@@ -48,13 +49,13 @@ impl Algorithm {
         }
     }
 
-    fn hash(self, block: &[u8]) -> ObjectId {
+    fn hash(self, block: &[u8]) -> VerityDigest {
         let mut bytes = [0; 64];
         match self {
             Self::Sha256 => bytes[..32].copy_from_slice(&Sha256::digest(block)),
             Self::Sha512 => bytes.copy_from_slice(&Sha512::digest(block)),
         }
-        ObjectId { algorithm: self, bytes }
+        VerityDigest { algorithm: self, bytes }
     }
 }
 
@@ -64,47 +65,47 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The fs-verity digest of a whole file, which names it as an object of the store.
+/// The fs-verity digest of a whole file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectId {
+pub struct VerityDigest {
     algorithm: Algorithm,
     bytes: [u8; 64],
 }
 
-/// Text or bytes that are not an object id.
+/// Text or bytes that are not an fs-verity digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ObjectIdError {
+pub enum VerityDigestError {
     /// Neither 32 nor 64 bytes, or another length than the algorithm's.
-    #[error("an object id has 32 bytes (sha256) or 64 (sha512), not {0}")]
+    #[error("an fs-verity digest has 32 bytes (sha256) or 64 (sha512), not {0}")]
     Length(usize),
     /// A character that is not a lower or upper case hexadecimal digit.
-    #[error("an object id is hexadecimal, but byte {0} is not a digit")]
+    #[error("an fs-verity digest is hexadecimal, but byte {0} is not a digit")]
     NotHex(usize),
 }
 
-impl ObjectId {
-    /// The id with these digest bytes; the length tells the algorithm.
+impl VerityDigest {
+    /// The digest with these bytes; the length tells the algorithm.
     ///
     /// # Errors
-    /// [`ObjectIdError::Length`] for any length but 32 and 64.
-    pub fn from_bytes(digest: &[u8]) -> Result<Self, ObjectIdError> {
+    /// [`VerityDigestError::Length`] for any length but 32 and 64.
+    pub fn from_bytes(digest: &[u8]) -> Result<Self, VerityDigestError> {
         let algorithm = match digest.len() {
             32 => Algorithm::Sha256,
             64 => Algorithm::Sha512,
-            other => return Err(ObjectIdError::Length(other)),
+            other => return Err(VerityDigestError::Length(other)),
         };
         let mut bytes = [0; 64];
         bytes[..digest.len()].copy_from_slice(digest);
         Ok(Self { algorithm, bytes })
     }
 
-    /// The id written as 64 or 128 hexadecimal digits of either case.
+    /// The digest written as 64 or 128 hexadecimal digits of either case.
     ///
     /// # Errors
-    /// [`ObjectIdError`] when the text is of another length or holds something else than digits.
-    pub fn from_hex(text: &[u8]) -> Result<Self, ObjectIdError> {
+    /// [`VerityDigestError`] when the text is of another length or holds something else than digits.
+    pub fn from_hex(text: &[u8]) -> Result<Self, VerityDigestError> {
         if !matches!(text.len(), 64 | 128) {
-            return Err(ObjectIdError::Length(text.len() / 2));
+            return Err(VerityDigestError::Length(text.len() / 2));
         }
         let mut bytes = [0; 64];
         for (at, byte) in text.iter().enumerate() {
@@ -112,7 +113,7 @@ impl ObjectId {
                 b'0'..=b'9' => byte - b'0',
                 b'a'..=b'f' => byte - b'a' + 10,
                 b'A'..=b'F' => byte - b'A' + 10,
-                _ => return Err(ObjectIdError::NotHex(at)),
+                _ => return Err(VerityDigestError::NotHex(at)),
             };
             bytes[at / 2] = bytes[at / 2] << 4 | digit;
         }
@@ -130,17 +131,9 @@ impl ObjectId {
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.algorithm.digest_len()]
     }
-
-    /// Where an object directory keeps the file: the first byte in hex, a slash, the rest in hex.
-    #[must_use]
-    pub fn path(&self) -> String {
-        let mut hex = self.to_string();
-        hex.insert(2, '/');
-        hex
-    }
 }
 
-impl fmt::Display for ObjectId {
+impl fmt::Display for VerityDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; 128];
@@ -153,17 +146,123 @@ impl fmt::Display for ObjectId {
     }
 }
 
-impl fmt::Debug for ObjectId {
+impl fmt::Debug for VerityDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl std::str::FromStr for ObjectId {
-    type Err = ObjectIdError;
+impl std::str::FromStr for VerityDigest {
+    type Err = VerityDigestError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::from_hex(text.as_bytes())
+    }
+}
+
+/// What a file is that an [`Id`] names.
+pub mod kind {
+    /// The content of a file, which the store keeps once.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Object {}
+    /// An EROFS image.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Image {}
+    /// A file with the data of many files, which EROFS reads beside an image.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Device {}
+}
+
+/// The name of a file of the store: its fs-verity digest. Ids of different kinds are different types, so that none can be
+/// taken for another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id<K> {
+    digest: VerityDigest,
+    kind: PhantomData<K>,
+}
+
+/// The name of an object: the content of a file.
+pub type ObjectId = Id<kind::Object>;
+/// The name of an EROFS image.
+pub type ImageId = Id<kind::Image>;
+/// The name of a device: a file with the data of many files, which EROFS reads beside an image.
+pub type DeviceId = Id<kind::Device>;
+
+impl<K> Id<K> {
+    /// The id of the file with this digest.
+    #[must_use]
+    pub const fn new(digest: VerityDigest) -> Self {
+        Self { digest, kind: PhantomData }
+    }
+
+    /// The id with these digest bytes; the length tells the algorithm.
+    ///
+    /// # Errors
+    /// [`VerityDigestError::Length`] for any length but 32 and 64.
+    pub fn from_bytes(digest: &[u8]) -> Result<Self, VerityDigestError> {
+        VerityDigest::from_bytes(digest).map(Self::new)
+    }
+
+    /// The id written as 64 or 128 hexadecimal digits of either case.
+    ///
+    /// # Errors
+    /// [`VerityDigestError`] when the text is of another length or holds something else than digits.
+    pub fn from_hex(text: &[u8]) -> Result<Self, VerityDigestError> {
+        VerityDigest::from_hex(text).map(Self::new)
+    }
+
+    /// The digest of the file.
+    #[must_use]
+    pub const fn digest(&self) -> &VerityDigest {
+        &self.digest
+    }
+
+    /// The hash algorithm.
+    #[must_use]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.digest.algorithm
+    }
+
+    /// The digest: 32 or 64 bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.digest.as_bytes()
+    }
+}
+
+impl ObjectId {
+    /// Where an object directory keeps the file: the first byte in hex, a slash, the rest in hex.
+    #[must_use]
+    pub fn path(&self) -> String {
+        let mut hex = self.to_string();
+        hex.insert(2, '/');
+        hex
+    }
+}
+
+impl<K> From<VerityDigest> for Id<K> {
+    fn from(digest: VerityDigest) -> Self {
+        Self::new(digest)
+    }
+}
+
+impl<K> fmt::Display for Id<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.digest, f)
+    }
+}
+
+impl<K> fmt::Debug for Id<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl<K> std::str::FromStr for Id<K> {
+    type Err = VerityDigestError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self::new)
     }
 }
 
@@ -230,7 +329,7 @@ impl Hasher {
         self.size
     }
 
-    fn push(&mut self, mut level: usize, hash: &ObjectId) {
+    fn push(&mut self, mut level: usize, hash: &VerityDigest) {
         let mut hash = *hash;
         loop {
             if level == self.levels.len() {
@@ -255,7 +354,7 @@ impl Hasher {
 
     /// The digest of all bytes taken.
     #[must_use]
-    pub fn finish(mut self) -> ObjectId {
+    pub fn finish(mut self) -> VerityDigest {
         if self.filled > 0 {
             self.data[self.filled..].fill(0);
             let hash = self.algorithm.hash(&self.data[..]);
@@ -316,7 +415,7 @@ impl<W: std::io::Write> Tee<W> {
 
     /// The writer, and the digest of all that it took.
     #[must_use]
-    pub fn finish(self) -> (W, ObjectId) {
+    pub fn finish(self) -> (W, VerityDigest) {
         (self.inner, self.hasher.finish())
     }
 }
@@ -335,7 +434,7 @@ impl<W: std::io::Write> std::io::Write for Tee<W> {
 
 /// The digest of a file that is in memory as a whole.
 #[must_use]
-pub fn digest(algorithm: Algorithm, bytes: &[u8]) -> ObjectId {
+pub fn digest(algorithm: Algorithm, bytes: &[u8]) -> VerityDigest {
     let mut hasher = Hasher::new(algorithm);
     hasher.update(bytes);
     hasher.finish()
@@ -482,8 +581,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_hex(text: &str, expect: Result<&str, ObjectIdError>) {
-        let answer = text.parse::<ObjectId>().map(|id| id.to_string());
+    fn check_hex(text: &str, expect: Result<&str, VerityDigestError>) {
+        let answer = text.parse::<VerityDigest>().map(|id| id.to_string());
         assert_eq!(answer, expect.map(str::to_owned));
     }
 
@@ -493,23 +592,23 @@ mod tests {
         check_hex(&a, Ok(&a));
         check_hex(&a.to_uppercase(), Ok(&a));
         check_hex(&b, Ok(&b));
-        check_hex("", Err(ObjectIdError::Length(0)));
-        check_hex(&a[2..], Err(ObjectIdError::Length(31)));
-        check_hex(&format!("{a}{}", &a[..32]), Err(ObjectIdError::Length(48)));
-        check_hex(&format!("{}g", &a[1..]), Err(ObjectIdError::NotHex(63)));
-        check_hex(&format!("/{}", &a[1..]), Err(ObjectIdError::NotHex(0)));
+        check_hex("", Err(VerityDigestError::Length(0)));
+        check_hex(&a[2..], Err(VerityDigestError::Length(31)));
+        check_hex(&format!("{a}{}", &a[..32]), Err(VerityDigestError::Length(48)));
+        check_hex(&format!("{}g", &a[1..]), Err(VerityDigestError::NotHex(63)));
+        check_hex(&format!("/{}", &a[1..]), Err(VerityDigestError::NotHex(0)));
     }
 
     #[test]
     fn ids_have_32_or_64_bytes() {
         for (length, expect) in [(32, Algorithm::Sha256), (64, Algorithm::Sha512)] {
-            let id = ObjectId::from_bytes(&vec![0xa1; length]).unwrap();
+            let id = VerityDigest::from_bytes(&vec![0xa1; length]).unwrap();
             assert_eq!(id.algorithm(), expect);
             assert_eq!(id.as_bytes(), vec![0xa1; length]);
         }
         for length in [0, 31, 33, 63, 65] {
-            let refused = ObjectId::from_bytes(&vec![0; length]);
-            assert_eq!(refused, Err(ObjectIdError::Length(length)));
+            let refused = VerityDigest::from_bytes(&vec![0; length]);
+            assert_eq!(refused, Err(VerityDigestError::Length(length)));
         }
     }
 

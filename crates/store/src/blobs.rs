@@ -13,7 +13,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub enum BlobFile {
     /// Where this manifest came from, and who signed it.
     Signatures(Digest),
     /// Where this image came from.
-    Origins(ObjectId),
+    Origins(ImageId),
 }
 
 impl BlobFile {

@@ -300,7 +300,7 @@ mod tests {
     }
 
     fn part(offset: u64) -> ObjectPart {
-        ObjectPart { object: digest(Algorithm::Sha256, b"x"), offset, length: 9 }
+        ObjectPart { object: digest(Algorithm::Sha256, b"x").into(), offset, length: 9 }
     }
 
     fn chunks() -> Chunks {

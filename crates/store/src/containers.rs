@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{Directory, DiskError};
@@ -19,7 +19,7 @@ pub(crate) const RECORD: &str = "container.json";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerRecord {
     /// Its image: `gc` keeps it as long as the folder is there.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// The manifest of its image, if it has one: `gc` keeps that and its layers, too. None in folders of older versions.
     pub manifest: Option<Digest>,
     /// The name it was started by, as given.
@@ -69,7 +69,7 @@ pub enum ContainerError {
         /// The container.
         id: String,
         /// Its image.
-        image: ObjectId,
+        image: ImageId,
     },
     /// Its record cannot be read.
     #[error(
@@ -346,7 +346,7 @@ impl Store {
 
     /// The image of a container; none if that cannot be read, or the container has gone.
     #[must_use]
-    pub fn image_of_container(&self, id: &str) -> Option<ObjectId> {
+    pub fn image_of_container(&self, id: &str) -> Option<ImageId> {
         check_id(id).ok()?;
         let directory = self.containers.open_if_there(id).ok()??;
         Some(read_record(&directory).ok()?.ok()?.image)

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use image::verity::{Algorithm, Hasher, ObjectId};
+use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
 
 use crate::data::BlobKind;
 use crate::disk::{DiskError, NewFile};
@@ -60,7 +60,7 @@ pub enum DraftError {
     #[error("cannot look for {id} in the store")]
     Lookup {
         /// Which one.
-        id: ObjectId,
+        id: VerityDigest,
         /// Why.
         source: Box<StoreError>,
     },
@@ -168,7 +168,7 @@ impl<'t> Draft<'t> {
         taken.map_err(|source| transaction.write_failed("an object", source))?;
         let Spilled { scrap, file, hasher } = spilled;
         let size = hasher.size();
-        transaction.finish_object(scrap.keep(), file, hasher.finish(), size)
+        transaction.finish_object(scrap.keep(), file, hasher.finish().into(), size)
     }
 }
 
@@ -211,13 +211,13 @@ impl<'t> ImageDraft<'t> {
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be written.
-    pub fn finish(mut self) -> Result<ObjectId, DraftError> {
+    pub fn finish(mut self) -> Result<ImageId, DraftError> {
         let transaction = self.transaction;
         let taken = self.spilled.take(&mut self.gathered);
         taken.map_err(|source| transaction.write_failed("an image", source))?;
         let Spilled { scrap, file, hasher } = self.spilled;
         let size = hasher.size();
-        transaction.finish_image(scrap.keep(), file, hasher.finish(), size)
+        transaction.finish_image(scrap.keep(), file, hasher.finish().into(), size)
     }
 }
 

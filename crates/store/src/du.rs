@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 
 use crate::blobs::BlobFile;
 use crate::data;
@@ -29,7 +29,7 @@ pub enum DuError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedWith {
     /// The other image.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// Bytes on disk of what both use.
     pub bytes: u64,
 }
@@ -38,7 +38,7 @@ pub struct SharedWith {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageUse {
     /// The image.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// Its names.
     pub refs: Vec<RefName>,
     /// Bytes on disk of the image file and of objects and parts of data blobs of no other image.
@@ -201,7 +201,7 @@ fn size(directory: &Directory, name: &str) -> Result<u64, DiskError> {
 /// What images have of data blobs: where each range begins or ends, and whose it is.
 #[derive(Debug, Default)]
 struct Parts {
-    blobs: BTreeMap<ObjectId, Vec<(u64, u64, usize)>>,
+    blobs: BTreeMap<DeviceId, Vec<(u64, u64, usize)>>,
 }
 
 impl Parts {
@@ -213,7 +213,7 @@ impl Parts {
     }
 
     /// Gives every byte of a blob that takes `bytes` on disk to those who use it.
-    fn divide(&mut self, blob: &ObjectId, bytes: u64, groups: &mut BTreeMap<Vec<usize>, u64>) {
+    fn divide(&mut self, blob: &DeviceId, bytes: u64, groups: &mut BTreeMap<Vec<usize>, u64>) {
         let ranges = self.blobs.remove(blob).unwrap_or_default();
         let mut edges: BTreeMap<u64, Vec<(bool, usize)>> = BTreeMap::new();
         let all: BTreeSet<usize> = ranges.iter().map(|it| it.2).collect();
@@ -249,7 +249,7 @@ impl Parts {
 
 /// Divides bytes among images, by who uses them.
 fn share(
-    images: Vec<(ObjectId, Vec<RefName>)>,
+    images: Vec<(ImageId, Vec<RefName>)>,
     files: &[u64],
     groups: &BTreeMap<Vec<usize>, u64>,
 ) -> Vec<ImageUse> {
@@ -270,7 +270,7 @@ fn share(
             }
         }
     }
-    let ids: Vec<ObjectId> = images.iter().map(|it| it.0).collect();
+    let ids: Vec<ImageId> = images.iter().map(|it| it.0).collect();
     let uses = images.into_iter().enumerate().map(|(at, (image, refs))| {
         let others = shared[at].iter();
         let mut shared_with: Vec<_> =

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 
 use crate::disk::DiskError;
 use crate::parallel::ThreadError;
@@ -17,7 +17,7 @@ use crate::parallel::ThreadError;
 pub enum FsckError {
     /// The store has no such image.
     #[error("the store has no image {0}")]
-    Absent(ObjectId),
+    Absent(ImageId),
     /// Imports are running, and may rely on what is damaged.
     #[error("imports are running: repair the store when they have ended")]
     Busy,

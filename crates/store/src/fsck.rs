@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
 use data::{InBlobs, Scope};
@@ -76,23 +76,23 @@ pub enum Damage {
         /// Its name.
         object: ObjectId,
         /// The blob.
-        blob: ObjectId,
+        blob: DeviceId,
         /// What is wrong with it.
         why: String,
     },
     /// A data blob that is missing or not as long as it must be; what is wrong with it.
-    DataBlob(ObjectId, String),
+    DataBlob(DeviceId, String),
     /// The index of a data blob; what is wrong with it.
-    DataIndex(ObjectId, String),
+    DataIndex(DeviceId, String),
     /// As `Object`, an image.
     Image {
         /// The name.
-        expected: ObjectId,
+        expected: ImageId,
         /// What the bytes have.
-        actual: ObjectId,
+        actual: ImageId,
     },
     /// An image that cannot be read, or whose bytes are right and make no sense; why not.
-    BadImage(ObjectId, String),
+    BadImage(ImageId, String),
     /// A layer that cannot be given back exactly; why not.
     Layer(Digest, String),
     /// A manifest's file; what is wrong with it.
@@ -102,7 +102,7 @@ pub enum Damage {
     /// The file that says where a layer's chunks are; what is wrong with it.
     Chunks(Digest, String),
     /// The record of where an image came from; what is wrong with it.
-    Origins(ObjectId, String),
+    Origins(ImageId, String),
     /// A ref that is damaged, or needs something that is not there.
     Ref(String, String),
     /// A container's record; what is wrong with it.
@@ -115,7 +115,7 @@ pub enum Damage {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Harm {
     /// The image.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// Its names, if any.
     pub refs: Vec<RefName>,
     /// Paths in it, in its own order, every hard link; empty when all of it is hurt.
@@ -242,7 +242,7 @@ impl Store {
     ///
     /// # Errors
     /// [`FsckError`] when there is no such image, or the store cannot be read.
-    pub fn verify(&self, image: &ObjectId, options: FsckOptions) -> Result<FsckReport, FsckError> {
+    pub fn verify(&self, image: &ImageId, options: FsckOptions) -> Result<FsckReport, FsckError> {
         self.verify_all(&[*image], options)
     }
 
@@ -252,11 +252,11 @@ impl Store {
     /// As [`verify`](Self::verify).
     pub fn verify_all(
         &self,
-        images: &[ObjectId],
+        images: &[ImageId],
         options: FsckOptions,
     ) -> Result<FsckReport, FsckError> {
         let _lock = self.lock_shared()?;
-        let images: Vec<ObjectId> =
+        let images: Vec<ImageId> =
             images.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
         for image in &images {
             if self.images.stat(image.to_string())?.is_none() {
@@ -289,8 +289,8 @@ impl Store {
         Ok(matches!(hashed.as_slice(), [Hashed::Sound(_)]))
     }
 
-    pub(crate) fn is_sound_image(&self, id: &ObjectId) -> Result<bool, FsckError> {
-        let open = |id: &ObjectId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
+    pub(crate) fn is_sound_image(&self, id: &ImageId) -> Result<bool, FsckError> {
+        let open = |id: &ImageId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
         let hashed = hash_all(&[*id], self.algorithm(), FsckOptions::default(), &open)?;
         Ok(matches!(hashed.as_slice(), [Hashed::Sound(_)]))
     }
@@ -370,12 +370,12 @@ impl Store {
     /// Hashes images and reads what they need.
     fn check_images(
         &self,
-        ids: &[ObjectId],
+        ids: &[ImageId],
         refs: &BTreeMap<RefName, Reference>,
         options: FsckOptions,
         report: &mut FsckReport,
-    ) -> Result<BTreeMap<ObjectId, Contents>, FsckError> {
-        let open = |id: &ObjectId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
+    ) -> Result<BTreeMap<ImageId, Contents>, FsckError> {
+        let open = |id: &ImageId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
         let hashed = hash_all(ids, self.algorithm(), options, &open)?;
         let mut images = BTreeMap::new();
         for (id, hashed) in ids.iter().zip(hashed) {
@@ -406,7 +406,7 @@ impl Store {
     /// What is wrong with the image, if it cannot be read.
     fn read_contents(
         &self,
-        image: &ObjectId,
+        image: &ImageId,
         contents: &mut Contents,
     ) -> Result<Result<(), String>, FsckError> {
         let file = match fault::found(self.image_file(image))? {
@@ -434,7 +434,7 @@ impl Store {
     /// As [`read_contents`](Self::read_contents).
     fn read_uses(
         &self,
-        image: &ObjectId,
+        image: &ImageId,
         visit: &mut dyn FnMut(&[u8], Use),
     ) -> Result<Result<(), String>, FsckError> {
         match fault::found(self.image_file(image))? {

@@ -10,7 +10,7 @@ pub use data::{Dead, Freeing};
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 
 use crate::blobs::BlobFile;
 use crate::containers::Liveness;
@@ -44,7 +44,7 @@ pub enum GcError {
     )]
     Image {
         /// Which one.
-        image: ObjectId,
+        image: ImageId,
         /// How.
         source: ContentsError,
     },
@@ -93,7 +93,7 @@ pub enum GcError {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Garbage {
     /// An image.
-    Image(ObjectId),
+    Image(ImageId),
     /// A layer.
     Layer(Digest),
     /// A manifest, config or index.
@@ -103,9 +103,9 @@ pub enum Garbage {
     /// A layer as it came, whole or in part, the pin of an unfinished pull, or where a layer's chunks are.
     Blob(BlobFile),
     /// A data blob.
-    DataBlob(ObjectId),
+    DataBlob(DeviceId),
     /// The index of a data blob.
-    DataIndex(ObjectId),
+    DataIndex(DeviceId),
     /// A dead container's folder.
     Container(String),
     /// What a dead command left in `tmp/`.
@@ -117,11 +117,11 @@ pub enum Garbage {
 #[non_exhaustive]
 pub enum Kept {
     /// A kernel mount or an open descriptor uses it.
-    InUse(ObjectId),
+    InUse(ImageId),
     /// A container uses it.
-    Container(ObjectId, String),
+    Container(ImageId, String),
     /// No image: a data blob that a kernel mount or an open descriptor uses.
-    Blob(ObjectId),
+    Blob(DeviceId),
 }
 
 /// What `gc` would remove, and what it keeps for other reasons than a ref.
@@ -161,7 +161,7 @@ pub struct Swept {
 struct Needed {
     /// Sorted, each once.
     objects: Vec<ObjectId>,
-    images: BTreeSet<ObjectId>,
+    images: BTreeSet<ImageId>,
     layers: BTreeSet<Digest>,
     manifests: BTreeSet<Digest>,
     blobs: BTreeSet<BlobFile>,
@@ -302,7 +302,7 @@ impl Store {
     /// Follows images and manifests to all they need.
     fn needed(
         &self,
-        (images, mut manifests): (BTreeSet<ObjectId>, Vec<Digest>),
+        (images, mut manifests): (BTreeSet<ImageId>, Vec<Digest>),
         pinned: &BTreeSet<Digest>,
         kept: Vec<Kept>,
         (found, indexes): (&Inventory, &Indexes),
@@ -357,13 +357,13 @@ impl Store {
 
     /// The file of an image, without the promise that `gc` keeps it: for `gc` itself, and whoever
     /// holds the lock.
-    pub(crate) fn image_file(&self, id: &ObjectId) -> Result<Option<ImageFile>, DiskError> {
+    pub(crate) fn image_file(&self, id: &ImageId) -> Result<Option<ImageFile>, DiskError> {
         let file = self.images.read(id.to_string())?;
         Ok(file.map(|(file, stat)| ImageFile::new(file, crate::disk::length(&stat))))
     }
 
     /// Whether a mount or a process has the image open. When in doubt, yes.
-    fn is_in_use(&self, image: &ObjectId) -> Result<bool, DiskError> {
+    fn is_in_use(&self, image: &ImageId) -> Result<bool, DiskError> {
         // Something else than a file in its place is for fsck; nobody has it mounted.
         let Ok(Some((file, _))) = self.images.read(image.to_string()) else { return Ok(false) };
         match kernel::lease::in_use(file.as_fd()) {
@@ -490,7 +490,7 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<Item> {
     let manifests = found.manifests.iter().filter(|it| !needed.manifests.contains(it));
     let blobs = found.blobs.iter().filter(|it| !needed.blobs.contains(it));
     let objects = found.objects.iter().filter(|it| needed.objects.binary_search(it).is_err());
-    let is_needed = |id: &ObjectId| {
+    let is_needed = |id: &DeviceId| {
         needed.data.blobs.contains_key(id) || needed.kept.contains(&Kept::Blob(*id))
     };
     let data_blobs = found.data_blobs.iter().filter(|it| !is_needed(it));
@@ -511,7 +511,7 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<Item> {
 
 #[cfg(test)]
 mod tests {
-    use image::verity::{Algorithm, ObjectId, digest};
+    use image::verity::{Algorithm, Id, digest};
 
     use super::{Kept, Needed, NeededData, garbage};
     use crate::Digest;
@@ -521,7 +521,9 @@ mod tests {
 
     #[test]
     fn what_is_not_needed_is_garbage() {
-        let id = |name: &str| -> ObjectId { digest(Algorithm::Sha256, name.as_bytes()) };
+        fn id<K>(name: &str) -> Id<K> {
+            digest(Algorithm::Sha256, name.as_bytes()).into()
+        }
         let (a, b) = (Digest::sha256(b"a"), Digest::sha256(b"b"));
         let found = Inventory {
             objects: vec![id("1"), id("2"), id("3")],

@@ -5,7 +5,7 @@ use image::erofs::read::{
     Place, ReadAt, ReadError, View, native_tree, to_tree,
 };
 use image::tree::{Content, Node};
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, DeviceId, Id, ImageId, ObjectId};
 
 use crate::data::{Index, PieceKey};
 use crate::open::{ImageFile, OpenImage};
@@ -17,7 +17,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when the directory cannot be read.
-    pub fn images(&self) -> Result<Vec<ObjectId>, StoreError> {
+    pub fn images(&self) -> Result<Vec<ImageId>, StoreError> {
         let algorithm = self.algorithm();
         let listed = self.images.list()?;
         let ids = listed.iter().filter_map(|it| id_of(&it.name));
@@ -26,8 +26,8 @@ impl Store {
 }
 
 /// The id that a file is named by: lower case only, so that it has one name.
-pub(crate) fn id_of(name: &[u8]) -> Option<ObjectId> {
-    let id = ObjectId::from_hex(name).ok()?;
+pub(crate) fn id_of<K>(name: &[u8]) -> Option<Id<K>> {
+    let id = Id::from_hex(name).ok()?;
     (id.to_string().as_bytes() == name).then_some(id)
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn id_of(name: &[u8]) -> Option<ObjectId> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceUse {
     /// Its name; none if the device table has something else.
-    pub(crate) blob: Option<ObjectId>,
+    pub(crate) blob: Option<DeviceId>,
     /// Its length, as the image says.
     pub(crate) bytes: u64,
 }
@@ -88,7 +88,7 @@ pub(crate) enum Use {
 /// A part of a data blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlobRange {
-    pub(crate) blob: ObjectId,
+    pub(crate) blob: DeviceId,
     pub(crate) offset: u64,
     /// Bytes, at least 1.
     pub(crate) len: u64,
@@ -129,7 +129,7 @@ fn ranges<S: ReadAt>(
 ) -> Result<(), ContentsError> {
     // Refuses images of which so little says so much that reading them would take for ever.
     image.device_ranges(|_| {})?;
-    let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::object_id).collect();
+    let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
     let mut walk = image.walk();
     while let Some(step) = walk.next()? {
         let inode = step.inode;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
 use crate::blobs::BlobFile;
@@ -16,13 +16,13 @@ use image::digest::Digest;
 #[derive(Debug, Default)]
 pub(crate) struct Inventory {
     pub(crate) objects: Vec<ObjectId>,
-    pub(crate) images: Vec<ObjectId>,
+    pub(crate) images: Vec<ImageId>,
     pub(crate) layers: Vec<Digest>,
     pub(crate) manifests: Vec<Digest>,
     pub(crate) blobs: Vec<BlobFile>,
-    pub(crate) data_blobs: Vec<ObjectId>,
+    pub(crate) data_blobs: Vec<DeviceId>,
     /// Of data blobs, by the blob's name.
-    pub(crate) data_indexes: Vec<ObjectId>,
+    pub(crate) data_indexes: Vec<DeviceId>,
     /// Paths of what no store puts there.
     pub(crate) strays: Vec<PathBuf>,
 }

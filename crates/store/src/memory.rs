@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 use kernel::Errno;
 use kernel::cache;
 use kernel::process::Who;
@@ -28,7 +28,7 @@ use native::Native;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageMemory {
     /// The image.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// Its names.
     pub refs: Vec<RefName>,
     /// Bytes of it in memory: of its image file, and all copies of its data.
@@ -78,7 +78,7 @@ enum Data {
 enum Cache {
     Object,
     /// Of a data blob, the first of those that a file is in.
-    Blob(ObjectId),
+    Blob(DeviceId),
     /// Of a mounted image, by its device number.
     Mount(u64),
     /// What mounts share.
@@ -106,7 +106,7 @@ impl Copy {
 
 #[derive(Debug)]
 struct Seen {
-    id: ObjectId,
+    id: ImageId,
     pages: u64,
     /// Parts of the image file of which nothing was in memory.
     cold: Vec<Range<u64>>,
@@ -223,7 +223,7 @@ impl Memory<'_> {
     fn add_blobs(&mut self) -> Result<(), DiskError> {
         let Some(directory) = self.store.data()? else { return Ok(()) };
         // By blob: where each part is, what it is, and whose.
-        let mut parts: HashMap<ObjectId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
+        let mut parts: HashMap<DeviceId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
         for (at, image) in self.images.iter().enumerate() {
             for (blob, range, data) in image.native.iter().flat_map(Native::parts) {
                 parts.entry(blob).or_default().push((range, data, at));
@@ -317,7 +317,7 @@ impl Memory<'_> {
     /// The kernel's answer.
     pub fn look(
         &mut self,
-        image: Option<&ObjectId>,
+        image: Option<&ImageId>,
         root: BorrowedFd<'_>,
         shares: bool,
     ) -> Result<bool, Errno> {
@@ -346,7 +346,7 @@ impl Memory<'_> {
 
     /// Whether an image has its data on devices: then what is in memory of it is known by its mounts alone.
     #[must_use]
-    pub fn is_native(&self, image: &ObjectId) -> bool {
+    pub fn is_native(&self, image: &ImageId) -> bool {
         self.images.iter().any(|it| it.id == *image && it.native.is_some())
     }
 

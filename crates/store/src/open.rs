@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use image::erofs::read::ReadAt;
-use image::verity::{Hasher, ObjectId};
+use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::{DiskError, length};
@@ -21,20 +21,20 @@ use crate::store::{Store, StoreError};
 pub enum OpenImageError {
     /// The store has no such image.
     #[error("the store has no image {0}")]
-    Absent(ObjectId),
+    Absent(ImageId),
     /// The kernel enforces another digest than the one that the file is named by.
     #[error("image {expected} has the fs-verity digest {actual}")]
     Mismatch {
         /// The name.
-        expected: ObjectId,
+        expected: ImageId,
         /// As measured.
-        actual: Box<ObjectId>,
+        actual: Box<ImageId>,
     },
     /// An id that cannot be in this store.
     #[error("cannot look for image {id}")]
     Id {
         /// Which one.
-        id: ObjectId,
+        id: ImageId,
         /// Why.
         source: Box<StoreError>,
     },
@@ -42,7 +42,7 @@ pub enum OpenImageError {
     #[error("cannot read which data blobs image {image} needs")]
     Devices {
         /// The image.
-        image: ObjectId,
+        image: ImageId,
         /// Why.
         source: ContentsError,
     },
@@ -51,17 +51,17 @@ pub enum OpenImageError {
         "image {0} has no header that this version writes: it is damaged, or an earlier version of Quire wrote it; \
          pull or import it again"
     )]
-    Earlier(ObjectId),
+    Earlier(ImageId),
     /// It has a device that is no data blob of a store.
     #[error(
         "image {0} needs a device that no store has: its table of devices has no name of a data blob"
     )]
-    Foreign(ObjectId),
+    Foreign(ImageId),
     /// A data blob that it needs cannot be used.
     #[error("cannot open a data blob of image {image}; `quire fsck` tells what is damaged")]
     Blob {
         /// The image.
-        image: ObjectId,
+        image: ImageId,
         /// What is wrong with the blob.
         source: Box<StoreError>,
     },
@@ -69,9 +69,9 @@ pub enum OpenImageError {
     #[error("data blob {expected} has the fs-verity digest {actual}")]
     BlobMismatch {
         /// The name.
-        expected: Box<ObjectId>,
+        expected: Box<DeviceId>,
         /// As measured.
-        actual: Box<ObjectId>,
+        actual: Box<DeviceId>,
     },
     /// The disk.
     #[error(transparent)]
@@ -85,7 +85,7 @@ pub enum VerifyError {
     #[error("cannot read image {image}")]
     Read {
         /// Its name.
-        image: ObjectId,
+        image: ImageId,
         /// The disk's answer.
         source: io::Error,
     },
@@ -93,9 +93,9 @@ pub enum VerifyError {
     #[error("image {expected} is damaged: its bytes are those of {actual}")]
     Damaged {
         /// Its name.
-        expected: ObjectId,
+        expected: ImageId,
         /// The digest of its bytes.
-        actual: Box<ObjectId>,
+        actual: Box<ImageId>,
     },
 }
 
@@ -114,7 +114,7 @@ pub enum Presence {
 #[derive(Debug)]
 pub struct OpenImage {
     /// Its name.
-    pub id: ObjectId,
+    pub id: ImageId,
     /// The EROFS file, open for reading.
     pub image: ImageFile,
     /// How its data is stored.
@@ -134,7 +134,7 @@ pub struct OpenImage {
 #[derive(Debug)]
 pub struct OpenDevice {
     /// Its name.
-    pub id: ObjectId,
+    pub id: DeviceId,
     /// Its file.
     pub file: File,
     /// Length in bytes.
@@ -213,17 +213,17 @@ impl OpenImage {
             at += count as u64;
         }
         let actual = hasher.finish();
-        if actual == self.id {
+        if actual == *self.id.digest() {
             return Ok(());
         }
-        Err(VerifyError::Damaged { expected: self.id, actual: Box::new(actual) })
+        Err(VerifyError::Damaged { expected: self.id, actual: Box::new(actual.into()) })
     }
 }
 
-fn id_of(measured: &Measured) -> ObjectId {
+fn digest_of(measured: &Measured) -> VerityDigest {
     let id = match measured {
-        Measured::Sha256(bytes) => ObjectId::from_bytes(bytes),
-        Measured::Sha512(bytes) => ObjectId::from_bytes(bytes),
+        Measured::Sha256(bytes) => VerityDigest::from_bytes(bytes),
+        Measured::Sha512(bytes) => VerityDigest::from_bytes(bytes),
     };
     id.expect("32 or 64 bytes")
 }
@@ -244,7 +244,7 @@ impl Store {
     /// # Errors
     /// [`OpenImageError`] when it is absent, not a regular file, or measured by the kernel to be
     /// another one.
-    pub fn open_image(&self, id: &ObjectId) -> Result<OpenImage, OpenImageError> {
+    pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
         self.check_algorithm(id)
             .map_err(|source| OpenImageError::Id { id: *id, source: Box::new(source) })?;
         // gc asks, under its lock, whether an image is open. So either it sees ours, or we see
@@ -257,7 +257,7 @@ impl Store {
         drop(lock);
         let kernel_verity = match measure(image.fd()) {
             Ok(Some(measured)) => {
-                let actual = id_of(&measured);
+                let actual = ImageId::new(digest_of(&measured));
                 if actual != *id {
                     return Err(OpenImageError::Mismatch {
                         expected: *id,
@@ -285,7 +285,7 @@ impl Store {
     /// Opens every data blob that the image has as a device; the lock is held.
     fn open_devices(
         &self,
-        id: &ObjectId,
+        id: &ImageId,
         image: &ImageFile,
     ) -> Result<(Form, Vec<OpenDevice>), OpenImageError> {
         let table = images::devices(image);
@@ -299,8 +299,9 @@ impl Store {
             let (file, _) = opened
                 .map_err(|source| OpenImageError::Blob { image: *id, source: Box::new(source) })?;
             let kernel_verity = match measure(file.as_fd()) {
-                Ok(Some(measured)) if id_of(&measured) != blob => {
-                    let (expected, actual) = (Box::new(blob), Box::new(id_of(&measured)));
+                Ok(Some(measured)) if digest_of(&measured) != *blob.digest() => {
+                    let actual = DeviceId::new(digest_of(&measured));
+                    let (expected, actual) = (Box::new(blob), Box::new(actual));
                     return Err(OpenImageError::BlobMismatch { expected, actual });
                 }
                 Ok(measured) => measured.is_some(),

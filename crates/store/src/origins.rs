@@ -2,7 +2,7 @@
 //!
 //! `blobs/IMAGE.origins` is a record. See `docs/format/object-store.md`, "Origins".
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
 use crate::blobs::BlobFile;
@@ -32,7 +32,7 @@ pub enum OriginError {
     #[error("the record of where image {image} came from is damaged: import or pull it again")]
     Damaged {
         /// The image.
-        image: Box<ObjectId>,
+        image: Box<ImageId>,
         /// How.
         source: RecordError,
     },
@@ -49,7 +49,7 @@ struct Raw {
     origins: Vec<Origin>,
 }
 
-pub(crate) fn encode(image: &ObjectId, origins: &[Origin]) -> Vec<u8> {
+pub(crate) fn encode(image: &ImageId, origins: &[Origin]) -> Vec<u8> {
     record::encode(&Raw { image: image.to_string(), origins: origins.to_vec() })
 }
 
@@ -58,7 +58,7 @@ impl Store {
     ///
     /// # Errors
     /// [`OriginError`] when the record is damaged or cannot be read.
-    pub fn origins(&self, image: &ObjectId) -> Result<Vec<Origin>, OriginError> {
+    pub fn origins(&self, image: &ImageId) -> Result<Vec<Origin>, OriginError> {
         let bytes = self.blobs.read_all(BlobFile::Origins(*image).file_name(), RECORD_MAX)?;
         let Some(bytes) = bytes else { return Ok(Vec::new()) };
         let damaged = |source| OriginError::Damaged { image: Box::new(*image), source };
@@ -73,7 +73,7 @@ impl Store {
     /// The origins of an image with new ones; `None` if there is nothing new. A damaged record is replaced.
     pub(crate) fn with_origins(
         &self,
-        image: &ObjectId,
+        image: &ImageId,
         new: &[Origin],
     ) -> Result<Option<Vec<Origin>>, DiskError> {
         let before = match self.origins(image) {
@@ -98,7 +98,7 @@ impl Store {
     }
 
     /// What is wrong with the record of an image's origins, if anything.
-    pub(crate) fn origins_damage(&self, image: &ObjectId) -> Result<Option<String>, FsckError> {
+    pub(crate) fn origins_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
         Ok(fault::found(self.origins(image))?.err())
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskError;
@@ -155,7 +155,7 @@ impl fmt::Display for RefName {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// The image.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// The OCI manifest that it was made from, if there was one.
     pub manifest: Option<Digest>,
     /// How its data is stored.

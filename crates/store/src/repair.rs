@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 
 use crate::blobs::BlobFile;
 use crate::disk::{Directory, DiskError};
@@ -69,7 +69,7 @@ impl Store {
     /// Takes damaged objects out of the indexes of data blobs, so that an import does not find them. Images that have them
     /// on a device go on showing what is there.
     fn drop_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
-        let mut damaged: BTreeMap<ObjectId, BTreeSet<ObjectId>> = BTreeMap::new();
+        let mut damaged: BTreeMap<DeviceId, BTreeSet<ObjectId>> = BTreeMap::new();
         let mut failed = None;
         for (damage, _) in &report.damage {
             let Damage::Stored { object, blob, .. } = damage else { continue };

@@ -1,6 +1,6 @@
 //! What a person means by a name.
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 
 use crate::refs::{RefError, RefName, Reference};
 use crate::store::{Store, StoreError};
@@ -10,7 +10,7 @@ use image::digest::Digest;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     /// The image.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// The ref that was named, or the first in byte order that has this image.
     pub name: Option<RefName>,
     /// The OCI manifest, if a ref tells.
@@ -35,7 +35,7 @@ pub enum ResolveError {
         /// What was given.
         prefix: String,
         /// All of them, in order.
-        images: Vec<ObjectId>,
+        images: Vec<ImageId>,
     },
     /// The ref itself.
     #[error(transparent)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, Id, ObjectId, VerityDigest};
 use kernel::process::Who;
 use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -138,7 +138,7 @@ pub enum StoreError {
     },
     /// An id of another algorithm than the store's.
     #[error("{0} is not a {1} id, as this store has them")]
-    Algorithm(ObjectId, Algorithm),
+    Algorithm(VerityDigest, Algorithm),
     /// An object that a caller knows is there is not.
     #[error("object {0} is not in the store")]
     NoObject(ObjectId),
@@ -373,11 +373,11 @@ impl Store {
         }
     }
 
-    pub(crate) fn check_algorithm(&self, id: &ObjectId) -> Result<(), StoreError> {
+    pub(crate) fn check_algorithm<K>(&self, id: &Id<K>) -> Result<(), StoreError> {
         if id.algorithm() == self.algorithm() {
             return Ok(());
         }
-        Err(StoreError::Algorithm(*id, self.algorithm()))
+        Err(StoreError::Algorithm(*id.digest(), self.algorithm()))
     }
 
     pub(crate) fn room(&self) -> Result<Room, DiskError> {

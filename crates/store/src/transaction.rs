@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use image::verity::{self, Algorithm, ObjectId};
+use image::verity::{self, Algorithm, DeviceId, ImageId, ObjectId};
 use rustix::io::Errno;
 
 use crate::disk::{DiskError, NewFile};
@@ -54,7 +54,7 @@ pub enum TransactionError {
     #[error("image {image} has a data blob {blob}, which is not in the store")]
     NoDevice {
         /// The image.
-        image: Box<ObjectId>,
+        image: Box<ImageId>,
         /// What it needs, as its device table says.
         blob: String,
     },
@@ -111,14 +111,14 @@ const NO: u8 = 2;
 #[derive(Debug, Default)]
 struct State {
     objects: HashMap<ObjectId, Found>,
-    data: BTreeMap<ObjectId, Data>,
-    images: BTreeMap<ObjectId, Found>,
+    data: BTreeMap<DeviceId, Data>,
+    images: BTreeMap<ImageId, Found>,
     layers: BTreeMap<Digest, Found>,
     manifests: BTreeMap<Digest, Found>,
-    origins: BTreeMap<ObjectId, Vec<Origin>>,
+    origins: BTreeMap<ImageId, Vec<Origin>>,
     refs: BTreeMap<RefName, Reference>,
     /// What refs have to name until they are replaced.
-    expected: BTreeMap<RefName, ObjectId>,
+    expected: BTreeMap<RefName, ImageId>,
     counts: Committed,
 }
 
@@ -179,7 +179,7 @@ impl<'s> Transaction<'s> {
     /// # Errors
     /// [`DraftError`] when it cannot be written. The transaction cannot be committed after that.
     pub fn object(&self, bytes: &[u8]) -> Result<ObjectId, DraftError> {
-        let id = verity::digest(self.store.algorithm(), bytes);
+        let id = verity::digest(self.store.algorithm(), bytes).into();
         self.object_with_id(&id, bytes)?;
         Ok(id)
     }
@@ -232,7 +232,7 @@ impl<'s> Transaction<'s> {
     fn look_up(&self, id: &ObjectId, size: u64) -> Result<Option<bool>, DraftError> {
         let failed = |source: StoreError| {
             self.fail();
-            DraftError::Lookup { id: *id, source: Box::new(source) }
+            DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
         };
         self.store.check_algorithm(id).map_err(failed)?;
         let shard = self.store.shard(id).map_err(|error| failed(error.into()))?;
@@ -313,9 +313,9 @@ impl<'s> Transaction<'s> {
         &self,
         number: u64,
         file: NewFile,
-        id: ObjectId,
+        id: ImageId,
         size: u64,
-    ) -> Result<ObjectId, DraftError> {
+    ) -> Result<ImageId, DraftError> {
         drop(file);
         let there = self.store.images.stat(id.to_string());
         let there = there.map_err(|source| self.write_failed("an image", source))?;
@@ -339,7 +339,7 @@ impl<'s> Transaction<'s> {
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
-    pub fn reuse_image(&self, id: &ObjectId) -> Result<bool, DraftError> {
+    pub fn reuse_image(&self, id: &ImageId) -> Result<bool, DraftError> {
         let there = self.store.images.stat(id.to_string());
         let there = there.map_err(|source| self.write_failed("an image", source))?;
         let there = there.is_some_and(|stat| is_object(&stat, crate::disk::length(&stat)));
@@ -466,12 +466,12 @@ impl<'s> Transaction<'s> {
     }
 
     /// Notes that an image of this import, or of the store, came from there, besides where it came from before.
-    pub fn add_origin(&self, image: ObjectId, origin: Origin) {
+    pub fn add_origin(&self, image: ImageId, origin: Origin) {
         self.state().origins.entry(image).or_default().push(origin);
     }
 
     /// Has the import fail, with [`TransactionError::RefChanged`], if at its end this ref names another image.
-    pub fn expect_ref(&self, name: RefName, image: ObjectId) {
+    pub fn expect_ref(&self, name: RefName, image: ImageId) {
         self.state().expected.insert(name, image);
     }
 

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::os::fd::AsFd as _;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
 use crate::blobs::BlobFile;
@@ -29,12 +29,12 @@ const WAITS: &str = "waits";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Item {
     Object(ObjectId),
-    Image(ObjectId),
+    Image(ImageId),
     Layer(Digest),
     Manifest(Digest),
     Blob(BlobFile),
-    DataBlob(ObjectId),
-    DataIndex(ObjectId),
+    DataBlob(DeviceId),
+    DataIndex(DeviceId),
 }
 
 impl fmt::Display for Item {

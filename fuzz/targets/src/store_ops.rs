@@ -6,7 +6,7 @@ use std::path::Path;
 use image::erofs::{self, Profile, Versions};
 use image::tar::{Segment, recipe};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, ImageId};
 use store::{
     Blob, Digest, Form, FsckOptions, LayerInfo, OpenOptions, RefError, RefName, Reference, Seconds,
     Store, Transaction,
@@ -20,7 +20,7 @@ const NOW: Seconds = Seconds(1_000_000_000);
 const OPERATIONS_MAX: usize = 200;
 
 /// What each ref leads to.
-type Refs = BTreeMap<RefName, ObjectId>;
+type Refs = BTreeMap<RefName, ImageId>;
 
 /// An import that is not committed yet, and what its refs will be.
 struct Import<'s> {

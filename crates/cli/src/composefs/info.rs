@@ -242,7 +242,7 @@ fn measure_files(paths: impl Iterator<Item = OsString>) -> Result<(), Failure> {
                     }
                     hasher.update(&buffer[..count]);
                 }
-                hasher.finish()
+                hasher.finish().into()
             }
         };
         writeln!(io::stdout(), "{digest}").context("cannot write")?;

@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use image::dump::Strictness;
 use image::erofs::{Profile, Version, Versions, write};
 use image::tree::Tree;
-use image::verity::{Algorithm, ObjectId, Tee};
+use image::verity::{Algorithm, ImageId, Tee};
 use store::walk::{self, COMPOSEFS_INLINE_MAX, Devices, Hardlinks, Times, Xattrs};
 
 use super::getopt::{Given, Options, Spec};
@@ -89,7 +89,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Makes the image, and answers with its digest if that is wanted.
-fn make(request: &Request, out: &mut impl Write) -> Result<Option<ObjectId>, Failure> {
+fn make(request: &Request, out: &mut impl Write) -> Result<Option<ImageId>, Failure> {
     let tree = read(request)?;
     let profile = Profile::Composefs(request.versions);
     if !request.prints_digest {
@@ -98,7 +98,7 @@ fn make(request: &Request, out: &mut impl Write) -> Result<Option<ObjectId>, Fai
     }
     let mut out = Tee::new(out, Algorithm::Sha256);
     write(&tree, &profile, &mut out).context("cannot write file")?;
-    Ok(Some(out.finish().1))
+    Ok(Some(out.finish().1.into()))
 }
 
 fn read(request: &Request) -> Result<Tree, Failure> {

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use image::erofs::read::{Image, ReadAt};
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, ImageId};
 use kernel::mount::{
     Acl, Attributes, Credentials, Detached, Durability, ErofsOptions, MountAttrFlags, MountError,
     OverlayOptions, Upper, Verity, XattrNamespace, erofs, overlay,
@@ -40,7 +40,7 @@ const SPEC: Spec = Spec { short: &[(b'h', false), (b't', true), (b'o', true)], l
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Request {
     basedirs: Vec<OsString>,
-    digest: Option<ObjectId>,
+    digest: Option<ImageId>,
     verity: Option<Wanted>,
     idmap: Option<OsString>,
     upper: Option<(OsString, OsString)>,
@@ -106,7 +106,7 @@ impl Request {
                 }
                 b"digest" => {
                     let value = needed()?;
-                    let digest = ObjectId::from_hex(value.as_bytes())
+                    let digest = ImageId::from_hex(value.as_bytes())
                         .ok()
                         .filter(|digest| digest.algorithm() == Algorithm::Sha256);
                     let Some(digest) = digest else {
@@ -205,7 +205,7 @@ impl Request {
 }
 
 /// Checks that the kernel enforces this digest for the image. Its messages are C's.
-fn check_digest(image: &File, expected: &ObjectId) -> anyhow::Result<()> {
+fn check_digest(image: &File, expected: &ImageId) -> anyhow::Result<()> {
     match kernel::verity::measure(image.as_fd()) {
         Ok(Some(Measured::Sha256(digest))) if digest[..] == *expected.as_bytes() => Ok(()),
         Ok(Some(_)) => anyhow::bail!("Image has wrong fs-verity"),
@@ -310,7 +310,7 @@ mod tests {
     fn options_are_understood_as_c_does() {
         let plain = Request { basedirs: vec!["o".into()], ..Request::default() };
         let hex = "00".repeat(32);
-        let digest = Some(ObjectId::from_bytes(&[0; 32]).unwrap());
+        let digest = Some(ImageId::from_bytes(&[0; 32]).unwrap());
         let required = Some(Wanted::Required);
         check("basedir=o", Ok(plain.clone()));
         check("basedir=x,basedir=o", Ok(plain.clone()));

@@ -122,7 +122,7 @@ impl<'a> Copier<'a> {
             if left == 0 {
                 let rest = file.read(&mut [0]).map_err(|it| failed(ObjectError::Read(object, it)));
                 let hasher = std::mem::replace(&mut hasher, Hasher::new(object.algorithm()));
-                if rest? > 0 || hasher.finish() != object {
+                if rest? > 0 || hasher.finish() != *object.digest() {
                     return Err(failed(ObjectError::Damaged(object)));
                 }
             }

@@ -1,6 +1,6 @@
 //! Containers that nobody watches any more, and what those that live can lend.
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use store::{FoundContainer, Store};
 
 use crate::folder;
@@ -67,11 +67,7 @@ pub fn clear_dead(store: &Store, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
 const ASKED: usize = 4;
 
 /// The superblocks by an image's name that living containers have mounted.
-pub fn share(
-    store: &Store,
-    living: &[String],
-    image: ObjectId,
-) -> impl Iterator<Item = Superblock> {
+pub fn share(store: &Store, living: &[String], image: ImageId) -> impl Iterator<Item = Superblock> {
     let alike = living.iter().filter(move |id| store.image_of_container(id) == Some(image));
     alike.take(ASKED).filter_map(move |id| Superblock::take(&folder::path(store, id)))
 }

@@ -427,7 +427,7 @@ mod tests {
 
     use image::erofs::{DataBlob, Placed, Profile, Stored, Versions, write_native};
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
-    use image::verity::{Algorithm, digest};
+    use image::verity::{Algorithm, ObjectId, digest};
 
     use super::*;
 
@@ -446,7 +446,7 @@ mod tests {
     fn composefs() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let bytes = BYTES;
-        let object = digest(Algorithm::Sha256, &bytes);
+        let object = ObjectId::new(digest(Algorithm::Sha256, &bytes));
         let place = folder.path().join(object.path());
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
         std::fs::write(&place, bytes).unwrap();
@@ -543,7 +543,7 @@ mod tests {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let bytes: Vec<u8> = (0..=255).cycle().take(3 * 4096 + 5).collect();
-            let object = digest(Algorithm::Sha256, &bytes);
+            let object = ObjectId::new(digest(Algorithm::Sha256, &bytes));
             let blob = [&[0xee; 4096][..], &bytes, &[0; 4096 - 5]].concat();
             let mut builder = Builder::new();
             let size = bytes.len() as u64;
@@ -555,7 +555,7 @@ mod tests {
                 Some(Placed::Whole(Stored { device: 0, offset: 4096, fingerprint: [7; 32] }))
             };
             let device =
-                DataBlob { id: digest(Algorithm::Sha256, &blob), bytes: blob.len() as u64 };
+                DataBlob { id: digest(Algorithm::Sha256, &blob).into(), bytes: blob.len() as u64 };
             let devices = [device];
             let native = image::erofs::Native::new(&devices, &find);
             let mut give = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| {

@@ -30,7 +30,7 @@ pub enum MakeRootError {
     #[error("cannot read image {image}")]
     Superblock {
         /// The image.
-        image: image::verity::ObjectId,
+        image: image::verity::ImageId,
         /// What is wrong.
         source: Box<image::erofs::read::ReadError>,
     },

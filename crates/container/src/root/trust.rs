@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use image::erofs::read::Owners;
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use kernel::mount::Backing;
 use kernel::version::KernelVersion;
 use store::{ContentsError, Form, OpenImage, Store, VerifyError};
@@ -19,7 +19,7 @@ pub struct Trust {
     /// Who checks what is read.
     pub verity: VerityPolicy,
     /// The only image that will do; it is hashed first.
-    pub digest: Option<ObjectId>,
+    pub digest: Option<ImageId>,
     /// The images with which pages of equal files are shared.
     pub domain: PageDomain,
     /// What the kernel reads an image over data blobs from.
@@ -84,16 +84,16 @@ pub enum TrustError {
         /// The image's name.
         name: String,
         /// Its id.
-        found: ObjectId,
+        found: ImageId,
         /// The id that is demanded.
-        wanted: Box<ObjectId>,
+        wanted: Box<ImageId>,
     },
     /// The kernel cannot check it.
     #[error(
         "--verity require: image {0} has no fs-verity here, so the kernel cannot check what is read: use a store on a file \
          system with fs-verity (`quire doctor` tells), or --verity auto"
     )]
-    NoVerity(ObjectId),
+    NoVerity(ImageId),
     /// The kernel is too old for its form.
     #[error(
         "{name} has the form {form}, which Linux mounts from {NATIVE} on, and this is {running}: `quire convert --form \
@@ -114,7 +114,7 @@ pub enum TrustError {
     #[error("cannot read image {image}")]
     Contents {
         /// The image.
-        image: ObjectId,
+        image: ImageId,
         /// What is wrong.
         source: Box<ContentsError>,
     },

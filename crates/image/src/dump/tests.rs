@@ -5,7 +5,7 @@ use std::io::BufReader;
 
 use super::*;
 use crate::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, Timestamp, Tree};
-use crate::verity::{Algorithm, ObjectId, digest};
+use crate::verity::{Algorithm, digest};
 
 mod properties;
 

@@ -215,7 +215,7 @@ fn rule_parents_that_are_symlinks() {
 
 #[test]
 fn objects_come_later() {
-    let object = crate::verity::digest(crate::verity::Algorithm::Sha256, b"x");
+    let object = crate::verity::digest(crate::verity::Algorithm::Sha256, b"x").into();
     let content =
         Content::External { size: 1, object: None, location: crate::tree::Location::None };
     let mut layer = Layer::new();

@@ -58,9 +58,9 @@ fn where_files_are() {
     // A tag that is no object id of ours: digits of the other case, and none.
     let mut other = slot.clone();
     other.tag.make_ascii_uppercase();
-    assert!(slot.object_id().is_some() && other.object_id().is_none());
+    assert!(slot.device_id().is_some() && other.device_id().is_none());
     other.tag = [0; 64];
-    assert_eq!(other.object_id(), None);
+    assert_eq!(other.device_id(), None);
     assert_eq!(slot.first_block, bytes.len() as u64 / 512);
     assert_eq!(slot.blocks, blobs.bytes[0].len() as u64 / 512);
     assert_eq!(slot.tag, *digest(Algorithm::Sha256, &blobs.bytes[0]).to_string().as_bytes());
@@ -161,7 +161,7 @@ fn what_cannot_be_is_refused() {
     let mut objects = Objects::new();
     let tree = flat(&[("a", 10_000)], &mut objects);
     let (&id, content) = objects.iter().next().unwrap();
-    let blob = |bytes| DataBlob { id: digest(Algorithm::Sha256, b"blob"), bytes };
+    let blob = |bytes| DataBlob { id: digest(Algorithm::Sha256, b"blob").into(), bytes };
     let refused = |blobs: &[DataBlob], place: Option<(u16, u64)>| {
         let find = |asked: &ObjectId| {
             assert_eq!(*asked, id);
@@ -200,7 +200,7 @@ fn what_cannot_be_is_refused() {
             format!("data blob {name} has {bytes} bytes, not 1 to 2^48 - 1 blocks of 512");
         assert_eq!(refused(&[blob(bytes)], None), Err(expected));
     }
-    let wide = DataBlob { id: digest(Algorithm::Sha512, b"blob"), bytes: 4096 };
+    let wide = DataBlob { id: digest(Algorithm::Sha512, b"blob").into(), bytes: 4096 };
     let expected = format!(
         "data blob {} is named by sha512, but a device table has room for sha256 only",
         wide.id
@@ -340,12 +340,12 @@ fn large_files_and_many_devices() {
     let mut builder = Builder::new();
     let id = digest(Algorithm::Sha256, b"a file of that size");
     let size = (1 << 32) + 5000;
-    let node = Content::External { size, object: Some(id), location: Location::Object };
+    let node = Content::External { size, object: Some(id.into()), location: Location::Object };
     let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
     builder.insert(InodeId::ROOT, b"a", inode, Link::Equal).unwrap();
     let tree = builder.finish();
     let blob = |at: usize| DataBlob {
-        id: digest(Algorithm::Sha256, &at.to_le_bytes()),
+        id: digest(Algorithm::Sha256, &at.to_le_bytes()).into(),
         bytes: if at == DEVICES_MAX - 1 { 1 << 33 } else { 4096 },
     };
     let devices: Vec<_> = (0..DEVICES_MAX).map(blob).collect();
@@ -373,13 +373,13 @@ fn files_of_one_object_and_other_sizes_are_refused() {
     let id = digest(Algorithm::Sha256, b"two");
     let mut builder = Builder::new();
     for (name, size) in [(b"a", 5000), (b"b", 5001)] {
-        let node = Content::External { size, object: Some(id), location: Location::Object };
+        let node = Content::External { size, object: Some(id.into()), location: Location::Object };
         let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
         builder.insert(InodeId::ROOT, name, inode, Link::Equal).unwrap();
     }
     let stored = Stored { device: 0, offset: 0, fingerprint: [1; 32] };
     let (devices, find) =
-        ([DataBlob { id, bytes: 8192 }], |_: &ObjectId| Some(Placed::Whole(stored)));
+        ([DataBlob { id: id.into(), bytes: 8192 }], |_: &ObjectId| Some(Placed::Whole(stored)));
     let native = Native::new(&devices, &find);
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
     let error = write_native(&builder.finish(), &native, &mut contents, &mut io::sink());

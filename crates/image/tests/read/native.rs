@@ -68,7 +68,7 @@ impl Blobs {
 
     pub fn table(&self) -> Vec<DataBlob> {
         let blob = |bytes: &Vec<u8>| DataBlob {
-            id: digest(Algorithm::Sha256, bytes),
+            id: digest(Algorithm::Sha256, bytes).into(),
             bytes: bytes.len() as u64,
         };
         self.bytes.iter().map(blob).collect()
@@ -324,7 +324,7 @@ fn trees_come_back() {
             let read = native_tree(&image, wanted).unwrap();
             check_same(&what, &read.tree, &tree);
             check_fingerprints(&what, &image, &blobs);
-            let table: Vec<_> = image.devices().iter().map(|slot| slot.object_id()).collect();
+            let table: Vec<_> = image.devices().iter().map(|slot| slot.device_id()).collect();
             let expected: Vec<_> = blobs.table().iter().map(|blob| Some(blob.id)).collect();
             assert_eq!(table, expected, "{what}");
             check_ranges(&what, &image, &read, &blobs);

@@ -109,7 +109,7 @@ fn a_tar_of_gnu_tar() {
         let offset = (block.parse::<u64>().unwrap() + 1) * 512;
         let fingerprint = Sha256::digest(&bytes).into();
         let stored = Stored { device: 0, offset, fingerprint };
-        blobs.stored.insert(digest(Algorithm::Sha256, &bytes), stored);
+        blobs.stored.insert(digest(Algorithm::Sha256, &bytes).into(), stored);
     }
     assert_eq!(blobs.stored.len(), SIZES.len());
     let (bytes, _) = make(&tree, &objects, &blobs);
@@ -135,7 +135,7 @@ fn devices_have_names_and_lengths() {
     let opened = Image::open(&bytes[..]).unwrap();
     assert_eq!(opened.devices().len(), blobs.bytes.len());
     for (slot, bytes) in opened.devices().iter().zip(&blobs.bytes) {
-        assert_eq!(slot.object_id(), Some(digest(Algorithm::Sha256, bytes)));
+        assert_eq!(slot.device_id(), Some(digest(Algorithm::Sha256, bytes).into()));
         assert_eq!(slot.bytes(), Some(bytes.len() as u64));
     }
 }

@@ -46,7 +46,7 @@ impl Case {
     }
 
     fn id(name: &str) -> ObjectId {
-        digest(Algorithm::Sha256, name.as_bytes())
+        digest(Algorithm::Sha256, name.as_bytes()).into()
     }
 
     fn tree(&self) -> Tree {
@@ -63,7 +63,7 @@ impl Case {
 
     fn write(&self) -> Result<Vec<u8>, WriteError> {
         let id = |bytes: &Vec<u8>| digest(Algorithm::Sha256, bytes);
-        let blob = |bytes: &Vec<u8>| DataBlob { id: id(bytes), bytes: bytes.len() as u64 };
+        let blob = |bytes: &Vec<u8>| DataBlob { id: id(bytes).into(), bytes: bytes.len() as u64 };
         let devices: Vec<_> = self.devices.iter().map(blob).collect();
         let find = |object: &ObjectId| {
             let (_, (bytes, runs)) =

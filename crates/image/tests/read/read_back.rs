@@ -49,7 +49,7 @@ fn overlay_xattrs_of_several_files_are_shared() {
     let metadata = Metadata { permissions: 0o644, uid: 0, gid: 0, mtime };
     for (name, object) in ["1", "2", "3"].iter().zip(objects) {
         let content =
-            Content::External { size: 1, object: Some(object), location: Location::Object };
+            Content::External { size: 1, object: Some(object.into()), location: Location::Object };
         let inode = builder.inode(&metadata, XattrsId::NONE, Node::Regular(content)).unwrap();
         builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Owner).unwrap();
     }
@@ -131,7 +131,7 @@ fn random_tree(random: &mut Random) -> Tree {
             8 => Node::Regular(Content::Inline(&target[..random.next(target.len())])),
             9 => Node::Regular(Content::External {
                 size: 1 + random.next(1 << 40) as u64,
-                object: Some(object),
+                object: Some(object.into()),
                 location: Location::Object,
             }),
             10 => Node::Regular(Content::External {
@@ -141,7 +141,7 @@ fn random_tree(random: &mut Random) -> Tree {
             }),
             _ => Node::Regular(Content::External {
                 size: 1 << 45,
-                object: Some(object),
+                object: Some(object.into()),
                 location: Location::None,
             }),
         };

@@ -59,8 +59,8 @@ pub fn give(bytes: &[u8], piece: Piece, out: &mut dyn io::Write) -> io::Result<(
 /// Keeps bytes, and answers what a file of them is.
 pub fn external(objects: &mut Objects, bytes: Vec<u8>) -> Content<'static> {
     let (size, object) = (bytes.len() as u64, digest(Algorithm::Sha256, &bytes));
-    objects.insert(object, bytes);
-    Content::External { size, object: Some(object), location: Location::Object }
+    objects.insert(object.into(), bytes);
+    Content::External { size, object: Some(object.into()), location: Location::Object }
 }
 
 /// The tree of a directory, made of what `stat` and the like show of it.

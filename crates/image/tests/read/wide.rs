@@ -70,7 +70,7 @@ impl Wanted {
     }
 
     fn id(&self) -> ObjectId {
-        digest(Algorithm::Sha256, self.name.as_bytes())
+        digest(Algorithm::Sha256, self.name.as_bytes()).into()
     }
 
     fn placed(&self) -> Placed<'_> {
@@ -151,7 +151,7 @@ fn image(files: &[Wanted]) -> Vec<u8> {
         builder.insert(InodeId::ROOT, file.name.as_bytes(), inode, Link::Equal).unwrap();
     }
     let blob = |name: &str, blocks| DataBlob {
-        id: digest(Algorithm::Sha256, name.as_bytes()),
+        id: digest(Algorithm::Sha256, name.as_bytes()).into(),
         bytes: blocks * BLOCK,
     };
     let devices = [blob("narrow", 64), blob("wide", BLOCKS)];
@@ -222,7 +222,7 @@ fn narrow_devices_take_no_feature() {
     let narrow: Vec<_> = files().into_iter().filter(|it| it.name == "narrow").collect();
     let blobs = |blocks| {
         let id = digest(Algorithm::Sha256, b"one");
-        [DataBlob { id, bytes: blocks * BLOCK }]
+        [DataBlob { id: id.into(), bytes: blocks * BLOCK }]
     };
     let has_feature = |blocks| {
         let devices = blobs(blocks);

@@ -134,7 +134,7 @@ pub(crate) fn take_apart(source: impl Read, tar: &[u8]) -> Result<Parts, TarErro
                     assert_eq!(tar[packed..packed + length], content[start..start + length]);
                     packed += length;
                 }
-                let id = digest(Algorithm::Sha256, &content);
+                let id = ObjectId::new(digest(Algorithm::Sha256, &content));
                 whole.content(entry.segments, Content::Object(&id)).unwrap();
                 inline.content(entry.segments, Content::Inline(&content)).unwrap();
                 let (kind, target, device) = match entry.kind {

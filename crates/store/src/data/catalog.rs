@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, DeviceId, ObjectId};
 use rustix::fs::Stat;
 
 use super::{
@@ -44,16 +44,16 @@ struct Loaded {
 
 /// Opens a blob that is not published yet, and has its index.
 pub(crate) type OpenMade<'f> =
-    dyn Fn(&ObjectId) -> Result<Option<(File, Arc<Index>)>, StoreError> + 'f;
+    dyn Fn(&DeviceId) -> Result<Option<(File, Arc<Index>)>, StoreError> + 'f;
 
 /// What is known so far.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
     /// Of the directory, when it was listed.
     listed: Option<Stamp>,
-    blobs: BTreeMap<ObjectId, Loaded>,
+    blobs: BTreeMap<DeviceId, Loaded>,
     /// In which blob an object is, as a whole.
-    objects: HashMap<[u8; 32], ObjectId>,
+    objects: HashMap<[u8; 32], DeviceId>,
     /// Which objects are in pieces.
     in_pieces: HashSet<[u8; 32]>,
 }
@@ -132,7 +132,7 @@ impl Catalog {
 }
 
 /// Reads the index of a blob, if there is one; the blob must be there, with all of its length.
-fn load(data: &Directory, id: &ObjectId) -> Result<Result<Option<Loaded>, DataError>, DiskError> {
+fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataError>, DiskError> {
     let name = index_name(id);
     let (file, stat) = match data.read(&name) {
         Ok(Some(found)) => found,
@@ -156,7 +156,7 @@ fn load(data: &Directory, id: &ObjectId) -> Result<Result<Option<Loaded>, DataEr
 /// Whether the blob of an index is there, as long as it must be: not after a crash while it was removed, or damage.
 fn blob_is_there(
     data: &Directory,
-    id: &ObjectId,
+    id: &DeviceId,
     index: &Index,
 ) -> Result<Result<(), DataError>, DiskError> {
     let expected = index.header.bytes;
@@ -239,7 +239,7 @@ impl Store {
     pub fn stored_in<'b>(
         &self,
         object: &ObjectId,
-        blobs: impl IntoIterator<Item = &'b ObjectId>,
+        blobs: impl IntoIterator<Item = &'b DeviceId>,
     ) -> Result<Option<StoredObject>, StoreError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
@@ -255,7 +255,7 @@ impl Store {
     /// As [`stored`](Self::stored).
     pub fn stored_at(
         &self,
-        blob: &ObjectId,
+        blob: &DeviceId,
         offset: u64,
     ) -> Result<Option<StoredObject>, StoreError> {
         let index = self.index_of(blob)?;
@@ -263,7 +263,7 @@ impl Store {
     }
 
     /// The index of a blob, as far as it can be read.
-    pub(crate) fn index_of(&self, blob: &ObjectId) -> Result<Option<Arc<Index>>, StoreError> {
+    pub(crate) fn index_of(&self, blob: &DeviceId) -> Result<Option<Arc<Index>>, StoreError> {
         let Some(data) = self.data()? else { return Ok(None) };
         let mut catalog = self.lock_catalog();
         if let Some(known) = catalog.blobs.get(blob)
@@ -277,13 +277,13 @@ impl Store {
     }
 
     /// All indexes that can be read. What is wrong with the others, [`Store::index_damage`] tells.
-    pub(crate) fn indexes(&self) -> Result<BTreeMap<ObjectId, Arc<Index>>, StoreError> {
+    pub(crate) fn indexes(&self) -> Result<BTreeMap<DeviceId, Arc<Index>>, StoreError> {
         let Some(catalog) = self.catalog(Look::Thorough)? else { return Ok(BTreeMap::new()) };
         Ok(catalog.blobs.iter().map(|(id, it)| (*id, Arc::clone(&it.index))).collect())
     }
 
     /// What is wrong with the index of a blob, if anything.
-    pub(crate) fn index_damage(&self, blob: &ObjectId) -> Result<Option<DataError>, DiskError> {
+    pub(crate) fn index_damage(&self, blob: &DeviceId) -> Result<Option<DataError>, DiskError> {
         Ok(match load(self.data_there()?, blob)? {
             Ok(Some(_)) => None,
             Ok(None) => Some(DataError::Index { blob: *blob, reason: "it is not there" }),
@@ -419,7 +419,7 @@ impl Store {
     /// and no import runs.
     pub(crate) fn drop_entries(
         &self,
-        blob: &ObjectId,
+        blob: &DeviceId,
         index: &Index,
         keep: &[Entry],
         records: &[Record],
@@ -464,7 +464,7 @@ impl Store {
     }
 }
 
-pub(super) fn first(index: &Index, blob: &ObjectId, key: &[u8; 32]) -> Option<StoredObject> {
+pub(super) fn first(index: &Index, blob: &DeviceId, key: &[u8; 32]) -> Option<StoredObject> {
     index.places(key).first().map(|entry| index.stored(blob, entry))
 }
 

@@ -205,7 +205,7 @@ impl<'t> DataBlobDraft<'t> {
         })?;
         drop(file);
         drop(self.written);
-        let blob = DataBlob { id, bytes, kind };
+        let blob = DataBlob { id: id.into(), bytes, kind };
         transaction.finish_data_blob(scrap, blob, &encoded)?;
         Ok(blob)
     }

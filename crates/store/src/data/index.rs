@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::{BlobKind, DATA_BLOCK, StoredObject};
@@ -306,7 +306,7 @@ impl Index {
     }
 
     /// Where an entry says that its object is.
-    pub(crate) fn stored(&self, blob: &ObjectId, entry: &Entry) -> StoredObject {
+    pub(crate) fn stored(&self, blob: &DeviceId, entry: &Entry) -> StoredObject {
         StoredObject {
             object: entry.object(),
             blob: *blob,

@@ -23,7 +23,7 @@ pub(crate) use ranges::Ranges;
 use std::fs::File;
 use std::sync::Arc;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 use rustix::fs::Stat;
 
 use crate::disk::{Directory, DiskError, length};
@@ -63,7 +63,7 @@ pub const DATA_BLOCK: u64 = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataBlob {
     /// Its name: the fs-verity digest of its bytes. An image's device table has it in hex.
-    pub id: ObjectId,
+    pub id: DeviceId,
     /// Length in bytes, whole blocks.
     pub bytes: u64,
     /// What it is made of.
@@ -76,7 +76,7 @@ pub struct StoredObject {
     /// The object.
     pub object: ObjectId,
     /// The blob; of an object in pieces, the one whose index says which they are.
-    pub blob: ObjectId,
+    pub blob: DeviceId,
     /// Length of the blob in bytes.
     pub blob_bytes: u64,
     /// What the blob is made of.
@@ -111,26 +111,26 @@ pub enum Where {
 }
 
 /// The file of a data blob.
-pub(crate) fn blob_name(id: &ObjectId) -> String {
+pub(crate) fn blob_name(id: &DeviceId) -> String {
     id.to_string()
 }
 
 /// The file of its index.
-pub(crate) fn index_name(id: &ObjectId) -> String {
+pub(crate) fn index_name(id: &DeviceId) -> String {
     format!("{id}{INDEX}")
 }
 
 /// A file in `data/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataFile {
-    Blob(ObjectId),
-    Index(ObjectId),
+    Blob(DeviceId),
+    Index(DeviceId),
 }
 
 impl DataFile {
     /// What a name in `data/` means; names are SHA-256 digests.
     pub(crate) fn parse(name: &[u8]) -> Option<Self> {
-        let sha256 = |id: &ObjectId| id.algorithm() == image::verity::Algorithm::Sha256;
+        let sha256 = |id: &DeviceId| id.algorithm() == image::verity::Algorithm::Sha256;
         match name.strip_suffix(INDEX.as_bytes()) {
             Some(name) => id_of(name).filter(sha256).map(Self::Index),
             None => id_of(name).filter(sha256).map(Self::Blob),
@@ -147,7 +147,7 @@ pub(crate) fn open_made(index: &Index, stored: &StoredObject, blob: File) -> Opt
 /// What an index says of where an object is: all of it, or its pieces, which `find` finds.
 pub(crate) fn first_of(
     index: &Index,
-    blob: &ObjectId,
+    blob: &DeviceId,
     object: &ObjectId,
     find: &dyn Fn(&[u8; 32], u64) -> Option<StoredObject>,
 ) -> Option<StoredObject> {
@@ -158,7 +158,7 @@ pub(crate) fn first_of(
 /// A piece of an object in this blob.
 pub(crate) fn piece_of(
     index: &Index,
-    blob: &ObjectId,
+    blob: &DeviceId,
     id: &[u8; 32],
     len: u64,
 ) -> Option<StoredObject> {
@@ -171,15 +171,15 @@ pub(crate) fn piece_of(
 pub enum DataError {
     /// There is none of this name.
     #[error("data blob {0} is not in the store")]
-    Absent(ObjectId),
+    Absent(DeviceId),
     /// Something else than a file has its name.
     #[error("data blob {0} is no regular file")]
-    NotAFile(ObjectId),
+    NotAFile(DeviceId),
     /// Its file is shorter or longer than it must be.
     #[error("data blob {blob} has {actual} bytes, not {expected}: `quire fsck` tells what is lost")]
     Length {
         /// Which one.
-        blob: ObjectId,
+        blob: DeviceId,
         /// As the image or the index says.
         expected: u64,
         /// As found.
@@ -191,7 +191,7 @@ pub enum DataError {
     )]
     Index {
         /// Which one.
-        blob: ObjectId,
+        blob: DeviceId,
         /// What is wrong with it.
         reason: &'static str,
     },
@@ -216,7 +216,7 @@ impl Store {
     }
 
     /// Opens a blob of this length.
-    pub(crate) fn open_blob(&self, id: &ObjectId, bytes: u64) -> Result<(File, Stat), StoreError> {
+    pub(crate) fn open_blob(&self, id: &DeviceId, bytes: u64) -> Result<(File, Stat), StoreError> {
         let found = match self.data()? {
             Some(data) => data.read(blob_name(id)),
             None => Ok(None),

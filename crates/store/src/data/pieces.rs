@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 
 use super::index::Record;
 use super::{Index, StoredObject};
@@ -28,7 +28,7 @@ pub struct StoredPiece {
 /// Finds the pieces of an object: where its record is, else with `find`. None if one is nowhere.
 pub(crate) fn resolve(
     index: &Index,
-    blob: &ObjectId,
+    blob: &DeviceId,
     record: &Record,
     find: &dyn Fn(&[u8; 32], u64) -> Option<StoredObject>,
 ) -> Option<StoredObject> {

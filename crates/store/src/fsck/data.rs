@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Read as _;
 use std::sync::Arc;
 
-use image::verity::{Hasher, ObjectId};
+use image::verity::{DeviceId, Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::harm::Bad;
@@ -29,7 +29,7 @@ pub(super) struct InBlobs {
 
 impl InBlobs {
     /// Objects in pieces are as sound as their pieces are, wherever these are, but for those that are bad themselves.
-    fn add_pieces(&mut self, indexes: &BTreeMap<ObjectId, Arc<Index>>, bad: &BTreeSet<ObjectId>) {
+    fn add_pieces(&mut self, indexes: &BTreeMap<DeviceId, Arc<Index>>, bad: &BTreeSet<ObjectId>) {
         let records = || indexes.values().flat_map(|it| &it.records);
         let wanted: HashSet<[u8; 32]> = records().flat_map(Record::parts).collect();
         let entries = indexes.values().flat_map(|index| {
@@ -62,10 +62,10 @@ pub(super) enum Scope {
 }
 
 /// Where something is: in this blob, at this entry.
-type Place = (ObjectId, Entry);
+type Place = (DeviceId, Entry);
 
 /// A blob that is there, and an object of it.
-type Job<'i> = (ObjectId, &'i Arc<Index>, &'i Entry);
+type Job<'i> = (DeviceId, &'i Arc<Index>, &'i Entry);
 
 impl Store {
     /// Checks data blobs, and says whom damage hurts.
@@ -76,7 +76,7 @@ impl Store {
         options: FsckOptions,
         report: &mut FsckReport,
     ) -> Result<InBlobs, FsckError> {
-        let mut wanted: BTreeSet<ObjectId> =
+        let mut wanted: BTreeSet<DeviceId> =
             users.images.values().flat_map(|it| it.devices.keys().copied()).collect();
         let needed = wanted.clone();
         let mut there = BTreeSet::new();
@@ -166,14 +166,14 @@ impl Store {
         Ok(in_blobs)
     }
 
-    fn has_index(&self, blob: &ObjectId) -> Result<bool, DiskError> {
+    fn has_index(&self, blob: &DeviceId) -> Result<bool, DiskError> {
         Ok(self.data_there()?.stat(data::index_name(blob))?.is_some())
     }
 
     /// The file of a blob and its index, but for what is in them.
     fn check_blob(
         &self,
-        blob: &ObjectId,
+        blob: &DeviceId,
         is_there: bool,
         users: &Users<'_>,
     ) -> Result<Result<Arc<Index>, Damage>, FsckError> {
@@ -234,7 +234,7 @@ impl Store {
     }
 
     /// Where the pieces of an object are, if they are there.
-    fn resolved(&self, blob: &ObjectId, index: &Index, record: &Record) -> Option<StoredObject> {
+    fn resolved(&self, blob: &DeviceId, index: &Index, record: &Record) -> Option<StoredObject> {
         let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
         data::resolve(index, blob, record, &find)
     }
@@ -243,7 +243,7 @@ impl Store {
     /// files that have it begin with.
     fn record_damage(
         &self,
-        blob: &ObjectId,
+        blob: &DeviceId,
         index: &Index,
         record: &Record,
     ) -> Result<Option<(Place, String)>, FsckError> {
@@ -266,7 +266,7 @@ impl Store {
     /// Whether an object in a data blob is what its index says.
     pub(crate) fn is_sound_stored(
         &self,
-        blob: &ObjectId,
+        blob: &DeviceId,
         object: &ObjectId,
     ) -> Result<bool, FsckError> {
         let Ok(Some(index)) = fault::found(self.index_of(blob))? else { return Ok(false) };
@@ -287,11 +287,11 @@ impl Store {
 }
 
 /// What images have of data blobs.
-struct Used(BTreeMap<ObjectId, Ranges>);
+struct Used(BTreeMap<DeviceId, Ranges>);
 
 impl Used {
     fn of(users: &Users<'_>) -> Self {
-        let mut used: BTreeMap<ObjectId, Vec<(u64, u64)>> = BTreeMap::new();
+        let mut used: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
         for range in users.images.values().flat_map(|it| &it.ranges) {
             let until = range.offset.saturating_add(range.len);
             used.entry(range.blob).or_default().push((range.offset, until));
@@ -299,7 +299,7 @@ impl Used {
         Self(used.into_iter().map(|(blob, ranges)| (blob, Ranges::new(ranges))).collect())
     }
 
-    fn meets(&self, blob: &ObjectId, from: u64, until: u64) -> bool {
+    fn meets(&self, blob: &DeviceId, from: u64, until: u64) -> bool {
         self.0.get(blob).is_some_and(|it| it.meet(from, until))
     }
 
@@ -345,7 +345,7 @@ fn differs(
         }
     }
     Ok(match hasher.finish() {
-        actual if actual != *object => Some(format!("its bytes are those of {actual}")),
+        actual if actual != *object.digest() => Some(format!("its bytes are those of {actual}")),
         _ if *sha256.finalize() != *expected => {
             Some("the index has a wrong SHA-256 of it".to_owned())
         }
@@ -354,7 +354,7 @@ fn differs(
 }
 
 /// Something that an image needs and an index does not know: then nothing vouches for it.
-fn unknown_part(contents: &Contents, indexes: &BTreeMap<ObjectId, Arc<Index>>) -> Option<Damage> {
+fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
         let at = first_unknown(range, indexes.get(&range.blob)?)?;
         let why = format!("it does not know what is at {at}, which an image needs");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 
 use super::{Damage, FsckError, FsckReport, Harm, Users};
 use crate::data::{Entry, Ranges};
@@ -12,19 +12,19 @@ use crate::store::Store;
 /// An object of a data blob that is not what an index says.
 pub(super) struct Bad {
     /// The blob of that index.
-    pub(super) blob: ObjectId,
+    pub(super) blob: DeviceId,
     pub(super) object: ObjectId,
     /// Where it begins, or where its first piece does.
-    pub(super) at: (ObjectId, Entry),
+    pub(super) at: (DeviceId, Entry),
     pub(super) why: String,
 }
 
 /// Where damaged objects are in their blobs: as much may be damaged as there is.
-struct Places(BTreeMap<ObjectId, (Ranges, Vec<usize>)>);
+struct Places(BTreeMap<DeviceId, (Ranges, Vec<usize>)>);
 
 impl Places {
     fn of(bad: &[Bad]) -> Self {
-        let mut blobs: BTreeMap<ObjectId, Vec<(u64, u64, usize)>> = BTreeMap::new();
+        let mut blobs: BTreeMap<DeviceId, Vec<(u64, u64, usize)>> = BTreeMap::new();
         for (number, Bad { at: (blob, entry), .. }) in bad.iter().enumerate() {
             if entry.size > 0 {
                 blobs.entry(*blob).or_default().push((entry.offset, entry.until(), number));
@@ -115,21 +115,21 @@ mod tests {
             sha256: [0; 32],
         };
         let bad = (0..COUNT).map(|it| Bad {
-            blob,
-            object: id("object"),
-            at: (blob, entry(it)),
+            blob: blob.into(),
+            object: id("object").into(),
+            at: (blob.into(), entry(it)),
             why: String::new(),
         });
         // Beside all that is damaged, so that each is looked at.
         let ranges = (0..COUNT).map(|it| BlobRange {
-            blob,
+            blob: blob.into(),
             offset: it * 8192 + 4096,
             len: 4096,
             size: 4096,
         });
         let contents = Contents { ranges: ranges.collect(), ..Contents::default() };
         let refs = BTreeMap::new();
-        let images = [(id("image"), contents)].into();
+        let images = [(id("image").into(), contents)].into();
         let users = Users { refs: &refs, images, layers: BTreeMap::new() };
         let mut report = FsckReport::default();
         store.tell_harm(bad.collect(), &users, &mut report).unwrap();

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 
-use image::verity::{Algorithm, Hasher, ObjectId};
+use image::verity::{Algorithm, Hasher, Id};
 
 use super::{FsckError, FsckOptions, fault};
 use crate::disk::DiskError;
@@ -11,24 +11,27 @@ use crate::parallel;
 
 /// What hashing a file found.
 #[derive(Debug)]
-pub(super) enum Hashed {
+pub(super) enum Hashed<K> {
     Sound(u64),
-    Different(ObjectId, u64),
+    Different(Id<K>, u64),
     /// What is wrong with it.
     Damaged(String),
 }
+
+/// Opens the file with an id.
+type OpenById<'o, K> = dyn Fn(&Id<K>) -> Result<Option<File>, DiskError> + Sync + 'o;
 
 /// Hashes files on several threads; answers in the order of the ids. One that vanishes meanwhile is
 /// sound: nothing but `gc` removes files, and it waits for whoever holds the lock.
 ///
 /// # Errors
 /// [`FsckError::Unchecked`], the first of them; or [`FsckError::Thread`].
-pub(super) fn hash_all(
-    ids: &[ObjectId],
+pub(super) fn hash_all<K: Sync + Send>(
+    ids: &[Id<K>],
     algorithm: Algorithm,
     options: FsckOptions,
-    open: &(dyn Fn(&ObjectId) -> Result<Option<File>, DiskError> + Sync),
-) -> Result<Vec<Hashed>, FsckError> {
+    open: &OpenById<'_, K>,
+) -> Result<Vec<Hashed<K>>, FsckError> {
     let buffer = || vec![0; 1 << 20];
     parallel::each_with("fsck", options.threads, ids.len(), buffer, |buffer, at| {
         match open(&ids[at]) {
@@ -39,12 +42,12 @@ pub(super) fn hash_all(
     })
 }
 
-fn hash(
+fn hash<K>(
     mut file: File,
-    id: &ObjectId,
+    id: &Id<K>,
     algorithm: Algorithm,
     buffer: &mut [u8],
-) -> Result<Hashed, FsckError> {
+) -> Result<Hashed<K>, FsckError> {
     let mut hasher = Hasher::new(algorithm);
     loop {
         match file.read(buffer) {
@@ -59,7 +62,7 @@ fn hash(
     }
     let size = hasher.size();
     Ok(match hasher.finish() {
-        actual if actual == *id => Hashed::Sound(size),
-        actual => Hashed::Different(actual, size),
+        actual if actual == *id.digest() => Hashed::Sound(size),
+        actual => Hashed::Different(actual.into(), size),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 
 use super::data::InBlobs;
 use super::{FsckReport, Harm};
@@ -16,7 +16,7 @@ pub(super) struct Contents {
     /// With the sizes that the image says, in order, each pair once.
     pub(super) needs: BTreeSet<(ObjectId, u64)>,
     /// Of a native image, its data blobs with the length that it says.
-    pub(super) devices: BTreeMap<ObjectId, u64>,
+    pub(super) devices: BTreeMap<DeviceId, u64>,
     /// What it has of them.
     pub(super) ranges: Vec<BlobRange>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Contents {
 #[derive(Debug)]
 pub(super) struct Users<'a> {
     pub(super) refs: &'a BTreeMap<RefName, Reference>,
-    pub(super) images: BTreeMap<ObjectId, Contents>,
+    pub(super) images: BTreeMap<ImageId, Contents>,
     pub(super) layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
 }
 
@@ -59,14 +59,14 @@ impl Users<'_> {
     }
 
     /// All of the images that have a blob as a device.
-    pub(super) fn harm_of_blob(&self, blob: &ObjectId) -> Vec<Harm> {
+    pub(super) fn harm_of_blob(&self, blob: &DeviceId) -> Vec<Harm> {
         let images = self.images.iter().filter(|it| it.1.devices.contains_key(blob));
         images
             .map(|(image, _)| Harm { image: *image, refs: self.names(image), paths: Vec::new() })
             .collect()
     }
 
-    pub(super) fn names(&self, image: &ObjectId) -> Vec<RefName> {
+    pub(super) fn names(&self, image: &ImageId) -> Vec<RefName> {
         let named = self.refs.iter().filter(|it| it.1.image == *image);
         named.map(|it| it.0.clone()).collect()
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 use kernel::verity::measure;
 
 use super::GcError;
@@ -22,7 +22,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dead {
     /// The blob.
-    pub blob: ObjectId,
+    pub blob: DeviceId,
     /// Bytes on disk.
     pub bytes: u64,
     /// Whether `gc` can free them.
@@ -49,7 +49,7 @@ pub enum Freeing {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NeededData {
     /// Every blob that is kept.
-    pub(super) blobs: BTreeMap<ObjectId, NeededParts>,
+    pub(super) blobs: BTreeMap<DeviceId, NeededParts>,
 }
 
 /// What somebody needs of one.
@@ -65,14 +65,14 @@ pub(super) struct NeededParts {
 #[derive(Debug, Default)]
 pub(super) struct Indexes {
     /// In order of the blobs' ids.
-    blobs: Vec<(ObjectId, Arc<Index>)>,
+    blobs: Vec<(DeviceId, Arc<Index>)>,
     /// The first bytes of the id of each object, whole or in pieces, and the number of a blob that may have it, in order:
     /// of many blobs only few have to be looked into.
     holders: Vec<(u64, u32)>,
 }
 
-impl FromIterator<(ObjectId, Arc<Index>)> for Indexes {
-    fn from_iter<I: IntoIterator<Item = (ObjectId, Arc<Index>)>>(indexes: I) -> Self {
+impl FromIterator<(DeviceId, Arc<Index>)> for Indexes {
+    fn from_iter<I: IntoIterator<Item = (DeviceId, Arc<Index>)>>(indexes: I) -> Self {
         let mut blobs: Vec<_> = indexes.into_iter().collect();
         blobs.sort_unstable_by_key(|(blob, _)| *blob);
         let mut holders = Vec::new();
@@ -92,13 +92,13 @@ fn first_bytes(id: &[u8; 32]) -> u64 {
 }
 
 impl Indexes {
-    fn get(&self, blob: &ObjectId) -> Option<&Arc<Index>> {
+    fn get(&self, blob: &DeviceId) -> Option<&Arc<Index>> {
         let at = self.blobs.binary_search_by_key(&blob, |(blob, _)| blob).ok()?;
         Some(&self.blobs[at].1)
     }
 
     /// The blobs that may have an object, in order of their ids.
-    fn holding(&self, id: &[u8; 32]) -> impl Iterator<Item = (&ObjectId, &Arc<Index>)> + use<'_> {
+    fn holding(&self, id: &[u8; 32]) -> impl Iterator<Item = (&DeviceId, &Arc<Index>)> + use<'_> {
         let wanted = first_bytes(id);
         let first = self.holders.partition_point(|(id, _)| *id < wanted);
         let holders = self.holders[first..].iter().take_while(move |(id, _)| *id == wanted);
@@ -111,7 +111,7 @@ impl Indexes {
 
 impl NeededData {
     /// An image needs all of its devices, and a part of them to be as it is.
-    pub(super) fn device(&mut self, blob: ObjectId) {
+    pub(super) fn device(&mut self, blob: DeviceId) {
         self.blobs.entry(blob).or_default();
     }
 
@@ -168,7 +168,7 @@ impl NeededData {
     /// Likewise, in any blob, which is kept for it.
     fn in_any(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
-        let has = |it: &(&ObjectId, &Arc<Index>)| !it.1.places(&key).is_empty();
+        let has = |it: &(&DeviceId, &Arc<Index>)| !it.1.places(&key).is_empty();
         if let Some((blob, _)) = indexes.holding(&key).find(has) {
             self.blobs.entry(*blob).or_default().objects.insert(key);
             return true;
@@ -182,7 +182,7 @@ impl NeededData {
     /// Finds a place for every piece of an object, and keeps them there; false if one is nowhere.
     fn place_pieces(
         &mut self,
-        blob: ObjectId,
+        blob: DeviceId,
         own: &Index,
         record: &Record,
         indexes: &Indexes,
@@ -274,7 +274,7 @@ pub(super) struct Trimming {
 impl Store {
     /// Every index, or why nothing can be decided.
     pub(super) fn readable_indexes(&self, found: &Inventory) -> Result<Indexes, GcError> {
-        let there = |id: &&ObjectId| found.data_blobs.binary_search(id).is_ok();
+        let there = |id: &&DeviceId| found.data_blobs.binary_search(id).is_ok();
         let failed = |error| GcError::Disk(self.disk_error(error));
         if found.data_indexes.is_empty() {
             return Ok(Indexes::default());
@@ -353,7 +353,7 @@ impl Store {
     }
 
     /// Whether a mount or a process has the blob open. When in doubt, yes.
-    pub(super) fn is_blob_in_use(&self, blob: &ObjectId) -> Result<bool, DiskError> {
+    pub(super) fn is_blob_in_use(&self, blob: &DeviceId) -> Result<bool, DiskError> {
         let Some(data) = self.data()? else { return Ok(false) };
         let Ok(Some((file, _))) = data.read(data::blob_name(blob)) else { return Ok(false) };
         match kernel::lease::in_use(file.as_fd()) {

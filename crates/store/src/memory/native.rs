@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use image::erofs::read::{ByteOffset, Cached, DeviceSlot, FileType, Image, Place};
-use image::verity::ObjectId;
+use image::verity::DeviceId;
 use kernel::Errno;
 use kernel::cache;
 use kernel::process::Who;
@@ -24,7 +24,7 @@ pub(super) struct Native {
     /// Depth first: directories before what is in them.
     files: Vec<Inode>,
     /// Where files' bytes are, by their place in `files`.
-    parts: Vec<(ObjectId, Range<u64>, usize)>,
+    parts: Vec<(DeviceId, Range<u64>, usize)>,
 }
 
 /// A file or directory with something in it.
@@ -52,7 +52,7 @@ impl Native {
         let image = Image::open(Cached::new(file))?;
         // Refuses images of which so little says so much that reading them would take for ever.
         image.device_ranges(|_| {})?;
-        let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::object_id).collect();
+        let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
         let superblock = image.superblock();
         let mut native = Self {
             inodes: superblock.inodes,
@@ -92,7 +92,7 @@ impl Native {
     }
 
     /// Where in data blobs its files are.
-    pub(super) fn parts(&self) -> impl Iterator<Item = (ObjectId, Range<u64>, Data)> + '_ {
+    pub(super) fn parts(&self) -> impl Iterator<Item = (DeviceId, Range<u64>, Data)> + '_ {
         self.parts.iter().map(|(blob, range, file)| (*blob, range.clone(), self.files[*file].data))
     }
 

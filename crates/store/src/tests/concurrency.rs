@@ -39,7 +39,7 @@ fn threads_share_a_transaction() {
                     let number = (at + thread * 100) % 400;
                     let bytes = format!("object {number} ").repeat(30);
                     let id = transaction.object(bytes.as_bytes()).unwrap();
-                    assert_eq!(id, digest(Algorithm::Sha256, bytes.as_bytes()));
+                    assert_eq!(id, digest(Algorithm::Sha256, bytes.as_bytes()).into());
                 }
             });
         }
@@ -48,7 +48,7 @@ fn threads_share_a_transaction() {
     assert_eq!((committed.objects, committed.reused), (400, 400));
     for number in 0..400 {
         let bytes = format!("object {number} ").repeat(30);
-        let id = digest(Algorithm::Sha256, bytes.as_bytes());
+        let id = digest(Algorithm::Sha256, bytes.as_bytes()).into();
         assert!(store.has(&id, bytes.len() as u64).unwrap());
     }
 }
@@ -137,7 +137,7 @@ fn an_open_image_is_kept() {
     assert_eq!(swept.removed, 3);
     let files = sample("old", 2);
     let bytes = &files["own-1"];
-    assert!(store.has(&digest(Algorithm::Sha256, bytes), bytes.len() as u64).unwrap());
+    assert!(store.has(&digest(Algorithm::Sha256, bytes).into(), bytes.len() as u64).unwrap());
     // A copy of the descriptor is as good.
     let copy = opened.image.fd().try_clone_to_owned().unwrap();
     drop(opened);

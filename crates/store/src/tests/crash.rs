@@ -104,8 +104,8 @@ impl Recorded {
 /// be imported again.
 fn judge(
     (directory, at): (&Path, usize),
-    old: &BTreeMap<String, image::verity::ObjectId>,
-    new: &BTreeMap<String, image::verity::ObjectId>,
+    old: &BTreeMap<String, image::verity::ImageId>,
+    new: &BTreeMap<String, image::verity::ImageId>,
     again: &[(&str, super::Files)],
 ) -> Result<(), Failure> {
     let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;

@@ -12,7 +12,7 @@ use super::{NOW, Random, check, check_clean, fast_directory, import, name, open,
 use crate::{Damage, Digest, FsckOptions, Harm, LayerInfo, OpenOptions, Store};
 
 pub(super) fn object_path(store: &Path, bytes: &[u8]) -> PathBuf {
-    store.join("objects").join(digest(Algorithm::Sha256, bytes).path())
+    store.join("objects").join(ObjectId::new(digest(Algorithm::Sha256, bytes)).path())
 }
 
 /// Puts another file in the place of one: what is sealed by fs-verity cannot be written to.
@@ -103,7 +103,7 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     let path = object_path(directory.path(), &files["shared-1"]);
     flip(&path, 4321);
     let actual = digest(Algorithm::Sha256, &fs::read(&path).unwrap());
-    let expected = digest(Algorithm::Sha256, &files["shared-1"]);
+    let expected = ObjectId::new(digest(Algorithm::Sha256, &files["shared-1"]));
     let mut harm = vec![
         Harm {
             image: one,
@@ -114,7 +114,7 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     ];
     harm.sort();
     let size = files["shared-1"].len() as u64;
-    let object = Damage::Object { expected, actual, size };
+    let object = Damage::Object { expected, actual: actual.into(), size };
     let found = fsck(&store);
     assert_eq!(found[0], (object.clone(), harm.clone()));
     assert_eq!(found.len(), 1, "however many layers need it: {found:?}");

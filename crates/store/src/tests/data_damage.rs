@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId};
 use tempfile::TempDir;
 
 use super::damage::{flip, replace};
@@ -14,9 +14,9 @@ use crate::{Damage, Form, FsckOptions, FsckReport, Store};
 struct Damaged {
     directory: TempDir,
     store: Store,
-    one: ObjectId,
-    two: ObjectId,
-    blob: ObjectId,
+    one: ImageId,
+    two: ImageId,
+    blob: DeviceId,
 }
 
 /// Two images that share a blob.

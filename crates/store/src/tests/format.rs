@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use image::verity::{Algorithm, ObjectId, digest};
+use image::verity::{Algorithm, ObjectId, VerityDigest, digest};
 use sha2::{Digest as _, Sha256};
 
 use super::{fast_directory, import, name, open, sample};
@@ -98,7 +98,7 @@ fn a_layer_is_written_as_the_document_has_it() {
     ids.sort_unstable();
     let large = files.values().filter(|it| it.len() > 64);
     let wanted: Vec<_> = large.map(|bytes| digest(Algorithm::Sha256, bytes)).collect();
-    let mut wanted: Vec<_> = wanted.iter().map(ObjectId::as_bytes).collect();
+    let mut wanted: Vec<_> = wanted.iter().map(VerityDigest::as_bytes).collect();
     wanted.sort_unstable();
     assert_eq!(ids, wanted);
     let json: serde_json::Value = serde_json::from_slice(&file[r + n * 32..][..j]).unwrap();

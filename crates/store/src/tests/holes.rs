@@ -71,7 +71,7 @@ fn runs_of_zeros_are_holes() {
                     draft.finish().unwrap()
                 }
             };
-            assert_eq!(id, digest(Algorithm::Sha256, &bytes), "{number}");
+            assert_eq!(id, digest(Algorithm::Sha256, &bytes).into(), "{number}");
             transaction.commit().unwrap();
             let mut read = Vec::new();
             store.object(&id).unwrap().read_to_end(&mut read).unwrap();
@@ -107,7 +107,11 @@ fn holes_of_zeros_are_none_of_gc() {
     assert!(room(&store) < 4 * MIB as u64, "{}", room(&store));
     for (_, bytes) in kept.iter().filter(|it| it.1.len() > 64) {
         let mut read = Vec::new();
-        store.object(&digest(Algorithm::Sha256, bytes)).unwrap().read_to_end(&mut read).unwrap();
+        store
+            .object(&digest(Algorithm::Sha256, bytes).into())
+            .unwrap()
+            .read_to_end(&mut read)
+            .unwrap();
         assert!(read == *bytes);
     }
     // A byte in a hole is damage, as anywhere.

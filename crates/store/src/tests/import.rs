@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use image::verity::{Algorithm, digest};
+use image::verity::{Algorithm, ObjectId, digest};
 use tempfile::TempDir;
 
 use super::{NOW, add, check, check_clean, import, name, open, sample};
@@ -30,7 +30,7 @@ fn what_is_imported_is_there() {
     assert_eq!(store.reference(&name("one")).unwrap(), Some(reference.clone()));
     assert_eq!(store.images().unwrap(), [reference.image]);
     for bytes in files.values().filter(|it| it.len() > 64) {
-        let id = digest(Algorithm::Sha256, bytes);
+        let id = digest(Algorithm::Sha256, bytes).into();
         assert!(store.has(&id, bytes.len() as u64).unwrap());
         assert!(!store.has(&id, 1).unwrap());
         let mut found = Vec::new();
@@ -40,7 +40,7 @@ fn what_is_imported_is_there() {
     let image = store.open_image(&reference.image).unwrap();
     let mut bytes = vec![0; usize::try_from(image.image.size()).unwrap()];
     image.image.read_exact_at(&mut bytes, 0).unwrap();
-    assert_eq!(digest(Algorithm::Sha256, &bytes), reference.image);
+    assert_eq!(digest(Algorithm::Sha256, &bytes), *reference.image.digest());
 
     let [diff_id] = *store.layers().unwrap() else { panic!() };
     let layer = store.layer(&diff_id).unwrap().unwrap();
@@ -103,7 +103,7 @@ fn large_drafts_go_to_a_file_and_are_the_same_object() {
             draft.write_all(piece).unwrap();
         }
         assert_eq!(draft.size(), bytes.len() as u64);
-        assert_eq!(draft.finish().unwrap(), digest(Algorithm::Sha256, &bytes));
+        assert_eq!(draft.finish().unwrap(), digest(Algorithm::Sha256, &bytes).into());
         let mut unfinished = transaction.draft().unwrap();
         unfinished.write_all(&bytes).unwrap();
         drop(unfinished);
@@ -113,7 +113,7 @@ fn large_drafts_go_to_a_file_and_are_the_same_object() {
         let committed = transaction.commit().unwrap();
         assert_eq!(committed.objects + committed.reused, 2);
     }
-    let id = digest(Algorithm::Sha256, &bytes);
+    let id = ObjectId::new(digest(Algorithm::Sha256, &bytes));
     assert!(store.has(&id, bytes.len() as u64).unwrap());
 }
 
@@ -134,7 +134,8 @@ fn a_ref_names_what_is_there() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let image = digest(Algorithm::Sha256, b"no image");
-    let reference = Reference { image, manifest: None, form: Form::Objects, created: Seconds(0) };
+    let reference =
+        Reference { image: image.into(), manifest: None, form: Form::Objects, created: Seconds(0) };
     let transaction = store.begin().unwrap();
     transaction.set_ref(name("a"), reference.clone());
     let error = transaction.commit().unwrap_err();
@@ -194,7 +195,7 @@ fn a_layer_is_read_as_it_was_written() {
             diff_id: Digest::sha256(&recipe),
             size: 5,
             blobs: Vec::new(),
-            objects: vec![digest(Algorithm::Sha256, b"o")],
+            objects: vec![digest(Algorithm::Sha256, b"o").into()],
         };
         draft.finish(info.clone()).unwrap();
         transaction.commit().unwrap();
@@ -289,8 +290,8 @@ fn sha512_stores_name_by_sha512() {
     let store = Store::open(directory.path(), crate::Who::this_process(), options).unwrap();
     let transaction = store.begin().unwrap();
     let id = transaction.object(b"text").unwrap();
-    assert_eq!(id, digest(Algorithm::Sha512, b"text"));
-    let other = digest(Algorithm::Sha256, b"text");
+    assert_eq!(id, digest(Algorithm::Sha512, b"text").into());
+    let other = digest(Algorithm::Sha256, b"text").into();
     assert!(transaction.object_with_id(&other, b"text").is_err());
     drop(transaction);
     assert!(matches!(store.has(&other, 4), Err(StoreError::Algorithm(..))));
@@ -400,7 +401,7 @@ fn nothing_is_written_through_a_symlink() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let bytes = b"some bytes".repeat(10);
-    let id = digest(Algorithm::Sha256, &bytes);
+    let id = ObjectId::new(digest(Algorithm::Sha256, &bytes));
     let shard = directory.path().join("objects").join(&id.to_string()[..2]);
     std::fs::remove_dir(&shard).unwrap();
     std::os::unix::fs::symlink(outside.path(), &shard).unwrap();

@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use image::erofs::{Profile, Versions, write};
 use image::tar::{Segment, recipe};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, ImageId};
 
 use crate::{
     Blob, Digest, Form, FsckOptions, LayerInfo, OpenOptions, RefName, Reference, Seconds, Store,
@@ -127,16 +127,11 @@ fn add_as(import: &Transaction<'_>, files: &Files, form: Form) -> Result<Referen
     Ok(Reference { image, manifest: Some(digest), form, created: Seconds(1) })
 }
 
-fn import(store: &Store, ref_name: &str, files: &Files) -> Result<ObjectId, Failure> {
+fn import(store: &Store, ref_name: &str, files: &Files) -> Result<ImageId, Failure> {
     import_as(store, ref_name, files, Form::Objects)
 }
 
-fn import_as(
-    store: &Store,
-    ref_name: &str,
-    files: &Files,
-    form: Form,
-) -> Result<ObjectId, Failure> {
+fn import_as(store: &Store, ref_name: &str, files: &Files, form: Form) -> Result<ImageId, Failure> {
     let transaction = store.begin()?;
     let reference = add_as(&transaction, files, form)?;
     let image = reference.image;
@@ -146,7 +141,7 @@ fn import_as(
 }
 
 /// Everything in the store is as it should be; answers which image each ref has.
-fn check(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
+fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
     let report = store.fsck_deep(FsckOptions { threads: 1 })?;
     if !report.is_sound() {
         return Err(format!("{:#?}", report.damage).into());
@@ -156,7 +151,7 @@ fn check(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
 }
 
 /// After `gc`, the store has what its refs need, and nothing else.
-fn check_clean(store: &Store) -> Result<BTreeMap<String, ObjectId>, Failure> {
+fn check_clean(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
     store.gc(NOW)?;
     let refs = check(store)?;
     let plan = store.plan_gc(NOW)?;

@@ -7,7 +7,7 @@ use std::io::{Read as _, Write as _};
 use image::erofs::read::Owners;
 use image::erofs::{Native, Placed, Run, write_native};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
-use image::verity::ObjectId;
+use image::verity::{ImageId, ObjectId};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
@@ -72,7 +72,7 @@ pub(super) fn pack_pieces(
 fn add_image(
     import: &Transaction<'_>,
     files: &BTreeMap<String, Vec<u8>>,
-) -> Result<ObjectId, Failure> {
+) -> Result<ImageId, Failure> {
     let mut builder = Builder::new();
     let mut new = Vec::new();
     for (name, bytes) in files {
@@ -130,7 +130,7 @@ pub(super) fn import_pieces(
     store: &Store,
     ref_name: &str,
     files: &[(&str, &str)],
-) -> Result<ObjectId, Failure> {
+) -> Result<ImageId, Failure> {
     let files = files.iter().map(|(name, it)| ((*name).to_owned(), bytes_of(it))).collect();
     let import = store.begin()?;
     let image = add_image(&import, &files)?;
@@ -156,7 +156,7 @@ fn read(store: &Store, object: &ObjectId) -> Vec<u8> {
 
 /// Every file of an image, by the objects that its tree names.
 #[track_caller]
-fn check_files(store: &Store, image: &ObjectId, files: &[(&str, &str)]) {
+fn check_files(store: &Store, image: &ImageId, files: &[(&str, &str)]) {
     let tree = store.tree(&store.open_image(image).unwrap(), Owners::AsWritten).unwrap().tree;
     for (name, pattern) in files {
         let inode = tree.resolve(format!("/{name}").as_bytes()).unwrap();
@@ -566,7 +566,7 @@ fn names_lead_to_their_files_whatever_goes() {
     let directory = super::fast_directory();
     let store = open(directory.path());
     let mut random = Random::new(0x7069_6563_6573);
-    let mut expected: BTreeMap<String, (ObjectId, String)> = BTreeMap::new();
+    let mut expected: BTreeMap<String, (ImageId, String)> = BTreeMap::new();
     for round in 0..150 {
         let ref_name = format!("n{}", random.below(5));
         match random.below(3) {

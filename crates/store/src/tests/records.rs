@@ -1,6 +1,6 @@
 //! Objects in pieces that are not what an index says, and checks under the lock.
 
-use image::verity::ObjectId;
+use image::verity::DeviceId;
 
 use super::data::id;
 use super::pieces::{bytes_of, import_pieces};
@@ -10,7 +10,7 @@ use crate::{Damage, Form, FsckOptions, Store};
 const ONE_THREAD: FsckOptions = FsckOptions { threads: 1 };
 
 /// Has the only record of the only blob say something else, with right hashes. Answers the blob.
-fn change_record(store: &Store, change: impl Fn(&mut crate::data::Record)) -> ObjectId {
+fn change_record(store: &Store, change: impl Fn(&mut crate::data::Record)) -> DeviceId {
     let indexes = store.indexes().unwrap();
     let (blob, index) = indexes.first_key_value().unwrap();
     let mut records = index.records.clone();

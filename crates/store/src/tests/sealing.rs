@@ -30,7 +30,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     let store = Store::open(directory.0.path(), crate::Who::this_process(), options).unwrap();
     let files = sample("one", 2);
     let image = import(&store, "one", &files).unwrap();
-    let object = store.object(&digest(Algorithm::Sha256, &files["own-1"])).unwrap();
+    let object = store.object(&digest(Algorithm::Sha256, &files["own-1"]).into()).unwrap();
     let opened = store.open_image(&image).unwrap();
     let found = sealed(object.file().unwrap().as_fd()).unwrap();
     assert_eq!(sealed(opened.image.fd()).unwrap(), found);
@@ -53,7 +53,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     store.remove_ref(&name("one")).unwrap();
     let transaction = store.begin().unwrap();
     let bytes = files["own-1"].len() as u64;
-    let id = digest(Algorithm::Sha256, &files["own-1"]);
+    let id = digest(Algorithm::Sha256, &files["own-1"]).into();
     assert!(transaction.reuse(&id, bytes).unwrap());
     store.gc(NOW).unwrap();
     assert!(!store.has(&id, bytes).unwrap());

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
-use image::verity::ObjectId;
+use image::verity::{ImageId, ObjectId};
 use tempfile::TempDir;
 
 use super::data::{files, id, pack};
@@ -36,7 +36,7 @@ fn freeing(plan: &GcPlan) -> Vec<Freeing> {
 }
 
 /// One blob that two images need, and then only one of them.
-fn half_dead(store: &Store) -> ObjectId {
+fn half_dead(store: &Store) -> ImageId {
     import_as(store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     let kept = import_as(store, "kept", &sample("kept", 12), Form::Packed).unwrap();
     store.remove_ref(&name("gone")).unwrap();

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, Id, ObjectId};
 use rustix::io::Errno;
 
 use super::{Found, State, Transaction};
@@ -55,7 +55,7 @@ impl Transaction<'_> {
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
-    pub fn reuse_data_blob(&self, id: &ObjectId) -> Result<bool, DraftError> {
+    pub fn reuse_data_blob(&self, id: &DeviceId) -> Result<bool, DraftError> {
         if self.state().data.contains_key(id) {
             return Ok(true);
         }
@@ -135,7 +135,7 @@ impl Transaction<'_> {
     /// [`StoreError`] when it cannot be read.
     pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
         if stored.pieces.is_some() {
-            let made = |blob: &ObjectId| {
+            let made = |blob: &DeviceId| {
                 let made = match self.state().data.get(blob) {
                     Some(Data::Here(made)) => (made.blob, Arc::clone(&made.index)),
                     _ => return Ok(None),
@@ -177,7 +177,7 @@ impl Transaction<'_> {
 
     /// Length of a blob that this import has made.
     #[cfg(test)]
-    pub(crate) fn made_bytes(&self, blob: &ObjectId) -> Option<u64> {
+    pub(crate) fn made_bytes(&self, blob: &DeviceId) -> Option<u64> {
         match self.state().data.get(blob)? {
             Data::Here(made) => Some(made.index.header.bytes),
             Data::Store => None,
@@ -191,9 +191,9 @@ impl Transaction<'_> {
         opened.map(|it| it.0).ok_or_else(|| directory.failed("open", &name, Errno::NOENT))
     }
 
-    pub(super) fn lookup_failed(&self, id: &ObjectId, source: StoreError) -> DraftError {
+    pub(super) fn lookup_failed<K>(&self, id: &Id<K>, source: StoreError) -> DraftError {
         self.fail();
-        DraftError::Lookup { id: *id, source: Box::new(source) }
+        DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
     }
 
     /// Takes a blob whose file is written; its index is written here.
@@ -281,7 +281,7 @@ impl Transaction<'_> {
 
     /// Whether a blob that is there is as its index says, which knows fewer objects than an import has: `gc` made holes,
     /// or a crash or a repair left no index.
-    fn lacks_objects(&self, blob: &ObjectId) -> Result<bool, DiskError> {
+    fn lacks_objects(&self, blob: &DeviceId) -> Result<bool, DiskError> {
         let has_none = self.store.data_there()?.stat(data::index_name(blob))?.is_none();
         let index = self.store.index_of(blob).map_err(|error| self.store.disk_error(error))?;
         Ok(has_none || index.is_some())

@@ -67,7 +67,7 @@ impl Source<'_> {
             hasher.update(bytes);
             Ok(())
         })?;
-        Ok(hasher.finish())
+        Ok(hasher.finish().into())
     }
 
     /// Whether the file is still as it was when it was opened.

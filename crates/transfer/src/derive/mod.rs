@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use image::tree::{Builder, Choice, Content, LayError, Tree, TreeError};
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use store::{Form, Store};
 
 pub use globs::{Glob, GlobError, Globs};
@@ -29,7 +29,7 @@ pub enum DeriveError {
     #[error("cannot take \"{}\" of image {image}", path.escape_ascii())]
     Entry {
         /// Which one.
-        image: Box<ObjectId>,
+        image: Box<ImageId>,
         /// The path, with a leading slash.
         path: Vec<u8>,
         /// Why.
@@ -66,7 +66,7 @@ pub struct Filtered {
 /// [`DeriveError`].
 pub fn merge(
     store: &Store,
-    images: &[ObjectId],
+    images: &[ImageId],
     options: &Options<'_>,
 ) -> Result<Report, DeriveError> {
     let start = Instant::now();
@@ -87,7 +87,7 @@ pub fn merge(
 /// [`DeriveError`].
 pub fn filter(
     store: &Store,
-    image: &ObjectId,
+    image: &ImageId,
     globs: &Globs,
     options: &Options<'_>,
 ) -> Result<Filtered, DeriveError> {
@@ -139,11 +139,11 @@ fn finish(
     Ok(job.finish(Made::of(tree, None), options.name.cloned(), start)?)
 }
 
-fn read(store: &Store, image: &ObjectId) -> Result<Tree, DeriveError> {
+fn read(store: &Store, image: &ImageId) -> Result<Tree, DeriveError> {
     export::tree(store, image).map_err(DeriveError::Source)
 }
 
-fn entry(image: &ObjectId, error: LayError) -> DeriveError {
+fn entry(image: &ImageId, error: LayError) -> DeriveError {
     DeriveError::Entry { image: Box::new(*image), path: error.path, source: error.source }
 }
 

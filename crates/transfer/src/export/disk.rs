@@ -12,7 +12,7 @@ use gpt::partition::Partition;
 use gpt::partition_types::{OperatingSystem, Type};
 use gpt::{GptConfig, GptError};
 use image::erofs::Flavor;
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use store::Store;
 use uuid::Uuid;
 
@@ -87,7 +87,7 @@ pub struct DiskReport {
 /// [`ExportError`]; what was written until then is no disk.
 pub fn to_disk(
     store: &Store,
-    id: &ObjectId,
+    id: &ImageId,
     root: RootType,
     out: &mut dyn Write,
     options: &Options<'_>,

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use image::erofs::{Flavor, Piece, Profile, Standalone, WriteError, write_with};
 use image::tree::{Content, Inode, Node, Tree};
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use store::Store;
 
 use super::files::{self, Files};
@@ -32,7 +32,7 @@ pub struct ErofsReport {
 /// [`ExportError`]; what was written until then is no image.
 pub fn to_erofs(
     store: &Store,
-    id: &ObjectId,
+    id: &ImageId,
     flavor: Flavor,
     mut out: &mut dyn Write,
     options: &Options<'_>,

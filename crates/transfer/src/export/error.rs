@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 
 use store::parallel::ThreadError;
 use store::{BytesError, VerifyError};
@@ -68,7 +68,7 @@ pub enum ExportError {
     #[error("cannot open image {image}")]
     Open {
         /// Which one.
-        image: ObjectId,
+        image: ImageId,
         /// Why.
         source: Box<store::OpenImageError>,
     },
@@ -79,7 +79,7 @@ pub enum ExportError {
     #[error("cannot read image {image}")]
     Tree {
         /// Which one.
-        image: ObjectId,
+        image: ImageId,
         /// Why.
         source: Box<store::ContentsError>,
     },

@@ -4,7 +4,7 @@ use std::io::{self, Read as _};
 
 use image::erofs::read::Owners;
 use image::tree::{Content, Tree};
-use image::verity::{Hasher, ObjectId};
+use image::verity::{Hasher, ImageId, ObjectId};
 use store::{BytesError, ObjectReader, Store};
 
 use super::{ExportError, Options};
@@ -14,7 +14,7 @@ use crate::progress::Event;
 const PIECE: usize = 1 << 20;
 
 /// What an image is made of, after it was verified itself.
-pub(crate) fn tree(store: &Store, id: &ObjectId) -> Result<Tree, ExportError> {
+pub(crate) fn tree(store: &Store, id: &ImageId) -> Result<Tree, ExportError> {
     let opened = store
         .open_image(id)
         .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
@@ -79,8 +79,8 @@ impl<'a> Files<'a> {
                 }
                 let actual =
                     std::mem::replace(&mut hasher, Hasher::new(object.algorithm())).finish();
-                if actual != object {
-                    let (expected, actual) = (Box::new(object), Box::new(actual));
+                if actual != *object.digest() {
+                    let (expected, actual) = (Box::new(object), Box::new(actual.into()));
                     return Err(failed(BytesError::Damaged { expected, actual }));
                 }
             }

@@ -5,7 +5,7 @@ use std::io::Write;
 use image::tar::write::{Member, WriteError, Writer};
 use image::tar::{Kind, Whiteout, whiteout};
 use image::tree::{Content, Node, Tree};
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use store::Store;
 
 use super::archive::Counted;
@@ -35,7 +35,7 @@ pub struct TarReport {
 /// [`ExportError`]; what was written until then is no tar.
 pub fn to_tar(
     store: &Store,
-    id: &ObjectId,
+    id: &ImageId,
     out: &mut dyn Write,
     unsupported: Unsupported,
     options: &Options<'_>,

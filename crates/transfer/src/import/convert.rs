@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use image::erofs::read::Owners;
 use image::tree::Tree;
-use image::verity::ObjectId;
+use image::verity::{ImageId, ObjectId};
 use store::{Form, ObjectReader, RefName, Store};
 
 use super::layers::{BlobSource, Found, LayerSource, Title};
@@ -25,7 +25,7 @@ const PIECE: usize = 256 << 10;
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a> {
     /// The image.
-    pub image: &'a ObjectId,
+    pub image: &'a ImageId,
     /// What it was made from, if that is known: then its layers keep their exact bytes.
     pub manifest: Option<&'a Digest>,
     /// The name by which it was found, if it was. If the result gets that name, it has to be this image's until then.
@@ -107,7 +107,7 @@ impl Read for Failing {
 
 impl Job<'_> {
     /// The image of a tree that came without layers.
-    fn tree(&self, image: &ObjectId) -> Result<Made, ImportError> {
+    fn tree(&self, image: &ImageId) -> Result<Made, ImportError> {
         (self.options.progress)(Event::Walking);
         let store = self.transaction.store();
         let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;

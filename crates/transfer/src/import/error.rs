@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use image::erofs::WriteError;
 use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, ImageId, ObjectId};
 use store::parallel::ThreadError;
 use store::{ContentsError, OpenImageError, StoreError};
 
@@ -75,7 +75,7 @@ pub enum ImportError {
     #[error("cannot read image {image}")]
     Tree {
         /// Which one.
-        image: ObjectId,
+        image: ImageId,
         /// Why.
         source: Box<ContentsError>,
     },

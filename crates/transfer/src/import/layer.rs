@@ -311,7 +311,7 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
                 count => hasher.update(&buffer[..count]),
             }
         }
-        layer.set_object(inode, &hasher.finish()).map_err(LayerFailure::Tree)?;
+        layer.set_object(inode, &hasher.finish().into()).map_err(LayerFailure::Tree)?;
     }
     Ok(layer)
 }

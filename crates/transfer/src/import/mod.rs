@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use image::erofs::read::PATH_MAX;
 use image::erofs::{Profile, Versions};
 use image::tree::Tree;
-use image::verity::{Algorithm, ObjectId};
+use image::verity::{Algorithm, ImageId, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Seconds, Store, walk};
 
 pub use convert::{Stored, convert};
@@ -149,7 +149,7 @@ pub struct LayerReport {
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The image.
-    pub image: ObjectId,
+    pub image: ImageId,
     /// Its bytes.
     pub image_bytes: u64,
     /// The manifest, where there is one.

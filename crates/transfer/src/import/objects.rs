@@ -309,7 +309,7 @@ impl<'a> Queue<'a> {
 
 fn named(target: &Target<'_>, file: &[u8]) -> Named {
     let object = image::verity::digest(target.store().algorithm(), file);
-    Named { object, sha256: Some(Sha256::digest(file).into()) }
+    Named { object: object.into(), sha256: Some(Sha256::digest(file).into()) }
 }
 
 /// Where the pieces of a large file go.
@@ -344,7 +344,7 @@ impl<'t> Sink<'t> {
                 Ok(Named { object, sha256: None })
             }
             Self::Hashes(hasher, sha256) => {
-                Ok(Named { object: hasher.finish(), sha256: Some(sha256.finalize().into()) })
+                Ok(Named { object: hasher.finish().into(), sha256: Some(sha256.finalize().into()) })
             }
         }
     }

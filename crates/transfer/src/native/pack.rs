@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use image::verity::{Algorithm, Hasher, ObjectId, digest};
+use image::verity::{Algorithm, DeviceId, Hasher, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 use store::{
     BlobKind, DataBlob, DataBlobDraft, DraftError, Piece, StoredObject, StoredPiece, Transaction,
@@ -119,8 +119,8 @@ impl<'p> Check<'p> {
     /// SHA-256 of all.
     fn finish(self) -> Result<[u8; 32], PackError> {
         let expected = *self.expected.object;
-        if let Some(actual) = self.hasher.map(Hasher::finish).filter(|it| *it != expected) {
-            return Err(PackError::Damaged { expected, actual: Box::new(actual) });
+        if let Some(actual) = self.hasher.map(Hasher::finish).filter(|it| it != expected.digest()) {
+            return Err(PackError::Damaged { expected, actual: Box::new(actual.into()) });
         }
         let computed = self.sha256.map(|it| it.finalize().into());
         Ok(computed.or(self.expected.sha256).expect("computed where it is not known"))
@@ -285,7 +285,7 @@ impl<'t> Packer<'t> {
 
     /// Finds a piece, or puts it into the blob.
     fn piece(&mut self, bytes: &[u8]) -> Result<StoredObject, PackError> {
-        let (id, size) = (digest(Algorithm::Sha256, bytes), bytes.len() as u64);
+        let (id, size) = (ObjectId::new(digest(Algorithm::Sha256, bytes)), bytes.len() as u64);
         if let Some((offset, sha256)) = self.pieces.get(&id) {
             return Ok(StoredObject { offset: *offset, ..unfinished(id, size, *sha256) });
         }
@@ -347,10 +347,11 @@ fn place(
     Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
 }
 
-/// In a blob whose name is not known yet.
+/// In a blob whose name is not known yet: it has that of the object until it is.
 fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
     let kind = BlobKind::Packed;
-    let (blob, blob_bytes, offset, pieces) = (object, UNFINISHED, 0, None);
+    let blob = DeviceId::new(*object.digest());
+    let (blob_bytes, offset, pieces) = (UNFINISHED, 0, None);
     StoredObject { object, blob, blob_bytes, kind, offset, size, sha256, pieces }
 }
 
@@ -378,7 +379,7 @@ mod tests {
         let transaction = store.begin().unwrap();
         let never = AtomicBool::new(false);
         let bytes = vec![7; 300 << 10];
-        let object = digest(Algorithm::Sha256, &bytes);
+        let object = digest(Algorithm::Sha256, &bytes).into();
         let size = bytes.len() as u64;
         // Whoever knows the SHA-256 is believed about smaller objects, which `fsck` compares with their ids.
         for sha256 in [None, Some(Sha256::digest(&bytes).into())] {

@@ -75,7 +75,7 @@ mod tests {
         for length in [1_u16, 512, 513, 3584, 1536, 3073] {
             let bytes = vec![0; length.into()];
             let object = digest(Algorithm::Sha256, &length.to_le_bytes());
-            waiting.push(Small { object, sha256: [0; 32], bytes });
+            waiting.push(Small { object: object.into(), sha256: [0; 32], bytes });
         }
         let mut take = |room| waiting.take(room).map(|it| it.bytes.len());
         assert_eq!(take(0), None);
@@ -95,7 +95,7 @@ mod tests {
         let mut count = 0;
         while !waiting.is_full() {
             let object = digest(Algorithm::Sha256, b"");
-            waiting.push(Small { object, sha256: [0; 32], bytes: vec![0; 1000] });
+            waiting.push(Small { object: object.into(), sha256: [0; 32], bytes: vec![0; 1000] });
             count += 1;
         }
         assert_eq!(count, WAITING_MAX / 1000 + 1);

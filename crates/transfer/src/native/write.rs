@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use image::erofs::{DataBlob, Native, Piece, Placed, Run, Stored, WriteError, write_native};
 use image::tree::{Content, Inode, Node, Tree};
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ImageId, ObjectId};
 use store::{BlobKind, DraftError, StoredObject, StoredPiece, Transaction};
 
 /// The xattr by which kernels share pages. Source: erofs-utils `mkfs/main.c`.
@@ -63,10 +63,10 @@ pub(crate) fn write(
 ) -> Result<Written, NativeError> {
     let (found, blobs) = survey(tree, places)?;
     let has_tar = blobs.iter().any(|(_, kind)| *kind == BlobKind::Tar);
-    let numbers: HashMap<ObjectId, u16> =
+    let numbers: HashMap<DeviceId, u16> =
         blobs.iter().zip(0..).map(|((blob, _), number)| (blob.id, number)).collect();
     let devices: Vec<DataBlob> = blobs.iter().map(|(blob, _)| *blob).collect();
-    let number = |blob: &ObjectId| numbers.get(blob).copied().unwrap_or_default();
+    let number = |blob: &DeviceId| numbers.get(blob).copied().unwrap_or_default();
     let run = |piece: &StoredPiece| Run {
         len: piece.len,
         place: piece.stored.as_ref().map(|it| (number(&it.blob), it.offset)),
@@ -105,7 +105,7 @@ pub(crate) fn write(
 /// What was written.
 #[derive(Debug)]
 pub(crate) struct Written {
-    pub(crate) image: ObjectId,
+    pub(crate) image: ImageId,
     /// Bytes of the image.
     pub(crate) bytes: u64,
     /// Whether a blob of it is a tar.

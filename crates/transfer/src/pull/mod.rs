@@ -148,7 +148,7 @@ pub enum Pulled {
     /// The store had this very image under this name.
     UpToDate {
         /// The image.
-        image: image::verity::ObjectId,
+        image: image::verity::ImageId,
         /// Its manifest.
         manifest: Digest,
         /// Its name.
@@ -271,7 +271,7 @@ pub fn pull(
 /// Notes where an image that is here comes from, too.
 fn note_origin(
     store: &Store,
-    image: &image::verity::ObjectId,
+    image: &image::verity::ImageId,
     manifest: &Digest,
     repository: &Repository,
 ) -> Result<(), ImportError> {

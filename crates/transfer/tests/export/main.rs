@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use image::erofs::read::{Image, Owners, View, to_tree};
 use image::tree::Tree;
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use quire_transfer as transfer;
 
 use home::{Home, NEVER};
@@ -56,7 +56,7 @@ impl Home {
     }
 
     /// The tree of an image.
-    fn tree(&self, id: &ObjectId) -> Tree {
+    fn tree(&self, id: &ImageId) -> Tree {
         let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
         to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
     }

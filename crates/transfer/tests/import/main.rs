@@ -21,7 +21,7 @@ use std::path::Path;
 use home::Home;
 use image::erofs::read::{Image, Owners, View, to_tree};
 use image::tree::{Content, Node, Tree};
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use quire_transfer as transfer;
 
 use oci::source::Source;
@@ -66,13 +66,13 @@ impl Home {
     }
 
     /// The tree of an image.
-    fn tree(&self, id: &ObjectId) -> Tree {
+    fn tree(&self, id: &ImageId) -> Tree {
         let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
         to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
     }
 
     /// The dump of an image.
-    fn dump(&self, id: &ObjectId) -> String {
+    fn dump(&self, id: &ImageId) -> String {
         let mut dump = Vec::new();
         let (tree, links) = (self.tree(id), image::dump::Links::ToOwner);
         image::dump::write(&tree, links, image::dump::directory_size, &mut dump).unwrap();
@@ -80,7 +80,7 @@ impl Home {
     }
 
     /// Every path of an image with its content, or what else it is.
-    fn show(&self, id: &ObjectId) -> String {
+    fn show(&self, id: &ImageId) -> String {
         let tree = self.tree(id);
         let mut all = Vec::new();
         let mut walk = tree.walk();

@@ -68,7 +68,7 @@ fn directory_tar_layout_archive_dump_and_image() {
     let mut hasher = image::verity::Hasher::new(image::verity::Algorithm::Sha256);
     let profile = image::erofs::Profile::Composefs(options.versions);
     image::erofs::write(&home.tree(&directory), &profile, &mut hasher).unwrap();
-    images.push(("its image", hasher.finish()));
+    images.push(("its image", hasher.finish().into()));
 
     let expect = home.dump(&directory);
     for (source, image) in images {

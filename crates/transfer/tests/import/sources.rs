@@ -382,7 +382,7 @@ fn a_dump_needs_its_objects() {
 fn a_dump_whose_objects_are_elsewhere() {
     let home = Home::new();
     let bytes = vec![b'o'; 5000];
-    let object = image::verity::digest(Algorithm::Sha256, &bytes);
+    let object = image::verity::ObjectId::new(image::verity::digest(Algorithm::Sha256, &bytes));
     fs::create_dir_all(home.path("repo/ab")).unwrap();
     fs::write(home.path("repo/ab/cd.file"), &bytes).unwrap();
     let dump = |digest: &str| {
@@ -406,7 +406,7 @@ fn a_dump_whose_objects_are_elsewhere() {
     let tree = image::dump::parse(in_place.as_bytes(), image::dump::Strictness::Strict).unwrap();
     let mut hasher = Hasher::new(Algorithm::Sha256);
     write(&tree, &Profile::Composefs(home.import_options().versions), &mut hasher).unwrap();
-    assert_eq!(ids[0], hasher.finish());
+    assert_eq!(ids[0], hasher.finish().into());
 
     let refused = |text: &str, expect: &str| {
         fs::write(home.path("a.dump"), text).unwrap();

@@ -67,7 +67,7 @@ fn pull_through(
 }
 
 /// Whatever names there are stand for the whole image, and all that is there is sound.
-fn check_store(home: &Home, expected: &ObjectId) {
+fn check_store(home: &Home, expected: &ImageId) {
     for (name, reference) in home.store.refs().unwrap() {
         assert_eq!(reference.image, *expected, "{name}");
         home.store.open_image(expected).unwrap();
@@ -76,7 +76,7 @@ fn check_store(home: &Home, expected: &ObjectId) {
 }
 
 /// Pulls through bad weather until it succeeds or three times, then without: gives how often it succeeded.
-fn pulls(upstream: &Daemon, seed: u64, expected: &ObjectId) -> usize {
+fn pulls(upstream: &Daemon, seed: u64, expected: &ImageId) -> usize {
     let proxy = Proxy::start(&upstream.host, seed);
     let host = proxy.server.host();
     let home = Home::new();
@@ -231,7 +231,7 @@ fn pulls_past_a_bad_mirror() {
 
 /// Two versions of an image whose layer has a table of contents, as `app:1` and `app:2`, and the image of the second one by
 /// way of a layout.
-fn estargz(daemon: &Daemon) -> Option<ObjectId> {
+fn estargz(daemon: &Daemon) -> Option<ImageId> {
     let crane = testing::crane()?;
     let folder = tempfile::tempdir().unwrap();
     let run = |words: &[&str]| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::Registry;
@@ -27,7 +27,7 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pu
 }
 
 /// The same image by way of objects.
-fn converted(home: &Home, id: &ObjectId, form: Form) -> ObjectId {
+fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
     let found = home.store.refs().unwrap();
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
     let manifest = reference.manifest.as_ref();

@@ -23,7 +23,7 @@ mod tenants;
 use std::io::Read as _;
 use std::time::Duration;
 
-use image::verity::ObjectId;
+use image::verity::ImageId;
 use oci::Digest;
 use oci::reference::Reference;
 use oci::registry::{BlobReader, Registry, Settings};

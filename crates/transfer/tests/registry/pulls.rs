@@ -133,7 +133,7 @@ impl Home {
     }
 
     /// The image of the same layers by way of a layout, which no registry had a part in.
-    pub(super) fn imported(&self, served: &Served) -> ObjectId {
+    pub(super) fn imported(&self, served: &Served) -> ImageId {
         let layout = self.path("layout");
         let blobs = layout.join("blobs/sha256");
         std::fs::create_dir_all(&blobs).unwrap();
@@ -176,7 +176,7 @@ impl Home {
     }
 }
 
-pub(super) fn image(pulled: Result<Pulled, PullError>) -> ObjectId {
+pub(super) fn image(pulled: Result<Pulled, PullError>) -> ImageId {
     match pulled {
         Ok(Pulled::Image(report)) => report.image,
         Ok(Pulled::UpToDate { .. }) => panic!("nothing was pulled"),

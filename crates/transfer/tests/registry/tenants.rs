@@ -111,7 +111,7 @@ impl Tenants {
         }
     }
 
-    fn files(&self, id: &ObjectId) -> Vec<String> {
+    fn files(&self, id: &ImageId) -> Vec<String> {
         let opened = self.home.store.open_image(id).unwrap();
         let tree = self.home.store.tree(&opened, Owners::AsWritten).unwrap().tree;
         let mut names = Vec::new();

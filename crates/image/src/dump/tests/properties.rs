@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::verity::ObjectId;
 
 /// A tree of whatever a dump can say, from a list of random choices.
 fn any_tree() -> impl Strategy<Value = Tree> {
@@ -37,7 +38,7 @@ fn any_tree() -> impl Strategy<Value = Tree> {
             let mut text = bytes.clone();
             text.retain(|byte| *byte != 0);
             text.push(b'-');
-            let some = Some(digest(Algorithm::Sha256, &bytes));
+            let some = Some(digest(Algorithm::Sha256, &bytes).into());
             let external = |object: Option<ObjectId>, location| {
                 Node::Regular(Content::External { size, object, location })
             };
@@ -47,7 +48,7 @@ fn any_tree() -> impl Strategy<Value = Tree> {
                 4 => external(some, Location::Object),
                 5 => external(some, Location::Path(&text)),
                 6 => external(None, Location::None),
-                7 => external(Some(digest(Algorithm::Sha512, &bytes)), Location::None),
+                7 => external(Some(digest(Algorithm::Sha512, &bytes).into()), Location::None),
                 8 => Node::Symlink(&text),
                 9 => Node::CharDevice(number >> 32),
                 10 => Node::BlockDevice(number >> 32),

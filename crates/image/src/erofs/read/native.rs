@@ -11,7 +11,7 @@ use super::walk::{Budget, kept_bound};
 use super::xattr::Xattrs;
 use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
 use crate::tree::{Content, Location};
-use crate::verity::{Algorithm, Hasher, ObjectId};
+use crate::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 
 /// How files of an image over data blobs become objects.
 #[derive(Clone, Copy)]
@@ -172,7 +172,7 @@ fn hash<S: ReadAt>(
     loop {
         let read = image.read(inode, ByteOffset(at), &mut buffer, &[])?;
         if read == 0 {
-            return Ok(hasher.finish());
+            return Ok(hasher.finish().into());
         }
         hasher.update(buffer.get(..read).unwrap_or_default());
         at = at.saturating_add(to_u64(read));
@@ -235,11 +235,11 @@ impl<S: ReadAt> Image<S> {
 }
 
 impl DeviceSlot {
-    /// The data blob that the slot names: its tag is the object id in lower case hexadecimal digits.
+    /// The data blob that the slot names: its tag is the id in lower case hexadecimal digits.
     #[must_use]
-    pub fn object_id(&self) -> Option<ObjectId> {
-        let object = ObjectId::from_hex(&self.tag).ok()?;
-        (object.to_string().as_bytes() == self.tag).then_some(object)
+    pub fn device_id(&self) -> Option<DeviceId> {
+        let id = DeviceId::from_hex(&self.tag).ok()?;
+        (id.to_string().as_bytes() == self.tag).then_some(id)
     }
 
     /// Bytes in the device, if the image says. What is missing of them the kernel would read as zeros.

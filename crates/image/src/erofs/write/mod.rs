@@ -15,7 +15,7 @@ mod xattrs;
 use std::io;
 
 use crate::tree::{Inode, Tree};
-use crate::verity::ObjectId;
+use crate::verity::DeviceId;
 use composefs::Survey;
 pub use plain::{DEVICES_MAX, DataBlob, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
 use plan::Plan;
@@ -173,13 +173,13 @@ pub enum WriteError {
     #[error("data blob {id} is named by sha512, but a device table has room for sha256 only")]
     BlobAlgorithm {
         /// The blob.
-        id: ObjectId,
+        id: DeviceId,
     },
     /// A data blob that is not blocks, or no blocks, or too many.
     #[error("data blob {id} has {bytes} bytes, not 1 to 2^48 - 1 blocks of {block}")]
     BlobLength {
         /// The blob.
-        id: ObjectId,
+        id: DeviceId,
         /// Its length.
         bytes: u64,
         /// Bytes in a block.

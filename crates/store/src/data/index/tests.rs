@@ -15,7 +15,7 @@ use super::{Piece, Record};
 use crate::Digest;
 
 fn id(text: &str) -> ObjectId {
-    digest(Algorithm::Sha256, text.as_bytes())
+    digest(Algorithm::Sha256, text.as_bytes()).into()
 }
 
 fn entry(text: &str, offset: u64, size: u64) -> Entry {

@@ -1,14 +1,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use image::verity::{Algorithm, ObjectId, digest};
+use image::verity::{Algorithm, Id, digest, kind};
 
 use super::{Cut, Indexes, NeededData, NeededParts, live};
 use crate::BlobKind;
 use crate::data::{Builder, DATA_BLOCK, Entry, Header, Index};
 
-fn id(text: &str) -> ObjectId {
-    digest(Algorithm::Sha256, text.as_bytes())
+fn id<K>(text: &str) -> Id<K> {
+    digest(Algorithm::Sha256, text.as_bytes()).into()
 }
 
 /// An index of objects by name, offset and bytes in the blob.
@@ -17,7 +17,7 @@ fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
     let mut builder = Builder::default();
     let mut until = 0;
     for (name, offset, size) in objects {
-        let key = id(name).as_bytes().try_into().unwrap();
+        let key = id::<kind::Object>(name).as_bytes().try_into().unwrap();
         builder.add(Entry { id: key, offset: *offset, size: *size, sha256: [0; 32] });
         until = until.max(offset + size);
     }
@@ -35,7 +35,8 @@ fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
 type Expected<'a> = (&'a [&'a str], &'a [(u64, u64)]);
 
 fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Option<Expected<'_>>) {
-    let objects = objects.iter().map(|it| id(it).as_bytes().try_into().unwrap()).collect();
+    let objects =
+        objects.iter().map(|it| id::<kind::Object>(it).as_bytes().try_into().unwrap()).collect();
     let needed = NeededParts { ranges: ranges.to_vec(), objects };
     let cut = Cut::of(index, &needed, live(index, &needed), &HashSet::new());
     let found = cut.map(|cut| {
@@ -44,7 +45,7 @@ fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Optio
         (kept, cut.free)
     });
     let expected = expected.map(|(kept, free)| {
-        let mut kept: Vec<_> = kept.iter().map(|it| id(it)).collect();
+        let mut kept: Vec<_> = kept.iter().map(|it| id::<kind::Object>(it)).collect();
         kept.sort_unstable();
         (kept, free.to_vec())
     });
@@ -95,7 +96,8 @@ fn objects_of_layers_are_where_they_are_kept_anyway() {
     ]
     .into_iter()
     .collect();
-    let wanted = ["a", "b", "c", "f", "both", "lost"].iter().map(|it| id(it)).collect();
+    let wanted =
+        ["a", "b", "c", "f", "both", "lost"].iter().map(|it| id::<kind::Object>(it)).collect();
     let mut files = vec![id("f"), id("both"), id("a")];
     files.sort_unstable();
     let composefs = [id("both")].into();
@@ -110,7 +112,7 @@ fn objects_of_layers_are_where_they_are_kept_anyway() {
             .collect();
         as_files.sort_unstable();
         let has = |blob: &str, object: &str| {
-            let key: [u8; 32] = id(object).as_bytes().try_into().unwrap();
+            let key: [u8; 32] = id::<kind::Object>(object).as_bytes().try_into().unwrap();
             needed.blobs.get(&id(blob)).is_some_and(|it| it.objects.contains(&key))
         };
         let mut found = as_files.join(" ");

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use crate::erofs::write::place::BlockSize;
-use crate::verity::ObjectId;
+use crate::verity::{DeviceId, ObjectId};
 
 /// Blocks of these images, since devices have files at multiples of 512.
 pub(super) const BLOCK_SIZE: BlockSize = BlockSize::B512;
@@ -46,7 +46,7 @@ impl fmt::Debug for Native<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataBlob {
     /// Its name, which goes into the device table. By SHA-256.
-    pub id: ObjectId,
+    pub id: DeviceId,
     /// Its length, a multiple of 512.
     pub bytes: u64,
 }
