@@ -1,14 +1,14 @@
-//! Tables of chunks, for files whose blocks do not follow each other, or are where no address leads.
+//! Tables of chunks, which say where on devices the bytes of files are.
 
 use zerocopy::little_endian::U16;
 
 use super::devices::{Devices, halves};
 use super::files::{DataForm, OnDevice};
-use super::native::Run;
+use super::native::{BLOCK_SIZE, Run};
 use crate::erofs::layout::{CHUNK_48BIT, CHUNK_INDEXES, RawChunkIndex};
 
 /// The most that the format of an inode says.
-pub(super) const BITS_MAX: u32 = 31;
+const BITS_MAX: u32 = 31;
 /// A chunk that is nowhere: all ones, of which a table of 32 bits takes the low ones. Source: `EROFS_NULL_ADDR` in Linux
 /// `fs/erofs/erofs_fs.h`.
 const NOWHERE: u64 = (1 << 48) - 1;
@@ -37,15 +37,15 @@ struct Block {
 }
 
 impl Pieces {
-    /// Answers the pieces of a file too, unless it is flat. `None` when they cannot be there, or are not as long as it.
+    /// Where a file is, and its pieces, unless these follow each other. `None` when they cannot be there, or are not as
+    /// long as it.
     pub(super) fn place(
         runs: &[Run],
         size: u64,
         devices: &Devices,
-        block: u64,
     ) -> Option<(OnDevice, Option<Self>)> {
         let mut found: Vec<BlockRun> = Vec::new();
-        let (mut start, mut left) = (0, size);
+        let (mut start, mut left, block) = (0, size, BLOCK_SIZE.bytes());
         for run in runs {
             left = left.checked_sub(run.len)?;
             if run.len == 0 || left > 0 && run.len % block != 0 {
@@ -71,15 +71,14 @@ impl Pieces {
         }
         let first = found.first().filter(|_| left == 0)?.place;
         let Block { device, number: block } = first.unwrap_or(Block { device: 0, number: 0 });
-        let flat = OnDevice { device, block, size, form: DataForm::Flat };
-        if found.len() == 1 && first.is_some() && devices.is_mapped(device) {
-            return Some((flat, None));
+        let file = OnDevice { device, block, size, form: DataForm::Consecutive };
+        if found.len() == 1 && first.is_some() {
+            return Some((file, None));
         }
-        let all = start.checked_next_power_of_two()?.trailing_zeros();
         let starts = found.iter().skip(1).map(|run| run.start.trailing_zeros());
-        let bits = starts.fold(all.min(BITS_MAX), u32::min);
+        let bits = starts.fold(bits_of_one(start)?, u32::min);
         let pieces = Self { bits: u8::try_from(bits).expect("31 at most"), runs: found };
-        Some((flat, Some(pieces)))
+        Some((file, Some(pieces)))
     }
 }
 
@@ -88,6 +87,11 @@ impl BlockRun {
     fn at(&self, block: u64) -> Option<Block> {
         self.place.map(|place| Block { number: place.number + (block - self.start), ..place })
     }
+}
+
+/// Binary logarithm of blocks in a chunk that holds so many, or of those in the largest that there is.
+fn bits_of_one(blocks: u64) -> Option<u32> {
+    Some(blocks.checked_next_power_of_two()?.trailing_zeros().min(BITS_MAX))
 }
 
 /// A table of chunks behind an inode.
@@ -110,13 +114,16 @@ enum What<'p> {
 
 impl<'p> ChunkTable<'p> {
     /// Of a file whose blocks follow each other.
-    pub(super) fn consecutive(file: &OnDevice, bits: u8, block: u64, is_wide: bool) -> Self {
-        let entries = file.size.div_ceil(block << bits);
-        Self { bits, entries, is_wide, what: What::Consecutive }
+    pub(super) fn consecutive(file: &OnDevice, is_wide: bool) -> Self {
+        let blocks = file.size.div_ceil(BLOCK_SIZE.bytes());
+        let bits = bits_of_one(blocks).expect("a device has fewer than 2^48");
+        let bits = u8::try_from(bits).expect("31 at most");
+        Self { bits, entries: blocks.div_ceil(1 << bits), is_wide, what: What::Consecutive }
     }
 
-    /// Of a file of so many blocks.
-    pub(super) fn of_pieces(pieces: &'p Pieces, blocks: u64, is_wide: bool) -> Self {
+    /// Of a file in pieces.
+    pub(super) fn of_pieces(file: &OnDevice, pieces: &'p Pieces, is_wide: bool) -> Self {
+        let blocks = file.size.div_ceil(BLOCK_SIZE.bytes());
         let entries = blocks.div_ceil(1 << pieces.bits);
         Self { bits: pieces.bits, entries, is_wide, what: What::Pieces(pieces) }
     }

@@ -3,15 +3,11 @@
 use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{U16, U32};
 
-use super::native::{DEVICES_MAX, DataBlob};
+use super::native::{BLOCK_SIZE, DEVICES_MAX, DataBlob};
 use crate::erofs::layout::RawDeviceSlot;
 use crate::erofs::write::WriteError;
-use crate::erofs::write::place::BlockSize;
 use crate::verity::Algorithm;
 
-/// Blocks of the address space that are kept for the image itself, whose length is known only when it is decided which
-/// devices are in there.
-const FOR_THE_IMAGE: u64 = 1 << 28;
 /// More blocks than a device may have: their numbers have 48 bits, of which all ones are a hole.
 const BLOCKS_END: u64 = 1 << 48;
 
@@ -26,18 +22,15 @@ pub(super) struct Devices {
 struct Slot {
     tag: [u8; 64],
     blocks: u64,
-    /// Where it begins behind the image, in blocks; `None` when it is not in the address space, since it would not fit.
-    start: Option<u32>,
 }
 
 impl Devices {
-    pub(super) fn of(blobs: &[DataBlob], block_size: BlockSize) -> Result<Self, WriteError> {
+    pub(super) fn of(blobs: &[DataBlob]) -> Result<Self, WriteError> {
         if blobs.len() > DEVICES_MAX {
             return Err(WriteError::TooLarge("4096 data blobs"));
         }
-        let mut next = 0_u64;
         let slots = blobs.iter().map(|blob| {
-            let (id, bytes, size) = (blob.id, blob.bytes, block_size.bytes());
+            let (id, bytes, size) = (blob.id, blob.bytes, BLOCK_SIZE.bytes());
             if id.algorithm() != Algorithm::Sha256 {
                 return Err(WriteError::BlobAlgorithm { id });
             }
@@ -47,13 +40,10 @@ impl Devices {
             }
             let mut tag = [0; 64];
             tag.copy_from_slice(id.to_string().as_bytes());
-            let end = next + blocks;
-            let start = u32::try_from(next).ok().filter(|_| end + FOR_THE_IMAGE <= 1 << 32);
-            next = if start.is_some() { end } else { next };
-            Ok(Slot { tag, blocks, start })
+            Ok(Slot { tag, blocks })
         });
         let slots = slots.collect::<Result<Vec<_>, _>>()?;
-        let is_wide = slots.iter().any(|slot: &Slot| u32::try_from(slot.blocks).is_err());
+        let is_wide = slots.iter().any(|slot| u32::try_from(slot.blocks).is_err());
         Ok(Self { slots, is_wide })
     }
 
@@ -71,31 +61,24 @@ impl Devices {
         self.is_wide
     }
 
-    pub(super) fn is_mapped(&self, device: u16) -> bool {
-        self.slots[usize::from(device)].start.is_some()
-    }
-
-    /// The address of a block of a device that is in the address space, behind an image of so many blocks.
-    pub(super) fn address(&self, device: u16, block: u64, image: u32) -> Option<u32> {
-        let start = self.slots[usize::from(device)].start?;
-        u32::try_from(u64::from(image) + u64::from(start) + block).ok()
-    }
-
-    /// The table, for an image of so many blocks. `None` when the image takes more of the address space than was kept.
-    pub(super) fn table(&self, image: u32) -> Option<Vec<RawDeviceSlot>> {
+    /// The table, for an image of so many blocks. Behind these the devices follow each other in one space of addresses
+    /// of 32 bits, as far as they fit. No file refers to that: it makes a mount without devices read what is behind the
+    /// image, not other bytes of the image, and an image joined with its devices a whole one.
+    pub(super) fn table(&self, image: u32) -> Vec<RawDeviceSlot> {
+        let mut next = u64::from(image);
         let slot = |slot: &Slot| {
-            let first = slot.start.map_or(Some(0), |start| start.checked_add(image))?;
-            if slot.start.is_some() {
-                u32::try_from(u64::from(first) + slot.blocks).ok()?;
-            }
+            let end = next + slot.blocks;
+            let fits = u32::try_from(end).is_ok();
+            let first = if fits { u32::try_from(next).expect("before its end") } else { 0 };
+            next = if fits { end } else { next };
             let (blocks_hi, blocks_lo) = halves(slot.blocks);
-            Some(RawDeviceSlot {
+            RawDeviceSlot {
                 tag: slot.tag,
                 blocks_lo,
                 blocks_hi: blocks_hi.into(),
                 uniaddr_lo: U32::new(first),
                 ..RawDeviceSlot::new_zeroed()
-            })
+            }
         };
         self.slots.iter().map(slot).collect()
     }

@@ -32,14 +32,12 @@ pub(super) struct OnDevice {
     pub(super) form: DataForm,
 }
 
-/// How an inode says where on a device its bytes are.
+/// What the table of chunks of a file says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DataForm {
-    /// By the first block's address.
-    Flat,
-    /// By a table of one chunk, or of several that follow each other, of 2 to this power blocks.
-    Chunks(u8),
-    /// By one of runs that lie anywhere: [`Files::pieces`].
+    /// Chunks that follow each other, of which there are as few as can be: nearly always one.
+    Consecutive,
+    /// Runs that lie anywhere: [`Files::pieces`].
     Pieces(u32),
 }
 
@@ -56,19 +54,13 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// The table of chunks of a file, if it has one, with blocks of so many bytes, whose numbers have 48 bits if wide.
-    pub(super) fn table(
-        &self,
-        file: &OnDevice,
-        block: u64,
-        is_wide: bool,
-    ) -> Option<ChunkTable<'_>> {
+    /// The table of chunks of a file, with block numbers of 48 bits if wide.
+    pub(super) fn table(&self, file: &OnDevice, is_wide: bool) -> ChunkTable<'_> {
         match file.form {
-            DataForm::Flat => None,
-            DataForm::Chunks(bits) => Some(ChunkTable::consecutive(file, bits, block, is_wide)),
+            DataForm::Consecutive => ChunkTable::consecutive(file, is_wide),
             DataForm::Pieces(at) => {
                 let pieces = &self.pieces[usize::try_from(at).expect("a number of a list")];
-                Some(ChunkTable::of_pieces(pieces, file.size.div_ceil(block), is_wide))
+                ChunkTable::of_pieces(file, pieces, is_wide)
             }
         }
     }

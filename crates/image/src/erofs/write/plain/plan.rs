@@ -3,7 +3,6 @@
 use hashbrown::HashMap;
 
 use super::Flavor;
-use super::files::DataForm;
 use super::pack::{Packer, Shape};
 use super::survey::{Data, Survey};
 use crate::erofs::layout::{RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET};
@@ -76,8 +75,6 @@ impl<'a> Plan<'a> {
         let data_start = (inodes_end + survey.shared_bytes()).next_multiple_of(block_size);
         let blocks = place_blocks(&mut survey, data_start / block_size)?;
         let device_table = survey.devices.table(blocks);
-        let device_table = device_table.ok_or_else(|| too_many_blocks(survey.block_size))?;
-        place_on_devices(&mut survey, blocks)?;
         Ok(Self { survey, nids, device_table, inodes_end, data_start, blocks })
     }
 
@@ -149,25 +146,6 @@ fn place_blocks(survey: &mut Survey<'_>, start: u64) -> Result<u32, WriteError> 
     }
     survey.items = items;
     u32::try_from(next).map_err(|_wide| too_many_blocks(survey.block_size))
-}
-
-/// Gives their addresses to files that are on devices behind an image of so many blocks.
-fn place_on_devices(survey: &mut Survey<'_>, image: u32) -> Result<(), WriteError> {
-    if survey.files.on_devices.is_empty() {
-        return Ok(());
-    }
-    let mut items = std::mem::take(&mut survey.items);
-    for item in &mut items {
-        let data = Data::of(&survey.tree.inode(item.id));
-        if let Some(file) = survey.on_device(&data)
-            && file.form == DataForm::Flat
-        {
-            let address = survey.devices.address(file.device, file.block, image);
-            item.block = address.ok_or_else(|| too_many_blocks(survey.block_size))?;
-        }
-    }
-    survey.items = items;
-    Ok(())
 }
 
 /// How a directory is cut into blocks.

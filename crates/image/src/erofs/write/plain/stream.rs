@@ -11,7 +11,6 @@ use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
 use super::Piece;
-use super::files::{DataForm, OnDevice};
 use super::plan::{DEVICE_TABLE, Plan, prefixes_start, size_of_data};
 use super::survey::{Data, Item};
 use crate::erofs::layout::{
@@ -79,7 +78,7 @@ fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
     let fingerprint = survey.prefixes.fingerprint;
     let devices = survey.devices.len();
     let xattr_block = plan.inodes_end / survey.block_size.bytes();
-    let is_chunked = |file: &OnDevice| file.form != DataForm::Flat;
+    let has_files_on_devices = !survey.files.on_devices.is_empty();
     let has_prefixes = survey.prefixes.count > 0;
     let number = |number: u64| u32::try_from(number).expect("it is before the inodes");
     RawSuperblock {
@@ -91,7 +90,7 @@ fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
                 | when(fingerprint.is_some(), compat::ISHARE_XATTRS),
         ),
         feature_incompat: U32::new(
-            when(survey.files.on_devices.values().any(is_chunked), incompat::CHUNKED_FILE)
+            when(has_files_on_devices, incompat::CHUNKED_FILE)
                 | when(devices > 0, incompat::DEVICE_TABLE)
                 | when(has_prefixes, incompat::XATTR_PREFIXES)
                 | when(survey.devices.is_wide(), incompat::ADDRESS_48BIT),

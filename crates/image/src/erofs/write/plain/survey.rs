@@ -6,10 +6,10 @@ use hashbrown::HashMap;
 use sha2::{Digest as _, Sha256};
 
 use super::Flavor;
-use super::chunks::{BITS_MAX, ChunkTable, Pieces};
+use super::chunks::{ChunkTable, Pieces};
 use super::devices::Devices;
 use super::files::{DataForm, Files, Hashed, OnDevice};
-use super::native::{Native, Placed, Stored};
+use super::native::{BLOCK_SIZE, Native, Placed, Stored};
 use super::prefixes::Prefixes;
 use crate::erofs::write::inode::Form;
 use crate::erofs::write::place::BlockSize;
@@ -183,11 +183,10 @@ impl<'a> Survey<'a> {
         self.files.on_devices.get(object)
     }
 
-    /// How a file says where on devices its bytes are, if by a table of chunks.
+    /// How a file says where on devices its bytes are, if they are there.
     pub(super) fn table(&self, data: &Data<'_>) -> Option<(&OnDevice, ChunkTable<'_>)> {
         let file = self.on_device(data)?;
-        let table = self.files.table(file, self.block_size.bytes(), self.devices.is_wide());
-        Some((file, table?))
+        Some((file, self.files.table(file, self.devices.is_wide())))
     }
 
     /// Bytes of an inode's xattrs.
@@ -207,7 +206,7 @@ impl<'a> Survey<'a> {
         native: &Native<'_>,
         contents: &mut Contents<'_>,
     ) -> Result<(), WriteError> {
-        self.devices = Devices::of(native.devices, self.block_size)?;
+        self.devices = Devices::of(native.devices)?;
         let mut hashes = Vec::new();
         let mut of_objects = HashMap::new();
         let tree = self.tree;
@@ -268,7 +267,7 @@ impl<'a> Survey<'a> {
                 Ok(stored.fingerprint)
             }
             Placed::Pieces { runs, fingerprint } => {
-                let placed = Pieces::place(runs, size, &self.devices, self.block_size.bytes());
+                let placed = Pieces::place(runs, size, &self.devices);
                 let misplaced = || WriteError::MisplacedPieces { path: inode.path(), size };
                 let (mut file, pieces) = placed.ok_or_else(misplaced)?;
                 if let Some(pieces) = pieces {
@@ -283,22 +282,16 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// How an inode says where its bytes are. `None` when they cannot be there.
+    /// Where a file's bytes are. `None` when they cannot be there.
     fn place_on_device(&self, size: u64, stored: &Stored) -> Option<OnDevice> {
         let Stored { device, offset, fingerprint: _ } = *stored;
-        let block_size = self.block_size.bytes();
+        let block_size = BLOCK_SIZE.bytes();
         let blocks = size.div_ceil(block_size);
         let block = offset / block_size;
         if offset % block_size != 0 || block.checked_add(blocks)? > self.devices.blocks(device)? {
             return None;
         }
-        let form = if self.devices.is_mapped(device) {
-            DataForm::Flat
-        } else {
-            let bits = blocks.checked_next_power_of_two()?.trailing_zeros().min(BITS_MAX);
-            DataForm::Chunks(u8::try_from(bits).ok()?)
-        };
-        Some(OnDevice { device, block, size, form })
+        Some(OnDevice { device, block, size, form: DataForm::Consecutive })
     }
 }
 
