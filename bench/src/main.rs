@@ -7,6 +7,7 @@
 mod alive;
 mod cgroup;
 mod density;
+mod events;
 mod fio;
 mod forms;
 mod import;
@@ -101,6 +102,8 @@ enum Name {
     Metadata,
     /// Reads by fio and by a compiler on every form of an image, and on ext4
     Read,
+    /// How often one cold start asks for a part of a data blob
+    Events,
 }
 
 type Bench = fn(&Context<'_>) -> Result<Report>;
@@ -165,7 +168,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 13] = [
+    let benches: [(Name, Bench); 14] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -179,6 +182,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Walk, walk::bench),
         (Name::Metadata, metadata::bench),
         (Name::Read, read::bench),
+        (Name::Events, events::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| figures.clone());
     let machine = Machine::new(cache.dir())?;

@@ -31,6 +31,8 @@ pub(super) enum Unit {
     MegabytesPerSecond,
     /// Nanoseconds, shown as ms.
     Milliseconds,
+    /// How often something was.
+    Times,
 }
 
 impl Unit {
@@ -40,6 +42,7 @@ impl Unit {
             Self::Kilobytes => "kB",
             Self::MegabytesPerSecond => "MB/s",
             Self::Milliseconds => "ms",
+            Self::Times => "",
         }
     }
 
@@ -49,6 +52,7 @@ impl Unit {
             Self::MegabytesPerSecond => format!("{:.0}", megabytes(value)),
             Self::Kilobytes => format!("{:.1}", megabytes(value.saturating_mul(1000))),
             Self::Milliseconds => milliseconds(Duration::from_nanos(value)),
+            Self::Times => value.to_string(),
         }
     }
 }
@@ -167,6 +171,7 @@ impl Sizes {
             Unit::Megabytes | Unit::Kilobytes => "bytes",
             Unit::MegabytesPerSecond => "bytes_per_second",
             Unit::Milliseconds => "nanoseconds",
+            Unit::Times => "times",
         };
         let rows = self.rows.iter().map(|(name, row)| json!({ "name": name, values: row }));
         json!({ "title": self.title, "columns": self.columns, "rows": rows.collect::<Vec<_>>() })
