@@ -516,4 +516,44 @@ mod tests {
         let config = runtime_config(&process, &root_user(), &wishes(), &image, "rootfs");
         assert_eq!(config["annotations"], json!({"org.opencontainers.image.title": "t"}));
     }
+
+    /// To the byte: another order of the fields would be another file for everybody who compares bundles.
+    #[test]
+    fn a_bundle_with_everything() {
+        let volumes = ["/host:/a:ro", "/shm:/dev/shm"].map(|it| it.parse().unwrap());
+        let memory = Volume {
+            source: mounts::Source::Memory { bytes: NonZeroU64::new(4096), mode: 0o700 },
+            destination: "/b".to_owned(),
+            access: Access::Writable,
+        };
+        let wishes = Wishes {
+            env: vec!["B=\"2\"".to_owned()],
+            terminal: Terminal::New,
+            network: Network::Joined("/run/netns/n".to_owned()),
+            access: Access::ReadOnly,
+            volumes: volumes.into_iter().chain([memory]).collect(),
+            map: Some("0:100000:1000,1000:7:1\n0:200000:65536\n".parse().unwrap()),
+            cgroup: Some("/quire-h-1".to_owned()),
+            memory: NonZeroU64::new(1 << 20),
+            pids: NonZeroU32::new(8),
+            cpu: Cpu {
+                quota: NonZeroU32::new(50_000),
+                shares: NonZeroU64::new(512),
+                cpus: Some("0-1".to_owned()),
+            },
+            security: Security {
+                filter: security::Filter::Unconfined,
+                no_new_privileges: true,
+                limits: vec!["nofile=1:2".parse().unwrap(), "core=0:-1".parse().unwrap()],
+                ..Security::default()
+            },
+            ..wishes()
+        };
+        let title = ("org.opencontainers.image.title".to_owned(), "t".to_owned());
+        let image = ImageConfig { labels: [title].into(), ..image() };
+        let process = Process::new(&image, &wishes, &root_user()).unwrap();
+        let config = runtime_config(&process, &root_user(), &wishes, &image, "rootfs");
+        let text = serde_json::to_string_pretty(&config).unwrap() + "\n";
+        assert_eq!(text, include_str!("bundle/everything.json"));
+    }
 }
