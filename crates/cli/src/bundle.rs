@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::names::{NameFile, NameMount};
+use container::bundle::spec::RuntimeSpec;
 use container::bundle::{Access, Terminal, configure};
 use container::folder::{CONFIG, ROOT};
 use container::life::filestores::{self, Filestores};
@@ -18,7 +19,6 @@ use container::root::trust::of_image;
 use container::root::{Shape, make, warm};
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
-use serde_json::Value;
 use store::OpenOptions;
 
 use crate::Answer;
@@ -71,12 +71,12 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     wishes.map = map;
     wishes.names = name_mounts(&args.directory, &names)?;
-    let (_, mut config) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
-    add_init(&init_wish(wanted), &context.search(), &mut config)?;
+    let (_, mut spec) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
+    add_init(&init_wish(wanted), &context.search(), &mut spec)?;
     let directory = &args.directory;
     let was_there = std::fs::symlink_metadata(directory).is_ok();
     let made = make_folder(context, directory, owners)
-        .and_then(|folder| publish(&folder, directory, &config, &names, &root.mount));
+        .and_then(|folder| publish(&folder, directory, &spec, &names, &root.mount));
     if let Err(error) = made {
         if !was_there {
             let _removed = std::fs::remove_dir(directory);
@@ -161,11 +161,11 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
 fn publish(
     folder: &File,
     directory: &Path,
-    config: &Value,
+    spec: &RuntimeSpec,
     names: &[NameFile],
     root: &Detached,
 ) -> anyhow::Result<()> {
-    let text = serde_json::to_string_pretty(config)? + "\n";
+    let text = serde_json::to_string_pretty(spec)? + "\n";
     let mut files: Vec<_> = names.iter().map(|it| (it.name(), it.text.as_str())).collect();
     files.push((CONFIG, &text));
     let make = || -> anyhow::Result<()> {

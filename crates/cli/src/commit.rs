@@ -3,13 +3,12 @@
 use std::ffi::OsStr;
 use std::io::{BufWriter, PipeReader};
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
+use container::bundle::spec::RuntimeSpec;
 use container::changes::{self, ChangesError, Owners, Report, Upper};
-use container::folder::CONFIG;
 use container::life::detached;
 use container::life::kept::Changes;
 use container::life::known::{KnownContainer, find};
@@ -20,7 +19,6 @@ use image::tar::write::WriteError;
 use image::tree::Tree;
 use oci::manifest::Platform;
 use serde::Serialize;
-use serde_json::Value;
 use store::{ContainerDir, Digest, OpenImage, OpenOptions, RefName, Resolved, Store, walk};
 use transfer::commit::{Change, Commit, check};
 use transfer::export::Output;
@@ -70,7 +68,8 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
     let record = found.record.as_ref().with_context(|| format!("container {id} is damaged"))?;
     let image = store.open_image(&record.image)?;
     let tree = crate::target::read(store, &image)?;
-    let ids = ids(&found.folder).with_context(|| format!("cannot read what container {id} is"))?;
+    let spec = RuntimeSpec::load(&found.folder);
+    let spec = spec.with_context(|| format!("cannot read what container {id} is"))?;
     let failed = || format!("cannot look at what container {id} changed");
     let (changes, paused, lock) = match found.is_running() {
         true => {
@@ -88,12 +87,8 @@ fn look(store: &Store, name: &str, meanwhile: Meanwhile) -> anyhow::Result<Looke
             (Changes::of_ended(lock.path()).with_context(failed)?, None, Some(lock))
         }
     };
+    let ids = Owners::of_bundle(&spec.linux);
     Ok(Looked { tree, ids, changes, paused, _lock: lock, image, found })
-}
-
-fn ids(folder: &Path) -> anyhow::Result<Owners> {
-    let config: Value = serde_json::from_slice(&std::fs::read(folder.join(CONFIG))?)?;
-    Ok(Owners::of_config(&config)?)
 }
 
 /// Pauses a container; none if it has ended.

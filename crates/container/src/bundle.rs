@@ -5,20 +5,22 @@ pub(crate) mod files;
 pub mod mounts;
 pub mod names;
 pub mod security;
+pub mod spec;
 pub mod user;
 pub mod userns;
 pub(crate) mod view;
 
-use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::BorrowedFd;
-
-use serde_json::{Value, json};
 
 use crate::bundle::config::ImageConfig;
 use crate::bundle::mounts::Volume;
 use crate::bundle::names::NameMount;
 use crate::bundle::security::{Interfaces, Security};
+use crate::bundle::spec::{
+    RuntimeSpec, SpecCpu, SpecLinux, SpecMemory, SpecMount, SpecNamespace, SpecPids, SpecProcess,
+    SpecResources, SpecRoot, SpecUser, VERSION, strings,
+};
 use crate::bundle::user::User;
 use crate::bundle::userns::IdMap;
 use crate::bundle::view::{FilePlace, View, WorkingDirError};
@@ -241,7 +243,7 @@ pub fn configure(
     image: &ImageConfig,
     wishes: &Wishes,
     user: &User,
-) -> Result<(Process, Value), BundleError> {
+) -> Result<(Process, RuntimeSpec), BundleError> {
     let mut process = Process::new(image, wishes, user)?;
     let mut config = runtime_config(&process, user, wishes, image, place);
     let view = View::of_bundle(root, &config);
@@ -250,16 +252,14 @@ pub fn configure(
     let places = view.file_places(&paths).map_err(BundleError::Places)?;
     let names = wishes.names.iter().zip(places);
     let names: Vec<_> = names.filter_map(|(it, place)| name_mount(wishes, it, place)).collect();
-    config["process"]["cwd"] = process.working_dir.as_str().into();
-    if let Some(mounts) = config["mounts"].as_array_mut() {
-        mounts.extend(names);
-    }
+    config.process.cwd.clone_from(&process.working_dir);
+    config.mounts.extend(names);
     Ok((process, config))
 }
 
 /// A file with names, where links of the image lead, but never out of the root; none if what was asked for or something
 /// that is no file is there.
-fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<Value> {
+fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<SpecMount> {
     let FilePlace::At(place) = place else {
         tracing::debug!(file.place, "stays as the container has it: nothing can be mounted there");
         return None;
@@ -267,12 +267,11 @@ fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<Val
     // As podman has it: they are part of the root.
     let is_read_only = [wishes.access, file.access].contains(&Access::ReadOnly);
     let access = if is_read_only { "ro" } else { "rw" };
-    Some(json!({"destination": place, "type": "bind", "source": file.source,
-                "options": ["bind", "rprivate", "nosuid", "noexec", "nodev", access]}))
+    let options = ["bind", "rprivate", "nosuid", "noexec", "nodev", access];
+    Some(SpecMount::new(&place, "bind", &file.source, &options))
 }
 
-/// The runtime configuration, for a root file system at `root` (relative to the bundle, or absolute). Source: OCI
-/// runtime-spec 1.0.2, `config.md` and `config-linux.md`.
+/// The runtime configuration, for a root file system at `root` (relative to the bundle, or absolute).
 #[must_use]
 fn runtime_config(
     process: &Process,
@@ -280,109 +279,113 @@ fn runtime_config(
     wishes: &Wishes,
     image: &ImageConfig,
     root: &str,
-) -> Value {
-    // With cgroups of its own in sight, it does not see where on the host it stands.
-    let own = ["pid", "ipc", "uts", "mount", "cgroup"];
-    let mut namespaces: Vec<_> = own.map(|it| json!({"type": it})).to_vec();
-    match &wishes.network {
-        Network::None => namespaces.push(json!({"type": "network"})),
-        Network::Host => {}
-        Network::Joined(path) => namespaces.push(json!({"type": "network", "path": path})),
-    }
-    let mut resources = json!({});
-    if let Some(bytes) = wishes.memory {
-        resources["memory"] = json!({"limit": bytes});
-    }
-    if let Some(count) = wishes.pids {
-        resources["pids"] = json!({"limit": count});
-    }
-    if let Some(quota) = wishes.cpu.quota {
-        resources["cpu"]["quota"] = quota.get().into();
-        resources["cpu"]["period"] = CPU_PERIOD.into();
-    }
-    if let Some(shares) = wishes.cpu.shares {
-        resources["cpu"]["shares"] = shares.get().into();
-    }
-    if let Some(cpus) = &wishes.cpu.cpus {
-        resources["cpu"]["cpus"] = cpus.as_str().into();
-    }
+) -> RuntimeSpec {
     let annotations = image.labels.iter().filter(|(name, _)| name.starts_with(HARMLESS_LABELS));
-    let annotations: BTreeMap<_, _> = annotations.collect();
-    let mut config = json!({
-        "ociVersion": "1.0.2",
-        "process": {
-            "terminal": wishes.terminal == Terminal::New,
-            "user": {"uid": user.uid, "gid": user.gid, "additionalGids": user.groups},
-            "args": process.args,
-            "env": process.env,
-            "cwd": process.working_dir,
+    let mut spec = RuntimeSpec {
+        oci_version: VERSION.to_owned(),
+        process: SpecProcess {
+            terminal: wishes.terminal == Terminal::New,
+            user: SpecUser::new(user),
+            args: process.args.clone(),
+            env: process.env.clone(),
+            cwd: process.working_dir.clone(),
+            ..SpecProcess::default()
         },
-        "root": {"path": root, "readonly": wishes.access == Access::ReadOnly},
-        "hostname": wishes.hostname,
-        "mounts": mounts(wishes),
-        "annotations": annotations,
-        "linux": {
-            "namespaces": namespaces,
-            "resources": resources,
+        root: SpecRoot { path: root.to_owned(), readonly: wishes.access == Access::ReadOnly },
+        hostname: wishes.hostname.clone(),
+        mounts: mounts(wishes),
+        annotations: annotations.map(|(name, it)| (name.clone(), it.clone())).collect(),
+        linux: SpecLinux {
+            namespaces: namespaces(&wishes.network),
+            resources: resources(wishes),
+            cgroups_path: wishes.cgroup.clone(),
+            ..SpecLinux::default()
         },
-    });
+        ..RuntimeSpec::default()
+    };
     if wishes.security.interfaces == Interfaces::Masked {
-        config["linux"]["maskedPaths"] = json!(MASKED);
-        config["linux"]["readonlyPaths"] = json!(READ_ONLY);
+        spec.linux.masked_paths = strings(&MASKED);
+        spec.linux.readonly_paths = strings(&READ_ONLY);
     }
-    wishes.security.write(user, &mut config);
-    if let Some(path) = &wishes.cgroup {
-        config["linux"]["cgroupsPath"] = path.as_str().into();
-    }
+    wishes.security.write(user, &mut spec);
     if let Some(map) = &wishes.map {
-        map.write(&mut config);
+        map.write(&mut spec.linux);
     }
-    config
+    spec
+}
+
+fn namespaces(network: &Network) -> Vec<SpecNamespace> {
+    // With cgroups of its own in sight, it does not see where on the host it stands.
+    let mut namespaces = ["pid", "ipc", "uts", "mount", "cgroup"].map(SpecNamespace::new).to_vec();
+    match network {
+        Network::None => namespaces.push(SpecNamespace::new("network")),
+        Network::Host => {}
+        Network::Joined(path) => {
+            let path = Some(path.clone());
+            namespaces.push(SpecNamespace { path, ..SpecNamespace::new("network") });
+        }
+    }
+    namespaces
+}
+
+/// What limits the whole container. What is more than a number of the specification is more than any machine has.
+fn resources(wishes: &Wishes) -> SpecResources {
+    let memory = wishes.memory.map(|bytes| SpecMemory {
+        limit: Some(i64::try_from(bytes.get()).unwrap_or(i64::MAX)),
+        ..SpecMemory::default()
+    });
+    let cpu = SpecCpu {
+        quota: wishes.cpu.quota.map(|it| it.get().into()),
+        period: wishes.cpu.quota.map(|_| CPU_PERIOD.into()),
+        shares: wishes.cpu.shares.map(NonZeroU64::get),
+        cpus: wishes.cpu.cpus.clone(),
+        ..SpecCpu::default()
+    };
+    SpecResources {
+        memory,
+        pids: wishes.pids.map(|it| SpecPids { limit: it.get().into() }),
+        cpu: Some(cpu).filter(|it| *it != SpecCpu::default()),
+        ..SpecResources::default()
+    }
 }
 
 /// What every container has mounted, and what was asked for.
-fn mounts(wishes: &Wishes) -> Vec<Value> {
+fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
     // The group of terminals, for programs that look for it there: where it is nobody, the kernel refuses to say it.
     let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some());
     let mut terminals = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
     terminals.extend(has_group.then_some("gid=5"));
+    let memory = ["nosuid", "strictatime", "mode=755", "size=65536k"];
+    let shared = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
+    let plain = ["nosuid", "noexec", "nodev"];
     let mut mounts = vec![
-        json!({"destination": "/proc", "type": "proc", "source": "proc",
-               "options": ["nosuid", "noexec", "nodev"]}),
-        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
-               "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
-        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts",
-               "options": terminals}),
-        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
-               "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]}),
-        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue",
-               "options": ["nosuid", "noexec", "nodev"]}),
+        SpecMount::new("/proc", "proc", "proc", &plain),
+        SpecMount::new("/dev", "tmpfs", "tmpfs", &memory),
+        SpecMount::new("/dev/pts", "devpts", "devpts", &terminals),
+        SpecMount::new("/dev/shm", "tmpfs", "shm", &shared),
+        SpecMount::new("/dev/mqueue", "mqueue", "mqueue", &plain),
     ];
     mounts.push(match (&wishes.map, &wishes.network) {
         // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
         (Some(_), Network::Host | Network::Joined(_)) => {
-            json!({"destination": "/sys", "type": "bind", "source": "/sys",
-            "options": ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"]})
+            let options = ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"];
+            SpecMount::new("/sys", "bind", "/sys", &options)
         }
         (None, _) if wishes.security.interfaces == Interfaces::Open => {
-            json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
-                "options": ["nosuid", "noexec", "nodev"]})
+            SpecMount::new("/sys", "sysfs", "sysfs", &plain)
         }
         // One of the container's own, never the host's with what is mounted in it: cgroups there can be written to.
-        _ => json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
-            "options": ["nosuid", "noexec", "nodev", "ro"]}),
+        _ => SpecMount::new("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     });
     // Its own and those below, which is all that its cgroup namespace shows. With version 1 runtimes put the hierarchies into
     // a tmpfs that stays writable; as a read-only path of the bundle crun 1.8 makes the hierarchies in it writable.
     let is_open = wishes.security.interfaces == Interfaces::Open;
-    let mut options = vec!["nosuid", "noexec", "nodev", "relatime"];
-    options.push(if is_open { "rw" } else { "ro" });
-    mounts.push(json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup",
-                       "options": options}));
+    let access = if is_open { "rw" } else { "ro" };
+    let options = ["nosuid", "noexec", "nodev", "relatime", access];
+    mounts.push(SpecMount::new("/sys/fs/cgroup", "cgroup", "cgroup", &options));
     // What somebody asked for takes the place of what is there by itself.
-    let is_asked_for = |mount: &Value| {
-        wishes.volumes.iter().any(|it| mount["destination"] == it.destination.as_str())
-    };
+    let is_asked_for =
+        |mount: &SpecMount| wishes.volumes.iter().any(|it| mount.destination == it.destination);
     mounts.retain(|mount| !is_asked_for(mount));
     mounts.extend(wishes.volumes.iter().map(Volume::entry));
     mounts
@@ -390,6 +393,8 @@ fn mounts(wishes: &Wishes) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn wishes() -> Wishes {
@@ -480,8 +485,7 @@ mod tests {
         for (uid, expect) in [(0, 11), (1, 0)] {
             let user = User { uid, ..root_user() };
             let config = runtime_config(&process, &user, &wishes(), &image(), "rootfs");
-            let effective = &config["process"]["capabilities"]["effective"];
-            assert_eq!(effective.as_array().unwrap().len(), expect);
+            assert_eq!(config.process.capabilities.effective.len(), expect);
         }
     }
 
@@ -491,8 +495,8 @@ mod tests {
         for (network, expect) in [(Network::None, true), (Network::Host, false)] {
             let wishes = Wishes { network, ..wishes() };
             let config = runtime_config(&process, &root_user(), &wishes, &image(), "rootfs");
-            let namespaces = config["linux"]["namespaces"].as_array().unwrap();
-            assert_eq!(namespaces.contains(&json!({"type": "network"})), expect);
+            let network = SpecNamespace::new("network");
+            assert_eq!(config.linux.namespaces.contains(&network), expect);
         }
     }
 
@@ -514,7 +518,8 @@ mod tests {
         labels.insert("org.opencontainers.image.title".to_owned(), "t".to_owned());
         let image = ImageConfig { labels, ..image() };
         let config = runtime_config(&process, &root_user(), &wishes(), &image, "rootfs");
-        assert_eq!(config["annotations"], json!({"org.opencontainers.image.title": "t"}));
+        let title = ("org.opencontainers.image.title".to_owned(), "t".to_owned());
+        assert_eq!(config.annotations, [title].into());
     }
 
     /// To the byte: another order of the fields would be another file for everybody who compares bundles.

@@ -4,9 +4,9 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 
 use kernel::mount::Durability;
-use serde_json::{Value, json};
 
 use crate::bundle::Access;
+use crate::bundle::spec::SpecMount;
 
 /// Something that is mounted in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,18 +164,19 @@ pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
 
 impl Volume {
     /// As runtimes take it.
-    pub(crate) fn entry(&self) -> Value {
+    pub(crate) fn entry(&self) -> SpecMount {
         let access = if self.access == Access::ReadOnly { "ro" } else { "rw" };
         let destination = &self.destination;
         match &self.source {
-            Source::Host(path) => json!({"destination": destination, "type": "bind",
-                "source": path, "options": ["rbind", "rprivate", access]}),
+            Source::Host(path) => {
+                SpecMount::new(destination, "bind", path, &["rbind", "rprivate", access])
+            }
             Source::Memory { bytes, mode } => {
-                let mut options = vec!["nosuid".to_owned(), "nodev".to_owned(), access.to_owned()];
-                options.push(format!("mode={mode:o}"));
-                options.extend(bytes.map(|bytes| format!("size={bytes}")));
-                json!({"destination": destination, "type": "tmpfs", "source": "tmpfs",
-                       "options": options})
+                let options = ["nosuid", "nodev", access];
+                let mut mount = SpecMount::new(destination, "tmpfs", "tmpfs", &options);
+                mount.options.push(format!("mode={mode:o}"));
+                mount.options.extend(bytes.map(|bytes| format!("size={bytes}")));
+                mount
             }
         }
     }

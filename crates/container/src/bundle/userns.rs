@@ -10,8 +10,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use kernel::process::{IdRange, ProcessError, user_namespace};
-use serde_json::{Value, json};
 
+use crate::bundle::spec::{IdMapping, SpecLinux, SpecNamespace};
 use crate::bundle::user::User;
 use crate::folder::USERNS;
 
@@ -210,17 +210,16 @@ impl IdMap {
         user_namespace(&self.users, &self.groups)
     }
 
-    /// Says so in a bundle. Source: OCI runtime-spec 1.0.2, `config-linux.md`, "User namespace mappings".
-    pub(crate) fn write(&self, config: &mut Value) {
-        let ranges = |ranges: &[IdRange]| -> Value {
-            let range = |it: &IdRange| json!({"containerID": it.inside, "hostID": it.outside, "size": it.count});
+    /// Says so in a bundle.
+    pub(crate) fn write(&self, linux: &mut SpecLinux) {
+        let ranges = |ranges: &[IdRange]| {
+            let range =
+                |it: &IdRange| IdMapping { container: it.inside, host: it.outside, size: it.count };
             ranges.iter().map(range).collect()
         };
-        config["linux"]["uidMappings"] = ranges(&self.users);
-        config["linux"]["gidMappings"] = ranges(&self.groups);
-        if let Some(namespaces) = config["linux"]["namespaces"].as_array_mut() {
-            namespaces.push(json!({"type": "user"}));
-        }
+        linux.uid_mappings = ranges(&self.users);
+        linux.gid_mappings = ranges(&self.groups);
+        linux.namespaces.push(SpecNamespace::new("user"));
     }
 
     /// Notes it in a container's folder. Whoever looks for a free range waits until it is there.
@@ -442,14 +441,15 @@ mod tests {
     #[test]
     fn bundles_say_it() {
         let map: IdMap = "0:1000:1,1:5000:3\n0:7:100".parse().unwrap();
-        let mut config = json!({"linux": {"namespaces": [{"type": "pid"}]}});
-        map.write(&mut config);
-        let expect = json!({"linux": {
+        let namespaces = vec![SpecNamespace::new("pid")];
+        let mut linux = SpecLinux { namespaces, ..SpecLinux::default() };
+        map.write(&mut linux);
+        let expect = serde_json::json!({
             "namespaces": [{"type": "pid"}, {"type": "user"}],
             "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 1},
                             {"containerID": 1, "hostID": 5000, "size": 3}],
             "gidMappings": [{"containerID": 0, "hostID": 7, "size": 100}],
-        }});
-        assert_eq!(config, expect);
+        });
+        assert_eq!(linux, serde_json::from_value(expect).unwrap());
     }
 }

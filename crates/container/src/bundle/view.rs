@@ -10,9 +10,9 @@ use std::os::unix::ffi::OsStringExt as _;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use serde_json::Value;
 
 use crate::bundle::Access;
+use crate::bundle::spec::RuntimeSpec;
 
 /// How many links may lead to one another. Source: path_resolution(7).
 const LINKS: u32 = 40;
@@ -169,13 +169,12 @@ impl<'a> View<'a> {
     }
 
     /// What a bundle's configuration says of mounts, over its root.
-    pub(crate) fn of_bundle(root: BorrowedFd<'a>, config: &Value) -> Self {
+    pub(crate) fn of_bundle(root: BorrowedFd<'a>, spec: &RuntimeSpec) -> Self {
         let access = |is_read_only| if is_read_only { Access::ReadOnly } else { Access::Writable };
-        let mut view = Self::of_root(root, access(config["root"]["readonly"] == true));
-        for mount in config["mounts"].as_array().into_iter().flatten() {
-            let Some(destination) = mount["destination"].as_str() else { continue };
-            let mut options = mount["options"].as_array().into_iter().flatten();
-            let access = access(options.any(|it| it == "ro"));
+        let mut view = Self::of_root(root, access(spec.root.readonly));
+        for mount in &spec.mounts {
+            let destination = mount.destination.as_str();
+            let access = access(mount.options.iter().any(|it| it == "ro"));
             // Runtimes make what is not there, and follow links as here.
             let steps = match view.walk(destination.as_bytes()) {
                 Ok(steps) => steps,
@@ -185,7 +184,7 @@ impl<'a> View<'a> {
                     continue;
                 }
             };
-            let content = match (mount["type"].as_str(), mount["source"].as_str()) {
+            let content = match (mount.kind.as_deref(), mount.source.as_deref()) {
                 _ if KERNELS.contains(&destination) => Content::Kernel,
                 (Some("bind"), Some(source)) => {
                     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -437,9 +436,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::bundle::spec::SpecMount;
 
     /// A root with links of every kind, and a directory of the host with a program.
-    fn root(folder: &Path) -> Value {
+    fn root(folder: &Path) -> RuntimeSpec {
         let root = folder.join("root");
         for directory in ["usr/opt", "proc", "dev", "sys", "den/deep"] {
             std::fs::create_dir_all(root.join(directory)).unwrap();
@@ -463,7 +463,7 @@ mod tests {
         std::fs::write(shared.join("tool"), "#!x").unwrap();
         let mode = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(shared.join("tool"), mode).unwrap();
-        json!({"root": {"readonly": true}, "mounts": [
+        let config = json!({"root": {"readonly": true}, "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
             {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"},
@@ -471,7 +471,8 @@ mod tests {
             {"destination": "/opt/shared", "type": "bind", "source": shared, "options": ["rbind", "ro"]},
             {"destination": "/opt/tool", "type": "bind", "source": shared.join("tool"), "options": []},
             {"destination": "/new/place", "type": "tmpfs", "source": "tmpfs", "options": ["rw"]},
-        ]})
+        ]});
+        serde_json::from_value(config).unwrap()
     }
 
     #[test]
@@ -479,7 +480,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut config = root(folder.path());
         let fd = std::fs::File::open(folder.path().join("root")).unwrap();
-        let check = |config: &Value, path: &str, expect: Result<&str, &str>| {
+        let check = |config: &RuntimeSpec, path: &str, expect: Result<&str, &str>| {
             let found = View::of_bundle(fd.as_fd(), config).working_dir(path);
             let found = found.map_err(|it| it.to_string());
             match (&found, expect) {
@@ -518,7 +519,7 @@ mod tests {
         ] {
             check(&config, path, expect);
         }
-        config["root"]["readonly"] = false.into();
+        config.root.readonly = false;
         check(&config, "/den/new/one", Ok("/den/new/one"));
         check(&config, "/opt/shared/new", Err("cannot be made in a read-only"));
         for number in 0..40 {
@@ -535,7 +536,7 @@ mod tests {
         symlink("/opt/shared/tool", host.join("shared-tool")).unwrap();
         symlink("new/place/file", host.join("fresh")).unwrap();
         let fd = std::fs::File::open(&host).unwrap();
-        let check = |config: &Value, path: &str, expect: FilePlace| {
+        let check = |config: &RuntimeSpec, path: &str, expect: FilePlace| {
             let found = View::of_bundle(fd.as_fd(), config).file_place(path.as_bytes());
             assert_eq!(found, Ok(expect), "{path}");
         };
@@ -568,7 +569,7 @@ mod tests {
         ] {
             check(&config, path, FilePlace::Taken);
         }
-        config["root"]["readonly"] = false.into();
+        config.root.readonly = false;
         check(&config, "/up-file", at("/etc/shadow"));
         check(&config, "/den/none", at("/den/none"));
         check(&config, "/opt/shared/none", FilePlace::Taken);
@@ -579,13 +580,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut config = root(folder.path());
         let fd = std::fs::File::open(folder.path().join("root")).unwrap();
-        let look = |config: &Value| View::of_bundle(fd.as_fd(), config).file_places(&["/file"]);
+        let look =
+            |config: &RuntimeSpec| View::of_bundle(fd.as_fd(), config).file_places(&["/file"]);
         let at = Ok(vec![FilePlace::At("/file".to_owned())]);
         assert_eq!(look(&config), at);
         // The second stands for any error but "not there", such as having no descriptors left.
         for (source, expect) in [("/none", at), ("/no\0ne", Err(Errno::INVAL))] {
-            let mounts = config["mounts"].as_array_mut().unwrap();
-            mounts.push(json!({"destination": "/den", "type": "bind", "source": source}));
+            config.mounts.push(SpecMount::new("/den", "bind", source, &[]));
             assert_eq!(look(&config), expect, "{source}");
         }
     }

@@ -1,9 +1,8 @@
 //! Owners as the host numbers them, mapped back to what the container calls them.
 
 use kernel::process::IdRange;
-use serde::Deserialize;
-use serde_json::Value;
 
+use crate::bundle::spec::{IdMapping, SpecLinux};
 use crate::bundle::userns::inside;
 
 /// How a container's user and group numbers stand for those of the host.
@@ -13,27 +12,6 @@ pub struct Owners {
     users: Option<Vec<IdRange>>,
     groups: Option<Vec<IdRange>>,
 }
-
-/// As `config.json` has it. Source: OCI runtime-spec, "User namespace mappings".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-struct Range {
-    #[serde(rename = "containerID")]
-    container: u32,
-    #[serde(rename = "hostID")]
-    host: u32,
-    size: u32,
-}
-
-impl Range {
-    const fn read(self) -> IdRange {
-        IdRange { inside: self.container, outside: self.host, count: self.size }
-    }
-}
-
-/// Why there is no map.
-#[derive(Debug, thiserror::Error)]
-#[error("the container's \"{0}\" make no sense")]
-pub struct OwnersError(&'static str, #[source] serde_json::Error);
 
 /// A number of the host that the container has no name for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -46,21 +24,14 @@ pub struct Unmapped {
 }
 
 impl Owners {
-    /// The map of a container, from its `config.json`.
-    ///
-    /// # Errors
-    /// [`OwnersError`] when it says something else than ranges.
-    pub fn of_config(config: &Value) -> Result<Self, OwnersError> {
-        let ranges = |key: &'static str| match &config["linux"][key] {
-            Value::Null => Ok(None),
-            Value::Array(ranges) if ranges.is_empty() => Ok(None),
-            ranges => {
-                let ranges = Vec::<Range>::deserialize(ranges);
-                let ranges = ranges.map_err(|source| OwnersError(key, source))?;
-                Ok(Some(ranges.into_iter().map(Range::read).collect()))
-            }
-        };
-        Ok(Self { users: ranges("uidMappings")?, groups: ranges("gidMappings")? })
+    /// The map of a container, from its bundle.
+    #[must_use]
+    pub fn of_bundle(linux: &SpecLinux) -> Self {
+        let range =
+            |it: &IdMapping| IdRange { inside: it.container, outside: it.host, count: it.size };
+        let ranges =
+            |ranges: &[IdMapping]| (!ranges.is_empty()).then(|| ranges.iter().map(range).collect());
+        Self { users: ranges(&linux.uid_mappings), groups: ranges(&linux.gid_mappings) }
     }
 
     /// What the container calls a user.
@@ -144,14 +115,14 @@ mod tests {
     use super::*;
 
     fn map() -> Owners {
-        let config = json!({"linux": {
+        let linux = json!({
             "uidMappings": [
                 {"containerID": 0, "hostID": 100_000, "size": 1000},
                 {"containerID": 1000, "hostID": 7, "size": 1},
             ],
             "gidMappings": [{"containerID": 0, "hostID": 200_000, "size": 65536}],
-        }});
-        Owners::of_config(&config).unwrap()
+        });
+        Owners::of_bundle(&serde_json::from_value(linux).unwrap())
     }
 
     #[test]
@@ -167,9 +138,8 @@ mod tests {
         });
         assert_eq!(map.group(265_535), Ok(65535));
         assert_eq!(map.group(265_536), Err(Unmapped { kind: "group", id: 265_536 }));
-        let same = Owners::of_config(&json!({"linux": {}})).unwrap();
+        let same = Owners::of_bundle(&SpecLinux::default());
         assert_eq!((same.user(5), same.group(u32::MAX - 1)), (Ok(5), Ok(u32::MAX - 1)));
-        assert!(Owners::of_config(&json!({"linux": {"uidMappings": "x"}})).is_err());
     }
 
     /// Bytes as `setfacl -m u:UID:rw,g:GID:r` leaves them. Source: Linux `linux/posix_acl_xattr.h`.

@@ -23,7 +23,7 @@ use image::tree::Tree;
 use image::verity::ObjectId;
 use store::{Store, StoreError};
 
-pub use ids::{Owners, OwnersError, Unmapped};
+pub use ids::{Owners, Unmapped};
 
 /// What is to be read.
 #[derive(Debug, Clone, Copy)]

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
-use serde_json::{Value, json};
 
 use crate::bundle::Terminal;
+use crate::bundle::security::of_user;
+use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
 use crate::bundle::view::{View, check_inside};
-use crate::folder::{CONFIG, EXEC, LOG, OVER, PID, RUNTIME_LOG, UNWANTED};
+use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, UNWANTED};
 use crate::life::log::Log;
 use crate::life::monitor::{
     Deadline, Prepared, RunError, Start, ask, command, complaint, complaints, enter, kill, prepare,
@@ -161,7 +162,7 @@ pub fn watch(
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
-    let lacked_memory = || crate::life::memory::was_lacking(&start.config, start.folder);
+    let lacked_memory = || crate::life::memory::was_lacking(&start.spec.linux, start.folder);
     let End { exit, reason } = deadline.end(exit, lacked_memory);
     pump.finish().map_err(write_failed)?;
     let last = ended();
@@ -264,32 +265,27 @@ impl More {
     }
 
     /// As the runtime's `exec --process` takes it, made of what the container's bundle says of its first program.
-    fn process(self, bundle: &mut Value) -> Value {
-        let mut process = bundle["process"].take();
-        process["args"] = self.args.into();
-        process["terminal"] = (self.terminal == Terminal::New).into();
-        if let Some(process) = process.as_object_mut() {
-            // That of whoever started the first one.
-            process.remove("consoleSize");
-        }
+    fn process(self, first: SpecProcess) -> SpecProcess {
+        let mut process = first;
+        process.args = self.args;
+        process.terminal = self.terminal == Terminal::New;
+        // That of whoever started the first one.
+        process.console_size = None;
         if self.terminal == Terminal::New {
             crate::life::terminal::note_size(&mut process, std::io::stdin().as_fd());
         }
         if let Some(directory) = self.working_dir {
-            process["cwd"] = directory.into();
+            process.cwd = directory;
         }
         if let Some(user) = self.user {
-            process["user"] =
-                json!({"uid": user.uid, "gid": user.gid, "additionalGids": user.groups});
-            process["capabilities"] = crate::bundle::security::of_bundle(&process, user.uid);
+            process.user = SpecUser::new(&user);
+            process.capabilities = of_user(process.capabilities.bounding, user.uid);
         }
-        let mut env: Vec<Value> = process["env"].as_array().cloned().unwrap_or_default();
         for variable in self.env {
             let name = variable.split_once('=').map_or("", |(name, _)| name).to_owned() + "=";
-            env.retain(|it| !it.as_str().is_some_and(|it| it.starts_with(&name)));
-            env.push(variable.into());
+            process.env.retain(|it| !it.starts_with(&name));
+            process.env.push(variable);
         }
-        process["env"] = env.into();
         process
     }
 }
@@ -333,22 +329,19 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }
     };
-    let bundle = folder.join(CONFIG);
-    let bytes = std::fs::read(&bundle).map_err(failed(&bundle))?;
-    let mut config: Value =
-        serde_json::from_slice(&bytes).map_err(|it| failed(&bundle)(it.into()))?;
+    let mut spec = RuntimeSpec::load(folder)?;
     let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
     let has_terminal = more.has_terminal_of_ours(&runtime);
-    let process = more.process(&mut config);
-    let working_dir = process["cwd"].as_str().unwrap_or("/");
+    let process = more.process(std::mem::take(&mut spec.process));
+    let working_dir = process.cwd.as_str();
     // gVisor's root is its own, and so are the descriptors that programs in there can name.
     let root = if runtime.kind == Kind::Runsc { None } else { root(folder) };
     let view = root.as_ref().map(|root| View::of_running(root.as_fd()));
-    let env = process["env"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut search = process.env.iter().filter_map(|it| it.strip_prefix("PATH="));
     let named = Named {
-        program: process["args"][0].as_str().unwrap_or_default(),
+        program: process.args.first().map(String::as_str).unwrap_or_default(),
         working_dir,
-        search: env.filter_map(|it| it.strip_prefix("PATH=")).next_back().unwrap_or_default(),
+        search: search.next_back().unwrap_or_default(),
         within: Within::Container,
     };
     let found = match (&root, &view) {
@@ -363,7 +356,9 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         _ => None,
     };
     let notes = Notes::new(folder);
-    std::fs::write(&notes.process, process.to_string()).map_err(failed(&notes.process))?;
+    let text = serde_json::to_vec(&process).map_err(Into::into);
+    let written = text.and_then(|text| std::fs::write(&notes.process, text));
+    written.map_err(failed(&notes.process))?;
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let mut exec = command(&runtime, folder);
@@ -375,7 +370,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         terminal::exec(exec, folder, id, (&runtime, &notes.pid), signals)?
     } else {
         exec.arg(id);
-        let streams = Streams::of(&mut exec, runtime.kind, &config, &process);
+        let streams = Streams::of(&mut exec, runtime.kind, &spec, &process);
         let streams = streams.map_err(streams_failed)?;
         enter(&runtime, folder).map_err(runtime_failed)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };
@@ -466,14 +461,18 @@ pub fn is_over(folder: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn another_program_is_like_the_first_but_for_what_is_asked() {
-        let bundle = json!({"process": {
+        let first: SpecProcess = serde_json::from_value(json!({
             "args": ["first"], "env": ["A=1", "AB=2"], "cwd": "/w", "terminal": true,
-            "user": {"uid": 7, "gid": 8}, "noNewPrivileges": false,
-        }});
+            "user": {"uid": 7, "gid": 8}, "noNewPrivileges": true, "oomScoreAdj": 5,
+            "consoleSize": {"height": 1, "width": 2},
+        }))
+        .unwrap();
         let more = |env: &[&str], user| More {
             args: vec!["more".to_owned()],
             env: env.iter().map(|&it| it.to_owned()).collect(),
@@ -481,16 +480,15 @@ mod tests {
             user,
             terminal: Terminal::None,
         };
-        let process = more(&[], None).process(&mut bundle.clone());
-        assert_eq!(
-            process,
-            json!({"args": ["more"], "env": ["A=1", "AB=2"], "cwd": "/w", "terminal": false,
-                   "user": {"uid": 7, "gid": 8}, "noNewPrivileges": false})
-        );
+        let process = more(&[], None).process(first.clone());
+        let args = vec!["more".to_owned()];
+        let terminal = false;
+        assert_eq!(process, SpecProcess { args, terminal, console_size: None, ..first.clone() });
+        assert_eq!(process.rest["oomScoreAdj"], 5);
         let user = User { uid: 1, gid: 2, groups: vec![3], home: "/".to_owned() };
-        let process = more(&["A=3"], Some(user)).process(&mut bundle.clone());
-        assert_eq!(process["env"], json!(["AB=2", "A=3"]));
-        assert_eq!(process["user"], json!({"uid": 1, "gid": 2, "additionalGids": [3]}));
-        assert_eq!(process["capabilities"]["effective"], json!([]));
+        let process = more(&["A=3"], Some(user.clone())).process(first);
+        assert_eq!(process.env, ["AB=2", "A=3"]);
+        assert_eq!(process.user, SpecUser::new(&user));
+        assert!(process.capabilities.effective.is_empty());
     }
 }

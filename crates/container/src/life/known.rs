@@ -4,10 +4,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use store::{ContainerError, ContainerRecord, Liveness, Store};
 
-use crate::folder::{self, CONFIG};
+use crate::bundle::spec::RuntimeSpec;
+use crate::folder;
 use crate::life::kept::{self, Changes, Place};
 use crate::life::state::{Reason, State};
 use crate::life::{detached, pause};
@@ -150,10 +150,7 @@ impl KnownContainer {
     /// What it executes, from its bundle.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
-        let bytes = std::fs::read(self.folder.join(CONFIG)).unwrap_or_default();
-        let config: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        let args = config["process"]["args"].as_array().cloned().unwrap_or_default();
-        args.iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
+        RuntimeSpec::load(&self.folder).map(|it| it.process.args).unwrap_or_default()
     }
 
     /// What its writable layer has, in bytes, by the file system inside: also what is not on its way to the disk yet. None if

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use serde_json::Value;
 
-use crate::folder::{CONFIG, KILLED};
+use crate::bundle::spec::{RuntimeSpec, SpecLinux};
+use crate::folder::KILLED;
 use crate::pace::Pace;
 
 /// Where the counts are, below which directory. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`, "memory.events";
@@ -60,21 +60,20 @@ fn count(text: &str, key: &str) -> u64 {
         .unwrap_or(0)
 }
 
-fn cgroup(config: &Value) -> Option<&str> {
-    config["linux"]["cgroupsPath"].as_str().filter(|it| it.len() > 1)
+fn cgroup(linux: &SpecLinux) -> Option<&str> {
+    linux.cgroups_path.as_deref().filter(|it| it.len() > 1)
 }
 
 /// How many processes were killed in a container so far, by its bundle's configuration; 0 if that cannot be told.
-pub(crate) fn killed(config: &Value) -> u64 {
-    let counts = cgroup(config).and_then(Counts::open);
+pub(crate) fn killed(linux: &SpecLinux) -> u64 {
+    let counts = cgroup(linux).and_then(Counts::open);
     counts.and_then(|mut it| it.killed().ok()).unwrap_or(0)
 }
 
 /// The same, for a container whose folder this is.
 #[must_use]
 pub fn killed_in(folder: &Path) -> u64 {
-    let bytes = std::fs::read(folder.join(CONFIG)).unwrap_or_default();
-    killed(&serde_json::from_slice(&bytes).unwrap_or_default())
+    RuntimeSpec::load(folder).map_or(0, |spec| killed(&spec.linux))
 }
 
 /// Notes that Quire is about to kill a container: what the kernel killed before did not end it.
@@ -90,8 +89,8 @@ fn noted(folder: &Path) -> Option<u64> {
 }
 
 /// Whether a container that was killed lacked memory, from its counts as they are.
-pub(crate) fn was_lacking(config: &Value, folder: &Path) -> bool {
-    killed(config) > noted(folder).unwrap_or(0)
+pub(crate) fn was_lacking(linux: &SpecLinux, folder: &Path) -> bool {
+    killed(linux) > noted(folder).unwrap_or(0)
 }
 
 /// Listens while a runtime has the container.
@@ -113,11 +112,11 @@ struct Heard {
 
 impl Ear {
     /// None for a container without a limit: what the whole machine lacks it does not hear of.
-    pub(crate) fn of(config: &Value) -> io::Result<Option<Self>> {
-        if config["linux"]["resources"]["memory"]["limit"].is_null() {
+    pub(crate) fn of(linux: &SpecLinux) -> io::Result<Option<Self>> {
+        if linux.resources.memory.as_ref().is_none_or(|it| it.limit.is_none()) {
             return Ok(None);
         }
-        let Some(cgroup) = cgroup(config).map(str::to_owned) else { return Ok(None) };
+        let Some(cgroup) = cgroup(linux).map(str::to_owned) else { return Ok(None) };
         let (ended, over) = io::pipe()?;
         let thread = std::thread::Builder::new().stack_size(128 << 10);
         let thread = thread.spawn(move || listen(&cgroup, &ended))?;
@@ -226,6 +225,7 @@ const fn count_of(bytes: [u8; 8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::spec::SpecMemory;
 
     #[test]
     fn counts_of_both_versions() {
@@ -236,14 +236,14 @@ mod tests {
 
     #[test]
     fn a_cgroup_that_is_not_there_has_killed_nobody() {
-        let config = |path: &str| serde_json::json!({"linux": {"cgroupsPath": path}});
-        assert_eq!(
-            [killed(&config("/quire-none-1")), killed(&config("")), killed(&config("/"))],
-            [0; 3]
-        );
-        let mut limited = config("/quire-none-1");
+        let linux =
+            |path: &str| SpecLinux { cgroups_path: Some(path.to_owned()), ..SpecLinux::default() };
+        for path in ["/quire-none-1", "", "/"] {
+            assert_eq!(killed(&linux(path)), 0, "{path}");
+        }
+        let mut limited = linux("/quire-none-1");
         assert!(Ear::of(&limited).unwrap().is_none());
-        limited["linux"]["resources"]["memory"]["limit"] = 1.into();
+        limited.resources.memory = Some(SpecMemory { limit: Some(1), ..SpecMemory::default() });
         let folder = tempfile::tempdir().unwrap();
         assert!(!Ear::of(&limited).unwrap().unwrap().finish(true, folder.path()));
     }

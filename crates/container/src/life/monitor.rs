@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use kernel::mount::{Detached, MountError, Propagation, Reach};
 use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals};
 use serde::Deserialize;
-use serde_json::Value;
 
+use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::view::{View, WorkingDirError};
 use crate::bundle::{Process, Terminal};
 use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
@@ -50,7 +50,7 @@ pub struct Start<'a> {
     /// Who executes it, if the host has another number for that: what it writes belongs to them.
     pub owner: Option<(u32, u32)>,
     /// The bundle's configuration, with the stage's root as its root.
-    pub config: Value,
+    pub spec: RuntimeSpec,
     /// Whether the configuration gives it a terminal of its own: then the runtime's standard error is not its.
     pub terminal: Terminal,
     /// Where the runtime is to send the terminal, if this process or its parent has that socket.
@@ -89,9 +89,7 @@ impl Start<'_> {
 
     /// Drops the seccomp filter from the configuration. Only the runtime needs it, and it takes as much memory as the rest.
     pub(crate) fn forget_calls(&mut self) {
-        if let Some(calls) = self.config.pointer_mut("/linux/seccomp") {
-            calls.take();
-        }
+        self.spec.linux.seccomp = None;
     }
 }
 
@@ -195,6 +193,9 @@ pub enum RunError {
     /// A further program cannot start where it should.
     #[error(transparent)]
     WorkingDir(#[from] WorkingDirError),
+    /// Nobody knows what the container is.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
     /// The container's names of users and groups, which the runtime reads.
     #[error("the container's users cannot be looked up")]
     Users(#[source] crate::bundle::user::LookupError),
@@ -258,8 +259,8 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let mut command = command(start.runtime, start.folder);
     let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
     let kind = start.runtime.kind;
-    let (config, process) = (&start.config, &start.config["process"]);
-    let streams = Streams::of(&mut command, kind, config, process).map_err(streams_failed)?;
+    let streams = Streams::of(&mut command, kind, &start.spec, &start.spec.process);
+    let streams = streams.map_err(streams_failed)?;
     // Runtimes write their errors to standard error as well as into their log, and to the former for people only if
     // there is a log. A container with a terminal of its own does not share standard error: then that is covered, and
     // we say what is in the log. Otherwise the runtime speaks for itself, but runsc, whose helpers have the log only.
@@ -280,7 +281,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let deaf = kind == Kind::Runsc && !covered;
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
-    let ear = Ear::of(&start.config).map_err(streams_failed)?;
+    let ear = Ear::of(&start.spec.linux).map_err(streams_failed)?;
     let lesson = lesson.map(|it| it.wait(&pid_file));
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
     let prompt = start.be_prompt();
@@ -355,7 +356,7 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
     // that are not known here.
-    let view = View::of_bundle(start.root.as_fd(), &start.config);
+    let view = View::of_bundle(start.root.as_fd(), &start.spec);
     let named = start.process.args.first().map(|program| Named {
         program,
         working_dir: &start.process.working_dir,
@@ -377,16 +378,17 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     };
     let config = start.folder.join(CONFIG);
     let made = start.folder.join(RUNTIME_STATE).join(start.id).join("seccomp.bpf");
-    let (text, lesson) = match Compiled::of(start.runtime, &start.config, made, start.notes) {
+    let (bytes, lesson) = match Compiled::of(start.runtime, &start.spec, made, start.notes) {
         Some(Compiled::Known(filter)) => {
-            let mut config = start.config.clone();
-            Compiled::annotate(&filter, &mut config);
-            (config.to_string(), None)
+            let mut spec = start.spec.clone();
+            Compiled::annotate(&filter, &mut spec);
+            (serde_json::to_vec(&spec), None)
         }
-        Some(Compiled::Unknown(lesson)) => (start.config.to_string(), Some(lesson)),
-        None => (start.config.to_string(), None),
+        Some(Compiled::Unknown(lesson)) => (serde_json::to_vec(&start.spec), Some(lesson)),
+        None => (serde_json::to_vec(&start.spec), None),
     };
-    std::fs::write(&config, text).map_err(write_failed(&config))?;
+    let written = bytes.map_err(Into::into).and_then(|bytes| std::fs::write(&config, bytes));
+    written.map_err(write_failed(&config))?;
 
     let record = start.folder.join(RUNTIME_PATH);
     let runtime_path = start.runtime.path.as_os_str().as_bytes();

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use kernel::process::Signals;
 use rustix::io::Errno;
-use serde_json::Value;
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
 
+use crate::bundle::spec::RuntimeSpec;
 use crate::bundle::user::LookupError;
 use crate::bundle::userns::MapError;
 use crate::bundle::{BundleError, Process, Terminal, configure, user};
@@ -63,7 +63,7 @@ pub struct Ready {
     pub(crate) headrooms: Vec<Headroom>,
     pub(crate) process: Process,
     pub(crate) owner: Option<(u32, u32)>,
-    pub(crate) config: Value,
+    pub(crate) spec: RuntimeSpec,
     pub(crate) terminal: Terminal,
     pub(crate) runtime: Runtime,
     pub(crate) signals: Arc<Signals>,
@@ -182,11 +182,11 @@ pub fn prepare(
     bundle.cgroup = Some(teardown::cgroup(&wish.id, around.unique));
     bundle.names = stage.set_names(wish.names);
     let terminal = bundle.terminal;
-    let (process, mut config) =
+    let (process, mut spec) =
         configure(root.mount.as_fd(), &stage.root(), &config, &bundle, &user)?;
-    add_init(&wish.init, around.search, &mut config)?;
+    add_init(&wish.init, around.search, &mut spec)?;
     if terminal == Terminal::New {
-        terminal::note_size(&mut config["process"], around.terminal);
+        terminal::note_size(&mut spec.process, around.terminal);
     }
     let found = image.found();
     let record = ContainerRecord {
@@ -222,7 +222,7 @@ pub fn prepare(
         headrooms,
         process,
         owner,
-        config,
+        spec,
         terminal,
         runtime,
         signals,
@@ -240,13 +240,13 @@ pub fn prepare(
 ///
 /// # Errors
 /// [`InitError`] when it is not there.
-pub fn add_init(wish: &InitWish, search: &OsStr, config: &mut Value) -> Result<(), InitError> {
+pub fn add_init(wish: &InitWish, search: &OsStr, spec: &mut RuntimeSpec) -> Result<(), InitError> {
     let program = match wish {
         InitWish::None => return Ok(()),
         InitWish::Any => None,
         InitWish::Program(path) => Some(&**path),
     };
-    init::add(&init::find(search, program)?, config);
+    init::add(&init::find(search, program)?, spec);
     Ok(())
 }
 

@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 
 use kernel::process::Exit;
 use kernel::terminal::Modes;
-use serde_json::Value;
 use store::ContainerError;
 
+use crate::bundle::spec::RuntimeSpec;
 use crate::life::detached::{self, Last};
 use crate::life::ended::{Ended, LOST, Runs, log};
 use crate::life::kept;
@@ -75,7 +75,7 @@ impl Keeping {
 }
 
 impl Ready {
-    fn start<'a>(&'a self, config: Value, console: Option<&'a str>) -> Start<'a> {
+    fn start<'a>(&'a self, spec: RuntimeSpec, console: Option<&'a str>) -> Start<'a> {
         Start {
             id: &self.id,
             folder: &self.path,
@@ -84,7 +84,7 @@ impl Ready {
             stage: &self.stage,
             process: &self.process,
             owner: self.owner,
-            config,
+            spec,
             terminal: self.terminal,
             console,
             runtime: &self.runtime,
@@ -109,8 +109,8 @@ impl Ready {
     #[must_use]
     pub fn run(mut self, remark: &dyn Fn(&str)) -> Finish {
         self.offer();
-        let config = self.config.take();
-        let end = monitor::run(&self.start(config, None), remark);
+        let spec = std::mem::take(&mut self.spec);
+        let end = monitor::run(&self.start(spec, None), remark);
         let has_lost = self.has_lost();
         let stays = self.into_ended().take_down(Runs::Perhaps, || {}).err();
         Finish { end, has_lost, stays }
@@ -119,7 +119,7 @@ impl Ready {
     /// Sees the container through to its end, in a process of its own. Tells by `report` how it began, and to whoever
     /// sits at its terminal how it ended, too: a zero when it runs; else, and then, an exit code and a sentence.
     pub fn watch(mut self, report: OwnedFd, seat: Option<Seat>, clock: &dyn Fn() -> i64) {
-        let config = self.config.take();
+        let spec = std::mem::take(&mut self.spec);
         let mut report = Some(File::from(report));
         let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
         let console = seat.as_ref().map(|seat| seat.console.clone());
@@ -136,7 +136,7 @@ impl Ready {
             let exit = lost.then_some(Exit::Code(FAILED.into()));
             Last { exit, written: self.root.doomed.written() }
         };
-        let start = self.start(config, console.as_deref());
+        let start = self.start(spec, console.as_deref());
         let result = detached::watch(start, &self.stop, clock, &mut started, &mut ended);
         // Who was told that it runs finds it, also when its end is not known.
         let has_started = report.is_none();

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kernel::mount::Unmount;
 
-use crate::folder::{CONFIG, RUNTIME_STATE};
+use crate::bundle::spec::{RuntimeSpec, SpecError};
+use crate::folder::RUNTIME_STATE;
 use crate::life::monitor::delete;
 use crate::life::stage::is_place;
 use crate::pace::GLANCE;
@@ -59,13 +60,15 @@ pub fn cgroup(id: &str, unique: &str) -> String {
 
 /// The same, of a container that may have been started, from its bundle.
 fn cgroup_of(folder: &Path) -> std::io::Result<Option<String>> {
-    let bytes = match std::fs::read(folder.join(CONFIG)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        bytes => bytes?,
+    let spec = match RuntimeSpec::load(folder) {
+        Ok(spec) => spec,
+        Err(SpecError::Read { source, .. }) if source.kind() != ErrorKind::NotFound => {
+            return Err(source);
+        }
+        // One that is not whole was for no runtime yet.
+        Err(SpecError::Read { .. } | SpecError::Json { .. }) => return Ok(None),
     };
-    // One that is not whole was for no runtime yet.
-    let config: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
-    let name = config["linux"]["cgroupsPath"].as_str().and_then(|it| it.strip_prefix('/'));
+    let name = spec.linux.cgroups_path.as_deref().and_then(|it| it.strip_prefix('/'));
     let name = name.filter(|it| it.starts_with(&CGROUP[1..]) && !it.contains('/'));
     Ok(name.map(str::to_owned))
 }
@@ -128,6 +131,7 @@ fn is_hierarchy(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::CONFIG;
 
     #[test]
     fn only_a_cgroup_of_ours_is_taken_from_a_bundle() {

@@ -16,8 +16,8 @@ use kernel::terminal::{Modes, Receiver, interrupted_by_ctrl_c, receive, resize, 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use serde_json::{Value, json};
 
+use crate::bundle::spec::{ConsoleSize, SpecProcess};
 use crate::life::log::Log;
 use crate::life::spared::{first_process, is_spared};
 
@@ -33,9 +33,9 @@ pub const SHORT_MOMENT: Duration = Duration::from_secs(2);
 const REOPENED: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Writes the size of the caller's terminal into what a runtime is told of a process, for the program's first moment.
-pub fn note_size(process: &mut Value, terminal: BorrowedFd<'_>) {
+pub fn note_size(process: &mut SpecProcess, terminal: BorrowedFd<'_>) {
     if let Some(size) = size(terminal) {
-        process["consoleSize"] = json!({"height": size.ws_row, "width": size.ws_col});
+        process.console_size = Some(ConsoleSize { height: size.ws_row, width: size.ws_col });
     }
 }
 

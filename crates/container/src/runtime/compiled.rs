@@ -20,6 +20,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use store::Digest;
 
+use crate::bundle::spec::RuntimeSpec;
 use crate::notes::Notes;
 use crate::pace::Pace;
 use crate::runtime::{Kind, Runtime};
@@ -65,11 +66,11 @@ impl Compiled {
     /// takes none that is ready. In `notes` is what was learned before.
     pub(crate) fn of(
         runtime: &Runtime,
-        config: &Value,
+        spec: &RuntimeSpec,
         made: PathBuf,
         notes: Option<&Notes>,
     ) -> Option<Self> {
-        let filter = config["linux"].get("seccomp").filter(|it| it.is_object())?;
+        let filter = spec.linux.seccomp.as_ref()?;
         if runtime.kind != Kind::Crun {
             return None;
         }
@@ -87,13 +88,8 @@ impl Compiled {
     }
 
     /// Adds the filter to a configuration.
-    pub(crate) fn annotate(filter: &[u8], config: &mut Value) {
-        if let Some(config) = config.as_object_mut() {
-            let annotations = config
-                .entry("annotations")
-                .or_insert_with(|| Value::Object([].into_iter().collect()));
-            annotations[ANNOTATION] = STANDARD.encode(filter).into();
-        }
+    pub(crate) fn annotate(filter: &[u8], spec: &mut RuntimeSpec) {
+        spec.annotations.insert(ANNOTATION.to_owned(), STANDARD.encode(filter));
     }
 }
 
@@ -303,12 +299,13 @@ mod tests {
         let other = std::fs::metadata(&program).unwrap();
         assert_ne!(name(0, &one), name(0, &other));
         let runtime = Runtime { path: program, kind: Kind::Runc };
-        let config = json!({"linux": {"seccomp": filters[0]}});
+        let mut spec = RuntimeSpec::default();
+        spec.linux.seccomp = Some(filters[0].clone());
         let notes = notes_in(folder.path());
-        let of = |runtime, config| Compiled::of(runtime, config, PathBuf::new(), Some(&notes));
-        assert!(of(&runtime, &config).is_none(), "runc takes none");
+        let of = |runtime, spec| Compiled::of(runtime, spec, PathBuf::new(), Some(&notes));
+        assert!(of(&runtime, &spec).is_none(), "runc takes none");
         let runtime = Runtime { kind: Kind::Crun, ..runtime.clone() };
-        assert!(matches!(of(&runtime, &config), Some(Compiled::Unknown(_))));
-        assert!(of(&runtime, &json!({"linux": {}})).is_none(), "nothing is filtered");
+        assert!(matches!(of(&runtime, &spec), Some(Compiled::Unknown(_))));
+        assert!(of(&runtime, &RuntimeSpec::default()).is_none(), "nothing is filtered");
     }
 }

@@ -6,8 +6,7 @@ use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
-
+use crate::bundle::spec::{RuntimeSpec, SpecMount};
 use crate::runtime::program::{HEADERS, is_static};
 
 /// Where the container has it: in a file system that every container has, and that is written before it is read-only.
@@ -90,14 +89,10 @@ fn is_usable(path: &Path) -> std::io::Result<bool> {
 }
 
 /// Puts the program before that of a bundle's configuration.
-pub fn add(path: &str, config: &mut Value) {
-    if let Some(mounts) = config["mounts"].as_array_mut() {
-        mounts.push(json!({"destination": PLACE, "type": "bind", "source": path,
-            "options": ["bind", "rprivate", "ro", "nosuid", "nodev"]}));
-    }
-    if let Some(args) = config["process"]["args"].as_array_mut() {
-        args.splice(0..0, [PLACE.into(), "--".into()]);
-    }
+pub fn add(path: &str, spec: &mut RuntimeSpec) {
+    let options = ["bind", "rprivate", "ro", "nosuid", "nodev"];
+    spec.mounts.push(SpecMount::new(PLACE, "bind", path, &options));
+    spec.process.args.splice(0..0, [PLACE.to_owned(), "--".to_owned()]);
 }
 
 #[cfg(test)]

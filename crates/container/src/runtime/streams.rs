@@ -18,8 +18,8 @@ use kernel::process::{Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
-use serde_json::Value;
 
+use crate::bundle::spec::{RuntimeSpec, SpecProcess};
 use crate::runtime::Kind;
 
 /// Whether none of our standard streams, which a container is given, is a directory of the host; else its name.
@@ -57,17 +57,17 @@ enum Harm {
 }
 
 impl Streams {
-    /// Puts pipes in front of those of our standard streams that this runtime must not have, for a program of this OCI
-    /// `config`, with this `process`.
+    /// Puts pipes in front of those of our standard streams that this runtime must not have, for a `process` of a
+    /// container with this `spec`.
     pub(crate) fn of(
         command: &mut Command,
         kind: Kind,
-        config: &Value,
-        process: &Value,
+        spec: &RuntimeSpec,
+        process: &SpecProcess,
     ) -> io::Result<Self> {
         let harm = match kind {
             Kind::Runsc => Harm::Positions,
-            Kind::Crun => Harm::Owners(owner(config, process)),
+            Kind::Crun => Harm::Owners(owner(spec, process)),
             Kind::Runc => Harm::Reads,
         };
         let (input, output, error) = (io::stdin(), io::stdout(), io::stderr());
@@ -283,12 +283,8 @@ fn pass_on(
 }
 
 /// Whom on the host the program is started as, if no map says that ids are others there.
-fn owner(config: &Value, process: &Value) -> Option<(u32, u32)> {
-    if config["linux"]["uidMappings"].is_array() {
-        return None;
-    }
-    let id = |name| u32::try_from(process["user"][name].as_u64().unwrap_or(0)).ok();
-    id("uid").zip(id("gid"))
+fn owner(spec: &RuntimeSpec, process: &SpecProcess) -> Option<(u32, u32)> {
+    spec.linux.uid_mappings.is_empty().then_some((process.user.uid, process.user.gid))
 }
 
 /// A copy of the descriptor, if it is of something that this would harm.

@@ -68,8 +68,7 @@ impl Fixture {
             security: Security::default(),
         };
         let user = quire_container::bundle::user::find(root.mount.as_fd(), "").unwrap();
-        let (process, config) =
-            configure(root.mount.as_fd(), ROOT, &image, &wishes, &user).unwrap();
+        let (process, spec) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user).unwrap();
         let id = folder.path().file_name().unwrap().to_str().unwrap().replace('.', "q");
         let start = Start {
             id: &id,
@@ -79,7 +78,7 @@ impl Fixture {
             stage: &Stage::new(folder.path(), 0, None),
             owner: None,
             process: &process,
-            config,
+            spec,
             terminal: wishes.terminal,
             console: None,
             runtime,

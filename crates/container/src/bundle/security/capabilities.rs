@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use crate::bundle::spec::CapabilitySets;
 
 /// All that there are, by their numbers. Source: Linux 6.18, `include/uapi/linux/capability.h`.
 const ALL: [&str; 41] = [
@@ -138,24 +138,30 @@ impl Capabilities {
     }
 
     /// As runtimes take it: root has all, and others what was added. Without that, they can get them from files.
-    pub(crate) fn entry(&self, uid: u32) -> Value {
+    pub(crate) fn entry(&self, uid: u32) -> CapabilitySets {
+        let bounding = names(&self.bounding);
         if uid == 0 || self.added.is_empty() {
-            return entry(&json!(self.bounding), uid);
+            return of_user(bounding, uid);
         }
-        let (bounding, added) = (&self.bounding, &self.added);
-        json!({"bounding": bounding, "effective": added, "permitted": added, "inheritable": added,
-               "ambient": added})
+        let added = names(&self.added);
+        CapabilitySets {
+            bounding,
+            effective: added.clone(),
+            permitted: added.clone(),
+            inheritable: added.clone(),
+            ambient: added,
+        }
     }
 }
 
-fn entry(bounding: &Value, uid: u32) -> Value {
-    let own = if uid == 0 { bounding.clone() } else { json!([]) };
-    json!({"bounding": bounding, "effective": own, "permitted": own})
+fn names(set: &BTreeSet<&'static str>) -> Vec<String> {
+    set.iter().map(|&it| it.to_owned()).collect()
 }
 
-/// Those of one more program for another user, from what the bundle says of the first.
-pub(crate) fn of_bundle(process: &Value, uid: u32) -> Value {
-    entry(&process["capabilities"]["bounding"], uid)
+/// Those of a program of this user: root has all that can be had.
+pub(crate) fn of_user(bounding: Vec<String>, uid: u32) -> CapabilitySets {
+    let own = if uid == 0 { bounding.clone() } else { Vec::new() };
+    CapabilitySets { bounding, effective: own.clone(), permitted: own, ..CapabilitySets::default() }
 }
 
 fn find(name: &str) -> Result<&'static str, CapabilityError> {
@@ -220,10 +226,10 @@ mod tests {
     #[test]
     fn only_root_starts_with_those_that_nobody_asked_for() {
         let usual = Capabilities::default();
-        assert_eq!(usual.entry(0)["effective"].as_array().unwrap().len(), 11);
-        assert_eq!(usual.entry(1)["effective"], json!([]));
+        assert_eq!(usual.entry(0).effective.len(), 11);
+        assert!(usual.entry(1).effective.is_empty());
         let more = Capabilities { added: ["CAP_CHOWN"].into(), ..usual };
-        assert_eq!(more.entry(1)["ambient"], json!(["CAP_CHOWN"]));
-        assert_eq!(more.entry(0)["ambient"], Value::Null);
+        assert_eq!(more.entry(1).ambient, ["CAP_CHOWN"]);
+        assert!(more.entry(0).ambient.is_empty());
     }
 }

@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-use serde_json::{Value, json};
+use crate::bundle::spec::{DeviceRule, SpecDevice};
 
 /// What a container has by itself, or must not have of the host's: names in `/dev`.
 const OWN: [&str; 13] = [
@@ -102,16 +102,29 @@ impl Device {
         &self.path
     }
 
-    pub(super) fn entry(&self) -> Value {
+    pub(super) fn entry(&self) -> SpecDevice {
         let (major, minor) = self.numbers;
         let (uid, gid) = self.owner;
-        json!({"path": self.path, "type": self.kind, "major": major, "minor": minor,
-               "fileMode": self.mode, "uid": uid, "gid": gid})
+        SpecDevice {
+            path: self.path.clone(),
+            kind: self.kind.to_owned(),
+            major: Some(major.into()),
+            minor: Some(minor.into()),
+            file_mode: Some(self.mode),
+            uid: Some(uid),
+            gid: Some(gid),
+        }
     }
 
-    pub(super) fn rule(&self) -> Value {
+    pub(super) fn rule(&self) -> DeviceRule {
         let (major, minor) = self.numbers;
-        json!({"allow": true, "type": self.kind, "major": major, "minor": minor, "access": self.access})
+        DeviceRule {
+            allow: true,
+            kind: Some(self.kind.to_owned()),
+            major: Some(major.into()),
+            minor: Some(minor.into()),
+            access: Some(self.access.clone()),
+        }
     }
 }
 
@@ -140,10 +153,12 @@ mod tests {
     fn devices_are_looked_at() {
         let null = Device::find("/dev/null:/dev/nothing:r").unwrap();
         assert_eq!(
-            null.rule(),
-            json!({"allow": true, "type": "c", "major": 1, "minor": 3, "access": "r"})
+            serde_json::to_string(&null.rule()).unwrap(),
+            r#"{"allow":true,"type":"c","major":1,"minor":3,"access":"r"}"#
         );
-        assert_eq!(null.entry()["path"], "/dev/nothing");
+        let entry = serde_json::to_string(&null.entry()).unwrap();
+        let start = r#"{"path":"/dev/nothing","type":"c","major":1,"minor":3,"fileMode":"#;
+        assert!(entry.starts_with(start), "{entry}");
         assert_eq!(Device::find("/dev/zero:w").unwrap().access, "w");
         assert_eq!(Device::find("/dev/zero:/x").unwrap().access, "rwm");
         for text in ["", "dev/null", "/dev/null:x", "/dev/null:/x:q", "/dev/null:/x:r:w"] {

@@ -3,9 +3,9 @@
 use std::str::FromStr;
 
 use rustix::process::{Resource, getrlimit};
-use serde_json::{Value, json};
 
 use super::capabilities::has_sys_resource;
+use crate::bundle::spec::SpecLimit;
 
 /// Their names to people, to runtimes and to the kernel. Source: Docker, `run --ulimit`; OCI runtime-spec.
 const NAMES: [(&str, &str, Resource); 16] = [
@@ -107,9 +107,9 @@ impl Limit {
         }
     }
 
-    pub(super) fn entry(&self) -> Value {
+    pub(super) fn entry(&self) -> SpecLimit {
         let name = NAMES.get(self.index).map_or("", |it| it.1);
-        json!({"type": name, "soft": self.soft, "hard": self.hard})
+        SpecLimit { kind: name.to_owned(), soft: self.soft, hard: self.hard }
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
             let found = text.parse::<Limit>();
             match (&found, expect) {
                 (Ok(it), Ok((kind, soft, hard))) => {
-                    assert_eq!(it.entry(), json!({"type": kind, "soft": soft, "hard": hard}));
+                    assert_eq!(it.entry(), SpecLimit { kind: kind.to_owned(), soft, hard });
                 }
                 (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
                 _ => panic!("{text}: {found:?}, not {expect:?}"),

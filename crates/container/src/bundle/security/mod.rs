@@ -5,12 +5,11 @@ mod devices;
 mod limits;
 mod seccomp;
 
-use serde_json::{Value, json};
-
 use crate::bundle::Kind;
+use crate::bundle::spec::{DeviceRule, RuntimeSpec};
 use crate::bundle::user::User;
 
-pub(crate) use capabilities::of_bundle;
+pub(crate) use capabilities::of_user;
 pub use capabilities::{Capabilities, CapabilityError};
 pub use devices::{Device, DeviceError};
 pub use limits::{Limit, LimitError};
@@ -65,26 +64,23 @@ impl Security {
     }
 
     /// Writes it into a runtime's configuration.
-    pub(crate) fn write(&self, user: &User, config: &mut Value) {
-        let process = &mut config["process"];
-        process["capabilities"] = self.capabilities.entry(user.uid);
-        process["noNewPrivileges"] = self.no_new_privileges.into();
-        if !self.limits.is_empty() {
-            process["rlimits"] = self.limits.iter().map(Limit::entry).collect();
-        }
-        let linux = &mut config["linux"];
-        if let Some(filter) = self.filter.entry(&self.capabilities) {
-            linux["seccomp"] = filter;
-        }
-        linux["resources"]["devices"] = match self.interfaces {
-            Interfaces::Open => json!([{"allow": true, "access": "rwm"}]),
+    pub(crate) fn write(&self, user: &User, spec: &mut RuntimeSpec) {
+        let process = &mut spec.process;
+        process.capabilities = self.capabilities.entry(user.uid);
+        process.no_new_privileges = self.no_new_privileges;
+        process.rlimits = self.limits.iter().map(Limit::entry).collect();
+        let linux = &mut spec.linux;
+        linux.seccomp = self.filter.entry(&self.capabilities);
+        let each = |allow| {
+            let access = Some("rwm".to_owned());
+            DeviceRule { allow, kind: None, major: None, minor: None, access }
+        };
+        linux.resources.devices = match self.interfaces {
+            Interfaces::Open => vec![each(true)],
             Interfaces::Masked => {
-                let none = json!({"allow": false, "access": "rwm"});
-                std::iter::once(none).chain(self.devices.iter().map(Device::rule)).collect()
+                [each(false)].into_iter().chain(self.devices.iter().map(Device::rule)).collect()
             }
         };
-        if !self.devices.is_empty() {
-            linux["devices"] = self.devices.iter().map(Device::entry).collect();
-        }
+        linux.devices = self.devices.iter().map(Device::entry).collect();
     }
 }
