@@ -14,7 +14,7 @@ use container::life::prepare::{Ready, Surroundings};
 use container::life::reap::clear_dead;
 use container::life::running::Finish;
 use container::life::stop::signal_number;
-use container::life::told::{MonitorReport, NotStarted, StartReport, take_back};
+use container::life::told::{MonitorReport, NotStarted, StartReport, TakenBack, take_back};
 use container::notes::Notes;
 use container::plan::{ContainerPlan, ContainerWish};
 use container::runtime::Runtime;
@@ -143,10 +143,14 @@ fn started(id: &str, folder: &Path, how: StartReport, monitor: &Process) -> anyh
     match report::line(id) {
         Err(error) if !report::is_broken_pipe(&error) => {
             // Whoever asked for it is told that this failed, and may not know its name.
-            Err(error.context(if take_back(id, folder, monitor) {
-                format!("container {id} was removed again")
-            } else {
-                format!("container {id} stays: `quire rm --force {id}` removes it")
+            Err(error.context(match take_back(id, folder, monitor) {
+                TakenBack::Gone => format!("container {id} was removed again"),
+                TakenBack::Stays => {
+                    format!("container {id} stays: `quire rm --force {id}` removes it")
+                }
+                TakenBack::Unsettled => {
+                    format!("container {id} may stay: `quire rm --force {id}` makes sure")
+                }
             }))
         }
         printed => printed.map(|()| Answer::Yes),

@@ -594,13 +594,15 @@ fn one_whose_name_cannot_be_told_is_removed_again() {
         assert!(said.contains("container untold was removed again: "), "{said}");
         wait_for("nothing to be left", || crate::writable::is_clean(&place));
         assert_eq!(ps(&place, "untold"), None);
-        // One may have ended before it can be ended. Then it is there, or is not, and it says which.
+        // One may have ended before it can be ended. Then it is there, or is not, and it says which, or that it cannot know.
         let _guard = Rm(&place, "untold");
         let said = run(&["true"]);
         let is_kept =
             said.contains("container untold stays: `quire rm --force untold` removes it: ");
-        assert!(is_kept || said.contains("container untold was removed again: "), "{said}");
-        assert_eq!(ps(&place, "untold").is_some(), is_kept);
+        let is_open = said.contains("container untold may stay: `quire rm --force untold` makes");
+        let is_gone = said.contains("container untold was removed again: ");
+        assert!(is_kept || is_open || is_gone, "{said}");
+        assert!(is_open || ps(&place, "untold").is_some() == is_kept, "{said}");
     }
 }
 

@@ -4,9 +4,11 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use kernel::process::{Process, ProcessError, Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::life::detached;
 
@@ -166,22 +168,48 @@ pub fn not_started(
     Ok(StartReport::Failed(NotStarted { code, message }))
 }
 
-/// Kills a container and waits until its monitor has ended, which removes it; returns whether it is gone. A container that
-/// ended by itself just before stays.
-#[must_use]
-pub fn take_back(id: &str, folder: &Path, monitor: &Process) -> bool {
-    let _asked = detached::unwant(folder);
-    let _killed = detached::signal(folder, id, "KILL");
-    let time = Timespec { tv_sec: UNWANTED, tv_nsec: 0 };
-    let _ended = poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&time));
-    !folder.exists()
+/// Whether a container is gone that its caller has taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TakenBack {
+    /// Nothing is left of it.
+    Gone,
+    /// It stays: it had ended by itself just before.
+    Stays,
+    /// Its monitor lives on, and may remove it yet.
+    Unsettled,
 }
 
-/// For how many seconds the end of a killed container is waited for.
-const UNWANTED: i64 = 20;
+/// Kills a container and waits until its monitor has ended, which removes it.
+#[must_use]
+pub fn take_back(id: &str, folder: &Path, monitor: &Process) -> TakenBack {
+    let _asked = detached::unwant(folder);
+    let _killed = detached::signal(folder, id, "KILL");
+    taken_back(folder, monitor, UNWANTED)
+}
+
+/// For how long the end of a killed container is waited for.
+const UNWANTED: Duration = Duration::from_secs(20);
+
+fn taken_back(folder: &Path, monitor: &Process, most: Duration) -> TakenBack {
+    let since = Instant::now();
+    // Before the monitor's end the folder tells nothing: it may go yet.
+    loop {
+        let rest = Timespec::try_from(most.saturating_sub(since.elapsed())).ok();
+        match poll(&mut [PollFd::new(monitor, PollFlags::IN)], rest.as_ref()) {
+            Ok(1..) => break,
+            Err(Errno::INTR) => {}
+            Ok(0) | Err(_) => return TakenBack::Unsettled,
+        }
+    }
+    if folder.exists() { TakenBack::Stays } else { TakenBack::Gone }
+}
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
+    use kernel::process::Pid;
+
     use super::*;
 
     #[test]
@@ -197,5 +225,24 @@ mod tests {
         );
         check(b"\x7dgone", Some(Signal::TERM), &format!("Ok(Interrupted({:?}))", Signal::TERM));
         check(b"", None, "Err(\"the monitor of c ended before the container started\")");
+    }
+
+    /// As when the machine is so busy that a monitor needs long for its last steps.
+    #[test]
+    fn what_a_monitor_will_do_is_not_known_before_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (there, gone) = (folder.path(), folder.path().join("none"));
+        let monitor = Process::open(rustix::process::getpid()).unwrap();
+        for folder in [there, &gone] {
+            let back = taken_back(folder, &monitor, Duration::from_millis(5));
+            assert_eq!(back, TakenBack::Unsettled);
+        }
+        // This program, which has nothing else to do than to say what tests it has.
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        let mut child = program.arg("--list").stdout(Stdio::null()).spawn().unwrap();
+        let monitor = Process::open(Pid::from_child(&child)).unwrap();
+        assert_eq!(taken_back(there, &monitor, UNWANTED), TakenBack::Stays);
+        assert_eq!(taken_back(&gone, &monitor, UNWANTED), TakenBack::Gone);
+        child.wait().unwrap();
     }
 }
