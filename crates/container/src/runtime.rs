@@ -1,5 +1,6 @@
 //! OCI runtimes: which there are, how they are called, and what they are given.
 
+pub(crate) mod call;
 pub(crate) mod compiled;
 mod find;
 pub mod init;

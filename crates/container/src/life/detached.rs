@@ -17,14 +17,12 @@ use crate::bundle::user::User;
 use crate::bundle::view::{View, check_inside};
 use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, UNWANTED};
 use crate::life::log::Log;
-use crate::life::monitor::{
-    Deadline, Prepared, RunError, Start, ask, command, complaint, complaints, enter, kill, prepare,
-    runtime_of,
-};
+use crate::life::monitor::{Deadline, Prepared, RunError, Start, kill, prepare};
 use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
 use crate::plan::Stop;
+use crate::runtime::call::{ask, command, complaint, complaints, enter, runtime_of};
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};

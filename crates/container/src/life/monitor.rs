@@ -4,17 +4,15 @@
 //! gone, however that came about. What is left then are files in the container's folder and perhaps a cgroup, which
 //! [`crate::life::teardown`] removes.
 
-use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use kernel::mount::{Detached, MountError, Propagation, Reach};
+use kernel::mount::{Detached, MountError, Propagation};
 use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals};
-use serde::Deserialize;
 
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::view::{View, WorkingDirError};
@@ -27,6 +25,7 @@ use crate::life::state::{End, Reason};
 use crate::notes::Notes;
 use crate::root::headroom::Headroom;
 use crate::root::upper::UpperError;
+use crate::runtime::call::{command, complaint, complaints, hide_obstacle};
 use crate::runtime::compiled::{Compiled, Lesson};
 use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
 use crate::runtime::streams::Streams;
@@ -420,138 +419,8 @@ fn send(start: &Start<'_>, signal: Signal) -> bool {
     true
 }
 
-/// The runtime with the options that every call of it for this container needs.
-pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
-    let mut command = Command::new(&runtime.path);
-    command.arg("--root").arg(folder.join(RUNTIME_STATE));
-    if runtime.kind == Kind::Runsc {
-        // Networks are namespaces of the bundle here, not of gVisor's own stack.
-        command.arg("--network=host");
-        // By default what is written goes to a layer of its own, and the root's would never see it.
-        command.arg("--overlay2=none");
-    }
-    command
-}
-
-/// Has the runtime kill what still runs in a container, and forget it.
-pub(crate) fn delete(folder: &Path, id: &str) {
-    match ask(folder, &["delete", "--force", id]) {
-        None | Some(Ok(Exit::Code(0))) => {}
-        Some(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime did not delete the container"),
-        Some(Err(error)) => tracing::warn!(id, %error, "the runtime could not be asked to delete"),
-    }
-}
-
-/// Calls the runtime that runs a container; none if it is not known.
-pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, ProcessError>> {
-    let runtime = runtime_of(folder)?;
-    let mut command = command(&runtime, folder);
-    command.args(arguments);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // In a thread, since the mount namespace that it makes stays with it: the runtime has to find the cgroups as it
-    // left them.
-    let exit = std::thread::scope(|scope| {
-        let work = || {
-            enter(&runtime, folder)?;
-            kernel::process::spawn(command, &Setup::default())?.process.wait()
-        };
-        scope.spawn(work).join()
-    });
-    match exit {
-        Ok(exit) => Some(exit),
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
-}
-
-/// The runtime that a container was started with.
-pub(crate) fn runtime_of(folder: &Path) -> Option<Runtime> {
-    let path = std::fs::read(folder.join(RUNTIME_PATH)).ok()?;
-    Some(Runtime::at(PathBuf::from(OsStr::from_bytes(&path))))
-}
-
-/// A mount namespace for this thread in which the runtime works as it did when it started the container.
-pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError> {
-    kernel::process::own_mounts(Propagation::Downstream)?;
-    if let Err(error) = hide_obstacle(runtime, folder) {
-        tracing::debug!(%error, "the runtime may refuse this host");
-    }
-    Ok(())
-}
-
-/// Covers what keeps a runtime from working, in this mount namespace, with a folder. (To unmount it would do too, but
-/// that waits for an RCU grace period, which takes as long as all the rest.)
-fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
-    let Some(path) = runtime.obstacle() else { return Ok(()) };
-    // Opened only now: a descriptor from before shows the mount of the namespace that we left, which cannot be bound.
-    let folder = match std::fs::File::open(folder) {
-        Ok(folder) => folder,
-        Err(error) => {
-            tracing::debug!(%error, "no folder to cover cgroup2 with");
-            return Ok(());
-        }
-    };
-    kernel::mount::bind(folder.as_fd(), Reach::One)?.attach_at(path)
-}
-
 /// runsc notes the process before it has set up everything, and ends with this code when it fails then: so may the program,
 /// but that does not write into the log. Source: gVisor `runsc/cmd/util/util.go`, `Fatalf`.
 fn runsc_failed(exit: Exit, log: &Path) -> bool {
     exit == Exit::Code(128) && !complaints(log).is_empty()
-}
-
-/// The error that tells why: of what runsc and its helpers say the first, of others' the last.
-pub(crate) fn complaint(complaints: &[String], kind: Kind) -> Option<String> {
-    let found = if kind == Kind::Runsc { complaints.first() } else { complaints.last() };
-    found.cloned()
-}
-
-/// The errors that a runtime wrote into its log: in objects of JSON, which runsc writes without ends of lines, or else the
-/// whole lines.
-pub(crate) fn complaints(log: &Path) -> Vec<String> {
-    #[derive(Deserialize)]
-    struct Entry {
-        #[serde(default)]
-        level: String,
-        msg: String,
-    }
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    let mut complaints = Vec::new();
-    for line in text.lines() {
-        let entries = serde_json::Deserializer::from_str(line).into_iter::<Entry>();
-        match entries.collect::<Result<Vec<_>, _>>() {
-            Ok(entries) => complaints.extend(
-                entries
-                    .into_iter()
-                    .filter(|it| matches!(it.level.as_str(), "error" | "fatal"))
-                    .map(|it| it.msg),
-            ),
-            Err(_) => complaints.push(line.to_owned()),
-        }
-    }
-    complaints
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn complaints_are_found_in_logs() {
-        let check = |text: &str, kind, expect: Option<&str>| {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(file.path(), text).unwrap();
-            let found = complaint(&complaints(file.path()), kind);
-            assert_eq!(found.as_deref(), expect, "{text}");
-        };
-        let json = r#"{"level":"error","msg":"first"}
-            {"level":"warning","msg":"not one"}
-            {"level":"error","msg":"last","time":"t"}
-            {"level":"info","msg":"nor this"}"#;
-        check(json, Kind::Runc, Some("last"));
-        check(json, Kind::Runsc, Some("first"));
-        check(&json.replace('\n', ""), Kind::Runsc, Some("first"));
-        check("one line\nand another\n", Kind::Crun, Some("and another"));
-        check(r#"{"level":"info","msg":"fine"}"#, Kind::Runc, None);
-        check("", Kind::Runsc, None);
-    }
 }

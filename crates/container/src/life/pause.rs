@@ -10,8 +10,8 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::folder::PAUSE;
-use crate::life::monitor::ask;
 use crate::pace::GLANCE;
+use crate::runtime::call::ask;
 
 /// A container whose processes do not run until this is dropped. A child of this process sees to it that they do then, also
 /// when this process is killed.

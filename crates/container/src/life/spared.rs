@@ -8,9 +8,9 @@ use std::time::Duration;
 use kernel::process::{Exit, Pid, Signal, has_executed, waits_for_signals};
 
 use crate::folder::PID;
-use crate::life::monitor::runtime_of;
 use crate::pace::GLANCE;
 use crate::runtime::Kind;
+use crate::runtime::call::runtime_of;
 
 /// The number of a container's first process, as soon as that is on its way.
 pub(crate) fn first_process(folder: &Path) -> Option<Pid> {

@@ -8,9 +8,9 @@ use kernel::mount::Unmount;
 
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::folder::RUNTIME_STATE;
-use crate::life::monitor::delete;
 use crate::life::stage::is_place;
 use crate::pace::GLANCE;
+use crate::runtime::call::delete;
 
 /// Ends what the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's

@@ -9,9 +9,10 @@ use std::time::Duration;
 use kernel::process::{Exit, Pid, Process, ProcessError, Setup, Signal, Signals};
 use kernel::terminal::{Modes, Receiver};
 
-use crate::life::monitor::{RunError, enter};
+use crate::life::monitor::RunError;
 use crate::life::terminal::{Attached, Events};
 use crate::runtime::Runtime;
+use crate::runtime::call::enter;
 
 /// Passes signals on to the program.
 struct Pass<'a>(&'a Process);

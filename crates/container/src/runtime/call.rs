@@ -1,0 +1,145 @@
+//! Calls of a container's runtime: its program with what every call needs, where it finds the container, and what it
+//! complains of.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use kernel::mount::{MountError, Propagation, Reach};
+use kernel::process::{Exit, ProcessError, Setup};
+use serde::Deserialize;
+
+use crate::folder::{RUNTIME_PATH, RUNTIME_STATE};
+use crate::runtime::{Kind, Runtime};
+
+/// The runtime with the options that every call of it for this container needs.
+pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
+    let mut command = Command::new(&runtime.path);
+    command.arg("--root").arg(folder.join(RUNTIME_STATE));
+    if runtime.kind == Kind::Runsc {
+        // Networks are namespaces of the bundle here, not of gVisor's own stack.
+        command.arg("--network=host");
+        // By default what is written goes to a layer of its own, and the root's would never see it.
+        command.arg("--overlay2=none");
+    }
+    command
+}
+
+/// Has the runtime kill what still runs in a container, and forget it.
+pub(crate) fn delete(folder: &Path, id: &str) {
+    match ask(folder, &["delete", "--force", id]) {
+        None | Some(Ok(Exit::Code(0))) => {}
+        Some(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime did not delete the container"),
+        Some(Err(error)) => tracing::warn!(id, %error, "the runtime could not be asked to delete"),
+    }
+}
+
+/// Calls the runtime that runs a container; none if it is not known.
+pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, ProcessError>> {
+    let runtime = runtime_of(folder)?;
+    let mut command = command(&runtime, folder);
+    command.args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // In a thread, since the mount namespace that it makes stays with it: the runtime has to find the cgroups as it
+    // left them.
+    let exit = std::thread::scope(|scope| {
+        let work = || {
+            enter(&runtime, folder)?;
+            kernel::process::spawn(command, &Setup::default())?.process.wait()
+        };
+        scope.spawn(work).join()
+    });
+    match exit {
+        Ok(exit) => Some(exit),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// The runtime that a container was started with.
+pub(crate) fn runtime_of(folder: &Path) -> Option<Runtime> {
+    let path = std::fs::read(folder.join(RUNTIME_PATH)).ok()?;
+    Some(Runtime::at(PathBuf::from(OsStr::from_bytes(&path))))
+}
+
+/// A mount namespace for this thread in which the runtime works as it did when it started the container.
+pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError> {
+    kernel::process::own_mounts(Propagation::Downstream)?;
+    if let Err(error) = hide_obstacle(runtime, folder) {
+        tracing::debug!(%error, "the runtime may refuse this host");
+    }
+    Ok(())
+}
+
+/// Covers what keeps a runtime from working, in this mount namespace, with a folder. (To unmount it would do too, but
+/// that waits for an RCU grace period, which takes as long as all the rest.)
+pub(crate) fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
+    let Some(path) = runtime.obstacle() else { return Ok(()) };
+    // Opened only now: a descriptor from before shows the mount of the namespace that we left, which cannot be bound.
+    let folder = match std::fs::File::open(folder) {
+        Ok(folder) => folder,
+        Err(error) => {
+            tracing::debug!(%error, "no folder to cover cgroup2 with");
+            return Ok(());
+        }
+    };
+    kernel::mount::bind(folder.as_fd(), Reach::One)?.attach_at(path)
+}
+
+/// The error that tells why: of what runsc and its helpers say the first, of others' the last.
+pub(crate) fn complaint(complaints: &[String], kind: Kind) -> Option<String> {
+    let found = if kind == Kind::Runsc { complaints.first() } else { complaints.last() };
+    found.cloned()
+}
+
+/// The errors that a runtime wrote into its log: in objects of JSON, which runsc writes without ends of lines, or else the
+/// whole lines.
+pub(crate) fn complaints(log: &Path) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct Entry {
+        #[serde(default)]
+        level: String,
+        msg: String,
+    }
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let mut complaints = Vec::new();
+    for line in text.lines() {
+        let entries = serde_json::Deserializer::from_str(line).into_iter::<Entry>();
+        match entries.collect::<Result<Vec<_>, _>>() {
+            Ok(entries) => complaints.extend(
+                entries
+                    .into_iter()
+                    .filter(|it| matches!(it.level.as_str(), "error" | "fatal"))
+                    .map(|it| it.msg),
+            ),
+            Err(_) => complaints.push(line.to_owned()),
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_found_in_logs() {
+        let check = |text: &str, kind, expect: Option<&str>| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            let found = complaint(&complaints(file.path()), kind);
+            assert_eq!(found.as_deref(), expect, "{text}");
+        };
+        let json = r#"{"level":"error","msg":"first"}
+            {"level":"warning","msg":"not one"}
+            {"level":"error","msg":"last","time":"t"}
+            {"level":"info","msg":"nor this"}"#;
+        check(json, Kind::Runc, Some("last"));
+        check(json, Kind::Runsc, Some("first"));
+        check(&json.replace('\n', ""), Kind::Runsc, Some("first"));
+        check("one line\nand another\n", Kind::Crun, Some("and another"));
+        check(r#"{"level":"info","msg":"fine"}"#, Kind::Runc, None);
+        check("", Kind::Runsc, None);
+    }
+}
