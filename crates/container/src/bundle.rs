@@ -1,5 +1,6 @@
 //! The `config.json` of an OCI bundle, made from the image's configuration and the caller's wishes.
 
+mod choices;
 pub mod config;
 pub(crate) mod files;
 pub mod mounts;
@@ -24,6 +25,8 @@ use crate::bundle::spec::{
 use crate::bundle::user::User;
 use crate::bundle::userns::IdMap;
 use crate::bundle::view::{FilePlace, View, WorkingDirError};
+
+pub use choices::{Access, Kind, Network};
 
 /// What a root without a `PATH` is searched by; Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -51,17 +54,6 @@ const READ_ONLY: [&str; 5] =
 /// image is nobody who may give orders. Source: image-spec 1.1, `annotations.md`.
 const HARMLESS_LABELS: &str = "org.opencontainers.image.";
 
-/// An OCI runtime, by its habits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// crun: refuses hosts where cgroup v1 and v2 are both mounted.
-    Crun,
-    /// runc, and whatever else behaves like it.
-    Runc,
-    /// gVisor's runsc.
-    Runsc,
-}
-
 /// Whether a process talks to a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Terminal {
@@ -69,26 +61,6 @@ pub enum Terminal {
     New,
     /// It gets our standard streams as they are.
     None,
-}
-
-/// What a container sees of the network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Network {
-    /// A loopback interface of its own.
-    None,
-    /// All that the host has.
-    Host,
-    /// What a namespace has that somebody else made, by its absolute path.
-    Joined(String),
-}
-
-/// Whether the root can be written to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// As the mount below allows.
-    Writable,
-    /// Not at all.
-    ReadOnly,
 }
 
 /// How much of the processors a container may use. What is `None` is not limited.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use kernel::mount::Durability;
 
-use crate::bundle::Access;
+use crate::bundle::choices::Access;
 use crate::bundle::spec::SpecMount;
 
 /// Something that is mounted in a container.

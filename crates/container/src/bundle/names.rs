@@ -4,7 +4,7 @@ use std::io::{Error, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use crate::bundle::{Access, Network};
+use crate::bundle::choices::{Access, Network};
 
 /// Where programs look. A container's root needs a file at each of them to be mounted on.
 pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::bundle::Access;
+use crate::bundle::choices::Access;
 use crate::bundle::spec::RuntimeSpec;
 
 /// How many links may lead to one another. Source: path_resolution(7).

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use kernel::mount::{Detached, MountError, Propagation};
+use kernel::mount::{Detached, Propagation};
 use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals};
 
 use crate::bundle::spec::{RuntimeSpec, SpecError};
@@ -20,11 +20,10 @@ use crate::bundle::{Process, Terminal};
 use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::memory::Ear;
 use crate::life::spared::Terms;
-use crate::life::stage::Stage;
+use crate::life::stage::{Stage, StageError};
 use crate::life::state::{End, Reason};
 use crate::notes::Notes;
 use crate::root::headroom::Headroom;
-use crate::root::upper::UpperError;
 use crate::runtime::call::{command, complaint, complaints, hide_obstacle};
 use crate::runtime::compiled::{Compiled, Lesson};
 use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
@@ -139,24 +138,9 @@ pub enum RunError {
     /// A private mount namespace cannot be had.
     #[error("cannot make a mount namespace (this needs root)")]
     Namespace(#[source] ProcessError),
-    /// The root cannot be put in its place.
-    #[error("cannot attach the root of container {id}")]
-    Attach {
-        /// The container.
-        id: String,
-        /// The kernel's answer.
-        #[source]
-        source: MountError,
-    },
-    /// Files that say who it is cannot be had.
-    #[error("cannot make /etc/hosts and the like for container {id}")]
-    Names {
-        /// The container.
-        id: String,
-        /// Why.
-        #[source]
-        source: UpperError,
-    },
+    /// What the runtime has to find cannot be put in its place.
+    #[error(transparent)]
+    Stage(#[from] StageError),
     /// A file in the container's folder cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
@@ -369,7 +353,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     let doubt = doubt.or_else(|| too_long(&start.process.args, &start.process.env));
     kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
     hide_obstacle(start.runtime, start.folder)
-        .map_err(|source| RunError::Attach { id: start.id.to_owned(), source })?;
+        .map_err(|source| StageError::Attach { id: start.id.to_owned(), source })?;
     start.stage.set_up(start.id, start.root)?;
     let write_failed = |path: &Path| {
         let path = path.to_owned();

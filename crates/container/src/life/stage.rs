@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use kernel::mount::{Detached, Durability, TmpfsOptions};
+use kernel::mount::{Detached, Durability, MountError, TmpfsOptions};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
@@ -15,7 +15,6 @@ use crate::bundle::Access;
 use crate::bundle::names::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
 use crate::folder::{MOUNT, MOUNT_NAMES, ROOT};
-use crate::life::monitor::RunError;
 use crate::notes::Notes;
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper::{Doomed, UpperError};
@@ -43,6 +42,36 @@ pub struct Stage {
 pub struct Filestore {
     mount: Detached,
     doomed: Doomed,
+}
+
+/// Why the runtime would not find what it has to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// The root, or a further mount, cannot be put in its place.
+    #[error("cannot attach the root of container {id}")]
+    Attach {
+        /// The container.
+        id: String,
+        /// The kernel's answer.
+        source: MountError,
+    },
+    /// Files that say who it is cannot be had.
+    #[error("cannot make /etc/hosts and the like for container {id}")]
+    Names {
+        /// The container.
+        id: String,
+        /// Why.
+        source: UpperError,
+    },
+    /// A directory cannot be made.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
 }
 
 /// What may be added to those files.
@@ -161,11 +190,11 @@ impl Stage {
     }
 
     /// Attaches everything, in this process's own mount namespace.
-    pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), RunError> {
-        let failed = |source| RunError::Attach { id: id.to_owned(), source };
+    pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), StageError> {
+        let failed = |source| StageError::Attach { id: id.to_owned(), source };
         let write_failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| RunError::Write { path, source }
+            move |source| StageError::Write { path, source }
         };
         if self.open {
             let open = Path::new(OPEN);
@@ -184,7 +213,7 @@ impl Stage {
             true => None,
             false => Some(
                 self.mount_names()
-                    .map_err(|source| RunError::Names { id: id.to_owned(), source })?,
+                    .map_err(|source| StageError::Names { id: id.to_owned(), source })?,
             ),
         };
         let names = names.iter().map(|it| (self.base().join(MOUNT_NAMES), it));

@@ -88,7 +88,7 @@ pub fn make(
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = match trust.digest {
-        None => shared.find(|it| it.is_of(&layers)),
+        None => shared.find(|it| it.is_of(layers.identity().as_deref())),
         Some(_) => None,
     };
     match assemble(&layers, shared, checked, shape) {

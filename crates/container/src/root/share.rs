@@ -7,7 +7,6 @@ use std::path::Path;
 use kernel::mount::{Backing, Detached};
 
 use crate::folder::SUPERBLOCK;
-use crate::root::Layers;
 
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
 const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
@@ -19,7 +18,7 @@ pub struct Superblock {
     pub mount: Detached,
     /// How the kernel reads the image.
     pub backing: Backing,
-    /// As [`Layers::identity`] has it, if that could be found out.
+    /// The files that it shows and how, in words, if that could be found out.
     pub(crate) identity: Option<String>,
 }
 
@@ -40,8 +39,8 @@ impl Superblock {
     /// Whether a new mount would show the same files, in the same way, and share pages with the same others. An image by
     /// the same name may be in other files meanwhile, since damaged ones are replaced.
     #[must_use]
-    pub(crate) fn is_of(&self, layers: &Layers<'_>) -> bool {
-        self.identity.is_some() && self.identity == layers.identity()
+    pub(crate) fn is_of(&self, identity: Option<&str>) -> bool {
+        self.identity.is_some() && self.identity.as_deref() == identity
     }
 
     /// Takes what a container of the same image offers; none if there is no offer, its maker is gone, or the kernel cannot

@@ -5,7 +5,7 @@ mod devices;
 mod limits;
 mod seccomp;
 
-use crate::bundle::Kind;
+use crate::bundle::choices::Kind;
 use crate::bundle::spec::{DeviceRule, RuntimeSpec};
 use crate::bundle::user::User;
 

@@ -1,0 +1,32 @@
+//! Choices that several parts of a bundle depend on.
+
+/// An OCI runtime, by its habits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// crun: refuses hosts where cgroup v1 and v2 are both mounted.
+    Crun,
+    /// runc, and whatever else behaves like it.
+    Runc,
+    /// gVisor's runsc.
+    Runsc,
+}
+
+/// What a container sees of the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    /// A loopback interface of its own.
+    None,
+    /// All that the host has.
+    Host,
+    /// What a namespace has that somebody else made, by its absolute path.
+    Joined(String),
+}
+
+/// Whether the root can be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// As the mount below allows.
+    Writable,
+    /// Not at all.
+    ReadOnly,
+}
