@@ -7,6 +7,7 @@ pub mod filestores;
 pub mod kept;
 pub mod known;
 pub mod log;
+pub mod look;
 pub mod memory;
 pub mod monitor;
 pub mod pause;

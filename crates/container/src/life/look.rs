@@ -1,0 +1,235 @@
+//! What a container changed against its image, to be looked at: while it runs, when it stands still if its user wants, or
+//! after its end.
+
+use std::io::{self, BufWriter, ErrorKind, PipeReader, Write};
+use std::sync::atomic::AtomicBool;
+
+use image::erofs::read;
+use image::tar::write::WriteError;
+use image::tree::Tree;
+use image::verity::ImageId;
+use store::{ContainerDir, ContainerError, ContentsError, OpenImage, OpenImageError, Store};
+
+use crate::bundle::spec::{RuntimeSpec, SpecError};
+use crate::changes::{self, ChangesError, Owners, Report, Upper};
+use crate::life::detached;
+use crate::life::kept::{Changes, KeptError};
+use crate::life::known::{KnownContainer, KnownError, find};
+use crate::life::pause::{PauseError, Paused, pause};
+use crate::pace::GLANCE;
+
+/// A container that is looked at, with all that this needs.
+#[derive(Debug)]
+pub struct LookedContainer {
+    /// Which.
+    pub found: KnownContainer,
+    /// Its image, which `gc` leaves meanwhile.
+    pub image: OpenImage,
+    /// The tree of its image.
+    pub tree: Tree,
+    /// Set until its changes are read, if it stands still for that.
+    pub paused: Option<Paused>,
+    ids: Owners,
+    changes: Changes,
+    /// Nobody starts to remove what has ended.
+    _lock: Option<ContainerDir>,
+}
+
+/// Whether a container that runs goes on while it is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meanwhile {
+    /// It is paused.
+    Stands,
+    /// What it changes meanwhile is an error.
+    GoesOn,
+}
+
+/// Why nobody knows what a container changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LookError {
+    /// There is none, or it cannot be looked up.
+    #[error(transparent)]
+    Known(#[from] KnownError),
+    /// Its folder cannot be locked.
+    #[error(transparent)]
+    Folder(#[from] ContainerError),
+    /// Nobody knows of which image it is.
+    #[error("container {0} is damaged")]
+    Damaged(String),
+    /// Its image cannot be opened.
+    #[error(transparent)]
+    Image(Box<OpenImageError>),
+    /// Its image cannot be read.
+    #[error("cannot read image {image}")]
+    Tree {
+        /// The image.
+        image: ImageId,
+        /// Why.
+        source: ContentsError,
+    },
+    /// Its bundle cannot be read.
+    #[error("cannot read what container {id} is")]
+    Spec {
+        /// The container.
+        id: String,
+        /// Why.
+        source: SpecError,
+    },
+    /// What it wrote is not there.
+    #[error("cannot look at what container {id} changed")]
+    Changes {
+        /// The container.
+        id: String,
+        /// Why.
+        source: KeptError,
+    },
+    /// Its end cannot be noted.
+    #[error("cannot look at what container {id} changed")]
+    Bury {
+        /// The container.
+        id: String,
+        /// The disk's answer.
+        source: io::Error,
+    },
+    /// It does not stand still.
+    #[error(
+        "cannot pause container {id}: with --no-pause it goes on, and what changes meanwhile is an error"
+    )]
+    Pause {
+        /// The container.
+        id: String,
+        /// Why.
+        source: PauseError,
+    },
+    /// No pipe between who reads the changes and who takes them.
+    #[error("cannot make a pipe")]
+    Pipe(#[source] io::Error),
+    /// The changes cannot be read.
+    #[error(transparent)]
+    Read(#[from] ChangesError),
+}
+
+/// Looks at the container of this name, or of an id that begins so. `now` is the time, in seconds since 1970. This process
+/// must have no other thread: a child of it sees to it that a container that was paused goes on.
+///
+/// # Errors
+/// [`LookError`].
+pub fn look(
+    store: &Store,
+    name: &str,
+    meanwhile: Meanwhile,
+    now: &dyn Fn() -> i64,
+) -> Result<LookedContainer, LookError> {
+    let found = find(store, name)?;
+    let id = || found.id.clone();
+    let record = found.record.as_ref().ok_or_else(|| LookError::Damaged(id()))?;
+    let image =
+        store.open_image(&record.image).map_err(|error| LookError::Image(Box::new(error)))?;
+    let tree = store
+        .tree(&image, read::Owners::AsWritten)
+        .map_err(|source| LookError::Tree { image: image.id, source })?
+        .tree;
+    let spec = RuntimeSpec::load(&found.folder);
+    let ids =
+        Owners::of_bundle(&spec.map_err(|source| LookError::Spec { id: id(), source })?.linux);
+    let failed = |source| LookError::Changes { id: id(), source };
+    let (changes, paused, lock) = if found.is_running() {
+        let changes = Changes::of_running(&found.folder).map_err(failed)?;
+        let paused = match meanwhile {
+            Meanwhile::GoesOn => None,
+            Meanwhile::Stands => stand(store, &found)?,
+        };
+        (changes, paused, None)
+    } else {
+        let lock = lock(store, &found.id)?;
+        // Its monitor may have been killed, and the container with it or not.
+        detached::bury(lock.path(), &found.id, now())
+            .map_err(|source| LookError::Bury { id: id(), source })?;
+        (Changes::of_ended(lock.path()).map_err(failed)?, None, Some(lock))
+    };
+    Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })
+}
+
+/// Pauses a container; none if it has ended.
+fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookError> {
+    match pause(&found.folder, &found.id) {
+        Ok(paused) => Ok(Some(paused)),
+        // What it wrote is held already, and changes no more.
+        Err(PauseError::Refused) if !find(store, &found.id).is_ok_and(|it| it.is_running()) => {
+            Ok(None)
+        }
+        Err(source) => Err(LookError::Pause { id: found.id.clone(), source }),
+    }
+}
+
+/// The folder of a container that has ended; waits until what it wrote is on the disk.
+fn lock(store: &Store, id: &str) -> Result<ContainerDir, ContainerError> {
+    loop {
+        match store.lock_container(id)? {
+            Some(folder) => return Ok(folder),
+            None => std::thread::sleep(GLANCE),
+        }
+    }
+}
+
+impl LookedContainer {
+    /// Writes the changes as the tar of a layer, and lets the container go on.
+    ///
+    /// # Errors
+    /// [`ChangesError`].
+    pub fn write(
+        &self,
+        store: &Store,
+        paused: Option<Paused>,
+        out: &mut dyn Write,
+        cancel: &AtomicBool,
+    ) -> Result<Report, ChangesError> {
+        let upper = Upper {
+            directory: self.changes.directory(),
+            image: &self.tree,
+            store,
+            ids: &self.ids,
+            cancel,
+        };
+        let report = changes::write(&upper, out);
+        drop(paused);
+        report
+    }
+
+    /// As [`write`](Self::write), and gives the tar to `take` meanwhile, which reads it to its end.
+    ///
+    /// # Errors
+    /// [`LookError`], and those of `take`.
+    pub fn through<T, E: From<LookError>>(
+        &self,
+        store: &Store,
+        paused: Option<Paused>,
+        cancel: &AtomicBool,
+        take: impl FnOnce(PipeReader) -> Result<T, E>,
+    ) -> Result<(Report, T), E> {
+        let (reader, writer) = io::pipe().map_err(LookError::Pipe)?;
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(move || {
+                let mut out = BufWriter::with_capacity(256 << 10, writer);
+                self.write(store, paused, &mut out, cancel)
+            });
+            let taken = take(reader);
+            let written = match writing.join() {
+                Ok(written) => written,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            match (written, taken) {
+                // Whoever takes it had enough of it first.
+                (Err(error), Err(cause)) if is_unread(&error) => Err(cause),
+                (Err(error), _) => Err(LookError::Read(error).into()),
+                (Ok(report), Ok(taken)) => Ok((report, taken)),
+                (Ok(_), Err(error)) => Err(error),
+            }
+        })
+    }
+}
+
+fn is_unread(error: &ChangesError) -> bool {
+    matches!(error, ChangesError::Write(WriteError::Write(error)) if error.kind() == ErrorKind::BrokenPipe)
+}
