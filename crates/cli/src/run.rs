@@ -3,31 +3,29 @@
 mod attached;
 
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
-use container::bundle::Terminal;
+use anyhow::bail;
 use container::life::ended::LOST;
 use container::life::monitor::{FAILED, RunError};
-use container::life::prepare::{Ready, Surroundings};
+use container::life::prepare::{Ready, Surroundings, random_id};
 use container::life::reap::clear_dead;
 use container::life::running::Finish;
 use container::life::stop::signal_number;
 use container::life::told::{MonitorReport, NotStarted, StartReport, TakenBack, take_back};
 use container::notes::Notes;
-use container::plan::{ContainerPlan, ContainerWish};
+use container::plan::ContainerPlan;
 use container::runtime::Runtime;
-use kernel::process::{Process, Signals, Who, start_behind};
+use kernel::process::{Process, Signals, start_behind};
 use store::OpenOptions;
 
 use crate::Answer;
-use crate::args::{self, When};
+use crate::args;
 use crate::context::{Context, now};
 use crate::report;
 use crate::signals::FORWARDED;
-use crate::volumes::volumes;
-use crate::wanted::{image_config, init_wish, terminal, wishes, writable_wish};
+use crate::wanted::{container_wish, image_config, terminal_of_run};
 
 /// The exit code for a container that did not run.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
@@ -66,17 +64,13 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
 }
 
 fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow::Result<Ready> {
-    if args.detach && args.tty.when() == When::Always {
-        bail!("-t: a container of --detach outlives the terminal; `quire exec -t` gives one later");
-    }
-    if args.detach && args.tty.interactive {
-        bail!("-i: a container of --detach has no standard input: leave -i out");
-    }
+    let terminal = terminal_of_run(args)?;
     if let Some(signal) = &args.stop_signal {
         signal_number(signal)?;
     }
-    let terminal = if args.detach { Terminal::None } else { terminal(args.tty.when())? };
-    let (search, notes) = (context.search(), notes(context.who()));
+    let search = context.search();
+    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+    let notes = Notes::of_user(context.who().user, runtime_dir.as_deref());
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_ref())?;
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
@@ -85,7 +79,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let found = crate::names::resolve(&store, &args.image)?;
     let image = crate::policy::permit(context, &store, found)?.open(&store)?;
     let config = image_config(&store, image.found())?;
-    let id = args.name.clone().map_or_else(new_id, Ok)?;
+    let id = args.name.clone().map_or_else(random_id, Ok)?;
     // Before it is taken for a host name.
     store::check_id(&id)?;
     let plan =
@@ -95,44 +89,13 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let around = Surroundings {
         search: &search,
         now: now(),
-        unique: &new_id()?,
+        unique: &random_id()?,
         terminal: input.as_fd(),
         notes: notes.as_ref(),
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| asked.ending().is_some(),
     };
     Ok(container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?)
-}
-
-/// What the command line asks for.
-fn container_wish(
-    context: &Context,
-    args: &args::Run,
-    terminal: Terminal,
-    id: String,
-) -> anyhow::Result<ContainerWish> {
-    let wanted = &args.wanted;
-    let writable = writable_wish(context, wanted);
-    let bundle = wishes(wanted, &args.command, terminal, &id, writable.access())?;
-    Ok(ContainerWish {
-        id,
-        names: crate::hosts::name_files(&wanted.names, &bundle)?,
-        bundle,
-        user: wanted.program.user.clone(),
-        trust: wanted.trust.wish()?,
-        writable,
-        df: wanted.df,
-        warm: wanted.warm.into(),
-        ids: wanted.ids.wish()?,
-        volumes: volumes(wanted)?,
-        mounts: wanted.mount.clone(),
-        init: init_wish(wanted),
-        stop_signal: args.stop_signal.clone(),
-        stop_timeout: args.stop_timeout,
-        timeout: args.timeout,
-        log_size: args.log_size.0,
-        keep: args.detach && !args.rm,
-    })
 }
 
 /// Tells how the start of a detached container went.
@@ -166,24 +129,4 @@ fn not_started(how: StartReport) -> anyhow::Result<Answer> {
             Ok(Answer::Program(u8::try_from(code).unwrap_or(FAILED)))
         }
     }
-}
-
-/// Where it is noted which runtimes have worked: gone with the next start of the machine.
-fn notes(who: Who) -> Option<Notes> {
-    if who.user == 0 {
-        return Some(Notes::new(Path::new(container::notes::FOLDER), who.user));
-    }
-    let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let folder = folder.filter(|it| it.is_absolute())?.join("quire");
-    Some(Notes::new(&folder, who.user))
-}
-
-/// Twelve hexadecimal digits, as container ids are.
-fn new_id() -> anyhow::Result<String> {
-    let mut bytes = [0_u8; 6];
-    let flags = rustix::rand::GetRandomFlags::empty();
-    let taken = rustix::rand::getrandom(&mut bytes, flags).context("no random numbers")?;
-    // getrandom(2): requests of up to 256 bytes are never cut short.
-    debug_assert_eq!(taken, bytes.len());
-    Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::config::ImageConfig;
 use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
-use container::plan::InitWish;
+use container::plan::{ContainerWish, InitWish};
 use container::root::WritableWish;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -17,6 +17,8 @@ use transfer::StoredImage;
 
 use crate::args::{self, NetworkKind, When};
 use crate::context::Context;
+use crate::hosts::name_files;
+use crate::volumes::volumes;
 
 /// What the image's configuration says, or nothing for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
@@ -33,6 +35,20 @@ pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
         When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
         When::Auto | When::Never => Ok(Terminal::None),
     }
+}
+
+/// The same for `run`: a container in the background has none.
+pub(crate) fn terminal_of_run(args: &args::Run) -> anyhow::Result<Terminal> {
+    if !args.detach {
+        return terminal(args.tty.when());
+    }
+    if args.tty.when() == When::Always {
+        bail!("-t: a container of --detach outlives the terminal; `quire exec -t` gives one later");
+    }
+    if args.tty.interactive {
+        bail!("-i: a container of --detach has no standard input: leave -i out");
+    }
+    Ok(Terminal::None)
 }
 
 /// What the command line says of a container that is called `id`.
@@ -84,6 +100,37 @@ pub(crate) fn wishes(
             cpus: wanted.cpu.cpuset_cpus.clone(),
         },
         security: crate::security::security(&wanted.security)?,
+    })
+}
+
+/// What the command line of `run` says.
+pub(crate) fn container_wish(
+    context: &Context,
+    args: &args::Run,
+    terminal: Terminal,
+    id: String,
+) -> anyhow::Result<ContainerWish> {
+    let wanted = &args.wanted;
+    let writable = writable_wish(context, wanted);
+    let bundle = wishes(wanted, &args.command, terminal, &id, writable.access())?;
+    Ok(ContainerWish {
+        id,
+        names: name_files(&wanted.names, &bundle)?,
+        bundle,
+        user: wanted.program.user.clone(),
+        trust: wanted.trust.wish()?,
+        writable,
+        df: wanted.df,
+        warm: wanted.warm.into(),
+        ids: wanted.ids.wish()?,
+        volumes: volumes(wanted)?,
+        mounts: wanted.mount.clone(),
+        init: init_wish(wanted),
+        stop_signal: args.stop_signal.clone(),
+        stop_timeout: args.stop_timeout,
+        timeout: args.timeout,
+        log_size: args.log_size.0,
+        keep: args.detach && !args.rm,
     })
 }
 

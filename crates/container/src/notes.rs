@@ -3,6 +3,7 @@
 //! A note is a digest in a line, over the note's name and what follows. Each is written as the one draft that there is, under a
 //! lock, and renamed: what a process leaves that was killed is the next one's draft.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -41,6 +42,17 @@ impl Notes {
     #[must_use]
     pub fn new(folder: &Path, user: u32) -> Self {
         Self { folder: folder.to_owned(), user }
+    }
+
+    /// Those of a user, which are gone with the next start of the machine: root's in [`FOLDER`], and others' below what
+    /// `XDG_RUNTIME_DIR` says; none where that is no absolute path. Source: XDG Base Directory Specification.
+    #[must_use]
+    pub fn of_user(user: u32, runtime_dir: Option<&OsStr>) -> Option<Self> {
+        if user == 0 {
+            return Some(Self::new(Path::new(FOLDER), user));
+        }
+        let folder = runtime_dir.map(Path::new).filter(|it| it.is_absolute())?;
+        Some(Self::new(&folder.join("quire"), user))
     }
 
     /// What a note says, of so many bytes at most.
@@ -152,6 +164,20 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+
+    #[test]
+    fn whose_notes_are_where() {
+        let check = |user, runtime_dir: Option<&str>, expect: Option<&str>| {
+            let notes = Notes::of_user(user, runtime_dir.map(OsStr::new));
+            assert_eq!(notes.map(|it| it.folder), expect.map(PathBuf::from), "{runtime_dir:?}");
+        };
+        check(0, None, Some(FOLDER));
+        check(0, Some("/run/user/0"), Some(FOLDER));
+        check(7, Some("/run/user/7"), Some("/run/user/7/quire"));
+        check(7, Some("run"), None);
+        check(7, Some(""), None);
+        check(7, None, None);
+    }
 
     fn notes_in(folder: &Path) -> Notes {
         Notes::new(folder, rustix::process::geteuid().as_raw())

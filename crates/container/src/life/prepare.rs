@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use kernel::process::Signals;
 use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
 
 use crate::bundle::spec::RuntimeSpec;
@@ -235,6 +236,23 @@ pub fn prepare(
         directory: place.into_locked(),
     })
 }
+
+/// An id that no other container has, as far as chance goes: twelve hexadecimal digits.
+///
+/// # Errors
+/// [`IdError`].
+pub fn random_id() -> Result<String, IdError> {
+    let mut bytes = [0_u8; 6];
+    let taken = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(IdError)?;
+    // getrandom(2): requests of up to 256 bytes are never cut short.
+    debug_assert_eq!(taken, bytes.len());
+    Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
+}
+
+/// There is no random id.
+#[derive(Debug, thiserror::Error)]
+#[error("no random numbers")]
+pub struct IdError(#[source] Errno);
 
 /// Puts the program that is asked for before the container's.
 ///
