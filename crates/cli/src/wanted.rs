@@ -80,18 +80,13 @@ pub(crate) fn wishes(
         }),
         env: environment(&wanted.program.env)?,
         working_dir: wanted.program.workdir.clone(),
-        hostname,
         terminal,
         network: match &wanted.network {
             NetworkKind::None => Network::None,
             NetworkKind::Host => Network::Host,
             NetworkKind::Joined(path) => Network::Joined(network_namespace(path)?),
         },
-        names: Vec::new(),
         access,
-        volumes: Vec::new(),
-        map: None,
-        cgroup: None,
         memory: wanted.memory,
         pids: crate::security::pids(&wanted.security)?,
         cpu: Cpu {
@@ -100,6 +95,7 @@ pub(crate) fn wishes(
             cpus: wanted.cpu.cpuset_cpus.clone(),
         },
         security: crate::security::security(&wanted.security)?,
+        ..Wishes::new(hostname)
     })
 }
 

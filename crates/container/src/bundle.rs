@@ -114,6 +114,31 @@ pub struct Wishes {
     pub security: Security,
 }
 
+impl Wishes {
+    /// Wishes for nothing but a host name: the rest is as the image says, and nothing is limited or shared.
+    #[must_use]
+    pub fn new(hostname: String) -> Self {
+        Self {
+            command: Vec::new(),
+            entrypoint: None,
+            env: Vec::new(),
+            working_dir: None,
+            hostname,
+            terminal: Terminal::None,
+            network: Network::None,
+            names: Vec::new(),
+            access: Access::Writable,
+            volumes: Vec::new(),
+            map: None,
+            cgroup: None,
+            memory: None,
+            pids: None,
+            cpu: Cpu::default(),
+            security: Security::default(),
+        }
+    }
+}
+
 /// A wish that cannot be fulfilled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
@@ -370,24 +395,7 @@ mod tests {
     use super::*;
 
     fn wishes() -> Wishes {
-        Wishes {
-            command: Vec::new(),
-            entrypoint: None,
-            env: Vec::new(),
-            working_dir: None,
-            hostname: "h".to_owned(),
-            terminal: Terminal::None,
-            network: Network::None,
-            names: Vec::new(),
-            access: Access::Writable,
-            volumes: Vec::new(),
-            map: None,
-            cgroup: None,
-            memory: None,
-            pids: None,
-            cpu: Cpu::default(),
-            security: Security::default(),
-        }
+        Wishes::new("h".to_owned())
     }
 
     fn image() -> ImageConfig {

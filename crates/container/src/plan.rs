@@ -87,6 +87,33 @@ pub struct ContainerWish {
     pub keep: bool,
 }
 
+impl ContainerWish {
+    /// A wish for nothing but a container of this name: its root is read-only, its users are those of the host,
+    /// and it goes with its end.
+    #[must_use]
+    pub fn new(id: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            bundle: Wishes::new(id.to_owned()),
+            user: None,
+            trust: Trust::default(),
+            writable: WritableWish::None,
+            df: false,
+            warm: Warm::Nothing,
+            ids: IdsWish::Host,
+            volumes: Vec::new(),
+            mounts: Vec::new(),
+            names: Vec::new(),
+            init: InitWish::None,
+            stop_signal: None,
+            stop_timeout: None,
+            timeout: 0,
+            log_size: None,
+            keep: false,
+        }
+    }
+}
+
 /// What a container will be.
 #[derive(Debug)]
 pub struct ContainerPlan {
@@ -141,52 +168,10 @@ impl ContainerPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bundle::security::Security;
-    use crate::bundle::{Access, Cpu, Network, Terminal};
-    use crate::root::{PageDomain, VerityPolicy};
+    use crate::bundle::Access;
 
     fn wish() -> ContainerWish {
-        ContainerWish {
-            id: "a".to_owned(),
-            bundle: Wishes {
-                command: Vec::new(),
-                entrypoint: None,
-                env: Vec::new(),
-                working_dir: None,
-                hostname: "a".to_owned(),
-                terminal: Terminal::None,
-                network: Network::None,
-                names: Vec::new(),
-                access: Access::Writable,
-                volumes: Vec::new(),
-                map: None,
-                cgroup: None,
-                memory: None,
-                pids: None,
-                cpu: Cpu::default(),
-                security: Security::default(),
-            },
-            user: None,
-            trust: Trust {
-                verity: VerityPolicy::Auto,
-                digest: None,
-                domain: PageDomain::OfStore,
-                backing: kernel::mount::Backing::File,
-            },
-            writable: WritableWish::None,
-            df: false,
-            warm: Warm::Nothing,
-            ids: IdsWish::Host,
-            volumes: Vec::new(),
-            mounts: Vec::new(),
-            names: Vec::new(),
-            init: InitWish::None,
-            stop_signal: None,
-            stop_timeout: None,
-            timeout: 0,
-            log_size: None,
-            keep: false,
-        }
+        ContainerWish::new("a")
     }
 
     fn image() -> ImageConfig {

@@ -26,6 +26,18 @@ pub struct Trust {
     pub backing: Backing,
 }
 
+impl Default for Trust {
+    /// The kernel checks what it can, and pages are shared within the store.
+    fn default() -> Self {
+        Self {
+            verity: VerityPolicy::Auto,
+            digest: None,
+            domain: PageDomain::OfStore,
+            backing: Backing::File,
+        }
+    }
+}
+
 /// Who checks what is read from an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerityPolicy {

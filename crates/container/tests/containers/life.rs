@@ -5,17 +5,15 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernel::mount::Backing;
 use kernel::process::Signals;
+use quire_container::bundle::Wishes;
 use quire_container::bundle::config::ImageConfig;
-use quire_container::bundle::security::Security;
-use quire_container::bundle::{Access, Cpu, Network, Terminal, Wishes};
 use quire_container::folder::LOG;
 use quire_container::life::prepare::{Ready, Surroundings, prepare};
 use quire_container::life::state::State;
 use quire_container::life::{detached, reap};
-use quire_container::plan::{ContainerPlan, ContainerWish, IdsWish, InitWish};
-use quire_container::root::{PageDomain, Trust, VerityPolicy, Warm, WritableWish};
+use quire_container::plan::{ContainerPlan, ContainerWish};
+use quire_container::root::WritableWish;
 use quire_container::runtime::Runtime;
 use store::Seconds;
 
@@ -23,47 +21,8 @@ use crate::fixture::{Fixture, can_mount, runtimes};
 
 fn wish(id: &str, script: &str, keep: bool) -> ContainerWish {
     let command = ["sh", "-c", script].map(str::to_owned).to_vec();
-    ContainerWish {
-        id: id.to_owned(),
-        bundle: Wishes {
-            command,
-            entrypoint: None,
-            env: Vec::new(),
-            working_dir: None,
-            hostname: id.to_owned(),
-            terminal: Terminal::None,
-            network: Network::None,
-            names: Vec::new(),
-            access: Access::Writable,
-            volumes: Vec::new(),
-            map: None,
-            cgroup: None,
-            memory: None,
-            pids: None,
-            cpu: Cpu::default(),
-            security: Security::default(),
-        },
-        user: None,
-        trust: Trust {
-            verity: VerityPolicy::Auto,
-            digest: None,
-            domain: PageDomain::OfStore,
-            backing: Backing::File,
-        },
-        writable: WritableWish::Memory(None),
-        df: false,
-        warm: Warm::Nothing,
-        ids: IdsWish::Host,
-        volumes: Vec::new(),
-        mounts: Vec::new(),
-        names: Vec::new(),
-        init: InitWish::None,
-        stop_signal: None,
-        stop_timeout: None,
-        timeout: 0,
-        log_size: None,
-        keep,
-    }
+    let bundle = Wishes { command, ..Wishes::new(id.to_owned()) };
+    ContainerWish { bundle, writable: WritableWish::Memory(None), keep, ..ContainerWish::new(id) }
 }
 
 fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {

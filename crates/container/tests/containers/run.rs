@@ -2,29 +2,22 @@
 
 use std::os::fd::AsFd as _;
 
-use kernel::mount::Backing;
 use kernel::process::{Exit, Signals};
 use quire_container::ProgramError;
 use quire_container::bundle::config::ImageConfig;
-use quire_container::bundle::security::Security;
-use quire_container::bundle::{Access, Network, Terminal, Wishes, configure};
+use quire_container::bundle::{Access, Wishes, configure};
 use quire_container::folder::ROOT;
 use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::stage::Stage;
 use quire_container::life::state::End;
-use quire_container::root::{PageDomain, Root, Shape, Space, Trust, VerityPolicy, Writable, make};
+use quire_container::root::{Root, Shape, Space, Trust, VerityPolicy, Writable, make};
 use quire_container::runtime::Runtime;
 
 use crate::fixture::{Fixture, can_mount, runtimes};
 
 impl Fixture {
     fn root(&self, writable: Writable<'_>) -> Root {
-        let trust = Trust {
-            verity: VerityPolicy::Off,
-            digest: None,
-            domain: PageDomain::OfStore,
-            backing: Backing::File,
-        };
+        let trust = Trust { verity: VerityPolicy::Off, ..Trust::default() };
         let shape = Shape { writable, map: None, space: Space::AsIs, places: &[] };
         make(&self.store, &self.image(), &trust, &shape, std::iter::empty()).unwrap()
     }
@@ -49,24 +42,8 @@ impl Fixture {
         };
         let root = self.root(writable);
         let image = ImageConfig::default();
-        let wishes = Wishes {
-            command: command.iter().map(|&it| it.to_owned()).collect(),
-            entrypoint: None,
-            env: Vec::new(),
-            working_dir: None,
-            hostname: "test".to_owned(),
-            terminal: Terminal::None,
-            network: Network::None,
-            names: Vec::new(),
-            access,
-            volumes: Vec::new(),
-            map: None,
-            cgroup: None,
-            memory: None,
-            pids: None,
-            cpu: quire_container::bundle::Cpu::default(),
-            security: Security::default(),
-        };
+        let command = command.iter().map(|&it| it.to_owned()).collect();
+        let wishes = Wishes { command, access, ..Wishes::new("test".to_owned()) };
         let user = quire_container::bundle::user::find(root.mount.as_fd(), "").unwrap();
         let (process, spec) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user).unwrap();
         let id = folder.path().file_name().unwrap().to_str().unwrap().replace('.', "q");
