@@ -31,7 +31,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     // First, since this is the easiest to mend.
     check_empty(&args.directory)?;
     let store = context.open(OpenOptions::read())?;
-    let found = crate::names::resolve(&store, &args.image)?;
+    let found = crate::resolve::resolve(&store, &args.image)?;
     let opened = crate::policy::permit(context, &store, found)?.open(&store)?;
     let image = image_config(&store, opened.found())?;
     let wanted = &args.wanted;

@@ -24,7 +24,7 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
     let images = if args.names.is_empty() {
         store.images()?
     } else {
-        let named = args.names.iter().map(|name| Ok(crate::names::resolve(&store, name)?.image));
+        let named = args.names.iter().map(|name| Ok(crate::resolve::resolve(&store, name)?.image));
         named.collect::<anyhow::Result<Vec<_>>>()?
     };
     tell(context, &store.verify_all(&images, options())?, WAY_OUT)

@@ -120,7 +120,7 @@ pub(crate) fn preview(
     let name = name.to_str().with_context(|| format!("{name:?} is not UTF-8"))?;
     let store = context.open(OpenOptions::read())?;
     let looked = look(&store, name, no_pause);
-    let mut looked = looked.map_err(|error| match crate::names::resolve(&store, name) {
+    let mut looked = looked.map_err(|error| match crate::resolve::resolve(&store, name) {
         Ok(_) => error.context(format!(
             "{name} is an image, and diff compares two: say the other one, or a container"
         )),

@@ -115,7 +115,7 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
             };
             let unknown = || ("?".to_owned(), "?".to_owned());
             let (image, created) = it.record.as_ref().map_or_else(unknown, |it| {
-                let name = it.name.clone().unwrap_or_else(|| crate::du::short(&it.image));
+                let name = it.name.clone().unwrap_or_else(|| report::short(&it.image));
                 (name, report::time(it.created.0))
             });
             let mut row = vec![it.id.clone(), image, status, created, it.command().join(" ")];

@@ -19,7 +19,7 @@ use transfer::import::PlatformMismatch;
 
 use crate::args::{Global, Seal};
 use crate::report;
-use crate::target::PathAsTag;
+use crate::resolve::PathAsTag;
 
 /// The surroundings of a verb.
 #[derive(Debug)]

@@ -102,7 +102,7 @@ impl Sources {
     fn find(context: &Context, store: &Store, names: &[String]) -> anyhow::Result<Self> {
         let (mut found, mut open) = (Vec::new(), Vec::new());
         for name in names {
-            let resolved = crate::names::resolve(store, name)?;
+            let resolved = crate::resolve::resolve(store, name)?;
             // What is in it would be used by another name.
             let permitted = crate::policy::permit(context, store, resolved)?;
             found.push(permitted.found().clone());

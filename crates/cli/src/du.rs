@@ -9,7 +9,7 @@ use store::{DiskUse, ImageUse, OpenOptions};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::report::{self, Bytes};
+use crate::report::{self, Bytes, bytes_alone, short};
 
 /// What `du --json` prints. Sizes are of blocks on the disk.
 #[derive(Serialize)]
@@ -76,7 +76,7 @@ pub(crate) struct SharedReport {
 
 pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let wanted = args.names.iter().map(|name| Ok(crate::names::resolve(&store, name)?.image));
+    let wanted = args.names.iter().map(|name| Ok(crate::resolve::resolve(&store, name)?.image));
     let wanted = wanted.collect::<anyhow::Result<Vec<_>>>()?;
     if args.memory {
         return crate::memory::du(context, args, &store, &wanted);
@@ -197,13 +197,4 @@ fn names(image: &ImageUse) -> Vec<String> {
 
 fn label(image: &ImageUse) -> String {
     if image.refs.is_empty() { short(&image.image) } else { names(image).join(" ") }
-}
-
-/// The first 12 digits of an id: enough to tell images apart, and to name one.
-pub(crate) fn short(image: &image::verity::ImageId) -> String {
-    image.to_string().chars().take(12).collect()
-}
-
-pub(crate) fn bytes_alone(bytes: u64) -> String {
-    bytes.to_string()
 }

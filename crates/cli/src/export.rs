@@ -37,7 +37,7 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     let target = Target::parse(&args.target)?;
     check(context, args, &target)?;
     let store = context.open(OpenOptions::read())?;
-    let found = crate::names::resolve(&store, &args.name)?;
+    let found = crate::resolve::resolve(&store, &args.name)?;
     // What is written would be local to whoever imports it.
     let permitted = crate::policy::permit(context, &store, found)?;
     let found = permitted.found();

@@ -79,7 +79,7 @@ pub(crate) fn choose_again(
 
 pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
-    let found = crate::names::resolve(&store, &args.name)?;
+    let found = crate::resolve::resolve(&store, &args.name)?;
     let permitted = crate::policy::permit(context, &store, found)?;
     let found = permitted.found();
     let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;

@@ -14,8 +14,7 @@ use transfer::{StoredError, StoredImage};
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
-use crate::du::short;
-use crate::report::{self, Bytes};
+use crate::report::{self, Bytes, short};
 use crate::target::read;
 
 pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
@@ -214,7 +213,7 @@ pub(crate) struct ShowReport {
 
 pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let found = crate::names::resolve(&store, &args.name)?;
+    let found = crate::resolve::resolve(&store, &args.name)?;
     let opened = store.open_image(&found.image)?;
     let tree = read(&store, &opened)?;
     let (refs, bad) = store.readable_refs()?;

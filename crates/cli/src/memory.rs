@@ -14,9 +14,8 @@ use store::{ImageMemory, Memory, MemoryUse, Store};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::du::{bytes_alone, short};
 use crate::mount::{Mounted, all_mounted};
-use crate::report::{self, Bytes};
+use crate::report::{self, Bytes, bytes_alone, short};
 
 /// Mounts that could not be looked into.
 #[derive(Debug, Default)]
@@ -136,7 +135,7 @@ fn look_at_mount(
 ) {
     if mount.kind != "erofs" {
         // The image below an overlay is mounted nowhere that one could go to. Of composefs images it has no files.
-        let image = mount.image().and_then(|name| crate::names::resolve(store, name).ok());
+        let image = mount.image().and_then(|name| crate::resolve::resolve(store, name).ok());
         if image.is_some_and(|found| memory.is_native(&found.image)) {
             hidden.covered += 1;
         }

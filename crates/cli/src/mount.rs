@@ -20,7 +20,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     // First, since this is the easiest to mend.
     target::check_directory(&args.directory)?;
     let store = context.open(OpenOptions::read())?;
-    let found = crate::names::resolve(&store, &args.name)?;
+    let found = crate::resolve::resolve(&store, &args.name)?;
     let image = crate::policy::permit(context, &store, found)?.open(&store)?;
     let map = match &args.userns {
         Some(wish) => wish.fixed()?,

@@ -3,33 +3,12 @@
 use anyhow::Context as _;
 use container::life::known::{self, IfRunning};
 use oci::reference::Reference;
-use store::{Form, OpenOptions, RefError, RefName, ResolveError, Resolved, Store};
+use store::{Form, OpenOptions, RefError, RefName, Resolved, Store};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
-
-/// What a name stands for: as it is written, and then as Docker would complete it, so that `alpine` finds what was pulled
-/// as `docker.io/library/alpine:latest`.
-pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
-    let error = match store.resolve(name) {
-        Err(error @ ResolveError::Absent { .. }) => error,
-        other => return other,
-    };
-    let Ok(reference) = name.parse::<Reference>() else { return Err(error) };
-    if let Some(digest) = reference.digest() {
-        let found = store.resolve(&digest.to_string());
-        // Another repository may have the same image, but that is not what was said.
-        let is_same = |found: &Resolved| {
-            found.name.as_ref().is_some_and(|name| {
-                name.as_str().strip_prefix(&reference.name()).is_some_and(|it| it.starts_with(':'))
-            })
-        };
-        return found.ok().filter(is_same).ok_or(error);
-    }
-    let tag = reference.tag().unwrap_or("latest");
-    store.resolve(&format!("{}:{tag}", reference.name())).map_err(|_absent| error)
-}
+use crate::resolve::resolve;
 
 pub(crate) fn tag(context: &Context, args: &args::Tag) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;

@@ -28,7 +28,7 @@ const LAYERS_MIN: usize = 3;
 
 pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answer> {
     let store = open(context)?;
-    let found = crate::names::resolve(&store, &args.name)?;
+    let found = crate::resolve::resolve(&store, &args.name)?;
     let target: Reference = match (&args.target, &found.name) {
         (Some(target), _) => target.parse()?,
         (None, Some(name)) => name.as_str().parse()?,

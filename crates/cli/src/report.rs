@@ -244,6 +244,16 @@ pub(crate) fn rfc3339(seconds: i64) -> String {
     if text.starts_with('@') { text } else { text.replace(' ', "T") + "Z" }
 }
 
+/// The first 12 digits of an id: enough to tell images apart, and to name one.
+pub(crate) fn short(image: &image::verity::ImageId) -> String {
+    image.to_string().chars().take(12).collect()
+}
+
+/// A size for programs.
+pub(crate) fn bytes_alone(bytes: u64) -> String {
+    bytes.to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -76,7 +76,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let asked = Arc::clone(&signals);
     store.give_up_when(move || asked.ending().is_some());
     let (_, living) = clear_dead(&store, &|| now().0);
-    let found = crate::names::resolve(&store, &args.image)?;
+    let found = crate::resolve::resolve(&store, &args.image)?;
     let image = crate::policy::permit(context, &store, found)?.open(&store)?;
     let config = image_config(&store, image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;

@@ -11,6 +11,7 @@ use image::tree::{Inode, Node, Tree};
 use store::{OpenImage, OpenOptions, Store};
 
 use crate::context::Context;
+use crate::resolve::meant_a_path;
 
 /// An image that somebody points at, and a path in it.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl Target {
         }
         let name = name.to_str().with_context(|| format!("\"{shown}\" is not UTF-8"))?;
         let store = context.open(OpenOptions::read())?;
-        let resolved = crate::names::resolve(&store, name)
+        let resolved = crate::resolve::resolve(&store, name)
             .map_err(|error| meant_a_path(&store, name, error))?;
         let tree = read(&store, &store.open_image(&resolved.image)?)?;
         Ok(Self { text: shown, tree, store: Some(store), path })
@@ -59,35 +60,6 @@ impl Target {
         let follow = last == LastLink::Follow || self.path.ends_with(b"/");
         resolve(&self.tree, &self.path, follow)
             .with_context(|| format!("there is no \"{}\" in the image", self.path.escape_ascii()))
-    }
-}
-
-/// There is no such image, but one that is named before the last colon: what stands after it is no tag.
-#[derive(Debug)]
-pub(crate) struct PathAsTag {
-    /// What was probably meant.
-    pub(crate) meant: String,
-    source: store::ResolveError,
-}
-
-impl std::fmt::Display for PathAsTag {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-impl std::error::Error for PathAsTag {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.source()
-    }
-}
-
-fn meant_a_path(store: &Store, name: &str, error: store::ResolveError) -> anyhow::Error {
-    match name.rsplit_once(':') {
-        Some((image, path)) if crate::names::resolve(store, image).is_ok() => {
-            PathAsTag { meant: format!("{image}:/{path}"), source: error }.into()
-        }
-        _ => error.into(),
     }
 }
 

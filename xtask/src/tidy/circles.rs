@@ -8,8 +8,6 @@ use super::sources::{Source, sources};
 /// takes a module out of one, changes this list.
 const CIRCLES: &[(&str, &str)] = &[
     ("cli", "args userns volumes"),
-    ("cli", "context names target"),
-    ("cli", "du memory"),
     ("cli", "forms import"),
     (
         "store",
