@@ -1,6 +1,6 @@
 //! `verify` and `fsck`: is every byte what its name says?
 
-use std::io::Write as _;
+use std::io::{self, Write};
 
 use image::verity::VerityDigest;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use store::{Damage, FsckOptions, FsckReport, Harm, OpenOptions};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::report::Bytes;
+use crate::report::{Bytes, FileName};
 use crate::{describe, report};
 
 /// How many exposed files people are told of. Programs get all.
@@ -69,69 +69,9 @@ const WAY_OUT: &str =
 
 fn tell(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<Answer> {
     let answer = if found.is_sound() { Answer::Yes } else { Answer::No };
-    report::answer(answer, print(context, found, way_out))
-}
-
-fn print(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<()> {
-    if context.json {
-        let damage = found.damage.iter().map(|(damage, harms)| DamageReport {
-            finding: finding(damage),
-            text: words(damage),
-            harms: harms.iter().map(HarmReport::of).collect(),
-        });
-        let layers = found.hurt_layers.iter().map(|(layer, objects)| HurtLayerReport {
-            layer: layer.to_string(),
-            objects: report::texts(objects),
-        });
-        return report::json(&CheckReport {
-            sound: found.is_sound(),
-            checked: found.checked,
-            bytes: Bytes(found.bytes),
-            damage: damage.collect(),
-            hurt_layers: layers.collect(),
-            exposed: report::texts(&found.exposed),
-        });
-    }
-    let mut out = report::standard_output();
-    for (damage, harms) in &found.damage {
-        writeln!(out, "{}", words(damage))?;
-        for harm in harms {
-            let names: Vec<_> = harm.refs.iter().map(ToString::to_string).collect();
-            let name = if names.is_empty() { harm.image.to_string() } else { names.join(" ") };
-            match &harm.paths[..] {
-                [] => writeln!(out, "  hurts all of {name}")?,
-                paths => {
-                    let paths: Vec<_> = paths.iter().map(|path| describe::name(path)).collect();
-                    writeln!(out, "  hurts {name}: {}", paths.join(" "))?;
-                }
-            }
-        }
-    }
-    for (layer, objects) in &found.hurt_layers {
-        let which = match objects.len() {
-            1 => "one of its objects is".to_owned(),
-            many => format!("{many} of its objects are"),
-        };
-        writeln!(out, "layer {layer} cannot be given back: {which} damaged or missing")?;
-    }
-    for exposure in found.exposed.iter().take(EXPOSED_MAX) {
-        writeln!(out, "exposed: {exposure}")?;
-    }
-    if let Some(more @ 1..) = found.exposed.len().checked_sub(EXPOSED_MAX) {
-        writeln!(out, "exposed: {more} more")?;
-    }
-    let bytes = report::size(found.bytes);
-    match found.damage.len() {
-        0 => writeln!(out, "sound: {} files, {bytes} read", found.checked)?,
-        many => {
-            writeln!(out, "{many} damaged of {} files, {bytes} read", found.checked)?;
-            if !way_out.is_empty() {
-                writeln!(out, "{way_out}")?;
-            }
-        }
-    }
-    out.flush()?;
-    Ok(())
+    let report = CheckReport::of(found);
+    let printed = report::print(context.json, &report, |it, out| it.write(way_out, out));
+    report::answer(answer, printed)
 }
 
 /// What `unseal --json` prints.
@@ -162,6 +102,67 @@ pub(crate) struct CheckReport {
     exposed: Vec<String>,
 }
 
+impl CheckReport {
+    fn of(found: &FsckReport) -> Self {
+        let damage = found.damage.iter().map(|(damage, harms)| DamageReport {
+            finding: finding(damage),
+            text: words(damage),
+            harms: harms.iter().map(HarmReport::of).collect(),
+        });
+        let layers = found.hurt_layers.iter().map(|(layer, objects)| HurtLayerReport {
+            layer: layer.to_string(),
+            objects: report::texts(objects),
+        });
+        Self {
+            sound: found.is_sound(),
+            checked: found.checked,
+            bytes: Bytes(found.bytes),
+            damage: damage.collect(),
+            hurt_layers: layers.collect(),
+            exposed: report::texts(&found.exposed),
+        }
+    }
+
+    /// For people, with what they can do about damage.
+    fn write(&self, way_out: &str, out: &mut dyn Write) -> io::Result<()> {
+        for DamageReport { text, harms, .. } in &self.damage {
+            writeln!(out, "{text}")?;
+            for harm in harms {
+                let names = harm.names.join(" ");
+                let name = if names.is_empty() { &harm.image } else { &names };
+                match &harm.paths[..] {
+                    [] => writeln!(out, "  hurts all of {name}")?,
+                    paths => {
+                        let paths: Vec<_> = paths.iter().map(|it| describe::name(&it.0)).collect();
+                        writeln!(out, "  hurts {name}: {}", paths.join(" "))?;
+                    }
+                }
+            }
+        }
+        for HurtLayerReport { layer, objects } in &self.hurt_layers {
+            let which = match objects.len() {
+                1 => "one of its objects is".to_owned(),
+                many => format!("{many} of its objects are"),
+            };
+            writeln!(out, "layer {layer} cannot be given back: {which} damaged or missing")?;
+        }
+        for exposure in self.exposed.iter().take(EXPOSED_MAX) {
+            writeln!(out, "exposed: {exposure}")?;
+        }
+        if let Some(more @ 1..) = self.exposed.len().checked_sub(EXPOSED_MAX) {
+            writeln!(out, "exposed: {more} more")?;
+        }
+        let bytes = report::size(self.bytes.0);
+        match self.damage.len() {
+            0 => writeln!(out, "sound: {} files, {bytes} read", self.checked),
+            many => {
+                writeln!(out, "{many} damaged of {} files, {bytes} read", self.checked)?;
+                if way_out.is_empty() { Ok(()) } else { writeln!(out, "{way_out}") }
+            }
+        }
+    }
+}
+
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -183,7 +184,7 @@ pub(crate) struct HarmReport {
     /// Its names.
     names: Vec<String>,
     /// Paths that are hurt; none if the whole image is. Bytes other than printable ASCII are `\xHH`.
-    paths: Vec<String>,
+    paths: Vec<FileName>,
 }
 
 impl HarmReport {
@@ -191,7 +192,7 @@ impl HarmReport {
         Self {
             image: harm.image.to_string(),
             names: report::texts(&harm.refs),
-            paths: report::paths(&harm.paths),
+            paths: harm.paths.iter().cloned().map(FileName).collect(),
         }
     }
 }

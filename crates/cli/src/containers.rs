@@ -1,12 +1,11 @@
 //! Containers that are there: `ps`, `exec`, `stop`, `wait`, and what `rm` does about them.
 
-use std::io::Write as _;
 use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, bail};
 use container::bundle::userns::IdMap;
 use container::life::detached::{self, More};
-use container::life::known::{self, all, find};
+use container::life::known::{self, KnownContainer, all, find};
 use container::life::monitor::KILLED;
 use container::life::state::{Code, Reason};
 use container::life::stop::{self, StopWish, signal_number};
@@ -17,7 +16,7 @@ use store::OpenOptions;
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
-use crate::report;
+use crate::report::{self, Time};
 use crate::signals::FORWARDED;
 
 /// What `ps --json` prints of a container.
@@ -34,15 +33,15 @@ pub(crate) struct PsReport {
     /// What it executes.
     command: Vec<String>,
     /// Time at which it was made, as RFC 3339 has it. Null if the container is damaged.
-    created: Option<String>,
+    created: Option<Time>,
     /// `running`, `exited`, `lost` (it has ended, and nobody knows how), or `damaged`.
     status: &'static str,
     /// Its first process. Null unless it runs.
     pid: Option<u32>,
     /// Time of its start, as RFC 3339 has it. Null if it has not started.
-    started: Option<String>,
+    started: Option<Time>,
     /// Time of its end, as RFC 3339 has it. Null if it has not ended.
-    finished: Option<String>,
+    finished: Option<Time>,
     /// Exit code. Null if it has not ended, or nobody knows it.
     code: Option<i32>,
     /// Whether the disk has lost some of what it wrote.
@@ -79,60 +78,62 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     if args.ids || context.quiet {
         return report::lines(found.iter().map(|it| it.id.as_str()));
     }
-    if context.json {
-        let rows = found.iter().map(|it| {
-            let record = it.record.as_ref();
-            let state = it.state.as_ref();
-            PsReport {
-                container: it.id.clone(),
-                image: record.map(|it| it.image.to_string()),
-                image_name: record.and_then(|it| it.name.clone()),
-                command: it.command(),
-                created: record.map(|it| report::rfc3339(it.created.0)),
-                status: it.status(),
-                pid: state.filter(|_| it.is_running()).map(|state| state.pid),
-                started: state.map(|state| report::rfc3339(state.started)),
-                finished: state.and_then(|it| it.finished).map(report::rfc3339),
-                code: it.code(),
-                lost: it.has_lost(),
-                reason: it.reason(),
-                written: args.size.then(|| it.written().map(report::Bytes)),
-            }
-        });
-        report::json(&rows.collect::<Vec<_>>())?;
-        return Ok(Answer::Yes);
-    }
-    let rows: Vec<_> = found
-        .iter()
-        .map(|it| {
-            let status = match it.code() {
-                Some(code) if it.has_lost() => format!("exited ({code}), writes lost"),
-                Some(code) if it.reason().is_some() => {
-                    format!("exited ({code}), {}", it.reason().map_or("", Reason::short))
-                }
-                Some(code) => format!("exited ({code})"),
-                None => it.status().to_owned(),
-            };
-            let unknown = || ("?".to_owned(), "?".to_owned());
-            let (image, created) = it.record.as_ref().map_or_else(unknown, |it| {
-                let name = it.name.clone().unwrap_or_else(|| report::short(&it.image));
-                (name, report::time(it.created.0))
-            });
-            let mut row = vec![it.id.clone(), image, status, created, it.command().join(" ")];
-            if args.size {
-                row.push(it.written().map_or_else(|| "?".to_owned(), report::size));
-            }
-            row
-        })
-        .collect();
-    let mut out = report::standard_output();
-    let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED", "COMMAND"];
-    if args.size {
-        titles.push("SIZE");
-    }
-    report::table(&mut out, &titles, &rows, &[])?;
-    out.flush()?;
+    let all: Vec<_> = found.iter().map(|it| PsReport::of(it, args)).collect();
+    report::print(context.json, &all, |all, out| {
+        let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED", "COMMAND"];
+        if args.size {
+            titles.push("SIZE");
+        }
+        let rows: Vec<_> = all.iter().map(PsReport::row).collect();
+        report::table(out, &titles, &rows, &[])
+    })?;
     Ok(Answer::Yes)
+}
+
+impl PsReport {
+    fn of(known: &KnownContainer, args: &args::Ps) -> Self {
+        let record = known.record.as_ref();
+        let state = known.state.as_ref();
+        Self {
+            container: known.id.clone(),
+            image: record.map(|it| it.image.to_string()),
+            image_name: record.and_then(|it| it.name.clone()),
+            command: known.command(),
+            created: record.map(|it| Time(it.created.0)),
+            status: known.status(),
+            pid: state.filter(|_| known.is_running()).map(|state| state.pid),
+            started: state.map(|state| Time(state.started)),
+            finished: state.and_then(|it| it.finished).map(Time),
+            code: known.code(),
+            lost: known.has_lost(),
+            reason: known.reason(),
+            written: args.size.then(|| known.written().map(report::Bytes)),
+        }
+    }
+
+    /// For people.
+    fn row(&self) -> Vec<String> {
+        let unknown = || "?".to_owned();
+        let image =
+            self.image_name.clone().or_else(|| self.image.as_ref().map(|it| report::short(it)));
+        let status = match (self.code, self.reason) {
+            (Some(code), _) if self.lost => format!("exited ({code}), writes lost"),
+            (Some(code), Some(reason)) => format!("exited ({code}), {}", reason.short()),
+            (Some(code), None) => format!("exited ({code})"),
+            (None, _) => self.status.to_owned(),
+        };
+        let mut row = vec![
+            self.container.clone(),
+            image.unwrap_or_else(unknown),
+            status,
+            self.created.map_or_else(unknown, |it| report::time(it.0)),
+            self.command.join(" "),
+        ];
+        if let Some(written) = self.written {
+            row.push(written.map_or_else(unknown, |it| report::size(it.0)));
+        }
+        row
+    }
 }
 
 pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answer> {

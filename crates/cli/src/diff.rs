@@ -1,6 +1,6 @@
 //! `diff`: why two images are not the same.
 
-use std::io::Write as _;
+use std::io::{self, Write};
 
 use anyhow::bail;
 use image::diff::{Attribute, Bytes, Change, Difference};
@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
+use crate::report::FileName;
 use crate::target::{Target, split};
 use crate::{describe, report};
 
@@ -46,31 +47,11 @@ fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow:
         }
     });
     let answer = if found.is_empty() { Answer::Yes } else { Answer::No };
-    report::answer(answer, print(context, &found))
-}
-
-fn print(context: &Context, found: &[Difference<'_>]) -> anyhow::Result<()> {
-    if context.json {
-        return report::json(&found.iter().map(DifferenceReport::of).collect::<Vec<_>>());
-    }
-    let mut out = report::standard_output();
-    for Difference { path, change } in found {
-        let path = describe::name(path);
-        match change {
-            Change::Removed => writeln!(out, "- {path}")?,
-            Change::Added => writeln!(out, "+ {path}")?,
-            Change::Changed(attributes) => {
-                writeln!(out, "~ {path}")?;
-                for attribute in attributes {
-                    let (name, old, new) = words(attribute);
-                    let show = |it: Option<String>| it.unwrap_or_else(|| "none".to_owned());
-                    writeln!(out, "    {name}: {} -> {}", show(old), show(new))?;
-                }
-            }
-        }
-    }
-    out.flush()?;
-    Ok(())
+    let found: Vec<_> = found.iter().map(DifferenceReport::of).collect();
+    let printed = report::print(context.json, &found, |found, out| {
+        found.iter().try_for_each(|it| it.write(out))
+    });
+    report::answer(answer, printed)
 }
 
 /// A difference as `diff --json` prints it.
@@ -79,7 +60,7 @@ fn print(context: &Context, found: &[Difference<'_>]) -> anyhow::Result<()> {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DifferenceReport {
     /// Path in both images. Bytes other than printable ASCII are `\xHH`.
-    path: String,
+    path: FileName,
     /// `removed`, `added` or `changed`.
     change: &'static str,
     /// What changed. Absent unless `change` is `changed`.
@@ -112,7 +93,22 @@ impl DifferenceReport {
                 ("changed", Some(attributes.collect()))
             }
         };
-        Self { path: difference.path.escape_ascii().to_string(), change, attributes }
+        Self { path: FileName(difference.path.clone()), change, attributes }
+    }
+
+    /// For people.
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let sign = match self.change {
+            "removed" => '-',
+            "added" => '+',
+            _ => '~',
+        };
+        writeln!(out, "{sign} {}", describe::name(&self.path.0))?;
+        for AttributeReport { attribute, old, new } in self.attributes.iter().flatten() {
+            let show = |it: &Option<String>| it.clone().unwrap_or_else(|| "none".to_owned());
+            writeln!(out, "    {attribute}: {} -> {}", show(old), show(new))?;
+        }
+        Ok(())
     }
 }
 

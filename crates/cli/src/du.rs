@@ -1,6 +1,6 @@
 //! `du`: what images take, each byte counted once, and what they share.
 
-use std::io::Write as _;
+use std::io::{self, Write};
 
 use image::verity::ImageId;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use store::{DiskUse, ImageUse, OpenOptions};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::report::{self, Bytes, bytes_alone, short};
+use crate::report::{self, Bytes, bytes_alone, label};
 
 /// What `du --json` prints. Sizes are of blocks on the disk.
 #[derive(Serialize)]
@@ -70,6 +70,8 @@ pub(crate) struct ImageDuReport {
 pub(crate) struct SharedReport {
     /// Id of the other image.
     image: String,
+    /// Its names.
+    names: Vec<String>,
     /// What both have.
     bytes: Bytes,
 }
@@ -87,39 +89,42 @@ pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
     }
     let answer = if all.unreadable.is_empty() { Answer::Yes } else { Answer::No };
     let written = container::life::known::all_written(&store)?;
-    report::answer(answer, print(context, args, &all, written, &wanted))
+    let report = DuReport::new(&all, written, &wanted);
+    report::answer(answer, report::print(context.json, &report, |it, out| it.write(args, out)))
 }
 
-fn print(
-    context: &Context,
-    args: &args::Du,
-    all: &DiskUse,
-    written: u64,
-    wanted: &[ImageId],
-) -> anyhow::Result<()> {
-    let chosen = |it: &&ImageUse| wanted.is_empty() || wanted.contains(&it.image);
-    let total = all.objects
-        + all.data
-        + all.image_files
-        + all.layers
-        + all.manifests
-        + all.blobs
-        + all.containers
-        + all.tmp;
-    if context.json {
-        let images = all.images.iter().filter(chosen).map(|it| {
-            let with = it.shared_with.iter();
-            ImageDuReport {
-                image: it.image.to_string(),
-                names: names(it),
-                own: Bytes(it.own),
-                shared: Bytes(it.shared),
-                shared_with: with
-                    .map(|it| SharedReport { image: it.image.to_string(), bytes: Bytes(it.bytes) })
-                    .collect(),
-            }
+impl DuReport {
+    /// Of the `wanted` images, or all if none is named.
+    fn new(all: &DiskUse, written: u64, wanted: &[ImageId]) -> Self {
+        let total = all.objects
+            + all.data
+            + all.image_files
+            + all.layers
+            + all.manifests
+            + all.blobs
+            + all.containers
+            + all.tmp;
+        let names = |id: &ImageId| {
+            let image = all.images.iter().find(|it| it.image == *id);
+            image.map_or_else(Vec::new, |it| report::texts(&it.refs))
+        };
+        let chosen = |it: &&ImageUse| wanted.is_empty() || wanted.contains(&it.image);
+        let images = all.images.iter().filter(chosen).map(|it| ImageDuReport {
+            image: it.image.to_string(),
+            names: report::texts(&it.refs),
+            own: Bytes(it.own),
+            shared: Bytes(it.shared),
+            shared_with: it
+                .shared_with
+                .iter()
+                .map(|it| SharedReport {
+                    image: it.image.to_string(),
+                    names: names(&it.image),
+                    bytes: Bytes(it.bytes),
+                })
+                .collect(),
         });
-        return report::json(&DuReport {
+        Self {
             images: images.collect(),
             objects: Bytes(all.objects),
             data: Bytes(all.data),
@@ -135,66 +140,59 @@ fn print(
             unfinished: Bytes(all.unfinished),
             total: Bytes(total),
             unreadable: all.unreadable.clone(),
-        });
+        }
     }
-    let size = |bytes| if args.bytes { bytes_alone(bytes) } else { report::size(bytes) };
-    let rows = all.images.iter().filter(chosen).map(|it| {
-        let most = it.shared_with.first().map_or_else(String::new, |other| {
-            let name = all.images.iter().find(|it| it.image == other.image);
-            let name = name.map_or_else(|| short(&other.image), label);
-            format!("{name} ({})", size(other.bytes))
+
+    /// For people; of the whole store only if no image is named.
+    fn write(&self, args: &args::Du, out: &mut dyn Write) -> io::Result<()> {
+        let size = |Bytes(it): Bytes| if args.bytes { bytes_alone(it) } else { report::size(it) };
+        let rows = self.images.iter().map(|it| {
+            let most = it.shared_with.first().map_or_else(String::new, |it| {
+                format!("{} ({})", label(&it.names, &it.image), size(it.bytes))
+            });
+            vec![label(&it.names, &it.image), size(it.own), size(it.shared), most]
         });
-        vec![label(it), size(it.own), size(it.shared), most]
-    });
-    let rows: Vec<_> = rows.collect();
-    let mut out = report::standard_output();
-    report::table(&mut out, &["IMAGE", "OWN", "SHARED", "MOST WITH"], &rows, &[1, 2])?;
-    if wanted.is_empty() {
+        let rows: Vec<_> = rows.collect();
+        report::table(out, &["IMAGE", "OWN", "SHARED", "MOST WITH"], &rows, &[1, 2])?;
+        if !args.names.is_empty() {
+            return Ok(());
+        }
         let parts = [
-            (all.objects, "files"),
-            (all.data, "data blobs"),
-            (all.image_files, "images"),
-            (all.layers, "layers"),
-            (all.manifests, "manifests"),
-            (all.blobs, "layers as they came and records"),
-            (all.containers, "containers"),
-            (all.tmp, "imports under way or dead"),
+            (self.objects, "files"),
+            (self.data, "data blobs"),
+            (self.image_files, "images"),
+            (self.layers, "layers"),
+            (self.manifests, "manifests"),
+            (self.blobs, "layers as they came and records"),
+            (self.containers, "containers"),
+            (self.tmp, "imports under way or dead"),
         ];
-        let parts = parts.iter().filter(|it| it.0 > 0);
+        let parts = parts.iter().filter(|it| it.0.0 > 0);
         let parts: Vec<_> = parts.map(|(bytes, what)| format!("{} {what}", size(*bytes))).collect();
         let parts =
             if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
-        writeln!(out, "\n{} in all{parts}", size(total))?;
-        if all.unused_objects > 0 {
+        writeln!(out, "\n{} in all{parts}", size(self.total))?;
+        if self.unused_objects.0 > 0 {
             writeln!(
                 out,
                 "of the files, {} are seen in no image: layers have them, or `quire gc` frees them",
-                size(all.unused_objects)
+                size(self.unused_objects)
             )?;
         }
-        if all.unused_data > 0 {
-            writeln!(out, "of the data blobs, {} are in no image", size(all.unused_data))?;
+        if self.unused_data.0 > 0 {
+            writeln!(out, "of the data blobs, {} are in no image", size(self.unused_data))?;
         }
-        if all.unfinished > 0 {
+        if self.unfinished.0 > 0 {
             writeln!(
                 out,
                 "of the layers as they came, {} are of interrupted or running pulls: the next pull goes on with them, \
                  `quire gc --unfinished` frees them",
-                size(all.unfinished)
+                size(self.unfinished)
             )?;
         }
-        if all.containers > 0 {
-            writeln!(out, "containers have written {}", size(written))?;
+        if self.containers.0 > 0 {
+            writeln!(out, "containers have written {}", size(self.written))?;
         }
+        Ok(())
     }
-    out.flush()?;
-    Ok(())
-}
-
-fn names(image: &ImageUse) -> Vec<String> {
-    image.refs.iter().map(ToString::to_string).collect()
-}
-
-fn label(image: &ImageUse) -> String {
-    if image.refs.is_empty() { short(&image.image) } else { names(image).join(" ") }
 }

@@ -1,9 +1,11 @@
 //! `gc`: frees what nobody needs.
 
-use std::io::Write as _;
+use std::io::{self, Write};
 
 use serde::Serialize;
-use store::{BlobFile, Dead, Freeing, Garbage, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds};
+use store::{
+    BlobFile, Dead, Freeing, Garbage, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept,
+};
 
 use crate::Answer;
 use crate::args;
@@ -28,74 +30,9 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
         container::life::known::settle(&store)?;
     }
     let unfinished = store.unfinished()?;
-    if context.json {
-        let garbage = plan.garbage.iter().map(|(it, bytes)| {
-            let (kind, name) = words(it);
-            GarbageReport { kind, name, bytes: Bytes(*bytes) }
-        });
-        let unneeded = plan.dead.iter().map(|it| UnneededReport {
-            data_blob: it.blob.to_string(),
-            bytes: Bytes(it.bytes),
-            now: it.freeing == Freeing::Now,
-        });
-        report::json(&GcReport {
-            garbage: garbage.collect(),
-            unneeded: unneeded.collect(),
-            trimmed: swept.map(|it| Bytes(it.trimmed)),
-            kept: plan.kept.iter().map(KeptReport::of).collect(),
-            removed: swept.map(|it| it.removed),
-            freed: swept.map(|it| Bytes(it.freed)),
-            set_aside: swept.map(|it| Bytes(it.set_aside)),
-            unfinished: Bytes(unfinished),
-        })?;
-        return Ok(Answer::Yes);
-    }
-    let mut out = report::standard_output();
-    for it in &plan.kept {
-        writeln!(out, "kept: {}", kept(it))?;
-    }
-    match swept {
-        None => dry(&mut out, &plan)?,
-        Some(swept) => {
-            for dead in plan.dead.iter().filter(|it| it.freeing != Freeing::Now) {
-                writeln!(out, "{}", unneeded(dead))?;
-            }
-            writeln!(out, "{} removed, {} freed", swept.removed, report::size(swept.freed))?;
-            if swept.set_aside > 0 {
-                let bytes = report::size(swept.set_aside);
-                writeln!(
-                    out,
-                    "{bytes} more when the running imports have ended: run gc again then"
-                )?;
-            }
-        }
-    }
-    if unfinished > 0 && !args.unfinished {
-        let bytes = report::size(unfinished);
-        writeln!(
-            out,
-            "{bytes} of interrupted or running pulls stay, so that the next pull goes on with them: `quire gc --unfinished` \
-             frees them"
-        )?;
-    }
-    out.flush()?;
+    let report = GcReport::new(&plan, swept, unfinished);
+    report::print(context.json, &report, |it, out| it.write(args, out))?;
     Ok(Answer::Yes)
-}
-
-fn dry(out: &mut impl std::io::Write, plan: &GcPlan) -> std::io::Result<()> {
-    let mut total = 0;
-    for (garbage, bytes) in &plan.garbage {
-        let (kind, name) = words(garbage);
-        writeln!(out, "{kind} {name} ({})", report::size(*bytes))?;
-        total += bytes;
-    }
-    for dead in &plan.dead {
-        writeln!(out, "{}", unneeded(dead))?;
-        if dead.freeing == Freeing::Now {
-            total += dead.bytes;
-        }
-    }
-    writeln!(out, "{} would be removed, {} freed", plan.garbage.len(), report::size(total))
 }
 
 /// What nobody needs of a data blob that is kept.
@@ -157,6 +94,74 @@ pub(crate) struct GcReport {
     unfinished: Bytes,
 }
 
+impl GcReport {
+    fn new(plan: &GcPlan, swept: Option<Swept>, unfinished: u64) -> Self {
+        let garbage = plan.garbage.iter().map(|(it, bytes)| {
+            let (kind, name) = words(it);
+            GarbageReport { kind, name, bytes: Bytes(*bytes) }
+        });
+        let unneeded = plan.dead.iter().map(|it| UnneededReport {
+            data_blob: it.blob.to_string(),
+            bytes: Bytes(it.bytes),
+            now: it.freeing == Freeing::Now,
+            text: unneeded(it),
+        });
+        Self {
+            garbage: garbage.collect(),
+            unneeded: unneeded.collect(),
+            trimmed: swept.map(|it| Bytes(it.trimmed)),
+            kept: plan.kept.iter().map(KeptReport::of).collect(),
+            removed: swept.map(|it| it.removed),
+            freed: swept.map(|it| Bytes(it.freed)),
+            set_aside: swept.map(|it| Bytes(it.set_aside)),
+            unfinished: Bytes(unfinished),
+        }
+    }
+
+    /// For people.
+    fn write(&self, args: &args::Gc, out: &mut dyn Write) -> io::Result<()> {
+        for it in &self.kept {
+            writeln!(out, "kept: {}", it.text)?;
+        }
+        match (self.removed, self.freed) {
+            (Some(removed), Some(Bytes(freed))) => {
+                for it in self.unneeded.iter().filter(|it| !it.now) {
+                    writeln!(out, "{}", it.text)?;
+                }
+                writeln!(out, "{removed} removed, {} freed", report::size(freed))?;
+            }
+            _ => self.write_dry(out)?,
+        }
+        if let Some(Bytes(set_aside @ 1..)) = self.set_aside {
+            let bytes = report::size(set_aside);
+            writeln!(out, "{bytes} more when the running imports have ended: run gc again then")?;
+        }
+        if self.unfinished.0 > 0 && !args.unfinished {
+            let bytes = report::size(self.unfinished.0);
+            writeln!(
+                out,
+                "{bytes} of interrupted or running pulls stay, so that the next pull goes on with them: `quire gc \
+                 --unfinished` frees them"
+            )?;
+        }
+        Ok(())
+    }
+
+    /// What would be done.
+    fn write_dry(&self, out: &mut dyn Write) -> io::Result<()> {
+        for it in &self.garbage {
+            writeln!(out, "{} {} ({})", it.kind, it.name, report::size(it.bytes.0))?;
+        }
+        for it in &self.unneeded {
+            writeln!(out, "{}", it.text)?;
+        }
+        let garbage = self.garbage.iter().map(|it| it.bytes.0);
+        let total = garbage.chain(self.unneeded.iter().filter(|it| it.now).map(|it| it.bytes.0));
+        let total: u64 = total.sum();
+        writeln!(out, "{} would be removed, {} freed", self.garbage.len(), report::size(total))
+    }
+}
+
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -179,6 +184,8 @@ pub(crate) struct UnneededReport {
     bytes: Bytes,
     /// Whether it can be freed now.
     now: bool,
+    /// The same for people.
+    text: String,
 }
 
 #[derive(Serialize)]

@@ -1,20 +1,20 @@
 //! `images` and `show`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
+use std::io::{self, Write};
 
 use anyhow::Context as _;
 use image::erofs::read::{Cached, FileType, Image};
 use image::verity::ImageId;
 use serde::Serialize;
 use serde_json::Value;
-use store::{BadRef, Form, OpenOptions, RefError, RefName, Reference, Store};
+use store::{BadRef, Form, OpenOptions, RefError, Reference, Store};
 use transfer::{StoredError, StoredImage};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
-use crate::report::{self, Bytes, short};
+use crate::report::{self, Bytes, Time, short};
 use crate::target::read;
 
 pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
@@ -43,44 +43,19 @@ pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Ans
                 *sizes.entry(reference.image).or_insert(read.ok())
             }
         };
-        rows.push(Row { name, reference, bytes, made: made(&store, reference) });
+        rows.push(NameReport::Sound(SoundNameReport {
+            name: name.to_string(),
+            image: reference.image.to_string(),
+            manifest: reference.manifest.map(|it| it.to_string()),
+            form: reference.form,
+            file_bytes: bytes.map(Bytes),
+            created: Time(reference.created.0),
+            image_created: made(&store, reference).map(Time),
+        }));
     }
-    let printed = match context.json {
-        true => print_json(&rows, &bad),
-        false => print_list(args, &rows),
-    };
+    let rows: Vec<_> = rows.into_iter().chain(bad.iter().map(NameReport::damaged)).collect();
+    let printed = report::print(context.json, &rows, |rows, out| write_list(args, rows, out));
     report::answer(answer, printed)
-}
-
-/// A name, and what is known of its image.
-struct Row<'a> {
-    name: &'a RefName,
-    reference: &'a Reference,
-    /// The lengths of all files; none if the image cannot be read.
-    bytes: Option<u64>,
-    /// When the image was made, if it says so.
-    made: Option<i64>,
-}
-
-fn print_json(rows: &[Row<'_>], bad: &[BadRef]) -> anyhow::Result<()> {
-    let all = rows.iter().map(|row| {
-        NameReport::Sound(SoundNameReport {
-            name: row.name.to_string(),
-            image: row.reference.image.to_string(),
-            manifest: row.reference.manifest.map(|it| it.to_string()),
-            form: row.reference.form,
-            file_bytes: row.bytes.map(Bytes),
-            created: report::rfc3339(row.reference.created.0),
-            image_created: row.made.map(report::rfc3339),
-        })
-    });
-    let bad = bad.iter().map(|it| {
-        NameReport::Damaged(DamagedNameReport {
-            name: it.name.to_string(),
-            damage: report::chain(&it.error),
-        })
-    });
-    report::json(&all.chain(bad).collect::<Vec<_>>())
 }
 
 /// What `images --json` prints of a name.
@@ -108,9 +83,9 @@ pub(crate) struct SoundNameReport {
     /// Lengths of all files, each counted once. Null if the image cannot be read.
     file_bytes: Option<Bytes>,
     /// Time of the import, as RFC 3339 has it.
-    created: String,
+    created: Time,
     /// Time at which the image was made, as its configuration says. Null if it does not say.
-    image_created: Option<String>,
+    image_created: Option<Time>,
 }
 
 /// A name whose file is damaged.
@@ -124,28 +99,35 @@ pub(crate) struct DamagedNameReport {
     damage: String,
 }
 
-fn print_list(args: &args::Images, rows: &[Row<'_>]) -> anyhow::Result<()> {
+impl NameReport {
+    fn damaged(bad: &BadRef) -> Self {
+        let damage = report::chain(&bad.error);
+        Self::Damaged(DamagedNameReport { name: bad.name.to_string(), damage })
+    }
+}
+
+/// For people, who are told of damaged names otherwise.
+fn write_list(args: &args::Images, rows: &[NameReport], out: &mut dyn Write) -> io::Result<()> {
     let now = now().0;
-    let cells = |row: &Row<'_>| {
-        let made = row.made.unwrap_or(row.reference.created.0);
-        let mut cells = vec![row.name.to_string(), short(&row.reference.image)];
+    let cells = |row: &SoundNameReport| {
+        let made = row.image_created.unwrap_or(row.created).0;
+        let mut cells = vec![row.name.clone(), short(&row.image)];
         if args.digests {
-            let digest = row.reference.manifest.map(|it| it.to_string());
-            cells.push(digest.unwrap_or_else(|| "-".to_owned()));
+            cells.push(row.manifest.clone().unwrap_or_else(|| "-".to_owned()));
         }
         cells.push(report::ago(now.saturating_sub(made)));
-        cells.push(row.bytes.map_or_else(|| "?".to_owned(), report::size));
+        cells.push(row.file_bytes.map_or_else(|| "?".to_owned(), |it| report::size(it.0)));
         cells
     };
-    let cells: Vec<_> = rows.iter().map(cells).collect();
+    let sound = rows.iter().filter_map(|it| match it {
+        NameReport::Sound(row) => Some(cells(row)),
+        NameReport::Damaged(_) => None,
+    });
     let titles: &[_] = match args.digests {
         true => &["NAME", "IMAGE", "DIGEST", "CREATED", "SIZE"],
         false => &["NAME", "IMAGE", "CREATED", "SIZE"],
     };
-    let mut out = report::standard_output();
-    report::table(&mut out, titles, &cells, &[titles.len() - 1])?;
-    out.flush()?;
-    Ok(())
+    report::table(out, titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
 }
 
 /// When an image was made, as its config says.
@@ -195,6 +177,8 @@ pub(crate) struct ShowReport {
     form: Form,
     /// Ids of the data blobs that have its data.
     data_blobs: Vec<String>,
+    /// Size of these.
+    data_bytes: Bytes,
     /// Size of the EROFS image.
     image_bytes: Bytes,
     /// Inodes in the image.
@@ -230,70 +214,76 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     let manifest = stored.as_ref().map(StoredImage::manifest_json).transpose()?;
     let config = stored.as_ref().map(StoredImage::config_json).transpose()?;
     let bytes = tree.files().map(|(_, content)| content.size()).sum();
-    if context.json {
-        report::json(&ShowReport {
-            image: found.image.to_string(),
-            names,
-            form: opened.form,
-            data_blobs: report::texts(opened.devices.iter().map(|it| it.id)),
-            image_bytes: Bytes(opened.image.size()),
-            inodes: tree.inode_count(),
-            file_bytes: Bytes(bytes),
-            kernel_verity: opened.kernel_verity,
-            manifest_digest: found.manifest.map(|it| it.to_string()),
-            manifest,
-            config,
-        })?;
-        return Ok(answer);
-    }
-    let mut out = report::standard_output();
-    writeln!(out, "image     {}", found.image)?;
-    writeln!(out, "names     {}", names.join(" "))?;
-    writeln!(
-        out,
-        "files     {} inodes, {} of content, image of {}",
-        tree.inode_count(),
-        report::size(bytes),
-        report::size(opened.image.size())
-    )?;
-    match opened.devices.as_slice() {
-        [] => writeln!(out, "form      {}", opened.form)?,
-        devices => {
-            let bytes = devices.iter().map(|it| it.bytes).sum();
-            let (word, size) = (opened.form, report::size(bytes));
-            writeln!(out, "form      {word}, in {} data blobs of {size}", devices.len())?;
-        }
-    }
-    let checked = if opened.kernel_verity { "by the kernel" } else { "at import" };
-    writeln!(out, "verified  {checked}")?;
-    if let Some(digest) = found.manifest {
-        writeln!(out, "manifest  {digest}")?;
-    }
-    if let Some(config) = &config {
-        for (label, value) in [
-            ("platform", format!("{}/{}", text(&config["os"]), text(&config["architecture"]))),
-            ("created", text(&config["created"])),
-            ("entrypoint", text(&config["config"]["Entrypoint"])),
-            ("command", text(&config["config"]["Cmd"])),
-            ("user", text(&config["config"]["User"])),
-            ("directory", text(&config["config"]["WorkingDir"])),
-        ] {
-            if !value.is_empty() {
-                writeln!(out, "{label:<9} {value}")?;
+    let report = ShowReport {
+        image: found.image.to_string(),
+        names,
+        form: opened.form,
+        data_blobs: report::texts(opened.devices.iter().map(|it| it.id)),
+        data_bytes: Bytes(opened.devices.iter().map(|it| it.bytes).sum()),
+        image_bytes: Bytes(opened.image.size()),
+        inodes: tree.inode_count(),
+        file_bytes: Bytes(bytes),
+        kernel_verity: opened.kernel_verity,
+        manifest_digest: found.manifest.map(|it| it.to_string()),
+        manifest,
+        config,
+    };
+    report::print(context.json, &report, ShowReport::write)?;
+    Ok(answer)
+}
+
+impl ShowReport {
+    /// For people.
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "image     {}", self.image)?;
+        writeln!(out, "names     {}", self.names.join(" "))?;
+        writeln!(
+            out,
+            "files     {} inodes, {} of content, image of {}",
+            self.inodes,
+            report::size(self.file_bytes.0),
+            report::size(self.image_bytes.0)
+        )?;
+        match self.data_blobs.len() {
+            0 => writeln!(out, "form      {}", self.form)?,
+            many => {
+                let size = report::size(self.data_bytes.0);
+                writeln!(out, "form      {}, in {many} data blobs of {size}", self.form)?;
             }
         }
-        for variable in config["config"]["Env"].as_array().into_iter().flatten() {
-            writeln!(out, "env       {}", text(variable))?;
+        let checked = if self.kernel_verity { "by the kernel" } else { "at import" };
+        writeln!(out, "verified  {checked}")?;
+        if let Some(digest) = &self.manifest_digest {
+            writeln!(out, "manifest  {digest}")?;
         }
-        for (name, value) in config["config"]["Labels"].as_object().into_iter().flatten() {
-            writeln!(out, "label     {}={}", name.escape_debug(), text(value))?;
-        }
-        for diff_id in config["rootfs"]["diff_ids"].as_array().into_iter().flatten() {
-            writeln!(out, "layer     {}", text(diff_id))?;
+        self.config.as_ref().map_or(Ok(()), |config| write_config(config, out))
+    }
+}
+
+/// What an image says of itself.
+fn write_config(config: &Value, out: &mut dyn Write) -> io::Result<()> {
+    for (label, value) in [
+        ("platform", format!("{}/{}", text(&config["os"]), text(&config["architecture"]))),
+        ("created", text(&config["created"])),
+        ("entrypoint", text(&config["config"]["Entrypoint"])),
+        ("command", text(&config["config"]["Cmd"])),
+        ("user", text(&config["config"]["User"])),
+        ("directory", text(&config["config"]["WorkingDir"])),
+    ] {
+        if !value.is_empty() {
+            writeln!(out, "{label:<9} {value}")?;
         }
     }
-    out.flush()?;
-    Ok(answer)
+    for variable in config["config"]["Env"].as_array().into_iter().flatten() {
+        writeln!(out, "env       {}", text(variable))?;
+    }
+    for (name, value) in config["config"]["Labels"].as_object().into_iter().flatten() {
+        writeln!(out, "label     {}={}", name.escape_debug(), text(value))?;
+    }
+    for diff_id in config["rootfs"]["diff_ids"].as_array().into_iter().flatten() {
+        writeln!(out, "layer     {}", text(diff_id))?;
+    }
+    Ok(())
 }
 
 /// A JSON value as a person would write it: strings bare, lists as JSON, nothing for null.

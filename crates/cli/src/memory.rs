@@ -1,6 +1,6 @@
 //! `du --memory`: what of images is in memory, each page counted once.
 
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use container::root::share::Superblock;
@@ -15,7 +15,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::Context;
 use crate::mount::{Mounted, all_mounted};
-use crate::report::{self, Bytes, bytes_alone, short};
+use crate::report::{self, Bytes, bytes_alone, label};
 
 /// Mounts that could not be looked into.
 #[derive(Debug, Default)]
@@ -101,7 +101,8 @@ pub(crate) fn du(
         report::error_line(&format!("quire: {why}"));
     }
     let answer = if used.unreadable.is_empty() { Answer::Yes } else { Answer::No };
-    report::answer(answer, print(context, args, &used, wanted, &hidden))
+    let report = MemoryReport::new(&used, wanted, &hidden);
+    report::answer(answer, report::print(context.json, &report, |it, out| it.write(args, out)))
 }
 
 /// Those of containers are in mount namespaces of their own, but who watches them lends the image's.
@@ -161,17 +162,11 @@ fn look_at_mount(
     }
 }
 
-fn print(
-    context: &Context,
-    args: &args::Du,
-    used: &MemoryUse,
-    wanted: &[ImageId],
-    hidden: &Hidden,
-) -> anyhow::Result<()> {
-    let chosen = |it: &&ImageMemory| wanted.is_empty() || wanted.contains(&it.image);
-    let images = used.images.iter().filter(chosen);
-    if context.json {
-        let images = images.map(|it| ImageMemoryReport {
+impl MemoryReport {
+    /// Of the `wanted` images, or all if none is named.
+    fn new(used: &MemoryUse, wanted: &[ImageId], hidden: &Hidden) -> Self {
+        let chosen = |it: &&ImageMemory| wanted.is_empty() || wanted.contains(&it.image);
+        let images = used.images.iter().filter(chosen).map(|it| ImageMemoryReport {
             image: it.image.to_string(),
             names: report::texts(&it.refs),
             in_memory: Bytes(it.bytes),
@@ -180,7 +175,7 @@ fn print(
             twice: Bytes(it.twice),
             mounts: it.mounts,
         });
-        return report::json(&MemoryReport {
+        Self {
             images: images.collect(),
             in_memory: Bytes(used.total),
             shared: Bytes(used.shared),
@@ -193,57 +188,54 @@ fn print(
                 domains: used.has_domains,
             },
             unreadable: used.unreadable.clone(),
+        }
+    }
+
+    /// For people; the sums only if no image is named.
+    fn write(&self, args: &args::Du, out: &mut dyn Write) -> io::Result<()> {
+        let size = |Bytes(it): Bytes| if args.bytes { bytes_alone(it) } else { report::size(it) };
+        let rows = self.images.iter().map(|it| {
+            vec![label(&it.names, &it.image), size(it.in_memory), size(it.shared), size(it.twice)]
         });
+        let rows: Vec<_> = rows.collect();
+        report::table(out, &["IMAGE", "IN MEMORY", "SHARED", "TWICE"], &rows, &[1, 2, 3])?;
+        if args.names.is_empty() {
+            let [total, shared, twice] = [self.in_memory, self.shared, self.twice].map(size);
+            writeln!(
+                out,
+                "\n{total} in all: {shared} of it in several images, {twice} of it twice"
+            )?;
+        }
+        self.not_seen.write(out)
     }
-    let size = |bytes| if args.bytes { bytes_alone(bytes) } else { report::size(bytes) };
-    let rows = images.map(|it| {
-        let names: Vec<_> = it.refs.iter().map(ToString::to_string).collect();
-        let label = if names.is_empty() { short(&it.image) } else { names.join(" ") };
-        vec![label, size(it.bytes), size(it.shared), size(it.twice)]
-    });
-    let rows: Vec<_> = rows.collect();
-    let mut out = report::standard_output();
-    report::table(&mut out, &["IMAGE", "IN MEMORY", "SHARED", "TWICE"], &rows, &[1, 2, 3])?;
-    if wanted.is_empty() {
-        let (total, shared, twice) = (size(used.total), size(used.shared), size(used.twice));
-        writeln!(out, "\n{total} in all: {shared} of it in several images, {twice} of it twice")?;
-    }
-    for line in not_seen(used, hidden) {
-        writeln!(out, "{line}")?;
-    }
-    out.flush()?;
-    Ok(())
 }
 
-/// What the numbers lack.
-fn not_seen(used: &MemoryUse, hidden: &Hidden) -> Vec<String> {
-    let Hidden { containers, covered, unknown } = hidden;
-    let mut lines = Vec::new();
-    let mut say = |count: u64, what: &str| {
-        if count > 0 {
-            lines.push(format!("not counted: {count} {what}"));
+impl NotSeenReport {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let counts = [
+            (
+                self.files,
+                "files of another user, who alone (or root) can see what of them is in memory",
+            ),
+            (
+                self.containers as u64,
+                "containers whose image cannot be looked into (Linux 6.15, and root, can)",
+            ),
+            (
+                self.covered_mounts as u64,
+                "mounts that have something above them: a writable layer, --df, or another mount",
+            ),
+            (
+                self.unknown_mounts as u64,
+                "mounts that are of no image of this store, or of one that looks like another",
+            ),
+        ];
+        for (count, what) in counts.iter().filter(|it| it.0 > 0) {
+            writeln!(out, "not counted: {count} {what}")?;
         }
-    };
-    say(
-        used.unseen,
-        "files of another user, who alone (or root) can see what of them is in memory",
-    );
-    say(
-        *containers as u64,
-        "containers whose image cannot be looked into (Linux 6.15, and root, can)",
-    );
-    say(
-        *covered as u64,
-        "mounts that have something above them: a writable layer, --df, or another mount",
-    );
-    say(
-        *unknown as u64,
-        "mounts that are of no image of this store, or of one that looks like another",
-    );
-    if used.has_domains {
-        lines.push(
-            "pages of domains (--domain) are counted as if all mounts were of one".to_owned(),
-        );
+        if self.domains {
+            writeln!(out, "pages of domains (--domain) are counted as if all mounts were of one")?;
+        }
+        Ok(())
     }
-    lines
 }

@@ -1,6 +1,5 @@
 //! `push`: an image goes to a registry.
 
-use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -81,16 +80,17 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     let result = until_signal(&cancel, work)?;
     progress.finish();
     let done = result?;
+    let report = PushReport {
+        event: "pushed",
+        manifest: done.digest.to_string(),
+        unchanged: done.is_unchanged,
+        name: target.to_string(),
+        layers: done.layers.iter().map(|(how, sent)| layer(*how, *sent)).collect(),
+    };
     if context.json {
-        report::json_line(&PushReport {
-            event: "pushed",
-            manifest: done.digest.to_string(),
-            unchanged: done.is_unchanged,
-            name: target.to_string(),
-            layers: done.layers.iter().map(|(how, sent)| layer(*how, *sent)).collect(),
-        })?;
+        report::json_line(&report)?;
     } else if !context.is_quiet() {
-        tell(&target, &done)?;
+        report::line(&report.text())?;
     }
     Ok(Answer::Yes)
 }
@@ -155,6 +155,20 @@ pub(crate) struct PushReport {
     layers: Vec<SentReport>,
 }
 
+impl PushReport {
+    /// For people.
+    fn text(&self) -> String {
+        let bytes = self.layers.iter().map(|it| it.sent.0).sum();
+        let sent = self.layers.iter().filter(|it| it.sent.0 > 0).count();
+        let there = self.layers.len() - sent;
+        let size = report::size(bytes);
+        let (manifest, name) = (&self.manifest, &self.name);
+        format!(
+            "manifest {manifest}\nname     {name}\n{sent} layers sent ({size}), {there} there already"
+        )
+    }
+}
+
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -178,21 +192,4 @@ fn layer(how: How, sent: Sent) -> SentReport {
     };
     let length = if let Sent::Bytes(length) = sent { length } else { 0 };
     SentReport { bytes, sent: report::Bytes(length), mounted: matches!(sent, Sent::Mounted) }
-}
-
-fn tell(target: &Reference, done: &Pushed) -> anyhow::Result<()> {
-    let (mut layers, mut bytes) = (0, 0);
-    for (_, sent) in &done.layers {
-        if let Sent::Bytes(sent) = sent {
-            layers += 1;
-            bytes += sent;
-        }
-    }
-    let mut out = report::standard_output();
-    writeln!(out, "manifest {}", done.digest)?;
-    writeln!(out, "name     {target}")?;
-    let there = done.layers.len() - layers;
-    writeln!(out, "{layers} layers sent ({}), {there} there already", report::size(bytes))?;
-    out.flush()?;
-    Ok(())
 }

@@ -1,7 +1,6 @@
 //! `referrers`: what a registry has beside an image.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -30,28 +29,12 @@ pub(crate) fn referrers(context: &Context, args: &args::Referrers) -> anyhow::Re
         Ok((subject, registry.referrers(&subject, args.kind.as_deref())?))
     };
     let (subject, found) = until_signal(&cancel, work)??;
-    if context.json {
-        let referrers = found.iter().map(ReferrerReport::of).collect();
-        report::json(&ReferrersReport { subject: subject.to_string(), referrers })?;
-        return Ok(Answer::Yes);
-    }
-    let rows: Vec<_> = found
-        .iter()
-        .map(|one| {
-            let of = &one.descriptor;
-            let notes =
-                of.annotations.iter().map(|(name, value)| plain(&format!("{name}={value}")));
-            vec![
-                of.digest.to_string(),
-                plain(&one.artifact_type),
-                report::size(of.size),
-                notes.collect::<Vec<_>>().join(" "),
-            ]
-        })
-        .collect();
-    let mut out = report::standard_output();
-    report::table(&mut out, &["DIGEST", "TYPE", "SIZE", "ANNOTATIONS"], &rows, &[2])?;
-    out.flush()?;
+    let referrers = found.iter().map(ReferrerReport::of).collect();
+    let report = ReferrersReport { subject: subject.to_string(), referrers };
+    report::print(context.json, &report, |report, out| {
+        let rows: Vec<_> = report.referrers.iter().map(ReferrerReport::row).collect();
+        report::table(out, &["DIGEST", "TYPE", "SIZE", "ANNOTATIONS"], &rows, &[2])
+    })?;
     Ok(Answer::Yes)
 }
 
@@ -119,6 +102,17 @@ impl ReferrerReport {
             size: report::Bytes(of.size),
             annotations: of.annotations.clone(),
         }
+    }
+
+    /// For people.
+    fn row(&self) -> Vec<String> {
+        let notes = self.annotations.iter().map(|(name, value)| plain(&format!("{name}={value}")));
+        vec![
+            self.digest.clone(),
+            plain(&self.artifact_type),
+            report::size(self.size.0),
+            notes.collect::<Vec<_>>().join(" "),
+        ]
     }
 }
 

@@ -110,6 +110,28 @@ pub(crate) fn lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> anyhow::Res
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, extend("unit" = "bytes")))]
 pub(crate) struct Bytes(pub(crate) u64);
 
+/// A time in a report, in seconds since 1970: RFC 3339 for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, with = "String"))]
+pub(crate) struct Time(pub(crate) i64);
+
+impl Serialize for Time {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&rfc3339(self.0))
+    }
+}
+
+/// The name of a file of an image in a report: for programs, bytes that are not printable ASCII become `\xHH`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, with = "String"))]
+pub(crate) struct FileName(pub(crate) Vec<u8>);
+
+impl Serialize for FileName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0.escape_ascii())
+    }
+}
+
 /// A time span in a report.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, extend("unit" = "seconds")))]
@@ -130,6 +152,21 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
     serde_json::to_writer_pretty(&mut out, value)?;
     writeln!(out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Prints a report: as JSON, or as `text` writes it for people, from the same report.
+pub(crate) fn print<R: Serialize>(
+    is_json: bool,
+    report: &R,
+    text: impl FnOnce(&R, &mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    if is_json {
+        return json(report);
+    }
+    let mut out = standard_output();
+    text(report, &mut out)?;
     out.flush()?;
     Ok(())
 }
@@ -174,7 +211,7 @@ pub(crate) fn size(bytes: u64) -> String {
 
 /// Rows in aligned columns: the columns named in `right` are aligned to the right.
 pub(crate) fn table(
-    out: &mut impl Write,
+    out: &mut dyn Write,
     head: &[&str],
     rows: &[Vec<String>],
     right: &[usize],
@@ -245,8 +282,13 @@ pub(crate) fn rfc3339(seconds: i64) -> String {
 }
 
 /// The first 12 digits of an id: enough to tell images apart, and to name one.
-pub(crate) fn short(image: &image::verity::ImageId) -> String {
-    image.to_string().chars().take(12).collect()
+pub(crate) fn short(id: &dyn std::fmt::Display) -> String {
+    id.to_string().chars().take(12).collect()
+}
+
+/// What people call an image: its names, or the beginning of its id.
+pub(crate) fn label(names: &[String], id: &dyn std::fmt::Display) -> String {
+    if names.is_empty() { short(id) } else { names.join(" ") }
 }
 
 /// A size for programs.
