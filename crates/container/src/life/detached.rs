@@ -22,7 +22,7 @@ use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
 use crate::plan::Stop;
-use crate::runtime::call::{ask, command, complaint, complaints, enter, runtime_of};
+use crate::runtime::call::{HeldFolder, ask, command, complaint, complaints, enter, runtime_of};
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
@@ -327,6 +327,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }
     };
+    let held = HeldFolder::open(folder).map_err(failed(folder))?;
     let mut spec = RuntimeSpec::load(folder)?;
     let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
     let has_terminal = more.has_terminal_of_ours(&runtime);
@@ -359,7 +360,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     written.map_err(failed(&notes.process))?;
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
-    let mut exec = command(&runtime, folder);
+    let mut exec = held.command(&runtime);
     // What crun says to the new terminal has the log's format too.
     let format = if has_terminal && runtime.kind == Kind::Crun { "text" } else { "json" };
     exec.arg("--log").arg(&notes.log).args(["--log-format", format]);

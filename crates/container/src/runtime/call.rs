@@ -2,13 +2,15 @@
 //! complains of.
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd as _;
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kernel::mount::{MountError, Propagation, Reach};
 use kernel::process::{Exit, ProcessError, Setup};
+use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 
 use crate::folder::{RUNTIME_PATH, RUNTIME_STATE};
@@ -27,6 +29,29 @@ pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
     command
 }
 
+/// A container's folder for a call that others may be faster than: it is the same one when it is moved away meanwhile.
+/// crun makes the directory of its records wherever it is sent. By the folder's path, one that comes too late would make a
+/// folder again, of a container that is gone, and nobody else could have its name.
+#[derive(Debug)]
+pub(crate) struct HeldFolder(OwnedFd);
+
+impl HeldFolder {
+    pub(crate) fn open(folder: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(folder, flags, Mode::empty())?))
+    }
+
+    /// As a child of this process finds it, as long as this lives. The child has no descriptor of it.
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()))
+    }
+
+    /// As [`command`].
+    pub(crate) fn command(&self, runtime: &Runtime) -> Command {
+        command(runtime, &self.path())
+    }
+}
+
 /// Has the runtime kill what still runs in a container, and forget it.
 pub(crate) fn delete(folder: &Path, id: &str) {
     match ask(folder, &["delete", "--force", id]) {
@@ -38,8 +63,9 @@ pub(crate) fn delete(folder: &Path, id: &str) {
 
 /// Calls the runtime that runs a container; none if it is not known.
 pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, ProcessError>> {
+    let held = HeldFolder::open(folder).ok()?;
     let runtime = runtime_of(folder)?;
-    let mut command = command(&runtime, folder);
+    let mut command = held.command(&runtime);
     command.args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     // In a thread, since the mount namespace that it makes stays with it: the runtime has to find the cgroups as it

@@ -2,13 +2,15 @@
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kernel::process::Signals;
 use quire_container::bundle::Wishes;
 use quire_container::bundle::config::ImageConfig;
-use quire_container::folder::LOG;
+use quire_container::folder::{LOG, RUNTIME_PATH, RUNTIME_STATE};
 use quire_container::life::prepare::{Ready, Surroundings, prepare};
 use quire_container::life::state::State;
 use quire_container::life::{detached, reap};
@@ -108,4 +110,36 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
             }
         });
     }
+}
+
+/// As crun does, which makes the directory of its records if it is not there.
+#[test]
+fn a_call_that_comes_too_late_makes_no_folder_again() {
+    if !can_mount() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let [folder, hidden, go] = ["c", "hidden", "go"].map(|it| place.path().join(it));
+    std::fs::create_dir(&folder).unwrap();
+    let script = place.path().join("crun");
+    let (called, text) = (place.path().join("called"), place.path().display());
+    let text = format!(
+        "#!/bin/sh\ntouch {text}/called\nuntil test -e {text}/go; do sleep 0.01; done\nmkdir -p \"$2/c\"\n"
+    );
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(folder.join(RUNTIME_PATH), script.as_os_str().as_bytes()).unwrap();
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| detached::signal(&folder, "c", "TERM"));
+        let since = Instant::now();
+        while !called.exists() {
+            assert!(since.elapsed() < Duration::from_secs(10), "nobody calls the runtime");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        rustix::fs::rename(&folder, &hidden).unwrap();
+        std::fs::write(&go, "").unwrap();
+        call.join().unwrap().unwrap();
+    });
+    assert!(!folder.exists());
+    assert!(hidden.join(RUNTIME_STATE).join("c").exists());
 }
