@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
-use crate::blobs::BlobFile;
-use crate::data;
 use crate::disk::{Directory, DiskError, on_disk};
 use crate::fault::chain;
-use crate::images::{self, BlobRange, Use};
 use crate::inventory::Inventory;
-use crate::refs::RefName;
+use crate::shelf::devices;
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::images::{self, BlobRange, Use};
+use crate::shelf::refs::RefName;
 use crate::store::{Store, split};
 
 /// Bytes that a file system gives at once.
@@ -150,7 +150,7 @@ impl Store {
         if let Some(directory) = self.data()? {
             data = sum(directory)?;
             for blob in &found.data_blobs {
-                let bytes = size(directory, &data::blob_name(blob))?;
+                let bytes = size(directory, &devices::blob_name(blob))?;
                 blobs += bytes;
                 parts.divide(blob, bytes, &mut groups);
             }

@@ -8,7 +8,7 @@ use rustix::fs::{Mode, Stat};
 use crate::disk::{Directory, DiskError};
 use crate::inventory::Inventory;
 use crate::open::OpenImage;
-use crate::refs::Form;
+use crate::shelf::refs::Form;
 use crate::store::{Store, StoreError};
 
 /// Something in a store that another user can read, change, or put something else in the place of.

@@ -18,17 +18,17 @@ use data::{InBlobs, Scope};
 use hash::{Hashed, hash_all};
 use users::{Contents, Users};
 
-use crate::blobs::BlobFile;
-use crate::containers::Liveness;
 use crate::disk::{Directory, DiskError};
 use crate::exposure::Exposure;
 use crate::fault::{self, FsckError, chain};
-use crate::images::{self, Use};
 use crate::inventory::Inventory;
-use crate::layers::LayerError;
-use crate::manifests::{Links, ManifestError};
 use crate::record::RecordError;
-use crate::refs::{RefError, RefName, Reference};
+use crate::shelf::containers::Liveness;
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::images::{self, Use};
+use crate::shelf::layers::LayerError;
+use crate::shelf::manifests::{Links, ManifestError};
+use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::store::{Store, belongs};
 use image::digest::Digest;
 

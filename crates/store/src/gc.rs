@@ -12,17 +12,17 @@ use std::os::fd::AsFd as _;
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
-use crate::blobs::BlobFile;
-use crate::containers::Liveness;
-use crate::data::DataError;
 use crate::disk::{Directory, DiskError, on_disk};
-use crate::images::{self, ContentsError, Use};
 use crate::inventory::Inventory;
-use crate::layers::LayerError;
-use crate::manifests::{Links, ManifestError};
 use crate::open::ImageFile;
 use crate::record::RecordError;
-use crate::refs::{BadRef, RefError, RefName, Seconds};
+use crate::shelf::containers::Liveness;
+use crate::shelf::devices::DataError;
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::images::{self, ContentsError, Use};
+use crate::shelf::layers::LayerError;
+use crate::shelf::manifests::{Links, ManifestError};
+use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
 use crate::store::{Store, split};
 use crate::trash::{self, Item, Trash};
 use crate::work::{self, Owner};
@@ -515,8 +515,8 @@ mod tests {
 
     use super::{Kept, Needed, NeededData, garbage};
     use crate::Digest;
-    use crate::blobs::BlobFile;
     use crate::inventory::Inventory;
+    use crate::shelf::downloads::BlobFile;
     use crate::trash::Item;
 
     #[test]

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
-use crate::blobs::BlobFile;
-use crate::data::DataFile;
 use crate::disk::DiskError;
-use crate::images::id_of;
+use crate::shelf::devices::DataFile;
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::images::id_of;
 use crate::store::Store;
 use image::digest::Digest;
 

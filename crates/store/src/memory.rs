@@ -14,13 +14,13 @@ use kernel::Errno;
 use kernel::cache;
 use kernel::process::Who;
 
-use crate::data;
 use crate::disk::{DiskError, length};
 use crate::du::DuError;
 use crate::fault::chain;
-use crate::images::{self, Use};
 use crate::open::ImageFile;
-use crate::refs::{Form, RefName};
+use crate::shelf::devices;
+use crate::shelf::images::{self, Use};
+use crate::shelf::refs::{Form, RefName};
 use crate::store::{Store, split};
 use native::Native;
 
@@ -230,7 +230,9 @@ impl Memory<'_> {
             }
         }
         for (blob, mut parts) in parts {
-            let Ok(Some((file, stat))) = directory.read(data::blob_name(&blob)) else { continue };
+            let Ok(Some((file, stat))) = directory.read(devices::blob_name(&blob)) else {
+                continue;
+            };
             if self.pages(file.as_fd(), &(0..length(&stat))) == 0 {
                 continue;
             }

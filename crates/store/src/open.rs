@@ -11,8 +11,8 @@ use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::{DiskError, length};
-use crate::images::{self, ContentsError};
-use crate::refs::Form;
+use crate::shelf::images::{self, ContentsError};
+use crate::shelf::refs::Form;
 use crate::store::{Store, StoreError};
 
 /// Why an image cannot be opened.

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use image::verity::{DeviceId, ObjectId};
 
-use crate::blobs::BlobFile;
 use crate::disk::{Directory, DiskError};
 use crate::fault::{self, FsckError};
 use crate::fsck::{Damage, FsckReport};
-use crate::refs::{RefError, RefName};
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::refs::{RefError, RefName};
 use crate::store::Store;
 use crate::trash::Item;
 

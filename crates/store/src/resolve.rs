@@ -2,7 +2,7 @@
 
 use image::verity::ImageId;
 
-use crate::refs::{RefError, RefName, Reference};
+use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::store::{Store, StoreError};
 use image::digest::Digest;
 

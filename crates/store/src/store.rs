@@ -10,10 +10,10 @@ use kernel::process::Who;
 use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::data::{Catalog, DATA, DataError};
 use crate::disk::{Directory, DiskError, Renamed, Room, Trace, length};
 use crate::meta::{Meta, MetaError, Sealing};
 use crate::record::RECORD_MAX;
+use crate::shelf::devices::{Catalog, DATA, DataError};
 use crate::work::Workspace;
 
 /// What to do when the directory holds no store.

@@ -10,19 +10,21 @@ use image::verity::{self, Algorithm, DeviceId, ImageId, ObjectId};
 use rustix::io::Errno;
 
 use crate::disk::{DiskError, NewFile};
-use crate::draft::{Draft, DraftError, ImageDraft};
-use crate::layers::{Layer, LayerDraft, LayerError, LayerPlace};
-use crate::manifests::ManifestError;
-use crate::origins::Origin;
-use crate::refs::{RefName, Reference};
+use crate::shelf::downloads::origins::Origin;
+use crate::shelf::layers::{Layer, LayerDraft, LayerError, LayerPlace};
+use crate::shelf::manifests::ManifestError;
+use crate::shelf::refs::{RefName, Reference};
 use crate::store::{Store, StoreError, is_object};
 use crate::work::{self, Workspace};
 use image::digest::Digest;
 
 use data::Data;
+use draft::{Draft, DraftError, ImageDraft};
 
 mod commit;
 mod data;
+pub(crate) mod device;
+pub(crate) mod draft;
 mod forms;
 
 /// Why an import could not begin or be committed. Nothing of it is visible then.
@@ -436,7 +438,7 @@ impl<'s> Transaction<'s> {
     /// # Errors
     /// [`ManifestError`] when the bytes have another digest or cannot be written.
     pub fn manifest(&self, digest: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
-        crate::manifests::check(digest, bytes)?;
+        crate::shelf::manifests::check(digest, bytes)?;
         let write = || -> Result<(), DiskError> {
             if self.state().manifests.contains_key(digest) {
                 return Ok(());

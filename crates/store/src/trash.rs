@@ -11,10 +11,10 @@ use std::os::fd::AsFd as _;
 use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
-use crate::blobs::BlobFile;
-use crate::data;
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::record::RECORD_MAX;
+use crate::shelf::devices;
+use crate::shelf::downloads::BlobFile;
 use crate::store::{Store, split};
 use crate::work::{self, Owner, Workspace};
 use image::digest::Digest;
@@ -71,8 +71,8 @@ impl Item {
             Self::Image(id) => id.to_string(),
             Self::Layer(digest) | Self::Manifest(digest) => digest.file_name(),
             Self::Blob(file) => file.file_name(),
-            Self::DataBlob(id) => data::blob_name(id),
-            Self::DataIndex(id) => data::index_name(id),
+            Self::DataBlob(id) => devices::blob_name(id),
+            Self::DataIndex(id) => devices::index_name(id),
         }
     }
 

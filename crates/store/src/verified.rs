@@ -1,5 +1,7 @@
 //! Bytes of the store that are compared with their digest as they pass.
 
+mod tar;
+
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,11 +9,13 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use crate::disk::DiskError;
-use crate::layers::LayerError;
+use crate::shelf::layers::LayerError;
 use crate::store::StoreError;
 use image::digest::{Digest, DigestHasher};
 use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
+
+pub(crate) use tar::LayerTar;
 
 /// Why bytes of the store are not to be had, or not the right ones. An [`io::Error`] of a [`VerifiedBytes`] holds one.
 #[derive(Debug, thiserror::Error)]

@@ -9,10 +9,7 @@ use super::sources::{Source, sources};
 const CIRCLES: &[(&str, &str)] = &[
     ("cli", "args userns volumes"),
     ("cli", "forms import"),
-    (
-        "store",
-        "blobs data draft images layers manifests open origins refs store transaction trash verified",
-    ),
+    ("store", "open shelf store transaction trash verified"),
 ];
 
 /// Who uses whom.

@@ -27,14 +27,14 @@ const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/cli/src/derive.rs", 1),
     ("crates/cli/src/import.rs", 1),
     ("crates/container/src/root/filestore.rs", 1),
-    ("crates/store/src/containers.rs", 1),
-    ("crates/store/src/data/catalog.rs", 2),
-    ("crates/store/src/data/index.rs", 1),
     ("crates/store/src/disk/room.rs", 1),
     ("crates/store/src/fault.rs", 1),
     ("crates/store/src/fsck.rs", 2),
     ("crates/store/src/fsck/data.rs", 1),
-    ("crates/store/src/layers.rs", 1),
+    ("crates/store/src/shelf/containers.rs", 1),
+    ("crates/store/src/shelf/devices/catalog.rs", 2),
+    ("crates/store/src/shelf/devices/index.rs", 1),
+    ("crates/store/src/shelf/layers.rs", 1),
 ];
 
 #[test]

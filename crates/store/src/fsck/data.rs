@@ -9,10 +9,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::harm::Bad;
 use super::{Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, chain, fault};
-use crate::data::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::disk::DiskError;
-use crate::images::BlobRange;
 use crate::parallel;
+use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
+use crate::shelf::images::BlobRange;
 use crate::store::Store;
 
 /// How many objects a thread takes at once.
@@ -82,10 +82,10 @@ impl Store {
         let mut there = BTreeSet::new();
         if let Some(data) = self.data()? {
             for listed in data.list()? {
-                match data::DataFile::parse(&listed.name) {
-                    Some(data::DataFile::Blob(id)) => drop(there.insert(id)),
+                match devices::DataFile::parse(&listed.name) {
+                    Some(devices::DataFile::Blob(id)) => drop(there.insert(id)),
                     // Without its blob, what a crash may leave.
-                    Some(data::DataFile::Index(_)) | None => {}
+                    Some(devices::DataFile::Index(_)) | None => {}
                 }
             }
         }
@@ -167,7 +167,7 @@ impl Store {
     }
 
     fn has_index(&self, blob: &DeviceId) -> Result<bool, DiskError> {
-        Ok(self.data_there()?.stat(data::index_name(blob))?.is_some())
+        Ok(self.data_there()?.stat(devices::index_name(blob))?.is_some())
     }
 
     /// The file of a blob and its index, but for what is in them.
@@ -182,10 +182,10 @@ impl Store {
         }
         let damage = match self.index_damage(blob) {
             Ok(None) => None,
-            Ok(Some(data::DataError::Index { reason, .. })) => {
+            Ok(Some(devices::DataError::Index { reason, .. })) => {
                 Some(Damage::DataIndex(*blob, reason.to_owned()))
             }
-            Ok(Some(data::DataError::Length { expected, actual, .. })) => {
+            Ok(Some(devices::DataError::Length { expected, actual, .. })) => {
                 Some(Damage::DataBlob(*blob, format!("it has {actual} bytes, not {expected}")))
             }
             Ok(Some(error)) => Some(Damage::DataBlob(*blob, chain(&error))),
@@ -236,7 +236,7 @@ impl Store {
     /// Where the pieces of an object are, if they are there.
     fn resolved(&self, blob: &DeviceId, index: &Index, record: &Record) -> Option<StoredObject> {
         let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
-        data::resolve(index, blob, record, &find)
+        devices::resolve(index, blob, record, &find)
     }
 
     /// What is wrong with an object in pieces whose pieces are sound, if they are there; and the first of these, which
@@ -270,7 +270,7 @@ impl Store {
         object: &ObjectId,
     ) -> Result<bool, FsckError> {
         let Ok(Some(index)) = fault::found(self.index_of(blob))? else { return Ok(false) };
-        let Some(key) = data::key(object) else { return Ok(true) };
+        let Some(key) = devices::key(object) else { return Ok(true) };
         if let Some(record) = index.record(&key)
             && self.record_damage(blob, &index, record)?.is_some()
         {

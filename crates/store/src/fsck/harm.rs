@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use image::verity::{DeviceId, ObjectId};
 
 use super::{Damage, FsckError, FsckReport, Harm, Users};
-use crate::data::{Entry, Ranges};
-use crate::images::{BlobRange, Use};
+use crate::shelf::devices::{Entry, Ranges};
+use crate::shelf::images::{BlobRange, Use};
 use crate::store::Store;
 
 /// An object of a data blob that is not what an index says.

@@ -7,10 +7,10 @@ use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
 
 use super::{Damage, FsckError, FsckOptions, FsckReport, chain, fault};
-use crate::layers::{Layer, LayerTar};
 use crate::parallel;
+use crate::shelf::layers::Layer;
 use crate::store::Store;
-use crate::verified::BytesError;
+use crate::verified::{BytesError, LayerTar};
 use image::digest::Digest;
 
 /// Why a layer does not come back.

@@ -6,8 +6,8 @@ use image::verity::{DeviceId, ImageId, ObjectId};
 
 use super::data::InBlobs;
 use super::{FsckReport, Harm};
-use crate::images::BlobRange;
-use crate::refs::{RefName, Reference};
+use crate::shelf::images::BlobRange;
+use crate::shelf::refs::{RefName, Reference};
 use image::digest::Digest;
 
 /// One image's view of its objects.

@@ -8,11 +8,11 @@ use image::verity::{DeviceId, ObjectId};
 use kernel::verity::measure;
 
 use super::GcError;
-use crate::data::{self, DATA_BLOCK, Entry, Index, Ranges, Record};
 use crate::disk::DiskError;
-use crate::images::{self, BlobRange};
 use crate::inventory::Inventory;
 use crate::open::ImageFile;
+use crate::shelf::devices::{self, DATA_BLOCK, Entry, Index, Ranges, Record};
+use crate::shelf::images::{self, BlobRange};
 use crate::store::Store;
 
 /// Bytes that a file system frees at once: a page.
@@ -325,7 +325,7 @@ impl Store {
         }
         for (blob, parts, index, live) in kept {
             let Some(cut) = Cut::of(index, parts, live, &pieces) else { continue };
-            let name = data::blob_name(blob);
+            let name = devices::blob_name(blob);
             let data = self.data_there()?;
             let Some((file, _)) = data.read(&name)? else { continue };
             let bytes = allocated(&file, &cut.free);
@@ -355,7 +355,7 @@ impl Store {
     /// Whether a mount or a process has the blob open. When in doubt, yes.
     pub(super) fn is_blob_in_use(&self, blob: &DeviceId) -> Result<bool, DiskError> {
         let Some(data) = self.data()? else { return Ok(false) };
-        let Ok(Some((file, _))) = data.read(data::blob_name(blob)) else { return Ok(false) };
+        let Ok(Some((file, _))) = data.read(devices::blob_name(blob)) else { return Ok(false) };
         match kernel::lease::in_use(file.as_fd()) {
             Ok(in_use) => Ok(in_use),
             Err(error) => {
@@ -373,7 +373,7 @@ impl Store {
             self.drop_entries(&dead.blob, index, &cut.kept, &cut.records)?;
         }
         let data = self.data_there()?;
-        data.punch(data::blob_name(&dead.blob), &cut.free)
+        data.punch(devices::blob_name(&dead.blob), &cut.free)
     }
 }
 

@@ -13,8 +13,8 @@ use rustix::fs::{AtFlags, FileType as Kind, Mode, OFlags, ResolveFlags};
 
 use super::Data;
 use crate::disk::length;
-use crate::images::ContentsError;
 use crate::open::ImageFile;
+use crate::shelf::images::ContentsError;
 
 /// What EROFS would have in memory of an image.
 #[derive(Debug)]

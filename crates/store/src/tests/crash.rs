@@ -314,7 +314,13 @@ fn a_directory_for_data_that_another_import_made_survives_a_crash() {
             import(store, "kept", &sample("kept", 2)).unwrap();
         },
         |store| {
-            store.root.make(crate::data::DATA, crate::store::mode_of(crate::data::DATA)).unwrap();
+            store
+                .root
+                .make(
+                    crate::shelf::devices::DATA,
+                    crate::store::mode_of(crate::shelf::devices::DATA),
+                )
+                .unwrap();
             import_as(store, "new", &sample("new", 9), Form::Packed).unwrap();
         },
     );

@@ -10,7 +10,7 @@ use crate::{Damage, Form, FsckOptions, Store};
 const ONE_THREAD: FsckOptions = FsckOptions { threads: 1 };
 
 /// Has the only record of the only blob say something else, with right hashes. Answers the blob.
-fn change_record(store: &Store, change: impl Fn(&mut crate::data::Record)) -> DeviceId {
+fn change_record(store: &Store, change: impl Fn(&mut crate::shelf::devices::Record)) -> DeviceId {
     let indexes = store.indexes().unwrap();
     let (blob, index) = indexes.first_key_value().unwrap();
     let mut records = index.records.clone();
@@ -24,7 +24,7 @@ fn change_record(store: &Store, change: impl Fn(&mut crate::data::Record)) -> De
 #[test]
 fn an_object_is_compared_with_its_pieces() {
     let bytes = bytes_of("abc.d-e");
-    let changes: [fn(&mut crate::data::Record); 4] = [
+    let changes: [fn(&mut crate::shelf::devices::Record); 4] = [
         // All pieces are sound, and in the place of others.
         |record| record.pieces.swap(0, 1),
         |record| record.pieces.swap(2, 3),

@@ -9,12 +9,13 @@ use kernel::seal::{SealError, set_immutable};
 
 use super::data::Data;
 use super::{Committed, Found, NO, State, Transaction, TransactionError};
-use crate::blobs::BlobFile;
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::meta::Sealing;
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::downloads::origins;
+use crate::shelf::refs;
 use crate::store::{SHARED, split};
 use crate::trash::{self, Item};
-use crate::{origins, refs};
 
 /// Up to this many files or directories, `fsync` each: `syncfs` costs less from a handful on, but it
 /// also waits for whatever else was written to the same file system. Measured in

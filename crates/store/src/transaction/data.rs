@@ -6,12 +6,11 @@ use std::sync::Arc;
 use image::verity::{DeviceId, Id, ObjectId};
 use rustix::io::Errno;
 
+use super::device::{self, DataBlobDraft};
+use super::draft::{DraftError, Scrap};
 use super::{Found, State, Transaction};
-use crate::data::{
-    self, BlobKind, DataBlob, DataBlobDraft, Index, ObjectReader, StoredObject, Where,
-};
 use crate::disk::DiskError;
-use crate::draft::{DraftError, Scrap};
+use crate::shelf::devices::{self, BlobKind, DataBlob, Index, ObjectReader, StoredObject, Where};
 use crate::store::{StoreError, mode_of};
 
 /// A data blob that an import has made or relies on.
@@ -35,7 +34,7 @@ impl State {
     /// Where in finished blobs an object is that can be a piece of another.
     fn made_piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
         self.data.iter().find_map(|(blob, data)| match data {
-            Data::Here(made) => data::piece_of(&made.index, blob, id, len),
+            Data::Here(made) => devices::piece_of(&made.index, blob, id, len),
             Data::Store => None,
         })
     }
@@ -94,7 +93,7 @@ impl Transaction<'_> {
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_piece(&self, id: &ObjectId, len: u64) -> Result<Option<StoredObject>, DraftError> {
-        let Some(key) = data::key(id) else { return Ok(None) };
+        let Some(key) = devices::key(id) else { return Ok(None) };
         let found = match self.state().made_piece(&key, len) {
             Some(found) => Some(found),
             None => {
@@ -149,7 +148,7 @@ impl Transaction<'_> {
             _ => None,
         };
         let Some((blob, index)) = made else { return self.store.stored_object(stored) };
-        let reader = data::open_made(&index, stored, self.read_back(blob)?);
+        let reader = devices::open_made(&index, stored, self.read_back(blob)?);
         reader.ok_or(StoreError::NoObject(stored.object))
     }
 
@@ -170,7 +169,7 @@ impl Transaction<'_> {
             made.or_else(|| self.store.stored_piece(id, len).ok().flatten())
         };
         state.data.iter().find_map(|(blob, data)| match data {
-            Data::Here(made) => data::first_of(&made.index, blob, id, &find),
+            Data::Here(made) => devices::first_of(&made.index, blob, id, &find),
             Data::Store => None,
         })
     }
@@ -203,7 +202,7 @@ impl Transaction<'_> {
         blob: DataBlob,
         encoded: &[u8],
     ) -> Result<(), DraftError> {
-        let disk = |source| self.write_failed(data::WHAT, source);
+        let disk = |source| self.write_failed(device::WHAT, source);
         if matches!(self.state().data.get(&blob.id), Some(Data::Here(_))) {
             // The same bytes have the same objects in them; what one of two did not say is found in neither.
             return Ok(());
@@ -223,7 +222,7 @@ impl Transaction<'_> {
         let data = match there {
             Some(there) if there.has_all_of(&index) => Data::Store,
             _ => {
-                self.seal(scrap.number(), data::WHAT)?;
+                self.seal(scrap.number(), device::WHAT)?;
                 let (blob_file, index_file) = (scrap.keep(), index_scrap.keep());
                 Data::Here(Made { blob: blob_file, index_file, index: Arc::new(index) })
             }
@@ -247,14 +246,14 @@ impl Transaction<'_> {
             return Ok(());
         }
         if !made.is_empty() {
-            self.store.root.make(data::DATA, mode_of(data::DATA))?;
+            self.store.root.make(devices::DATA, mode_of(devices::DATA))?;
             // Also where another import has just made it, which may not have synced it yet.
             self.store.root.sync()?;
         }
         let directory = self.store.data_there()?;
         let mut sealer = super::commit::Sealer::new(self);
         for (id, made) in &made {
-            let name = data::blob_name(id);
+            let name = devices::blob_name(id);
             let there = directory.stat(&name)?;
             if there.is_none() {
                 self.place(made.blob, Found::Here(made.blob), directory, &name)?;
@@ -270,7 +269,7 @@ impl Transaction<'_> {
         directory.sync()?;
         for (id, made) in &made {
             let number = made.index_file.to_string();
-            self.work.directory.rename_over(number, directory, data::index_name(id))?;
+            self.work.directory.rename_over(number, directory, devices::index_name(id))?;
         }
         if !made.is_empty() {
             directory.sync()?;
@@ -282,7 +281,7 @@ impl Transaction<'_> {
     /// Whether a blob that is there is as its index says, which knows fewer objects than an import has: `gc` made holes,
     /// or a crash or a repair left no index.
     fn lacks_objects(&self, blob: &DeviceId) -> Result<bool, DiskError> {
-        let has_none = self.store.data_there()?.stat(data::index_name(blob))?.is_none();
+        let has_none = self.store.data_there()?.stat(devices::index_name(blob))?.is_none();
         let index = self.store.index_of(blob).map_err(|error| self.store.disk_error(error))?;
         Ok(has_none || index.is_some())
     }
@@ -297,7 +296,7 @@ impl Transaction<'_> {
                 .map_err(|source| self.work.directory.failed("stat", number.to_string(), source))?;
             let file = crate::open::ImageFile::new(file, size);
             // What is no image is found when it is opened.
-            let Ok(devices) = crate::images::devices(&file) else { continue };
+            let Ok(devices) = crate::shelf::images::devices(&file) else { continue };
             for device in devices.uses {
                 let blob = match device.blob {
                     Some(blob) if state.data.contains_key(&blob) => continue,

@@ -4,10 +4,10 @@ use image::verity::ObjectId;
 
 use super::data::Data;
 use super::{Found, Transaction};
-use crate::data::{BlobKind, DataBlob, ObjectReader, StoredObject};
 use crate::disk::length;
-use crate::draft::DraftError;
+use crate::shelf::devices::{BlobKind, DataBlob, ObjectReader, StoredObject};
 use crate::store::StoreError;
+use crate::transaction::draft::DraftError;
 use image::digest::Digest;
 
 impl Transaction<'_> {

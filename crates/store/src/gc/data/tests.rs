@@ -5,7 +5,7 @@ use image::verity::{Algorithm, Id, digest, kind};
 
 use super::{Cut, Indexes, NeededData, NeededParts, live};
 use crate::BlobKind;
-use crate::data::{Builder, DATA_BLOCK, Entry, Header, Index};
+use crate::shelf::devices::{Builder, DATA_BLOCK, Entry, Header, Index};
 
 fn id<K>(text: &str) -> Id<K> {
     digest(Algorithm::Sha256, text.as_bytes()).into()

@@ -5,10 +5,10 @@ use std::io::{self, Read};
 use image::tar::recipe::{Objects, RebuildError, TarReader};
 use image::verity::ObjectId;
 
-use super::{Layer, RecipeReader};
-use crate::data::ObjectReader;
+use super::{BytesError, VerifiedBytes};
+use crate::shelf::devices::ObjectReader;
+use crate::shelf::layers::{Layer, RecipeReader};
 use crate::store::{Store, StoreError};
-use crate::verified::{BytesError, VerifiedBytes};
 use image::digest::Digest;
 
 impl Store {

@@ -4,10 +4,10 @@ use std::io;
 
 use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
 
-use crate::data::BlobKind;
+use super::Transaction;
 use crate::disk::{DiskError, NewFile};
+use crate::shelf::devices::BlobKind;
 use crate::store::StoreError;
-use crate::transaction::Transaction;
 use image::digest::Digest;
 
 /// Why an object or image could not be added.

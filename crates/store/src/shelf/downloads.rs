@@ -7,6 +7,9 @@
 //! `DIGEST.signatures` is what is known of where this manifest came from and who signed it. See
 //! `docs/format/object-store.md`, "Blobs" and "Signatures".
 
+pub(crate) mod chunks;
+pub(crate) mod origins;
+
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
@@ -20,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::{DiskError, Room, length};
 use crate::fault::{self, FsckError};
-use crate::images::id_of;
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::refs::Seconds;
+use crate::shelf::images::id_of;
+use crate::shelf::refs::Seconds;
 use crate::store::Store;
 use crate::verified::{BytesError, VerifiedBytes};
 use crate::work::Workspace;

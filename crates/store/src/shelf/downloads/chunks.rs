@@ -7,9 +7,9 @@ use std::io::{self, Read as _, Write as _};
 
 use image::verity::{Algorithm, ObjectId};
 
-use crate::blobs::BlobFile;
 use crate::disk::DiskError;
 use crate::fault::{self, FsckError};
+use crate::shelf::downloads::BlobFile;
 use crate::store::Store;
 use crate::work::Workspace;
 use image::digest::Digest;
@@ -281,7 +281,7 @@ mod tests {
     use image::verity::{Algorithm, digest};
 
     use super::{Chunk, ChunkKey, Chunks, ObjectPart, Parsed};
-    use crate::blobs::BlobFile;
+    use crate::shelf::downloads::BlobFile;
     use crate::{Damage, Digest, FsckOptions, OpenOptions, Seconds, Store};
 
     fn store() -> (tempfile::TempDir, Store) {

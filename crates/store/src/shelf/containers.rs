@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::refs::Seconds;
+use crate::shelf::refs::Seconds;
 use crate::store::Store;
 use crate::work::{LOCK, Owner, Workspace, hide, is_alive, is_hidden, names, owner};
 use image::digest::Digest;

@@ -7,9 +7,9 @@ use image::erofs::read::{
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, DeviceId, Id, ImageId, ObjectId};
 
-use crate::data::{Index, PieceKey};
 use crate::open::{ImageFile, OpenImage};
-use crate::refs::Form;
+use crate::shelf::devices::{Index, PieceKey};
+use crate::shelf::refs::Form;
 use crate::store::{Store, StoreError};
 
 impl Store {

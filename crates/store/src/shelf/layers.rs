@@ -2,8 +2,6 @@
 //!
 //! One file a layer, in `layers/`, laid out as `docs/format/object-store.md`, "Layers", says.
 
-mod tar;
-
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -13,12 +11,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::disk::{DiskError, NewFile};
-use crate::draft::Scrap;
 use crate::store::Store;
 use crate::transaction::Transaction;
+use crate::transaction::draft::Scrap;
 use image::digest::Digest;
-
-pub(crate) use tar::LayerTar;
 
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"quirelay";

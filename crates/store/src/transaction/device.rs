@@ -6,12 +6,12 @@ use std::os::unix::fs::FileExt as _;
 
 use image::verity::{Algorithm, Hasher, ObjectId};
 
-use super::catalog::key;
-use super::index::Header;
-use super::{BlobKind, Builder, DATA_BLOCK, DataBlob, Entry, Piece, PieceKey, Record};
+use super::Transaction;
+use super::draft::{DraftError, Scrap};
 use crate::disk::{DiskError, NewFile};
-use crate::draft::{DraftError, Scrap};
-use crate::transaction::Transaction;
+use crate::shelf::devices::{
+    BlobKind, Builder, DATA_BLOCK, DataBlob, Entry, Header, Piece, PieceKey, Record, key,
+};
 use image::digest::Digest;
 
 /// Bytes gathered for one write.

@@ -3,19 +3,16 @@
 //! `data/ID` and `data/ID.index`, laid out as `docs/format/object-store.md`, "Data blobs", says.
 
 mod catalog;
-mod draft;
 mod index;
 mod pieces;
 mod ranges;
 mod reader;
 
-pub use draft::DataBlobDraft;
 pub use index::exercise_data_index;
 pub use pieces::{Piece, StoredPiece};
 pub use reader::ObjectReader;
 
 pub(crate) use catalog::{Catalog, key};
-pub(crate) use draft::WHAT;
 pub(crate) use index::{Builder, Entry, Header, Index, Piece as PieceKey, Record};
 pub(crate) use pieces::resolve;
 pub(crate) use ranges::Ranges;
@@ -27,7 +24,7 @@ use image::verity::{DeviceId, ObjectId};
 use rustix::fs::Stat;
 
 use crate::disk::{Directory, DiskError, length};
-use crate::images::id_of;
+use crate::shelf::images::id_of;
 use crate::store::{Store, StoreError};
 
 /// The directory, which the first data blob brings.

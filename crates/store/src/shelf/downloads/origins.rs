@@ -5,10 +5,10 @@
 use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
-use crate::blobs::BlobFile;
 use crate::disk::DiskError;
 use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
+use crate::shelf::downloads::BlobFile;
 use crate::store::Store;
 use image::digest::Digest;
 

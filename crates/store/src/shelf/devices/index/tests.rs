@@ -206,7 +206,7 @@ fn objects_in_pieces_are_as_the_document_says() {
 /// Made by a script from the document alone.
 #[test]
 fn an_index_of_another_writer_is_read() {
-    let bytes = include_bytes!("../../../../../fuzz/corpus/data_index/pieces");
+    let bytes = include_bytes!("../../../../../../fuzz/corpus/data_index/pieces");
     let index = read(bytes).unwrap();
     let (a, b) = ([b'a'; 8192], [b'b'; 5000]);
     let whole = [&a[..], &[0; 12288], &b].concat();
