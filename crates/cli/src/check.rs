@@ -22,7 +22,7 @@ fn options() -> FsckOptions {
 pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let images = if args.names.is_empty() {
-        store.images()?
+        store.images.ids()?
     } else {
         let named = args.names.iter().map(|name| Ok(crate::resolve::resolve(&store, name)?.image));
         named.collect::<anyhow::Result<Vec<_>>>()?

@@ -19,7 +19,7 @@ use crate::target::read;
 
 pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let (refs, bad) = store.readable_refs()?;
+    let (refs, bad) = store.refs.readable()?;
     let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     tell_bad(&bad);
     if args.ids || context.quiet {
@@ -200,7 +200,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
     let found = crate::resolve::resolve(&store, &args.name)?;
     let opened = store.open_image(&found.image)?;
     let tree = read(&store, &opened)?;
-    let (refs, bad) = store.readable_refs()?;
+    let (refs, bad) = store.refs.readable()?;
     tell_bad(&bad);
     // One of them may be a name of this image.
     let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };

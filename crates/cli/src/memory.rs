@@ -112,15 +112,15 @@ fn look_at_containers(
     hidden: &mut Hidden,
     shares: bool,
 ) -> anyhow::Result<()> {
-    let (living, _) = store.living_and_dead()?;
+    let (living, _) = store.containers.living_and_dead()?;
     for id in living {
-        let image = store.image_of_container(&id).filter(|image| memory.is_native(image));
+        let image = store.containers.image_of(&id).filter(|image| memory.is_native(image));
         let Some(image) = image else { continue };
         let taken = Superblock::take(&container::folder::path(store, &id));
         match taken.map(|it| memory.look(Some(&image), it.mount.as_fd(), shares)) {
             Some(Ok(true)) => {}
             // It may have ended meanwhile.
-            _ if store.is_container_alive(&id).unwrap_or(false) => hidden.containers += 1,
+            _ if store.containers.is_alive(&id).unwrap_or(false) => hidden.containers += 1,
             _ => {}
         }
     }

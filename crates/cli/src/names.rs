@@ -15,7 +15,7 @@ pub(crate) fn tag(context: &Context, args: &args::Tag) -> anyhow::Result<Answer>
     let found = resolve(&store, &args.name)?;
     let new: RefName = args.new.parse()?;
     let form = match &found.name {
-        Some(name) => store.reference(name)?.map(|it| it.form),
+        Some(name) => store.refs.get(name)?.map(|it| it.form),
         // It may lack something, and can have a name all the same.
         None => store.open_image(&found.image).ok().map(|it| it.form),
     };
@@ -43,7 +43,7 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
     let (mut names, mut containers) = (Vec::new(), Vec::new());
     for text in &args.names {
         // What is an image, too, is the container, as with podman: `rmi` removes the other.
-        if args.container || store.container(text)?.is_some() {
+        if args.container || store.containers.get(text)?.is_some() {
             if args.container && !args.force {
                 known::find(&store, text)?;
             }
@@ -76,13 +76,13 @@ pub(crate) fn rmi(context: &Context, args: &args::Rmi) -> anyhow::Result<Answer>
 
 /// The names that `text` means, which may be an image's id, as `images -q` prints them.
 fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<RefName>> {
-    let is_name = text.parse().is_ok_and(|name| !matches!(store.reference(&name), Ok(None)));
+    let is_name = text.parse().is_ok_and(|name| !matches!(store.refs.get(&name), Ok(None)));
     let is_id = |id: &str| !is_name && id.starts_with(&text.to_ascii_lowercase());
     let id = store.resolve(text).ok().map(|it| it.image).filter(|it| is_id(&it.to_string()));
     let Some(id) = id else {
         return Ok(image_name(store, text, force)?.into_iter().collect());
     };
-    let (refs, _) = store.readable_refs()?;
+    let (refs, _) = store.refs.readable()?;
     let names = refs.into_iter().filter(|(_, it)| it.image == id).map(|(name, _)| name);
     let names: Vec<_> = names.collect();
     if names.is_empty() && !force {
@@ -102,14 +102,14 @@ fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<Ref
 fn image_name(store: &Store, text: &str, force: bool) -> anyhow::Result<Option<RefName>> {
     let name: RefName = match text.parse::<RefName>() {
         // What was pulled is called by its whole reference.
-        Ok(name) if !matches!(store.reference(&name), Ok(None)) => name,
+        Ok(name) if !matches!(store.refs.get(&name), Ok(None)) => name,
         name => match resolve(store, text) {
             Ok(Resolved { name: Some(whole), .. }) if is_short_for(text, &whole) => whole,
             _ => name?,
         },
     };
     // One whose record is damaged is there too, and to be rid of it is a reason to remove it.
-    match store.reference(&name) {
+    match store.refs.get(&name) {
         Ok(None) if force => Ok(None),
         Ok(None) => {
             // The usual error of a name that is not there knows the names that are alike.

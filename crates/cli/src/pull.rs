@@ -104,7 +104,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     let progress = Arc::new(Progress::new(context).with_events(context.json));
     let told = Arc::clone(&progress);
     let pauses = Pauses::to(move |pause| told.pause(pause));
-    let here = store.reference(&name).ok().flatten();
+    let here = store.refs.get(&name).ok().flatten();
     let form = crate::forms::choose_again(&args.form, &store, here.map(|it| it.form))?;
     let scratch = std::env::temp_dir();
     let options = transfer::pull::Options {

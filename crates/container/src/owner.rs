@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use image::verity::ImageId;
-use store::{DiskError, Exposure, OpenImage, Store, StoreError};
+use store::{DiskError, Exposure, OpenImage, Store};
 
 /// Why something of a store is not used.
 #[derive(Debug, thiserror::Error)]
@@ -31,9 +31,6 @@ pub enum OwnerError {
     /// The store's directories cannot be looked at.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The image's files cannot be looked at.
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 /// What somebody else could change in the store, if anything.

@@ -8,10 +8,10 @@ use crate::disk::{Directory, DiskError, on_disk};
 use crate::fault::chain;
 use crate::inventory::Inventory;
 use crate::shelf::devices;
-use crate::shelf::downloads::BlobFile;
 use crate::shelf::images::{self, BlobRange, Use};
+use crate::shelf::objects::split;
 use crate::shelf::refs::RefName;
-use crate::store::{Store, split};
+use crate::store::Store;
 
 /// Bytes that a file system gives at once.
 const PAGE: u64 = 4096;
@@ -89,7 +89,7 @@ impl Store {
     /// [`DuError`] when something cannot be read.
     pub fn du(&self) -> Result<DiskUse, DuError> {
         let _lock = self.lock_shared()?;
-        let (refs, bad) = self.readable_refs()?;
+        let (refs, bad) = self.refs.readable()?;
         let mut unreadable: Vec<_> = bad.iter().map(|it| chain(&it.error)).collect();
         let found = Inventory::of(self)?;
         let mut sizes = BTreeMap::new();
@@ -98,7 +98,7 @@ impl Store {
             let (shard, rest) = split(id);
             let directory = match open.take() {
                 Some((name, directory)) if name == shard => directory,
-                _ => self.objects.open(&shard)?,
+                _ => self.objects.directory.open(&shard)?,
             };
             sizes.insert(*id, size(&directory, &rest)?);
             open = Some((shard, directory));
@@ -107,8 +107,8 @@ impl Store {
         let mut parts = Parts::default();
         let mut files = Vec::new();
         for (at, image) in found.images.iter().enumerate() {
-            files.push(size(&self.images, &image.to_string())?);
-            let file = match self.image_file(image) {
+            files.push(size(&self.images.directory, &image.to_string())?);
+            let file = match self.images.open(image) {
                 Err(error) if error.is_not_a_file() => {
                     unreadable.push(chain(&error));
                     continue;
@@ -147,7 +147,7 @@ impl Store {
         let unused_objects = groups.get(&[][..]).copied().unwrap_or_default();
         let mut data = 0;
         let mut blobs = 0;
-        if let Some(directory) = self.data()? {
+        if let Some(directory) = self.devices.directory.get()? {
             data = sum(directory)?;
             for blob in &found.data_blobs {
                 let bytes = size(directory, &devices::blob_name(blob))?;
@@ -164,33 +164,16 @@ impl Store {
             data,
             unused_data,
             image_files: files.iter().sum(),
-            layers: sum(&self.layers)?,
-            manifests: sum(&self.manifests)?,
-            blobs: sum(&self.blobs)?,
-            unfinished: self.unfinished()?,
-            containers: sum(&self.containers)?,
+            layers: sum(&self.layers.directory)?,
+            manifests: sum(&self.manifests.directory)?,
+            blobs: sum(&self.downloads.directory)?,
+            unfinished: self.downloads.unfinished()?,
+            containers: sum(&self.containers.directory)?,
             tmp: sum(&self.tmp)?,
             unused_objects,
             images,
             unreadable,
         })
-    }
-}
-
-impl Store {
-    /// Bytes on disk of parts of blobs that interrupted pulls, or running ones, have fetched.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn unfinished(&self) -> Result<u64, DiskError> {
-        let mut bytes = 0;
-        for listed in self.blobs.list()? {
-            let file = listed.text().and_then(BlobFile::parse);
-            if matches!(file, Some(BlobFile::Partial(_) | BlobFile::Pin(_))) {
-                bytes += self.blobs.stat(&listed.name)?.map_or(0, |stat| on_disk(&stat));
-            }
-        }
-        Ok(bytes)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::disk::{Directory, DiskError};
 use crate::inventory::Inventory;
 use crate::open::OpenImage;
 use crate::shelf::refs::Form;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// Something in a store that another user can read, change, or put something else in the place of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,16 +99,16 @@ impl Store {
     /// [`DiskError`] when one cannot be looked at.
     pub fn exposure(&self) -> Result<Vec<Exposure>, DiskError> {
         let (mut found, user) = (Vec::new(), self.who.user);
-        let data = self.data()?;
+        let data = self.devices.directory.get()?;
         let parts = [
             &self.root,
-            &self.blobs,
-            &self.objects,
-            &self.images,
-            &self.layers,
-            &self.manifests,
-            &self.refs,
-            &self.containers,
+            &self.downloads.directory,
+            &self.objects.directory,
+            &self.images.directory,
+            &self.layers.directory,
+            &self.manifests.directory,
+            &self.refs.directory,
+            &self.containers.directory,
             &self.tmp,
         ];
         for directory in parts.into_iter().chain(data) {
@@ -128,18 +128,20 @@ impl Store {
     /// can write to, they are what this user has put there.
     ///
     /// # Errors
-    /// [`StoreError`] when something cannot be looked at.
-    pub fn exposure_of(&self, image: &OpenImage) -> Result<Option<Exposure>, StoreError> {
+    /// [`DiskError`] when something cannot be looked at.
+    pub fn exposure_of(&self, image: &OpenImage) -> Result<Option<Exposure>, DiskError> {
         if let Some(found) = self.exposure()?.into_iter().find(Exposure::is_changeable) {
             return Ok(Some(found));
         }
         let user = self.who.user;
-        let failed = |errno| self.images.failed("stat", image.id.to_string(), errno);
+        let failed = |errno| self.images.directory.failed("stat", image.id.to_string(), errno);
         let stat = rustix::fs::fstat(image.image.fd()).map_err(failed)?;
-        if let Some(found) = exposure(&stat, user, || self.images.path_of(image.id.to_string())) {
+        if let Some(found) =
+            exposure(&stat, user, || self.images.directory.path_of(image.id.to_string()))
+        {
             return Ok(Some(found));
         }
-        if let Some(data) = self.data()? {
+        if let Some(data) = self.devices.directory.get()? {
             for device in &image.devices {
                 let name = device.id.to_string();
                 let failed = |errno| data.failed("stat", &name, errno);
@@ -152,8 +154,9 @@ impl Store {
         if image.form == Form::Objects {
             for shard in 0..=u8::MAX {
                 let name = format!("{shard:02x}");
-                let stat = self.objects.stat(&name)?;
-                let found = stat.and_then(|it| exposure(&it, user, || self.objects.path_of(&name)));
+                let stat = self.objects.directory.stat(&name)?;
+                let found = stat
+                    .and_then(|it| exposure(&it, user, || self.objects.directory.path_of(&name)));
                 if found.is_some() {
                     return Ok(found);
                 }
@@ -171,17 +174,17 @@ impl Store {
             Ok(())
         };
         for image in &all.images {
-            look(&self.images, &image.to_string())?;
+            look(&self.images.directory, &image.to_string())?;
         }
-        if let Some(data) = self.data()? {
+        if let Some(data) = self.devices.directory.get()? {
             all.data_blobs.iter().try_for_each(|it| look(data, &it.to_string()))?;
         }
         for shard in 0..=u8::MAX {
-            look(&self.objects, &format!("{shard:02x}"))?;
+            look(&self.objects.directory, &format!("{shard:02x}"))?;
         }
         for object in &all.objects {
-            let (_, rest) = crate::store::split(object);
-            if let Some(shard) = self.shard(object)? {
+            let (_, rest) = crate::shelf::objects::split(object);
+            if let Some(shard) = self.objects.shard(object)? {
                 look(shard, &rest)?;
             }
         }

@@ -25,7 +25,7 @@ use crate::inventory::Inventory;
 use crate::record::RecordError;
 use crate::shelf::containers::Liveness;
 use crate::shelf::downloads::BlobFile;
-use crate::shelf::images::{self, Use};
+use crate::shelf::images::{self, ImageFile, Use};
 use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::{Links, ManifestError};
 use crate::shelf::refs::{RefError, RefName, Reference};
@@ -190,19 +190,19 @@ impl Store {
             match file {
                 BlobFile::Whole(digest) => {
                     other.checked += 1;
-                    if let Some(why) = self.blob_damage(digest)? {
+                    if let Some(why) = self.downloads.blob_damage(digest)? {
                         other.add(Damage::Blob(*digest, why));
                     }
                 }
                 BlobFile::Chunks(diff_id) => {
                     other.checked += 1;
-                    if let Some(why) = self.chunks_damage(diff_id)? {
+                    if let Some(why) = self.downloads.chunks_damage(diff_id)? {
                         other.add(Damage::Chunks(*diff_id, why));
                     }
                 }
                 BlobFile::Origins(image) => {
                     other.checked += 1;
-                    if let Some(why) = self.origins_damage(image)? {
+                    if let Some(why) = self.downloads.origins_damage(image)? {
                         other.add(Damage::Origins(*image, why));
                     }
                 }
@@ -218,7 +218,7 @@ impl Store {
             self.check_tars(&found.layers, options, &mut report)?;
         }
 
-        for seen in self.see_containers()? {
+        for seen in self.containers.see_all()? {
             let id = seen.id;
             let why = match (seen.record, seen.liveness) {
                 (Ok(record), _) if !found.images.contains(&record.image) => {
@@ -259,14 +259,14 @@ impl Store {
         let images: Vec<ImageId> =
             images.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
         for image in &images {
-            if self.images.stat(image.to_string())?.is_none() {
+            if !self.images.has(image)? {
                 return Err(FsckError::Absent(*image));
             }
         }
         let mut report = FsckReport::default();
         let mut refs = BTreeMap::new();
-        for name in self.ref_names()? {
-            if let Ok(Some(reference)) = self.reference(&name)
+        for name in self.refs.names()? {
+            if let Ok(Some(reference)) = self.refs.get(&name)
                 && images.binary_search(&reference.image).is_ok()
             {
                 refs.insert(name, reference);
@@ -290,23 +290,18 @@ impl Store {
     }
 
     pub(crate) fn is_sound_image(&self, id: &ImageId) -> Result<bool, FsckError> {
-        let open = |id: &ImageId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
+        let open = |id: &ImageId| self.images.open(id).map(|it| it.map(ImageFile::into_file));
         let hashed = hash_all(&[*id], self.algorithm(), FsckOptions::default(), &open)?;
         Ok(matches!(hashed.as_slice(), [Hashed::Sound(_)]))
     }
 
     fn open_to_hash(&self, id: &ObjectId) -> Result<Option<File>, DiskError> {
-        match self.object_file(id) {
-            Ok(found) => Ok(found.map(|it| it.0)),
-            Err(error) => Err(self.disk_error(error)),
-        }
+        Ok(self.objects.open(id)?.map(|it| it.0))
     }
 
     fn object_is_there(&self, object: &ObjectId) -> bool {
         // An error is told when the object is read.
-        let (shard, rest) = crate::store::split(object);
-        let shard = self.objects.open_if_there(shard).ok().flatten();
-        shard.is_none_or(|shard| !matches!(shard.stat(rest), Ok(None)))
+        !matches!(self.objects.stat(object), Ok(None))
     }
 
     /// The refs that can be read; the others are findings, and so are those that lead nowhere.
@@ -315,9 +310,9 @@ impl Store {
         report: &mut FsckReport,
     ) -> Result<BTreeMap<RefName, Reference>, FsckError> {
         let mut refs = BTreeMap::new();
-        for name in self.ref_names()? {
+        for name in self.refs.names()? {
             report.checked += 1;
-            match self.reference(&name) {
+            match self.refs.get(&name) {
                 Ok(Some(reference)) => {
                     for why in self.check_ref(&reference) {
                         report.add(Damage::Ref(name.to_string(), why));
@@ -343,11 +338,11 @@ impl Store {
     fn check_ref(&self, reference: &Reference) -> Vec<String> {
         let mut wrong = Vec::new();
         let image = reference.image;
-        if matches!(self.images.stat(image.to_string()), Ok(None)) {
+        if matches!(self.images.has(&image), Ok(false)) {
             wrong.push(format!("its image {image} is not in the store"));
         }
         let Some(manifest) = reference.manifest else { return wrong };
-        let mut links = |digest: &Digest, what: &str| match self.manifest(digest) {
+        let mut links = |digest: &Digest, what: &str| match self.manifests.read(digest) {
             Ok(Some(bytes)) => Links::of(&bytes),
             Ok(None) => {
                 wrong.push(format!("its {what} {digest} is not in the store"));
@@ -360,7 +355,7 @@ impl Store {
             layers.extend(links(&config, "config").layers);
         }
         for layer in layers {
-            if matches!(self.layers.stat(layer.file_name()), Ok(None)) {
+            if matches!(self.layers.directory.stat(layer.file_name()), Ok(None)) {
                 wrong.push(format!("its layer {layer} is not in the store"));
             }
         }
@@ -375,7 +370,7 @@ impl Store {
         options: FsckOptions,
         report: &mut FsckReport,
     ) -> Result<BTreeMap<ImageId, Contents>, FsckError> {
-        let open = |id: &ImageId| self.images.read(id.to_string()).map(|it| it.map(|it| it.0));
+        let open = |id: &ImageId| self.images.open(id).map(|it| it.map(ImageFile::into_file));
         let hashed = hash_all(ids, self.algorithm(), options, &open)?;
         let mut images = BTreeMap::new();
         for (id, hashed) in ids.iter().zip(hashed) {
@@ -409,7 +404,7 @@ impl Store {
         image: &ImageId,
         contents: &mut Contents,
     ) -> Result<Result<(), String>, FsckError> {
-        let file = match fault::found(self.image_file(image))? {
+        let file = match fault::found(self.images.open(image))? {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(Ok(())),
             Err(why) => return Ok(Err(why)),
@@ -437,7 +432,7 @@ impl Store {
         image: &ImageId,
         visit: &mut dyn FnMut(&[u8], Use),
     ) -> Result<Result<(), String>, FsckError> {
-        match fault::found(self.image_file(image))? {
+        match fault::found(self.images.open(image))? {
             Ok(Some(file)) => fault::found(images::uses(&file, visit)),
             Ok(None) => Ok(Ok(())),
             Err(why) => Ok(Err(why)),
@@ -549,7 +544,7 @@ impl Store {
     ) -> Result<(), FsckError> {
         for diff_id in ids {
             report.checked += 1;
-            let why = match self.layer(diff_id) {
+            let why = match self.layers.open(diff_id) {
                 Ok(None) => continue,
                 Ok(Some(layer)) => {
                     let objects = layer.info().objects.iter().copied().collect();
@@ -577,7 +572,7 @@ impl Store {
     fn check_manifests(&self, ids: &[Digest], report: &mut FsckReport) -> Result<(), FsckError> {
         for digest in ids {
             report.checked += 1;
-            let why = match self.manifest(digest) {
+            let why = match self.manifests.read(digest) {
                 Ok(_) => continue,
                 Err(ManifestError::Mismatch { actual, .. }) => {
                     format!("its bytes have the digest {actual}")
@@ -601,7 +596,7 @@ impl Store {
             Ok::<(), DiskError>(())
         };
         look(&self.root, &|name, _| belongs(name))?;
-        look(&self.refs, &|name, _| RefName::from_file_name(name).is_some())?;
+        look(&self.refs.directory, &|name, _| RefName::from_file_name(name).is_some())?;
         let work = |name: &str, kind| {
             let is_ours =
                 name.starts_with(crate::work::PREFIX) || name.starts_with(crate::trash::PREFIX);

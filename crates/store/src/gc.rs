@@ -8,13 +8,11 @@ mod data;
 pub use data::{Dead, Freeing};
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd as _;
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
 use crate::disk::{Directory, DiskError, on_disk};
 use crate::inventory::Inventory;
-use crate::open::ImageFile;
 use crate::record::RecordError;
 use crate::shelf::containers::Liveness;
 use crate::shelf::devices::DataError;
@@ -22,8 +20,9 @@ use crate::shelf::downloads::BlobFile;
 use crate::shelf::images::{self, ContentsError, Use};
 use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::{Links, ManifestError};
+use crate::shelf::objects::split;
 use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
-use crate::store::{Store, split};
+use crate::store::Store;
 use crate::trash::{self, Item, Trash};
 use crate::work::{self, Owner};
 use image::digest::Digest;
@@ -213,9 +212,7 @@ impl Store {
             }
         }
         for id in &plan.containers {
-            if let Owner::Dead(_lock) = work::owner(&self.containers, id)? {
-                self.containers.remove_tree(id)?;
-            }
+            self.containers.remove_dead(id)?;
         }
         work::clear(&self.tmp)?;
         trash::clear(&self.tmp)?;
@@ -233,12 +230,12 @@ impl Store {
     }
 
     fn plan(&self, now: Seconds, importing: bool) -> Result<Plan, GcError> {
-        let seen = self.see_containers()?;
+        let seen = self.containers.see_all()?;
         let mut roots = BTreeSet::new();
         let mut kept = Vec::new();
         let mut containers = Vec::new();
         let mut manifests = Vec::new();
-        let (refs, bad) = self.readable_refs()?;
+        let (refs, bad) = self.refs.readable()?;
         if let Some(BadRef { name, error: source }) = bad.into_iter().next() {
             return Err(GcError::Ref { name, source });
         }
@@ -265,7 +262,7 @@ impl Store {
         }
         let found = Inventory::of(self)?;
         for image in &found.images {
-            if !roots.contains(image) && self.is_in_use(image)? {
+            if !roots.contains(image) && self.images.is_in_use(image) {
                 roots.insert(*image);
                 kept.push(Kept::InUse(*image));
             }
@@ -276,7 +273,7 @@ impl Store {
         });
         let mut pinned = BTreeSet::new();
         for manifest in pins {
-            if self.is_pinned(&manifest, now)? {
+            if self.downloads.is_pinned(&manifest, now)? {
                 pinned.insert(manifest);
                 manifests.push(manifest);
             }
@@ -284,7 +281,7 @@ impl Store {
         let indexes = self.readable_indexes(&found)?;
         let mut needed = self.needed((roots, manifests), &pinned, kept, (&found, &indexes))?;
         for blob in &found.data_blobs {
-            if !needed.data.blobs.contains_key(blob) && self.is_blob_in_use(blob)? {
+            if !needed.data.blobs.contains_key(blob) && self.devices.is_in_use(blob)? {
                 needed.kept.push(Kept::Blob(*blob));
             }
         }
@@ -313,7 +310,7 @@ impl Store {
                 continue;
             }
             let Some(bytes) =
-                self.manifest(&digest).map_err(|error| GcError::Manifest(Box::new(error)))?
+                self.manifests.read(&digest).map_err(|error| GcError::Manifest(Box::new(error)))?
             else {
                 continue;
             };
@@ -331,7 +328,7 @@ impl Store {
         // These may be anywhere.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
-            if let Some(layer) = self.layer(layer).map_err(GcError::Layer)? {
+            if let Some(layer) = self.layers.open(layer).map_err(GcError::Layer)? {
                 wanted.extend(&layer.info().objects);
             }
         }
@@ -339,7 +336,7 @@ impl Store {
         for image in images {
             let failed = |source| GcError::Image { image, source };
             // A ref whose image is gone keeps nothing; fsck reports it.
-            if let Some(file) = self.image_file(&image)? {
+            if let Some(file) = self.images.open(&image)? {
                 let mut visit = |_: &[u8], it| match it {
                     Use::Object { object, .. } => drop(files.insert(object)),
                     Use::Range(range) => needed.data.range(&range),
@@ -353,26 +350,6 @@ impl Store {
         files.extend(needed.data.place(&wanted, &found.objects, &files, indexes));
         needed.objects.extend(files);
         Ok(needed)
-    }
-
-    /// The file of an image, without the promise that `gc` keeps it: for `gc` itself, and whoever
-    /// holds the lock.
-    pub(crate) fn image_file(&self, id: &ImageId) -> Result<Option<ImageFile>, DiskError> {
-        let file = self.images.read(id.to_string())?;
-        Ok(file.map(|(file, stat)| ImageFile::new(file, crate::disk::length(&stat))))
-    }
-
-    /// Whether a mount or a process has the image open. When in doubt, yes.
-    fn is_in_use(&self, image: &ImageId) -> Result<bool, DiskError> {
-        // Something else than a file in its place is for fsck; nobody has it mounted.
-        let Ok(Some((file, _))) = self.images.read(image.to_string()) else { return Ok(false) };
-        match kernel::lease::in_use(file.as_fd()) {
-            Ok(in_use) => Ok(in_use),
-            Err(error) => {
-                tracing::warn!(%image, %error, "kept, since it may be in use");
-                Ok(true)
-            }
-        }
     }
 
     pub(crate) fn running_imports(&self) -> Result<Vec<String>, DiskError> {
@@ -393,7 +370,7 @@ impl Store {
             let name = item.file_name();
             match (trash, item) {
                 // Nothing relies on these.
-                (_, Item::Blob(file)) => self.remove_blob_file(file).map(drop),
+                (_, Item::Blob(file)) => self.downloads.remove(file).map(drop),
                 (Some(trash), _) => trash.take(place, item, &name),
                 (None, _) => place.unlink_sealed(&name).map(drop),
             }
@@ -407,10 +384,10 @@ impl Store {
         }
         // Also what a gc has removed that was killed then.
         if !objects.is_empty() || !data.is_empty() || trims {
-            self.images.sync()?;
-            self.layers.sync()?;
+            self.images.directory.sync()?;
+            self.layers.directory.sync()?;
         }
-        if let Some(directory) = self.data()? {
+        if let Some(directory) = self.devices.directory.get()? {
             if !objects.is_empty() {
                 // A layer may have its objects in a blob from now on, which is to be there surely.
                 directory.sync()?;
@@ -433,7 +410,7 @@ impl Store {
             let (shard, _) = split(id);
             let place = match open.take() {
                 Some((name, place)) if name == shard => place,
-                _ => self.objects.open(&shard)?,
+                _ => self.objects.directory.open(&shard)?,
             };
             remove(&place, item)?;
             open = Some((shard, place));
@@ -449,7 +426,8 @@ impl Store {
             garbage.push((Garbage::from(*item), bytes));
         }
         for id in &plan.containers {
-            garbage.push((Garbage::Container(id.clone()), self.containers.tree_bytes(id)));
+            garbage
+                .push((Garbage::Container(id.clone()), self.containers.directory.tree_bytes(id)));
         }
         for name in &plan.leftovers {
             garbage.push((Garbage::Leftover(name.clone()), self.tmp.tree_bytes(name)));

@@ -32,15 +32,16 @@ impl Inventory {
     pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
         let mut found = Self::default();
         let algorithm = store.algorithm();
-        for listed in store.images.list()? {
+        for listed in store.images.directory.list()? {
             match id_of(&listed.name) {
                 Some(id) if id.algorithm() == algorithm => found.images.push(id),
-                _ => found.strays.push(store.images.path_of(&listed.name)),
+                _ => found.strays.push(store.images.directory.path_of(&listed.name)),
             }
         }
-        for (directory, digests) in
-            [(&store.layers, &mut found.layers), (&store.manifests, &mut found.manifests)]
-        {
+        for (directory, digests) in [
+            (&store.layers.directory, &mut found.layers),
+            (&store.manifests.directory, &mut found.manifests),
+        ] {
             for listed in directory.list()? {
                 match listed.text().and_then(Digest::from_file_name) {
                     Some(digest) => digests.push(digest),
@@ -49,14 +50,14 @@ impl Inventory {
             }
             digests.sort_unstable();
         }
-        for listed in store.blobs.list()? {
+        for listed in store.downloads.directory.list()? {
             match listed.text().and_then(BlobFile::parse) {
                 Some(file) => found.blobs.push(file),
-                None => found.strays.push(store.blobs.path_of(&listed.name)),
+                None => found.strays.push(store.downloads.directory.path_of(&listed.name)),
             }
         }
         found.blobs.sort_unstable();
-        if let Some(data) = store.data()? {
+        if let Some(data) = store.devices.directory.get()? {
             for listed in data.list()? {
                 match DataFile::parse(&listed.name) {
                     Some(DataFile::Blob(id)) => found.data_blobs.push(id),
@@ -65,15 +66,15 @@ impl Inventory {
                 }
             }
         }
-        for listed in store.objects.list()? {
+        for listed in store.objects.directory.list()? {
             let is_shard = listed.name.len() == 2
                 && listed.name.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))
                 && listed.kind == FileType::Directory;
             if !is_shard {
-                found.strays.push(store.objects.path_of(&listed.name));
+                found.strays.push(store.objects.directory.path_of(&listed.name));
                 continue;
             }
-            let shard = store.objects.open(&listed.name)?;
+            let shard = store.objects.directory.open(&listed.name)?;
             for file in shard.list()? {
                 match id_of(&[&listed.name[..], &file.name].concat()) {
                     Some(id) if id.algorithm() == algorithm => found.objects.push(id),

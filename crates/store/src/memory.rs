@@ -17,11 +17,11 @@ use kernel::process::Who;
 use crate::disk::{DiskError, length};
 use crate::du::DuError;
 use crate::fault::chain;
-use crate::open::ImageFile;
 use crate::shelf::devices;
 use crate::shelf::images::{self, Use};
+use crate::shelf::objects::split;
 use crate::shelf::refs::{Form, RefName};
-use crate::store::{Store, split};
+use crate::store::Store;
 use native::Native;
 
 /// What one image has in memory.
@@ -145,10 +145,10 @@ impl Store {
             unreadable: Vec::new(),
         };
         let mut objects: HashMap<ObjectId, Vec<usize>> = HashMap::new();
-        let ids = self.images().map_err(|error| self.disk_error(error))?;
+        let ids = self.images.ids()?;
         for id in ids {
             let at = memory.images.len();
-            let (file, stat) = match self.images.read(id.to_string()) {
+            let file = match self.images.open(&id) {
                 Err(error) if error.is_not_a_file() => {
                     memory.unreadable.push(chain(&error));
                     continue;
@@ -158,10 +158,9 @@ impl Store {
                     None => continue,
                 },
             };
-            let size = length(&stat);
-            let pages = memory.pages(file.as_fd(), &(0..size));
-            let cold = cold(file.as_fd(), size, self.who);
-            let file = ImageFile::new(file, size);
+            let size = file.size();
+            let pages = memory.pages(file.fd(), &(0..size));
+            let cold = cold(file.fd(), size, self.who);
             let mut visit = |_: &[u8], it: Use| {
                 let Use::Object { object, .. } = it else { return };
                 let users = objects.entry(object).or_default();
@@ -204,7 +203,7 @@ impl Memory<'_> {
     }
 
     fn add_object(&mut self, object: ObjectId, users: &[usize]) -> Result<(), DiskError> {
-        let Some(shard) = self.store.shard(&object)? else { return Ok(()) };
+        let Some(shard) = self.store.objects.shard(&object)? else { return Ok(()) };
         match shard.read(split(&object).1) {
             Ok(Some((file, stat))) => {
                 let pages = self.pages(file.as_fd(), &(0..length(&stat)));
@@ -221,7 +220,7 @@ impl Memory<'_> {
 
     /// What reading data blobs as files has left in memory.
     fn add_blobs(&mut self) -> Result<(), DiskError> {
-        let Some(directory) = self.store.data()? else { return Ok(()) };
+        let Some(directory) = self.store.devices.directory.get()? else { return Ok(()) };
         // By blob: where each part is, what it is, and whose.
         let mut parts: HashMap<DeviceId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
         for (at, image) in self.images.iter().enumerate() {
@@ -358,14 +357,14 @@ impl Memory<'_> {
     /// [`DuError`] when names cannot be read.
     pub fn finish(self) -> Result<MemoryUse, DuError> {
         for image in &self.images {
-            if let Ok(Some((file, _))) = self.store.images.read(image.id.to_string()) {
+            if let Ok(Some(file)) = self.store.images.open(&image.id) {
                 for chunk in &image.cold {
                     // It is no harm if it stays.
-                    let _dropped = cache::drop_pages(file.as_fd(), chunk);
+                    let _dropped = cache::drop_pages(file.fd(), chunk);
                 }
             }
         }
-        let (refs, bad) = self.store.readable_refs()?;
+        let (refs, bad) = self.store.refs.readable()?;
         let page = cache::page_size();
         let metadata = self.images.iter().map(|it| it.pages * page).sum();
         let mut used = MemoryUse {

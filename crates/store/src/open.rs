@@ -2,18 +2,16 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::os::fd::{AsFd as _, OwnedFd};
 
-use image::erofs::read::ReadAt;
 use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
-use crate::disk::{DiskError, length};
-use crate::shelf::images::{self, ContentsError};
+use crate::disk::DiskError;
+use crate::shelf::images::{self, ContentsError, ImageFile};
+use crate::shelf::objects::LookupError;
 use crate::shelf::refs::Form;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// Why an image cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +34,7 @@ pub enum OpenImageError {
         /// Which one.
         id: ImageId,
         /// Why.
-        source: Box<StoreError>,
+        source: Box<LookupError>,
     },
     /// Its superblock or its table of devices cannot be read.
     #[error("cannot read which data blobs image {image} needs")]
@@ -63,7 +61,7 @@ pub enum OpenImageError {
         /// The image.
         image: ImageId,
         /// What is wrong with the blob.
-        source: Box<StoreError>,
+        source: Box<LookupError>,
     },
     /// The kernel enforces another digest for a data blob than the one that the image names.
     #[error("data blob {expected} has the fs-verity digest {actual}")]
@@ -143,59 +141,6 @@ pub struct OpenDevice {
     pub kernel_verity: bool,
 }
 
-/// An image file, to be read at any offset: a source for `image::erofs::read::Image`. Each read is a
-/// system call; put `image::erofs::read::Cached` around it.
-#[derive(Debug)]
-pub struct ImageFile {
-    file: File,
-    size: u64,
-}
-
-impl ImageFile {
-    pub(crate) const fn new(file: File, size: u64) -> Self {
-        Self { file, size }
-    }
-
-    /// An image outside of any store.
-    ///
-    /// # Errors
-    /// As `open`; also when it is no regular file.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        Ok(Self { file, size: metadata.len() })
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub const fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// The descriptor, for the kernel.
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-
-    /// The file.
-    #[must_use]
-    pub fn into_file(self) -> File {
-        self.file
-    }
-
-    /// Fills `buffer` from `offset`.
-    ///
-    /// # Errors
-    /// As `pread`; the end of the file within is `UnexpectedEof`.
-    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
-    }
-}
-
 impl OpenImage {
     /// Compares the bytes of the image file with its name, whoever else does.
     ///
@@ -228,16 +173,6 @@ fn digest_of(measured: &Measured) -> VerityDigest {
     id.expect("32 or 64 bytes")
 }
 
-impl ReadAt for ImageFile {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
-    }
-}
-
 impl Store {
     /// Opens an image to mount or read it.
     ///
@@ -245,14 +180,13 @@ impl Store {
     /// [`OpenImageError`] when it is absent, not a regular file, or measured by the kernel to be
     /// another one.
     pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
-        self.check_algorithm(id)
+        self.objects
+            .check_algorithm(id)
             .map_err(|source| OpenImageError::Id { id: *id, source: Box::new(source) })?;
         // gc asks, under its lock, whether an image is open. So either it sees ours, or we see
         // that the image is gone.
         let lock = self.lock_shared()?;
-        let opened = self.images.read(id.to_string())?;
-        let (file, stat) = opened.ok_or(OpenImageError::Absent(*id))?;
-        let image = ImageFile { file, size: length(&stat) };
+        let image = self.images.open(id)?.ok_or(OpenImageError::Absent(*id))?;
         let (form, devices) = self.open_devices(id, &image)?;
         drop(lock);
         let kernel_verity = match measure(image.fd()) {
@@ -269,8 +203,9 @@ impl Store {
             // Not sealed, or a file system without fs-verity. The caller's policy decides.
             Ok(None) | Err(_) => false,
         };
-        let objects = self.objects.as_fd().try_clone_to_owned();
-        let objects = objects.map_err(|error| self.objects.failed("duplicate", "", error))?;
+        let directory = &self.objects.directory;
+        let objects = directory.as_fd().try_clone_to_owned();
+        let objects = objects.map_err(|error| directory.failed("duplicate", "", error))?;
         Ok(OpenImage {
             id: *id,
             image,
@@ -295,7 +230,7 @@ impl Store {
         let mut devices = Vec::with_capacity(table.uses.len());
         for used in &table.uses {
             let blob = used.blob.ok_or(OpenImageError::Foreign(*id))?;
-            let opened = self.open_blob(&blob, used.bytes);
+            let opened = self.devices.open(&blob, used.bytes);
             let (file, _) = opened
                 .map_err(|source| OpenImageError::Blob { image: *id, source: Box::new(source) })?;
             let kernel_verity = match measure(file.as_fd()) {

@@ -82,7 +82,7 @@ impl Store {
         }
         let mut dropped = 0;
         for (blob, objects) in damaged {
-            let index = self.index_of(&blob).map_err(|error| self.disk_error(error))?;
+            let index = self.devices.index_of(&blob)?;
             let Some(index) = index else { continue };
             let entries = index.entries.iter();
             let keep: Vec<_> =
@@ -91,7 +91,7 @@ impl Store {
             let records: Vec<_> = records.cloned().collect();
             let lost = index.entries.len() - keep.len() + index.records.len() - records.len();
             dropped += lost as u64;
-            self.drop_entries(&blob, &index, &keep, &records)?;
+            self.devices.drop_entries(&blob, &index, &keep, &records)?;
         }
         failed.map_or(Ok(dropped), Err)
     }
@@ -99,9 +99,9 @@ impl Store {
     /// Whether there was one to remove.
     fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
         let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
-        match self.reference(&name) {
+        match self.refs.get(&name) {
             Ok(_) | Err(RefError::Disk(_)) => Ok(false),
-            Err(_) => remove(&self.refs, &name.file_name()),
+            Err(_) => remove(&self.refs.directory, &name.file_name()),
         }
     }
 
@@ -110,15 +110,18 @@ impl Store {
             Item::Object(id) => !self.is_sound_object(id)?,
             Item::Image(id) => !self.is_sound_image(id)?,
             Item::Layer(digest) => {
-                fault::found(self.layer(digest))?.is_err() || self.gives_another_tar(digest)?
+                fault::found(self.layers.open(digest))?.is_err()
+                    || self.gives_another_tar(digest)?
             }
-            Item::Manifest(digest) => fault::found(self.manifest(digest))?.is_err(),
-            Item::Blob(BlobFile::Whole(digest)) => self.blob_damage(digest)?.is_some(),
-            Item::Blob(BlobFile::Chunks(diff_id)) => self.chunks_damage(diff_id)?.is_some(),
-            Item::Blob(BlobFile::Origins(image)) => self.origins_damage(image)?.is_some(),
+            Item::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
+            Item::Blob(BlobFile::Whole(digest)) => self.downloads.blob_damage(digest)?.is_some(),
+            Item::Blob(BlobFile::Chunks(diff_id)) => {
+                self.downloads.chunks_damage(diff_id)?.is_some()
+            }
+            Item::Blob(BlobFile::Origins(image)) => self.downloads.origins_damage(image)?.is_some(),
             Item::Blob(_) => false,
             Item::DataBlob(id) | Item::DataIndex(id) => {
-                !matches!(fault::found(self.index_damage(id))?, Ok(None))
+                !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))
             }
         })
     }

@@ -2,8 +2,9 @@
 
 use image::verity::ImageId;
 
+use crate::disk::DiskError;
 use crate::shelf::refs::{RefError, RefName, Reference};
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 use image::digest::Digest;
 
 /// What a name stands for.
@@ -42,7 +43,7 @@ pub enum ResolveError {
     Ref(#[from] RefError),
     /// The images cannot be listed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Disk(#[from] DiskError),
 }
 
 /// The fewest digits of an image id that are taken for one: fewer are too easily a name.
@@ -56,15 +57,15 @@ impl Store {
     /// [`ResolveError`] when it stands for nothing or for several images.
     pub fn resolve(&self, name: &str) -> Result<Resolved, ResolveError> {
         if let Ok(ref_name) = name.parse::<RefName>()
-            && let Some(reference) = self.reference(&ref_name)?
+            && let Some(reference) = self.refs.get(&ref_name)?
         {
             let Reference { image, manifest, .. } = reference;
             return Ok(Resolved { image, name: Some(ref_name), manifest });
         }
         // Damaged refs are for fsck to report; here they are not what is looked for.
         let mut refs = Vec::new();
-        for ref_name in self.ref_names().map_err(RefError::Disk)? {
-            if let Ok(Some(reference)) = self.reference(&ref_name) {
+        for ref_name in self.refs.names().map_err(RefError::Disk)? {
+            if let Ok(Some(reference)) = self.refs.get(&ref_name) {
                 refs.push((ref_name, reference));
             }
         }
@@ -79,7 +80,7 @@ impl Store {
         }
         let prefix = name.to_ascii_lowercase();
         if prefix.len() >= PREFIX_MIN && prefix.bytes().all(|it| it.is_ascii_hexdigit()) {
-            let images = self.images()?;
+            let images = self.images.ids()?;
             let found: Vec<_> =
                 images.into_iter().filter(|it| it.to_string().starts_with(&prefix)).collect();
             match *found.as_slice() {

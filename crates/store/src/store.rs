@@ -2,19 +2,26 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use image::verity::{Algorithm, Id, ObjectId, VerityDigest};
+use image::verity::Algorithm;
 use kernel::process::Who;
 use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::disk::{Directory, DiskError, Renamed, Room, Trace, length};
+use crate::disk::{Directory, DiskError, Renamed, Trace};
 use crate::meta::{Meta, MetaError, Sealing};
 use crate::record::RECORD_MAX;
-use crate::shelf::devices::{Catalog, DATA, DataError};
-use crate::work::Workspace;
+use crate::shelf::containers::ContainerShelf;
+use crate::shelf::devices::{DATA, DeviceShelf};
+use crate::shelf::downloads::DownloadShelf;
+use crate::shelf::images::ImageShelf;
+use crate::shelf::layers::LayerShelf;
+use crate::shelf::manifests::ManifestShelf;
+use crate::shelf::objects::ObjectShelf;
+use crate::shelf::refs::RefShelf;
+use crate::work::{Tmp, Workspace};
 
 /// What to do when the directory holds no store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,15 +143,6 @@ pub enum StoreError {
         /// Why.
         source: MetaError,
     },
-    /// An id of another algorithm than the store's.
-    #[error("{0} is not a {1} id, as this store has them")]
-    Algorithm(VerityDigest, Algorithm),
-    /// An object that a caller knows is there is not.
-    #[error("object {0} is not in the store")]
-    NoObject(ObjectId),
-    /// A data blob that is absent or damaged.
-    #[error(transparent)]
-    Data(#[from] DataError),
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -153,27 +151,29 @@ pub enum StoreError {
 /// A store: the directories of one, kept open. `Send + Sync`; share it by reference.
 #[derive(Debug)]
 pub struct Store {
-    pub(crate) root: Directory,
-    pub(crate) blobs: Directory,
-    pub(crate) objects: Directory,
-    pub(crate) images: Directory,
-    pub(crate) layers: Directory,
-    pub(crate) manifests: Directory,
-    pub(crate) refs: Directory,
-    pub(crate) containers: Directory,
-    pub(crate) tmp: Directory,
-    /// Opened when first needed: nobody removes it.
-    pub(crate) data: OnceLock<Directory>,
-    pub(crate) catalog: Mutex<Catalog>,
-    /// The directories of `objects/`, opened when first needed: nobody removes one.
-    shards: Box<[OnceLock<Directory>; 256]>,
+    pub(crate) root: Arc<Directory>,
+    pub(crate) tmp: Arc<Tmp>,
+    /// Objects that are files.
+    pub(crate) objects: ObjectShelf,
+    /// EROFS images.
+    pub images: ImageShelf,
+    /// Recipes of layers.
+    pub layers: LayerShelf,
+    /// Manifests, configs and indexes.
+    pub manifests: ManifestShelf,
+    /// Names.
+    pub refs: RefShelf,
+    /// Data blobs.
+    pub devices: DeviceShelf,
+    /// What pulls keep.
+    pub downloads: DownloadShelf,
+    /// Folders of containers.
+    pub containers: ContainerShelf,
     meta: Meta,
     access: Access,
     pub(crate) who: Who,
     pub(crate) sealing: Sealing,
     give_up: OnceLock<GiveUp>,
-    /// What all imports of this process leave of the disk.
-    room: OnceLock<Room>,
 }
 
 /// Asked while a lock is waited for: whether its caller wants it no more.
@@ -244,46 +244,38 @@ impl Store {
                 root.read_all(META, RECORD_MAX)?.ok_or_else(gone)?
             }
         };
+        let root = Arc::new(root);
         let meta = Meta::decode(&meta)
             .map_err(|source| StoreError::Meta { directory: directory.to_owned(), source })?;
         let part = |name| match root.open_if_there(name)? {
             Some(part) => Ok(part),
             None => Err(StoreError::Incomplete { directory: directory.to_owned(), name }),
         };
-        let [blobs, objects, images, layers, manifests, refs, containers, tmp] = [
-            part("blobs")?,
-            part("objects")?,
-            part("images")?,
-            part("layers")?,
-            part("manifests")?,
-            part("refs")?,
-            part("containers")?,
-            part("tmp")?,
-        ];
-        if options.access == Access::Write {
-            check_writable(&root, &meta)?;
-            close_locks(&root, who.user)?;
-        }
-        Ok(Self {
-            blobs,
-            objects,
-            images,
-            layers,
-            manifests,
-            refs,
-            containers,
+        let blobs = part("blobs")?;
+        let tmp = Arc::new(Tmp::new(part("tmp")?));
+        let algorithm = meta.algorithm;
+        let store = Self {
+            objects: ObjectShelf::new(part("objects")?, algorithm),
+            images: ImageShelf { directory: part("images")?, algorithm },
+            layers: LayerShelf { directory: part("layers")?, algorithm },
+            manifests: ManifestShelf { directory: part("manifests")? },
+            refs: RefShelf { directory: part("refs")? },
+            devices: DeviceShelf::new(&root, &tmp),
+            downloads: DownloadShelf { directory: blobs, tmp: Arc::clone(&tmp), algorithm },
+            containers: ContainerShelf { directory: part("containers")?, tmp: Arc::clone(&tmp) },
             tmp,
-            data: OnceLock::new(),
-            room: OnceLock::new(),
-            catalog: Mutex::default(),
             root,
-            shards: Box::new([const { OnceLock::new() }; 256]),
             sealing: options.sealing.unwrap_or(meta.sealing),
             meta,
             access: options.access,
             who,
             give_up: OnceLock::new(),
-        })
+        };
+        if options.access == Access::Write {
+            check_writable(&store.root, &store.meta)?;
+            close_locks(&store.root, who.user)?;
+        }
+        Ok(store)
     }
 
     /// Has waits for the store's lock, which `gc` holds while it works, end with an error as soon as `enough` answers
@@ -321,71 +313,6 @@ impl Store {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.access == Access::Write
-    }
-
-    /// Whether the store has this object with `size` bytes, as a file or in a data blob: [`stored`](Self::stored) tells
-    /// whether it is there.
-    ///
-    /// Only for looking: `gc` may remove the object at any time after. An import asks
-    /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects it.
-    ///
-    /// # Errors
-    /// [`StoreError`] when it cannot be looked up.
-    pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, StoreError> {
-        self.check_algorithm(object)?;
-        let (shard, rest) = split(object);
-        let file = match self.objects.open_if_there(shard)? {
-            Some(shard) => shard.stat(rest)?,
-            None => None,
-        };
-        if file.is_some_and(|stat| is_object(&stat, size)) {
-            return Ok(true);
-        }
-        Ok(self.stored(object)?.is_some_and(|it| it.size == size))
-    }
-
-    /// Whether an object has a file of its own, of whatever size.
-    pub(crate) fn stat_object(&self, object: &ObjectId) -> Result<bool, StoreError> {
-        self.check_algorithm(object)?;
-        let (shard, rest) = split(object);
-        let Some(shard) = self.objects.open_if_there(shard)? else { return Ok(false) };
-        Ok(shard.stat(rest)?.is_some_and(|stat| is_object(&stat, crate::disk::length(&stat))))
-    }
-
-    /// The directory of an object; `None` if the store lacks it.
-    pub(crate) fn shard(&self, id: &ObjectId) -> Result<Option<&Directory>, DiskError> {
-        let first = id.as_bytes().first().copied().unwrap_or_default();
-        let slot = &self.shards[usize::from(first)];
-        if slot.get().is_none() {
-            match self.objects.open_if_there(format!("{first:02x}"))? {
-                None => return Ok(None),
-                Some(shard) => drop(slot.set(shard)),
-            }
-        }
-        Ok(slot.get())
-    }
-
-    /// The disk's answer; any other is put into one.
-    pub(crate) fn disk_error(&self, error: StoreError) -> DiskError {
-        match error {
-            StoreError::Disk(error) => error,
-            other => self.root.failed("look up", "", std::io::Error::other(other)),
-        }
-    }
-
-    pub(crate) fn check_algorithm<K>(&self, id: &Id<K>) -> Result<(), StoreError> {
-        if id.algorithm() == self.algorithm() {
-            return Ok(());
-        }
-        Err(StoreError::Algorithm(*id.digest(), self.algorithm()))
-    }
-
-    pub(crate) fn room(&self) -> Result<Room, DiskError> {
-        if let Some(room) = self.room.get() {
-            return Ok(room.clone());
-        }
-        let room = self.root.new_room()?;
-        Ok(self.room.get_or_init(|| room).clone())
     }
 
     /// Held while something is published or opened: `gc` neither decides nor sweeps meanwhile.
@@ -431,18 +358,13 @@ impl Store {
     /// Answers how many had it.
     ///
     /// # Errors
-    /// [`StoreError`] when one cannot be read, or this process may not (`CAP_LINUX_IMMUTABLE`).
-    pub fn unseal(&self) -> Result<u64, StoreError> {
-        let mut unsealed = 0;
-        let mut directories = vec![self.images.try_clone()?];
-        for shard in self.objects.list()? {
-            directories.push(self.objects.open(&shard.name)?);
-            let last = directories.len() - 1;
-            unsealed += unseal_all(&directories[last])?;
-            directories.truncate(last);
+    /// [`DiskError`] when one cannot be read, or this process may not (`CAP_LINUX_IMMUTABLE`).
+    pub fn unseal(&self) -> Result<u64, DiskError> {
+        let mut unsealed = unseal_all(&self.images.directory)?;
+        for shard in self.objects.directory.list()? {
+            unsealed += unseal_all(&self.objects.directory.open(&shard.name)?)?;
         }
-        unsealed += unseal_all(&directories[0])?;
-        if let Some(data) = self.data()? {
+        if let Some(data) = self.devices.directory.get()? {
             unsealed += unseal_all(data)?;
         }
         Ok(unsealed)
@@ -467,19 +389,6 @@ fn unseal_all(directory: &Directory) -> Result<u64, DiskError> {
 #[derive(Debug)]
 pub(crate) struct Lock {
     _fd: OwnedFd,
-}
-
-/// The two parts of an object's path: the shard's name, and the file's name in it.
-pub(crate) fn split(object: &ObjectId) -> (String, String) {
-    let mut shard = object.to_string();
-    let rest = shard.split_off(2);
-    (shard, rest)
-}
-
-/// Whether this can be an object of `size` bytes.
-pub(crate) fn is_object(stat: &rustix::fs::Stat, size: u64) -> bool {
-    let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
-    kind == rustix::fs::FileType::RegularFile && length(stat) == size
 }
 
 fn make_root(directory: &Path, trace: Trace) -> Result<Directory, DiskError> {

@@ -11,21 +11,27 @@ use rustix::io::Errno;
 
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::downloads::origins::Origin;
-use crate::shelf::layers::{Layer, LayerDraft, LayerError, LayerPlace};
+use crate::shelf::is_file_of;
+use crate::shelf::layers::{Layer, LayerError};
 use crate::shelf::manifests::ManifestError;
+use crate::shelf::objects::LookupError;
 use crate::shelf::refs::{RefName, Reference};
-use crate::store::{Store, StoreError, is_object};
+use crate::store::Store;
 use crate::work::{self, Workspace};
 use image::digest::Digest;
 
 use data::Data;
 use draft::{Draft, DraftError, ImageDraft};
+use layer::{LayerDraft, LayerPlace};
 
 mod commit;
+mod container;
 mod data;
 pub(crate) mod device;
 pub(crate) mod draft;
 mod forms;
+pub(crate) mod layer;
+pub(crate) mod named;
 
 /// Why an import could not begin or be committed. Nothing of it is visible then.
 #[derive(Debug, thiserror::Error)]
@@ -152,10 +158,10 @@ impl Store {
         crate::trash::clear(&self.tmp)?;
         // Either gc sees that this import runs, or the import sees what gc has left.
         let lock = self.lock_shared()?;
-        let work = Workspace::make(&self.tmp)?.leaving(self.room()?);
+        let work = Workspace::make(&self.tmp)?.leaving(self.tmp.room()?);
         drop(lock);
         // From now on gc drops nothing from a data blob.
-        self.forget_indexes();
+        self.devices.forget_indexes();
         Ok(Transaction {
             store: self,
             work,
@@ -232,16 +238,16 @@ impl<'s> Transaction<'s> {
 
     /// Whether the store has the object with this size; `None` if it has nothing of that name.
     fn look_up(&self, id: &ObjectId, size: u64) -> Result<Option<bool>, DraftError> {
-        let failed = |source: StoreError| {
+        let failed = |source: LookupError| {
             self.fail();
             DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
         };
-        self.store.check_algorithm(id).map_err(failed)?;
-        let shard = self.store.shard(id).map_err(|error| failed(error.into()))?;
+        self.store.objects.check_algorithm(id).map_err(failed)?;
+        let shard = self.store.objects.shard(id).map_err(|error| failed(error.into()))?;
         let Some(shard) = shard else { return Ok(None) };
-        let (_, rest) = crate::store::split(id);
+        let (_, rest) = crate::shelf::objects::split(id);
         let stat = shard.stat(rest).map_err(|error| failed(error.into()))?;
-        Ok(stat.map(|stat| is_object(&stat, size)))
+        Ok(stat.map(|stat| is_file_of(&stat, size)))
     }
 
     fn enter_object(&self, id: &ObjectId, found: Found, size: u64) {
@@ -319,11 +325,11 @@ impl<'s> Transaction<'s> {
         size: u64,
     ) -> Result<ImageId, DraftError> {
         drop(file);
-        let there = self.store.images.stat(id.to_string());
+        let there = self.store.images.directory.stat(id.to_string());
         let there = there.map_err(|source| self.write_failed("an image", source))?;
         let found = match there {
             _ if self.state().images.contains_key(&id) => None,
-            Some(stat) if is_object(&stat, size) => Some(Found::Store),
+            Some(stat) if is_file_of(&stat, size) => Some(Found::Store),
             Some(_) => Some(Found::Better(number)),
             None => Some(Found::Here(number)),
         };
@@ -342,9 +348,9 @@ impl<'s> Transaction<'s> {
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_image(&self, id: &ImageId) -> Result<bool, DraftError> {
-        let there = self.store.images.stat(id.to_string());
+        let there = self.store.images.directory.stat(id.to_string());
         let there = there.map_err(|source| self.write_failed("an image", source))?;
-        let there = there.is_some_and(|stat| is_object(&stat, crate::disk::length(&stat)));
+        let there = there.is_some_and(|stat| is_file_of(&stat, crate::disk::length(&stat)));
         if there {
             self.state().images.entry(*id).or_insert(Found::Store);
         }
@@ -358,7 +364,7 @@ impl<'s> Transaction<'s> {
     /// # Errors
     /// [`LayerError`] when it cannot be looked up.
     pub fn reuse_layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
-        let layer = match self.store.layer(diff_id) {
+        let layer = match self.store.layers.open(diff_id) {
             Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%diff_id, %error, "replacing a damaged layer");
@@ -372,14 +378,14 @@ impl<'s> Transaction<'s> {
             if self.state().objects.contains_key(id) {
                 continue;
             }
-            let (_, rest) = crate::store::split(id);
-            let stat = match self.store.shard(id).map_err(LayerError::Disk)? {
+            let (_, rest) = crate::shelf::objects::split(id);
+            let stat = match self.store.objects.shard(id).map_err(LayerError::Disk)? {
                 Some(shard) => shard.stat(rest).map_err(LayerError::Disk)?,
                 None => None,
             };
             // The size is in the recipe, whose reader compares it.
             match stat {
-                Some(stat) if is_object(&stat, crate::disk::length(&stat)) => present.push(*id),
+                Some(stat) if is_file_of(&stat, crate::disk::length(&stat)) => present.push(*id),
                 _ => match self.data_of(id).map_err(LayerError::Disk)? {
                     Some(stored) => blobs.extend(stored.blobs().map(|it| it.id)),
                     None => return Ok(None),
@@ -443,9 +449,9 @@ impl<'s> Transaction<'s> {
             if self.state().manifests.contains_key(digest) {
                 return Ok(());
             }
-            let there = self.store.manifests.stat(digest.file_name())?;
+            let there = self.store.manifests.directory.stat(digest.file_name())?;
             let found = match there {
-                Some(stat) if is_object(&stat, bytes.len() as u64) => Found::Store,
+                Some(stat) if is_file_of(&stat, bytes.len() as u64) => Found::Store,
                 there => {
                     let (number, mut file) = self.new_file()?;
                     file.write_all(bytes)?;

@@ -13,9 +13,11 @@ use rustix::fs::FileType;
 
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::record::RECORD_MAX;
+use crate::shelf::containers::ContainerError;
 use crate::shelf::devices;
 use crate::shelf::downloads::BlobFile;
-use crate::store::{Store, split};
+use crate::shelf::objects::split;
+use crate::store::Store;
 use crate::work::{self, Owner, Workspace};
 use image::digest::Digest;
 
@@ -55,12 +57,12 @@ impl Item {
     /// The directory that it is published in.
     pub(crate) fn place(&self, store: &Store) -> Result<Directory, DiskError> {
         match self {
-            Self::Object(id) => store.objects.open(split(id).0),
-            Self::Image(_) => store.images.try_clone(),
-            Self::Layer(_) => store.layers.try_clone(),
-            Self::Manifest(_) => store.manifests.try_clone(),
-            Self::Blob(_) => store.blobs.try_clone(),
-            Self::DataBlob(_) | Self::DataIndex(_) => store.data_there()?.try_clone(),
+            Self::Object(id) => store.objects.directory.open(split(id).0),
+            Self::Image(_) => store.images.directory.try_clone(),
+            Self::Layer(_) => store.layers.directory.try_clone(),
+            Self::Manifest(_) => store.manifests.directory.try_clone(),
+            Self::Blob(_) => store.downloads.directory.try_clone(),
+            Self::DataBlob(_) | Self::DataIndex(_) => store.devices.directory.there()?.try_clone(),
         }
     }
 
@@ -198,4 +200,22 @@ pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
         }
     }
     Ok(cleared)
+}
+
+impl Store {
+    /// Removes what dead commands left: work below `tmp/`, and the folders of dead containers that
+    /// are not to be kept. What nobody refers to otherwise is `gc`'s. Answers how many directories.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when something cannot be removed.
+    pub fn clear_dead(&self) -> Result<u64, ContainerError> {
+        let mut cleared = work::clear(&self.tmp)? + clear(&self.tmp)?;
+        for seen in self.containers.see_all()? {
+            if !seen.is_garbage() {
+                continue;
+            }
+            cleared += u64::from(self.containers.remove_dead(&seen.id)?);
+        }
+        Ok(cleared)
+    }
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use crate::disk::DiskError;
 use crate::shelf::layers::LayerError;
-use crate::store::StoreError;
+use crate::shelf::objects::LookupError;
+use crate::store::Store;
 use image::digest::{Digest, DigestHasher};
 use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
@@ -32,7 +33,7 @@ pub enum BytesError {
     Recipe(#[source] RebuildError),
     /// An object is not there.
     #[error("cannot open an object of the store")]
-    Object(#[source] StoreError),
+    Object(#[source] LookupError),
     /// An object cannot be read.
     #[error("cannot read object {object}")]
     Read {
@@ -104,7 +105,7 @@ impl BytesError {
     pub const fn is_damage(&self) -> bool {
         match self {
             Self::Layer(error) => matches!(error, LayerError::Damaged { .. }),
-            Self::Object(error) => matches!(error, StoreError::NoObject(_)),
+            Self::Object(error) => matches!(error, LookupError::NoObject(_)),
             Self::Recipe(RebuildError::Read(_)) => false,
             Self::Recipe(_)
             | Self::Read { .. }
@@ -175,6 +176,25 @@ impl<'s> VerifiedBytes<'s> {
             return Err(self.wrong_length());
         }
         Ok(read)
+    }
+}
+
+impl Store {
+    /// A whole blob of `size` bytes, compared with its digest as it is read.
+    ///
+    /// # Errors
+    /// [`BytesError`] when it is not here, or cannot be opened.
+    pub fn verified_blob(
+        &self,
+        digest: &Digest,
+        size: u64,
+    ) -> Result<VerifiedBytes<'static>, BytesError> {
+        let (file, _) = self
+            .downloads
+            .blob(digest)
+            .map_err(BytesError::Blob)?
+            .ok_or(BytesError::NoBlob(*digest))?;
+        Ok(VerifiedBytes::of_file(Arc::new(file), *digest, size))
     }
 }
 

@@ -1,5 +1,7 @@
 //! A command's own directory below `tmp/`, locked for as long as the command lives.
 
+use std::ops::Deref;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FileType;
@@ -18,6 +20,54 @@ pub(crate) const LOCK: &str = "lock";
 
 /// Numbers are not used twice in a process: a trash that waits for one import would wait for another.
 static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// `tmp/` of a store: where what is not finished is.
+#[derive(Debug)]
+pub(crate) struct Tmp {
+    directory: Directory,
+    /// What all imports of this process leave of the disk.
+    room: OnceLock<Room>,
+}
+
+impl Deref for Tmp {
+    type Target = Directory;
+
+    fn deref(&self) -> &Directory {
+        &self.directory
+    }
+}
+
+impl Tmp {
+    pub(crate) const fn new(directory: Directory) -> Self {
+        Self { directory, room: OnceLock::new() }
+    }
+
+    pub(crate) fn room(&self) -> Result<Room, DiskError> {
+        if let Some(room) = self.room.get() {
+            return Ok(room.clone());
+        }
+        let room = self.directory.new_room()?;
+        Ok(self.room.get_or_init(|| room).clone())
+    }
+
+    /// Puts a file of these bytes in the place of whatever has the name, durably.
+    pub(crate) fn replace(
+        &self,
+        directory: &Directory,
+        name: impl AsRef<[u8]>,
+        bytes: &[u8],
+    ) -> Result<(), DiskError> {
+        let work = Workspace::make(self)?;
+        let mut new = work.directory.create("new")?;
+        new.write_all(bytes)?;
+        new.publish_mode()?;
+        drop(new);
+        work.directory.sync_file("new")?;
+        work.directory.rename_over("new", directory, name)?;
+        directory.sync()?;
+        work.remove()
+    }
+}
 
 /// A directory below `tmp/`, with an exclusive lock on itself. Whoever can lock one knows that its
 /// maker is dead.

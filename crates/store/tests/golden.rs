@@ -52,7 +52,7 @@ fn line(path: &[u8], bytes: &[u8]) -> String {
 
 /// Every regular file of an image, read from the image, the objects and the data blobs.
 fn files(store: &Store, name: &RefName) -> Vec<String> {
-    let reference = store.reference(name).unwrap().expect("the store has the ref");
+    let reference = store.refs.get(name).unwrap().expect("the store has the ref");
     let opened = store.open_image(&reference.image).unwrap();
     let tree = store.tree(&opened, Owners::AsWritten).unwrap().tree;
     let mut found = Vec::new();
@@ -90,7 +90,7 @@ fn walk(root: &Path, inside: &[u8], found: &mut Vec<String>) {
 /// The same files through the kernel.
 fn mounted(store: &Store, name: &RefName) -> Vec<String> {
     use kernel::mount;
-    let reference = store.reference(name).unwrap().unwrap();
+    let reference = store.refs.get(name).unwrap().unwrap();
     let opened = store.open_image(&reference.image).unwrap();
     let devices: Vec<_> = opened.devices.iter().map(|it| it.file.as_fd()).collect();
     let options = mount::ErofsOptions { devices: &devices, ..mount::ErofsOptions::default() };
@@ -131,12 +131,12 @@ fn check(folder: &Path) {
     let report = store.fsck_deep(OPTIONS).unwrap();
     assert!(report.is_sound(), "{:#?}", report.damage);
 
-    let refs = store.refs().unwrap();
+    let refs = store.refs.all().unwrap();
     let found = refs.iter().map(|(name, reference)| format!("{name} {}", reference.image));
     assert_eq!(found.collect::<Vec<_>>(), lines(&expected, "ref"));
-    let layers = store.layers().unwrap();
+    let layers = store.layers.diff_ids().unwrap();
     let found = layers.iter().map(|diff_id| {
-        let layer = store.layer(diff_id).unwrap().unwrap();
+        let layer = store.layers.open(diff_id).unwrap().unwrap();
         format!("{diff_id} {}", layer.info().size)
     });
     assert_eq!(found.collect::<BTreeSet<_>>(), lines(&expected, "layer").into_iter().collect());

@@ -41,7 +41,7 @@ pub enum UseError {
 /// # Errors
 /// [`EvidenceError`].
 pub fn of(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
-    let Some(bytes) = store.signatures(manifest)? else { return Ok(Evidence::default()) };
+    let Some(bytes) = store.downloads.signatures(manifest)? else { return Ok(Evidence::default()) };
     Evidence::decode(&bytes)
         .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
 }
@@ -64,7 +64,7 @@ pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(),
     if before.as_ref() == Some(&all) {
         return Ok(());
     }
-    Ok(store.set_signatures(manifest, &all.encode())?)
+    Ok(store.downloads.set_signatures(manifest, &all.encode())?)
 }
 
 /// Asks whether an image of the store may be used. It is from wherever the store has noted, whatever its name is now; if
@@ -105,7 +105,7 @@ fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest
             sources.push((source, manifest));
         }
     };
-    for origin in store.origins(&found.image)? {
+    for origin in store.downloads.origins(&found.image)? {
         if found.manifest.is_some() && origin.manifest != found.manifest {
             continue;
         }

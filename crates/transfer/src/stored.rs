@@ -113,7 +113,7 @@ fn json(kind: &'static str, digest: &Digest, bytes: &[u8]) -> Result<Value, Stor
 }
 
 fn document(store: &Store, kind: &'static str, digest: &Digest) -> Result<Vec<u8>, StoredError> {
-    let read = store.manifest(digest);
+    let read = store.manifests.read(digest);
     let read = read.map_err(|source| StoredError::Read { kind, source: Box::new(source) })?;
     read.ok_or(StoredError::Absent { kind, digest: *digest })
 }

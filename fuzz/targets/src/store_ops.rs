@@ -76,7 +76,7 @@ fn session<'a>(
             3 => drop(import.take()),
             4 => {
                 let (from, to) = (name(on & 3), name(on >> 2));
-                if let Some(reference) = store.reference(&from).expect("refs are readable") {
+                if let Some(reference) = store.refs.get(&from).expect("refs are readable") {
                     store.set_ref(&to, &reference).expect("what it leads to is there");
                     refs.insert(to, reference.image);
                 }
@@ -107,7 +107,7 @@ fn name(number: u8) -> RefName {
 fn check(store: &Store, refs: &Refs) {
     let report = store.fsck_deep(FsckOptions { threads: 1 }).expect("the store is readable");
     assert!(report.is_sound(), "{:#?}", report.damage);
-    let found = store.refs().expect("refs are readable");
+    let found = store.refs.all().expect("refs are readable");
     let found: Refs = found.into_iter().map(|(name, it)| (name, it.image)).collect();
     assert_eq!(found, *refs);
     for image in refs.values() {

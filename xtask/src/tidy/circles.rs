@@ -9,7 +9,6 @@ use super::sources::{Source, sources};
 const CIRCLES: &[(&str, &str)] = &[
     ("cli", "args userns volumes"),
     ("cli", "forms import"),
-    ("store", "open shelf store transaction trash verified"),
 ];
 
 /// Who uses whom.

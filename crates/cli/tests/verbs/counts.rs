@@ -36,7 +36,7 @@ fn give_config(place: &Place) -> Digest {
         transaction.manifest(&digest(value), value.to_string().as_bytes()).unwrap();
     }
     let name: RefName = "a".parse().unwrap();
-    let image = store.reference(&name).unwrap().unwrap();
+    let image = store.refs.get(&name).unwrap().unwrap();
     let (manifest, created) = (digest(&manifest), Seconds(7));
     let reference = Reference { manifest: Some(manifest), created, ..image };
     transaction.set_ref("old".parse().unwrap(), reference);
@@ -103,11 +103,11 @@ fn what_interrupted_pulls_left_is_counted_and_named() {
         let manifest = json!({"layers": [{"digest": layer.to_string()}]}).to_string();
         let digest = Digest::sha256(manifest.as_bytes());
         let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
-        store.pin(&digest, Seconds(i64::try_from(now).unwrap())).unwrap();
+        store.downloads.pin(&digest, Seconds(i64::try_from(now).unwrap())).unwrap();
         let transaction = store.begin().unwrap();
         transaction.manifest(&digest, manifest.as_bytes()).unwrap();
         transaction.commit().unwrap();
-        store.partial_blob(&layer).unwrap().unwrap().append(&[b'x'; 3 << 20]).unwrap();
+        store.downloads.partial(&layer).unwrap().unwrap().append(&[b'x'; 3 << 20]).unwrap();
     }
     sum(true);
     assert!(place.out("du").contains("`quire gc --unfinished`"));

@@ -73,7 +73,7 @@ fn a_pulled_image_knows_where_it_came_from() {
         )
         .unwrap();
         let found = store.resolve(name).unwrap();
-        let origins = store.origins(&found.image).unwrap();
+        let origins = store.downloads.origins(&found.image).unwrap();
         origins.into_iter().map(|it| it.repository).collect::<Vec<_>>()
     };
     let pulled = Some(format!("{}/team/app", daemon.host));

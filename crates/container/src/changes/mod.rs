@@ -21,7 +21,7 @@ use image::erofs::read::PATH_MAX;
 use image::tar::write::WriteError;
 use image::tree::Tree;
 use image::verity::ObjectId;
-use store::{Store, StoreError};
+use store::{LookupError, Store};
 
 pub use ids::{Owners, Unmapped};
 
@@ -119,7 +119,7 @@ pub enum ObjectError {
     Unnamed,
     /// It is not in the store.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Lookup(#[from] LookupError),
     /// The disk.
     #[error("cannot read object {0}")]
     Read(ObjectId, #[source] io::Error),

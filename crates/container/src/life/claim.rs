@@ -85,7 +85,7 @@ impl IdsWish {
 
 /// The maps of all containers that live.
 fn taken(store: &Store) -> Result<Vec<IdMap>, ContainerError> {
-    let containers = store.containers()?.into_iter();
+    let containers = store.containers.all()?.into_iter();
     let alive = containers.filter(|(_, _, liveness)| *liveness == Liveness::Alive);
     Ok(alive.filter_map(|(id, ..)| IdMap::noted(&folder::path(store, &id))).collect())
 }
@@ -96,7 +96,7 @@ const GLANCE: std::time::Duration = std::time::Duration::from_millis(2);
 fn lock(store: &Store, is_asked_to_end: &dyn Fn() -> bool) -> Result<File, ClaimError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o600);
-    let file = rustix::fs::openat(store.containers_fd(), ".userns.lock", flags, mode)
+    let file = rustix::fs::openat(store.containers.fd(), ".userns.lock", flags, mode)
         .map_err(ClaimError::Lock)?;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {

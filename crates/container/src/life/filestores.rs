@@ -66,7 +66,7 @@ impl Filestores {
             let MountKind::Filestore { bytes, durability, .. } = wish.kind else { return None };
             let size = bytes.unwrap_or(filestore::SIZE);
             let backing = filestore::Backing::Ahead;
-            let made = filestore::make(store.containers_fd(), size, durability, backing, search);
+            let made = filestore::make(store.containers.fd(), size, durability, backing, search);
             let destination = || wish.destination.clone();
             Some(made.map_err(|source| MountWishError::Make { destination: destination(), source }))
         };

@@ -175,7 +175,7 @@ impl KnownContainer {
     /// # Errors
     /// [`KnownError`] when that cannot be looked up.
     pub fn is_alive(&self, store: &Store) -> Result<bool, KnownError> {
-        if !store.is_container_alive(&self.id)? {
+        if !store.containers.is_alive(&self.id)? {
             return Ok(false);
         }
         if !self.record.as_ref().is_some_and(|it| it.keep) {
@@ -236,8 +236,8 @@ fn load_state(folder: &Path, id: &str) -> Result<Option<State>, KnownError> {
 /// # Errors
 /// [`KnownError`].
 pub fn all(store: &Store) -> Result<Vec<KnownContainer>, KnownError> {
-    let sound = store.containers()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
-    let damaged = store.damaged_containers()?.into_iter().map(|(id, it, _)| (id, None, it));
+    let sound = store.containers.all()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
+    let damaged = store.containers.damaged()?.into_iter().map(|(id, it, _)| (id, None, it));
     sound
         .chain(damaged)
         .map(|(id, record, liveness)| KnownContainer::load(store, id, record, liveness))
@@ -254,7 +254,7 @@ pub fn all_written(store: &Store) -> Result<u64, KnownError> {
 
 /// One by its name, or by the beginning of an id that only one has; none if there is none.
 fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError> {
-    if let Some(it) = store.container(name)? {
+    if let Some(it) = store.containers.get(name)? {
         return KnownContainer::load(store, it.id, it.record.ok(), it.liveness).map(Some);
     }
     let mut all = all(store)?;
@@ -313,7 +313,9 @@ pub fn running(
 pub fn settle(store: &Store) -> Result<(), KnownError> {
     loop {
         let is_over = |it: &KnownContainer| it.liveness == Liveness::Alive && !it.is_running();
-        if !all(store)?.iter().any(is_over) && !store.is_clearing().map_err(KnownError::from)? {
+        if !all(store)?.iter().any(is_over)
+            && !store.containers.is_clearing().map_err(KnownError::from)?
+        {
             return Ok(());
         }
         std::thread::sleep(GLANCE);
@@ -355,7 +357,7 @@ pub fn remove(
     // Its monitor may be taking the rest down, and others look at whether it lives.
     let since = Instant::now();
     let folder = loop {
-        match store.lock_container(id) {
+        match store.containers.lock(id) {
             Ok(Some(folder)) => break folder,
             // Somebody else was faster.
             Err(ContainerError::Absent(_)) => return Ok(false),

@@ -17,7 +17,7 @@ pub fn clear_dead(store: &Store, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
         // What is written there need not be true.
         return (0, Vec::new());
     }
-    let (living, dead) = match store.living_and_dead() {
+    let (living, dead) = match store.containers.living_and_dead() {
         Ok(found) => found,
         Err(error) => {
             tracing::warn!(%error, "cannot look for dead containers");
@@ -39,7 +39,7 @@ pub fn clear_dead(store: &Store, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
         }
         // Nobody was told that it runs. What cannot be read may have been told.
         let keep = keep && !matches!(State::load(&folder), Ok(None));
-        match store.lock_container(&id) {
+        match store.containers.lock(&id) {
             // Its monitor may have been killed, and the container with it or not.
             Ok(Some(folder)) if keep => {
                 if let Err(error) = detached::bury(folder.path(), &id, now()) {
@@ -68,6 +68,6 @@ const ASKED: usize = 4;
 
 /// The superblocks by an image's name that living containers have mounted.
 pub fn share(store: &Store, living: &[String], image: ImageId) -> impl Iterator<Item = Superblock> {
-    let alike = living.iter().filter(move |id| store.image_of_container(id) == Some(image));
+    let alike = living.iter().filter(move |id| store.containers.image_of(id) == Some(image));
     alike.take(ASKED).filter_map(move |id| Superblock::take(&folder::path(store, id)))
 }

@@ -45,7 +45,7 @@ pub fn stop(
 ) -> Result<(), KnownError> {
     for it in known.iter().filter(|it| it.liveness == Liveness::Dead) {
         // Its monitor was killed, and it may go on.
-        if let Some(folder) = store.lock_container(&it.id)? {
+        if let Some(folder) = store.containers.lock(&it.id)? {
             detached::bury(folder.path(), &it.id, now())
                 .map_err(|source| KnownError::Bury { id: it.id.clone(), source })?;
         }

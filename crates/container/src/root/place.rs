@@ -140,7 +140,7 @@ impl WritableWish {
             Self::None => WritablePlace::None,
             Self::Memory(size) => WritablePlace::Memory(*size),
             Self::Filestore(size, durability) => {
-                let folder = store.containers_fd();
+                let folder = store.containers.fd();
                 let size = size.map_or_else(|| filestore::default_size(folder, backing), Ok);
                 let size = size.map_err(PlaceError::Size)?;
                 let file = filestore::make(folder, size, *durability, backing, search);

@@ -154,7 +154,7 @@ pub fn of_image(
     trust: Trust,
     writable: Option<&WritableWish>,
 ) -> Result<Trust, TrustError> {
-    let exposure = store.exposure_of(image).map_err(OwnerError::Store)?;
+    let exposure = store.exposure_of(image).map_err(OwnerError::Disk)?;
     let Some(exposure) = exposure else { return Ok(trust) };
     // The file of a writable layer is copied from one that the store has.
     let is_filestore = matches!(writable, None | Some(WritableWish::Filestore(..)));

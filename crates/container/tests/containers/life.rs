@@ -61,7 +61,7 @@ fn a_container_in_the_foreground_ends_with_its_programs_code() {
         });
         assert_eq!(finish.end.unwrap().exit.shell_code(), 3, "{runtime:?}");
         assert!(!finish.has_lost && finish.stays.is_none());
-        assert!(fixture.store.containers().unwrap().is_empty());
+        assert!(fixture.store.containers.all().unwrap().is_empty());
     }
 }
 
@@ -85,7 +85,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
             assert_eq!(first, [0], "{runtime:?}");
             let folder = quire_container::folder::path(&fixture.store, "behind");
             assert_eq!(State::load(&folder).unwrap().unwrap().started, 7);
-            assert!(fixture.store.is_container_alive("behind").unwrap());
+            assert!(fixture.store.containers.is_alive("behind").unwrap());
             // Not before the program has said something.
             let since = Instant::now();
             while std::fs::read(folder.join(LOG)).unwrap() != b"out\n" {
@@ -101,7 +101,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
                 assert!(detached::is_over(&folder));
                 // It is kept, so that it is nobody's to reap.
                 assert_eq!(reap::clear_dead(&fixture.store, &|| 8), (0, Vec::new()));
-                fixture.store.lock_container("behind").unwrap().unwrap().remove().unwrap();
+                fixture.store.containers.lock("behind").unwrap().unwrap().remove().unwrap();
             }
             let since = Instant::now();
             while folder.exists() {

@@ -80,7 +80,7 @@ impl Store {
             users.images.values().flat_map(|it| it.devices.keys().copied()).collect();
         let needed = wanted.clone();
         let mut there = BTreeSet::new();
-        if let Some(data) = self.data()? {
+        if let Some(data) = self.devices.directory.get()? {
             for listed in data.list()? {
                 match devices::DataFile::parse(&listed.name) {
                     Some(devices::DataFile::Blob(id)) => drop(there.insert(id)),
@@ -167,7 +167,7 @@ impl Store {
     }
 
     fn has_index(&self, blob: &DeviceId) -> Result<bool, DiskError> {
-        Ok(self.data_there()?.stat(devices::index_name(blob))?.is_some())
+        Ok(self.devices.directory.there()?.stat(devices::index_name(blob))?.is_some())
     }
 
     /// The file of a blob and its index, but for what is in them.
@@ -180,7 +180,7 @@ impl Store {
         if !is_there {
             return Ok(Err(Damage::DataBlob(*blob, "it is missing".to_owned())));
         }
-        let damage = match self.index_damage(blob) {
+        let damage = match self.devices.index_damage(blob) {
             Ok(None) => None,
             Ok(Some(devices::DataError::Index { reason, .. })) => {
                 Some(Damage::DataIndex(*blob, reason.to_owned()))
@@ -194,7 +194,7 @@ impl Store {
         if let Some(damage) = damage {
             return Ok(Err(damage));
         }
-        let index = self.index_of(blob).map_err(|error| self.disk_error(error))?;
+        let index = self.devices.index_of(blob)?;
         let Some(index) = index else {
             return Ok(Err(Damage::DataIndex(*blob, "it is not there".to_owned())));
         };
@@ -227,7 +227,7 @@ impl Store {
         (blob, index, entry): &Job<'_>,
         buffer: &mut [u8],
     ) -> Result<Option<String>, FsckError> {
-        match self.open_part(&index.stored(blob, entry), index) {
+        match self.devices.open_part(&index.stored(blob, entry), index) {
             Ok(reader) => differs(reader, buffer, &entry.object(), &entry.sha256),
             Err(error) => fault::damage(&error).map(Some),
         }
@@ -235,7 +235,7 @@ impl Store {
 
     /// Where the pieces of an object are, if they are there.
     fn resolved(&self, blob: &DeviceId, index: &Index, record: &Record) -> Option<StoredObject> {
-        let find = |id: &[u8; 32], len| self.stored_piece(id, len).ok().flatten();
+        let find = |id: &[u8; 32], len| self.devices.find_piece(id, len).ok().flatten();
         devices::resolve(index, blob, record, &find)
     }
 
@@ -256,7 +256,7 @@ impl Store {
         if record.size > RECORD_BYTES_MAX {
             return Ok(Some((at, format!("{} bytes are more than any file has", record.size))));
         }
-        let why = match self.open_stored(&stored) {
+        let why = match self.devices.open_stored(&stored) {
             Ok(reader) => differs(reader, &mut vec![0; 1 << 20], &record.object(), &sha256)?,
             Err(error) => Some(fault::damage(&error)?),
         };
@@ -269,7 +269,7 @@ impl Store {
         blob: &DeviceId,
         object: &ObjectId,
     ) -> Result<bool, FsckError> {
-        let Ok(Some(index)) = fault::found(self.index_of(blob))? else { return Ok(false) };
+        let Ok(Some(index)) = fault::found(self.devices.index_of(blob))? else { return Ok(false) };
         let Some(key) = devices::key(object) else { return Ok(true) };
         if let Some(record) = index.record(&key)
             && self.record_damage(blob, &index, record)?.is_some()

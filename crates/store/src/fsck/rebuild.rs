@@ -82,7 +82,7 @@ impl Store {
     }
 
     fn fault(&self, diff_id: &Digest) -> Option<Fault> {
-        match self.layer(diff_id) {
+        match self.layers.open(diff_id) {
             Ok(Some(layer)) => self.rebuild(&layer).err(),
             // Removed meanwhile, by whoever holds the lock.
             Ok(None) => None,

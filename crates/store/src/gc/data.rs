@@ -10,9 +10,8 @@ use kernel::verity::measure;
 use super::GcError;
 use crate::disk::DiskError;
 use crate::inventory::Inventory;
-use crate::open::ImageFile;
 use crate::shelf::devices::{self, DATA_BLOCK, Entry, Index, Ranges, Record};
-use crate::shelf::images::{self, BlobRange};
+use crate::shelf::images::{self, BlobRange, ImageFile};
 use crate::store::Store;
 
 /// Bytes that a file system frees at once: a page.
@@ -275,14 +274,13 @@ impl Store {
     /// Every index, or why nothing can be decided.
     pub(super) fn readable_indexes(&self, found: &Inventory) -> Result<Indexes, GcError> {
         let there = |id: &&DeviceId| found.data_blobs.binary_search(id).is_ok();
-        let failed = |error| GcError::Disk(self.disk_error(error));
         if found.data_indexes.is_empty() {
             return Ok(Indexes::default());
         }
-        let indexes = self.indexes().map_err(failed)?;
+        let indexes = self.devices.indexes()?;
         for id in found.data_indexes.iter().filter(there) {
             if !indexes.contains_key(id)
-                && let Some(source) = self.index_damage(id)?
+                && let Some(source) = self.devices.index_damage(id)?
             {
                 return Err(GcError::Data(source));
             }
@@ -326,7 +324,7 @@ impl Store {
         for (blob, parts, index, live) in kept {
             let Some(cut) = Cut::of(index, parts, live, &pieces) else { continue };
             let name = devices::blob_name(blob);
-            let data = self.data_there()?;
+            let data = self.devices.directory.there()?;
             let Some((file, _)) = data.read(&name)? else { continue };
             let bytes = allocated(&file, &cut.free);
             let bytes = bytes.map_err(|source| data.failed("read", &name, source))?;
@@ -341,7 +339,7 @@ impl Store {
                 Freeing::Unsupported
             } else if importing {
                 Freeing::Imports
-            } else if self.is_blob_in_use(blob)? {
+            } else if self.devices.is_in_use(blob)? {
                 Freeing::InUse
             } else {
                 Freeing::Now
@@ -352,27 +350,14 @@ impl Store {
         Ok(found)
     }
 
-    /// Whether a mount or a process has the blob open. When in doubt, yes.
-    pub(super) fn is_blob_in_use(&self, blob: &DeviceId) -> Result<bool, DiskError> {
-        let Some(data) = self.data()? else { return Ok(false) };
-        let Ok(Some((file, _))) = data.read(devices::blob_name(blob)) else { return Ok(false) };
-        match kernel::lease::in_use(file.as_fd()) {
-            Ok(in_use) => Ok(in_use),
-            Err(error) => {
-                tracing::warn!(%blob, %error, "kept, since it may be in use");
-                Ok(true)
-            }
-        }
-    }
-
     /// Takes objects out of the index, durably, and then out of the blob: `false` if the file system cannot do that. The
     /// store is locked exclusively, and no import runs.
     pub(super) fn trim(&self, trimming: &Trimming) -> Result<bool, DiskError> {
         let Trimming { dead, index, cut } = trimming;
         if (cut.kept.len(), cut.records.len()) != (index.entries.len(), index.records.len()) {
-            self.drop_entries(&dead.blob, index, &cut.kept, &cut.records)?;
+            self.devices.drop_entries(&dead.blob, index, &cut.kept, &cut.records)?;
         }
-        let data = self.data_there()?;
+        let data = self.devices.directory.there()?;
         data.punch(devices::blob_name(&dead.blob), &cut.free)
     }
 }

@@ -13,8 +13,7 @@ use rustix::fs::{AtFlags, FileType as Kind, Mode, OFlags, ResolveFlags};
 
 use super::Data;
 use crate::disk::length;
-use crate::open::ImageFile;
-use crate::shelf::images::ContentsError;
+use crate::shelf::images::{ContentsError, ImageFile};
 
 /// What EROFS would have in memory of an image.
 #[derive(Debug)]

@@ -1,15 +1,15 @@
 //! One folder per container. What is in it besides its record is the `container` crate's affair.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
+use super::refs::Seconds;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::shelf::refs::Seconds;
-use crate::store::Store;
-use crate::work::{LOCK, Owner, Workspace, hide, is_alive, is_hidden, names, owner};
+use crate::work::{LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, names, owner};
 use image::digest::Digest;
 
 /// A container's record, in its folder.
@@ -205,29 +205,24 @@ pub(crate) struct Seen {
     pub(crate) record: Result<ContainerRecord, RecordError>,
 }
 
-impl Store {
-    /// `containers/`, for what the `container` crate keeps beside the containers, under names that begin with a dot.
-    #[must_use]
-    pub fn containers_fd(&self) -> BorrowedFd<'_> {
-        self.containers.as_fd()
-    }
+/// `containers/`: a folder for each container.
+#[derive(Debug)]
+pub struct ContainerShelf {
+    pub(crate) directory: Directory,
+    pub(crate) tmp: Arc<Tmp>,
+}
 
-    /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting
-    /// with a dot.
-    ///
-    /// The record of a container that is kept is synced; the others do not outlive a crash anyway.
-    ///
-    /// # Errors
-    /// [`ContainerError`] when the id is not one or is taken, or the image is not in the store.
-    pub fn create_container(
-        &self,
-        id: &str,
-        record: &ContainerRecord,
-    ) -> Result<ContainerDir, ContainerError> {
-        check_id(id)?;
-        if !self.is_writable() {
-            return Err(ContainerError::ReadOnly(self.path().to_owned()));
-        }
+/// A folder in the making, with its record and its lock.
+#[derive(Debug)]
+pub(crate) struct ContainerDraft {
+    work: Workspace,
+    lock: OwnedFd,
+    record: ContainerRecord,
+}
+
+impl ContainerShelf {
+    /// Writes what a container's folder begins with. The record of one that is kept is synced.
+    pub(crate) fn draft(&self, record: &ContainerRecord) -> Result<ContainerDraft, DiskError> {
         let work = Workspace::make(&self.tmp)?;
         let mut file = work.directory.create(RECORD)?;
         file.write_all(&record::encode(&Raw {
@@ -239,35 +234,50 @@ impl Store {
         }))?;
         file.publish_mode()?;
         drop(file);
-        let lock_file = work.directory.create_locked(LOCK)?;
+        let lock = work.directory.create_locked(LOCK)?;
         if record.keep {
             work.directory.sync_file(RECORD)?;
             work.directory.sync()?;
         }
-        // From the look at the image to the container's appearance, gc waits.
-        let lock = self.lock_shared()?;
-        if self.images.stat(record.image.to_string())?.is_none() {
-            return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
-        }
+        Ok(ContainerDraft { work, lock, record: record.clone() })
+    }
+
+    /// Makes the folder a container's. The store's lock is held.
+    pub(crate) fn publish(
+        &self,
+        id: &str,
+        draft: ContainerDraft,
+    ) -> Result<ContainerDir, ContainerError> {
+        let ContainerDraft { work, lock, record } = draft;
         // All that can fail for want of descriptors comes before there is a container.
-        let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
-        let published = work.publish(&self.containers, id)?;
-        drop(lock);
+        let (parent, tmp) = (self.directory.try_clone()?, self.tmp.try_clone()?);
+        let published = work.publish(&self.directory, id)?;
         let directory = published.ok_or_else(|| ContainerError::Exists(id.to_owned()))?;
-        if record.keep {
-            self.containers.sync()?;
-        }
-        let (id, record, lock) = (id.to_owned(), Some(record.clone()), Some(lock_file));
-        Ok(ContainerDir { parent, tmp, directory, lock, name: id.clone(), id, record })
+        let (id, name) = (id.to_owned(), id.to_owned());
+        Ok(ContainerDir {
+            parent,
+            tmp,
+            directory,
+            lock: Some(lock),
+            name,
+            id,
+            record: Some(record),
+        })
+    }
+
+    /// `containers/`, for what the `container` crate keeps beside the containers, under names that begin with a dot.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
     }
 
     /// Whether somebody has a container's folder locked; not if it is not there.
     ///
     /// # Errors
     /// [`ContainerError`] when that cannot be asked.
-    pub fn is_container_alive(&self, id: &str) -> Result<bool, ContainerError> {
+    pub fn is_alive(&self, id: &str) -> Result<bool, ContainerError> {
         check_id(id)?;
-        match self.containers.open_if_there(id)? {
+        match self.directory.open_if_there(id)? {
             Some(directory) => Ok(is_alive(&directory)?),
             None => Ok(false),
         }
@@ -277,14 +287,14 @@ impl Store {
     ///
     /// # Errors
     /// [`ContainerError`] when there is none.
-    pub fn lock_container(&self, id: &str) -> Result<Option<ContainerDir>, ContainerError> {
+    pub fn lock(&self, id: &str) -> Result<Option<ContainerDir>, ContainerError> {
         check_id(id)?;
-        match owner(&self.containers, id)? {
+        match owner(&self.directory, id)? {
             Owner::Alive => Ok(None),
             Owner::Gone => Err(ContainerError::Absent(id.to_owned())),
             Owner::Dead(directory) => {
                 let record = read_record(&directory)?.ok();
-                let (parent, tmp) = (self.containers.try_clone()?, self.tmp.try_clone()?);
+                let (parent, tmp) = (self.directory.try_clone()?, self.tmp.try_clone()?);
                 let (id, name, lock) = (id.to_owned(), id.to_owned(), None);
                 Ok(Some(ContainerDir { parent, tmp, directory, lock, name, id, record }))
             }
@@ -292,12 +302,12 @@ impl Store {
     }
 
     /// All containers whose record can be read, in byte order of their ids; the others are
-    /// [`Store::damaged_containers`].
+    /// [`damaged`](Self::damaged).
     ///
     /// # Errors
     /// The disk's.
-    pub fn containers(&self) -> Result<Vec<(String, ContainerRecord, Liveness)>, ContainerError> {
-        let seen = self.see_containers()?.into_iter();
+    pub fn all(&self) -> Result<Vec<(String, ContainerRecord, Liveness)>, ContainerError> {
+        let seen = self.see_all()?.into_iter();
         Ok(seen.filter_map(|it| Some((it.id, it.record.ok()?, it.liveness))).collect())
     }
 
@@ -305,10 +315,8 @@ impl Store {
     ///
     /// # Errors
     /// The disk's.
-    pub fn damaged_containers(
-        &self,
-    ) -> Result<Vec<(String, Liveness, ContainerError)>, ContainerError> {
-        let found = self.see_containers()?.into_iter().filter_map(Seen::found);
+    pub fn damaged(&self) -> Result<Vec<(String, Liveness, ContainerError)>, ContainerError> {
+        let found = self.see_all()?.into_iter().filter_map(Seen::found);
         let damaged = found.filter_map(|it| Some((it.id, it.liveness, it.record.err()?)));
         Ok(damaged.collect())
     }
@@ -320,8 +328,8 @@ impl Store {
     /// The disk's.
     pub fn living_and_dead(&self) -> Result<(Vec<String>, Vec<FoundContainer>), ContainerError> {
         let (mut living, mut dead) = (Vec::new(), Vec::new());
-        for id in self.container_ids()? {
-            match self.open_container(&id)? {
+        for id in self.ids()? {
+            match self.open(&id)? {
                 Some((_, Liveness::Alive)) => living.push(id),
                 Some((directory, Liveness::Dead)) => {
                     dead.extend(self.see(id, &directory, Liveness::Dead)?.and_then(Seen::found));
@@ -336,33 +344,33 @@ impl Store {
     ///
     /// # Errors
     /// The disk's.
-    pub fn container(&self, id: &str) -> Result<Option<FoundContainer>, ContainerError> {
+    pub fn get(&self, id: &str) -> Result<Option<FoundContainer>, ContainerError> {
         if check_id(id).is_err() {
             return Ok(None);
         }
-        let Some((directory, liveness)) = self.open_container(id)? else { return Ok(None) };
+        let Some((directory, liveness)) = self.open(id)? else { return Ok(None) };
         Ok(self.see(id.to_owned(), &directory, liveness)?.and_then(Seen::found))
     }
 
     /// The image of a container; none if that cannot be read, or the container has gone.
     #[must_use]
-    pub fn image_of_container(&self, id: &str) -> Option<ImageId> {
+    pub fn image_of(&self, id: &str) -> Option<ImageId> {
         check_id(id).ok()?;
-        let directory = self.containers.open_if_there(id).ok()??;
+        let directory = self.directory.open_if_there(id).ok()??;
         Some(read_record(&directory).ok()?.ok()?.image)
     }
 
     /// In byte order.
-    fn container_ids(&self) -> Result<Vec<String>, DiskError> {
-        let listed = self.containers.list()?;
+    fn ids(&self) -> Result<Vec<String>, DiskError> {
+        let listed = self.directory.list()?;
         let folders = listed.iter().filter(|it| it.kind == rustix::fs::FileType::Directory);
         let ids = folders.filter_map(|it| it.text().filter(|id| check_id(id).is_ok()));
         Ok(ids.map(str::to_owned).collect())
     }
 
     /// None if it has been removed since it was listed.
-    fn open_container(&self, id: &str) -> Result<Option<(Directory, Liveness)>, DiskError> {
-        let Some(directory) = self.containers.open_if_there(id)? else { return Ok(None) };
+    fn open(&self, id: &str) -> Result<Option<(Directory, Liveness)>, DiskError> {
+        let Some(directory) = self.directory.open_if_there(id)? else { return Ok(None) };
         let liveness = match is_alive(&directory)? {
             true => Liveness::Alive,
             false if directory.is_linked()? => Liveness::Dead,
@@ -380,20 +388,26 @@ impl Store {
     ) -> Result<Option<Seen>, DiskError> {
         let record = read_record(directory)?;
         let is_empty = matches!(record, Err(RecordError::Unwritten));
-        if is_empty && self.containers.open_if_there(&id)?.is_none() {
+        if is_empty && self.directory.open_if_there(&id)?.is_none() {
             return Ok(None);
         }
         Ok(Some(Seen { id, liveness, record }))
     }
 
-    pub(crate) fn see_containers(&self) -> Result<Vec<Seen>, DiskError> {
+    pub(crate) fn see_all(&self) -> Result<Vec<Seen>, DiskError> {
         let mut seen = Vec::new();
-        for id in self.container_ids()? {
-            if let Some((directory, liveness)) = self.open_container(&id)? {
+        for id in self.ids()? {
+            if let Some((directory, liveness)) = self.open(&id)? {
                 seen.extend(self.see(id, &directory, liveness)?);
             }
         }
         Ok(seen)
+    }
+
+    /// Removes the folder of a dead container. `false` if it is alive, or gone.
+    pub(crate) fn remove_dead(&self, id: &str) -> Result<bool, DiskError> {
+        let Owner::Dead(_lock) = owner(&self.directory, id)? else { return Ok(false) };
+        self.directory.remove_tree(id).map(|()| true)
     }
 
     /// Whether somebody is removing a container's folder, and what the container had, at this moment.
@@ -409,25 +423,6 @@ impl Store {
             }
         }
         Ok(false)
-    }
-
-    /// Removes what dead commands left: work below `tmp/`, and the folders of dead containers that
-    /// are not to be kept. What nobody refers to otherwise is `gc`'s. Answers how many directories.
-    ///
-    /// # Errors
-    /// [`ContainerError`] when something cannot be removed.
-    pub fn clear_dead(&self) -> Result<u64, ContainerError> {
-        let mut cleared = crate::work::clear(&self.tmp)? + crate::trash::clear(&self.tmp)?;
-        for seen in self.see_containers()? {
-            if !seen.is_garbage() {
-                continue;
-            }
-            if let Owner::Dead(_lock) = owner(&self.containers, &seen.id)? {
-                self.containers.remove_tree(&seen.id)?;
-                cleared += 1;
-            }
-        }
-        Ok(cleared)
     }
 }
 

@@ -16,19 +16,17 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use image::verity::ImageId;
+use image::verity::{Algorithm, ImageId};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{DiskError, Room, length};
+use super::images::id_of;
+use super::refs::Seconds;
+use crate::disk::{Directory, DiskError, Room, length, on_disk};
 use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::shelf::images::id_of;
-use crate::shelf::refs::Seconds;
-use crate::store::Store;
-use crate::verified::{BytesError, VerifiedBytes};
-use crate::work::Workspace;
+use crate::work::Tmp;
 use image::digest::Digest;
 
 const PARTIAL: &str = ".partial";
@@ -99,35 +97,29 @@ struct Pin {
 /// The first bytes of a blob, which this process alone adds to.
 #[derive(Debug)]
 pub struct PartialBlob<'s> {
-    store: &'s Store,
+    shelf: &'s DownloadShelf,
     digest: Digest,
     file: File,
     length: u64,
     room: Room,
 }
 
-impl Store {
+/// `blobs/`: what pulls keep.
+#[derive(Debug)]
+pub struct DownloadShelf {
+    pub(crate) directory: Directory,
+    pub(crate) tmp: Arc<Tmp>,
+    pub(crate) algorithm: Algorithm,
+}
+
+impl DownloadShelf {
     /// A whole blob and its length in bytes. Its bytes are not compared with the digest: hash them.
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be opened.
     pub fn blob(&self, digest: &Digest) -> Result<Option<(File, u64)>, DiskError> {
-        let found = self.blobs.read(BlobFile::Whole(*digest).file_name())?;
+        let found = self.directory.read(BlobFile::Whole(*digest).file_name())?;
         Ok(found.map(|(file, stat)| (file, length(&stat))))
-    }
-
-    /// A whole blob of `size` bytes, compared with its digest as it is read.
-    ///
-    /// # Errors
-    /// [`BytesError`] when it is not here, or cannot be opened.
-    pub fn verified_blob(
-        &self,
-        digest: &Digest,
-        size: u64,
-    ) -> Result<VerifiedBytes<'static>, BytesError> {
-        let (file, _) =
-            self.blob(digest).map_err(BytesError::Blob)?.ok_or(BytesError::NoBlob(*digest))?;
-        Ok(VerifiedBytes::of_file(Arc::new(file), *digest, size))
     }
 
     /// What is here of a blob that is not whole, perhaps nothing. `None` while another process adds to it.
@@ -136,9 +128,9 @@ impl Store {
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be opened or made.
-    pub fn partial_blob(&self, digest: &Digest) -> Result<Option<PartialBlob<'_>>, DiskError> {
+    pub fn partial(&self, digest: &Digest) -> Result<Option<PartialBlob<'_>>, DiskError> {
         let name = BlobFile::Partial(*digest).file_name();
-        let failed = |action, errno: Errno| self.blobs.failed(action, &name, errno);
+        let failed = |action, errno: Errno| self.directory.failed(action, &name, errno);
         let flags = OFlags::RDWR
             | OFlags::CREATE
             | OFlags::NOFOLLOW
@@ -147,7 +139,7 @@ impl Store {
             | OFlags::CLOEXEC;
         loop {
             let mode = Mode::RUSR | Mode::WUSR;
-            let opened = rustix::fs::openat(&self.blobs, &name, flags, mode);
+            let opened = rustix::fs::openat(&self.directory, &name, flags, mode);
             let fd = opened.map_err(|errno| failed("open", errno))?;
             match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
@@ -158,18 +150,18 @@ impl Store {
             let stat = rustix::fs::fstat(&fd).map_err(|errno| failed("stat", errno))?;
             if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
                 let odd = io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file");
-                return Err(self.blobs.failed("read", &name, odd));
+                return Err(self.directory.failed("read", &name, odd));
             }
             // Removed or made whole between the opening and the locking.
             if stat.st_nlink == 0
-                || self.blobs.stat(&name)?.map(|it| it.st_ino) != Some(stat.st_ino)
+                || self.directory.stat(&name)?.map(|it| it.st_ino) != Some(stat.st_ino)
             {
                 continue;
             }
             let length = length(&stat);
-            let room = self.room()?;
-            let (store, digest, file) = (self, *digest, fd.into());
-            return Ok(Some(PartialBlob { store, digest, file, length, room }));
+            let room = self.tmp.room()?;
+            let (shelf, digest, file) = (self, *digest, fd.into());
+            return Ok(Some(PartialBlob { shelf, digest, file, length, room }));
         }
     }
 
@@ -179,7 +171,8 @@ impl Store {
     /// # Errors
     /// [`DiskError`] when it cannot be written.
     pub fn pin(&self, manifest: &Digest, now: Seconds) -> Result<(), DiskError> {
-        self.write_blob_file(&BlobFile::Pin(*manifest), &record::encode(&Pin { created: now }))
+        let pin = record::encode(&Pin { created: now });
+        self.tmp.replace(&self.directory, BlobFile::Pin(*manifest).file_name(), &pin)
     }
 
     /// What [`set_signatures`](Self::set_signatures) kept of a manifest. Nothing is known of the bytes: who reads them
@@ -188,7 +181,7 @@ impl Store {
     /// # Errors
     /// [`DiskError`] when they cannot be read, or are more than [`SIGNATURES_MAX`].
     pub fn signatures(&self, manifest: &Digest) -> Result<Option<Vec<u8>>, DiskError> {
-        self.blobs.read_all(BlobFile::Signatures(*manifest).file_name(), SIGNATURES_MAX)
+        self.directory.read_all(BlobFile::Signatures(*manifest).file_name(), SIGNATURES_MAX)
     }
 
     /// Keeps these bytes with a manifest, durably, in the place of what was kept before. `gc` removes them with it, so
@@ -200,20 +193,9 @@ impl Store {
         let file = BlobFile::Signatures(*manifest);
         if bytes.len() as u64 > SIGNATURES_MAX {
             let odd = io::Error::new(io::ErrorKind::FileTooLarge, "too many signatures");
-            return Err(self.blobs.failed("write", file.file_name(), odd));
+            return Err(self.directory.failed("write", file.file_name(), odd));
         }
-        self.write_blob_file(&file, bytes)
-    }
-
-    fn write_blob_file(&self, file: &BlobFile, bytes: &[u8]) -> Result<(), DiskError> {
-        let work = Workspace::make(&self.tmp)?;
-        let mut new = work.directory.create("new")?;
-        new.write_all(bytes)?;
-        new.publish_mode()?;
-        work.directory.sync_file("new")?;
-        work.directory.rename_over("new", &self.blobs, file.file_name())?;
-        self.blobs.sync()?;
-        work.remove()
+        self.tmp.replace(&self.directory, file.file_name(), bytes)
     }
 
     /// Ends what [`pin`](Self::pin) began. Answers whether there was a pin.
@@ -221,12 +203,12 @@ impl Store {
     /// # Errors
     /// [`DiskError`] when it cannot be removed.
     pub fn unpin(&self, manifest: &Digest) -> Result<bool, DiskError> {
-        self.blobs.unlink(BlobFile::Pin(*manifest).file_name())
+        self.directory.unlink(BlobFile::Pin(*manifest).file_name())
     }
 
     /// Whether the pin of this manifest still holds. One that is damaged does not: it only saves work.
     pub(crate) fn is_pinned(&self, manifest: &Digest, now: Seconds) -> Result<bool, DiskError> {
-        let bytes = self.blobs.read_all(BlobFile::Pin(*manifest).file_name(), RECORD_MAX)?;
+        let bytes = self.directory.read_all(BlobFile::Pin(*manifest).file_name(), RECORD_MAX)?;
         let pin: Option<Result<Pin, RecordError>> = bytes.map(|bytes| record::decode(&bytes));
         Ok(match pin {
             // A clock that was set back must not keep it for ever.
@@ -263,10 +245,25 @@ impl Store {
         })
     }
 
+    /// Bytes on disk of parts of blobs that interrupted pulls, or running ones, have fetched.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn unfinished(&self) -> Result<u64, DiskError> {
+        let mut bytes = 0;
+        for listed in self.directory.list()? {
+            let file = listed.text().and_then(BlobFile::parse);
+            if matches!(file, Some(BlobFile::Partial(_) | BlobFile::Pin(_))) {
+                bytes += self.directory.stat(&listed.name)?.map_or(0, |stat| on_disk(&stat));
+            }
+        }
+        Ok(bytes)
+    }
+
     /// All files of `blobs/` that belong there, in order.
     #[cfg(test)]
-    pub(crate) fn blob_files(&self) -> Result<Vec<BlobFile>, DiskError> {
-        let listed = self.blobs.list()?;
+    pub(crate) fn files(&self) -> Result<Vec<BlobFile>, DiskError> {
+        let listed = self.directory.list()?;
         let mut files: Vec<_> =
             listed.iter().filter_map(|it| BlobFile::parse(it.text()?)).collect();
         files.sort_unstable();
@@ -274,14 +271,14 @@ impl Store {
     }
 
     /// Removes a file of `blobs/`, unless a pull adds to it just now. Answers whether it is gone.
-    pub(crate) fn remove_blob_file(&self, file: &BlobFile) -> Result<bool, DiskError> {
+    pub(crate) fn remove(&self, file: &BlobFile) -> Result<bool, DiskError> {
         if let BlobFile::Partial(digest) = file {
-            return match self.partial_blob(digest)? {
+            return match self.partial(digest)? {
                 Some(partial) => partial.discard().map(|()| true),
                 None => Ok(false),
             };
         }
-        self.blobs.unlink_sealed(file.file_name())
+        self.directory.unlink_sealed(file.file_name())
     }
 }
 
@@ -327,7 +324,7 @@ impl PartialBlob<'_> {
     /// # Errors
     /// [`DiskError`].
     pub fn discard(self) -> Result<(), DiskError> {
-        self.store.blobs.unlink(BlobFile::Partial(self.digest).file_name()).map(drop)
+        self.shelf.directory.unlink(BlobFile::Partial(self.digest).file_name()).map(drop)
     }
 
     /// Makes it the whole blob, durably. The caller has compared the digest of all bytes.
@@ -341,12 +338,12 @@ impl PartialBlob<'_> {
         self.file.sync_all().map_err(|error| self.failed("sync", error))?;
         let [from, to] =
             [BlobFile::Partial(self.digest), BlobFile::Whole(self.digest)].map(|it| it.file_name());
-        self.store.blobs.rename_over(from, &self.store.blobs, to)?;
-        self.store.blobs.sync()
+        self.shelf.directory.rename_over(from, &self.shelf.directory, to)?;
+        self.shelf.directory.sync()
     }
 
     fn failed(&self, action: &'static str, source: io::Error) -> DiskError {
-        self.store.blobs.failed(action, BlobFile::Partial(self.digest).file_name(), source)
+        self.shelf.directory.failed(action, BlobFile::Partial(self.digest).file_name(), source)
     }
 }
 

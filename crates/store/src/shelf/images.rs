@@ -1,27 +1,117 @@
 //! The images of a store, and the objects that they need.
 
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
 use image::erofs::read::{
-    ByteOffset, Cached, Device, DeviceSlot, FileType, Image, ImageTree, Located, Objects, Owners,
-    Place, ReadAt, ReadError, View, native_tree, to_tree,
+    ByteOffset, Cached, DeviceSlot, FileType, Image, Objects, Owners, Place, ReadAt, ReadError,
+    View, native_tree, to_tree,
 };
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, DeviceId, Id, ImageId, ObjectId};
 
-use crate::open::{ImageFile, OpenImage};
-use crate::shelf::devices::{Index, PieceKey};
-use crate::shelf::refs::Form;
-use crate::store::{Store, StoreError};
+use super::is_in_use;
+use super::refs::Form;
+use crate::disk::{Directory, DiskError, length};
 
-impl Store {
+/// `images/`: EROFS images by their ids.
+#[derive(Debug)]
+pub struct ImageShelf {
+    pub(crate) directory: Directory,
+    pub(crate) algorithm: Algorithm,
+}
+
+impl ImageShelf {
     /// The ids of all images, in order, with or without a ref.
     ///
     /// # Errors
-    /// [`StoreError`] when the directory cannot be read.
-    pub fn images(&self) -> Result<Vec<ImageId>, StoreError> {
-        let algorithm = self.algorithm();
-        let listed = self.images.list()?;
+    /// [`DiskError`] when the directory cannot be read.
+    pub fn ids(&self) -> Result<Vec<ImageId>, DiskError> {
+        let listed = self.directory.list()?;
         let ids = listed.iter().filter_map(|it| id_of(&it.name));
-        Ok(ids.filter(|id| id.algorithm() == algorithm).collect())
+        Ok(ids.filter(|id| id.algorithm() == self.algorithm).collect())
+    }
+
+    /// Whether there is something of this name.
+    pub(crate) fn has(&self, id: &ImageId) -> Result<bool, DiskError> {
+        Ok(self.directory.stat(id.to_string())?.is_some())
+    }
+
+    /// The file of an image, without the promise that `gc` keeps it: for `gc` itself, and whoever holds the lock.
+    pub(crate) fn open(&self, id: &ImageId) -> Result<Option<ImageFile>, DiskError> {
+        let file = self.directory.read(id.to_string())?;
+        Ok(file.map(|(file, stat)| ImageFile::new(file, length(&stat))))
+    }
+
+    /// Whether a mount or a process has the image open. When in doubt, yes.
+    pub(crate) fn is_in_use(&self, id: &ImageId) -> bool {
+        is_in_use(&self.directory, &id.to_string())
+    }
+}
+
+/// An image file, to be read at any offset: a source for `image::erofs::read::Image`. Each read is a
+/// system call; put `image::erofs::read::Cached` around it.
+#[derive(Debug)]
+pub struct ImageFile {
+    file: File,
+    size: u64,
+}
+
+impl ImageFile {
+    pub(crate) const fn new(file: File, size: u64) -> Self {
+        Self { file, size }
+    }
+
+    /// An image outside of any store.
+    ///
+    /// # Errors
+    /// As `open`; also when it is no regular file.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        Ok(Self { file, size: metadata.len() })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The descriptor, for the kernel.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
+    /// Fills `buffer` from `offset`.
+    ///
+    /// # Errors
+    /// As `pread`; the end of the file within is `UnexpectedEof`.
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+}
+
+impl ReadAt for ImageFile {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
     }
 }
 
@@ -41,7 +131,7 @@ pub(crate) struct DeviceUse {
 }
 
 /// Whether an image has its files' bytes on devices or in itself; one of small files only has no devices.
-fn is_native<S: ReadAt>(image: &Image<S>) -> bool {
+pub(crate) fn is_native<S: ReadAt>(image: &Image<S>) -> bool {
     image.superblock().composefs.is_none() || !image.devices().is_empty()
 }
 
@@ -179,85 +269,4 @@ pub(crate) fn inside(image: &ImageFile) -> Result<Vec<ObjectId>, ContentsError> 
 }
 
 /// Up to so many bytes, a file is in the tree itself, as composefs has it.
-const INLINE_MAX: u64 = 64;
-
-impl Store {
-    /// The tree of an image, with the names of its objects, whatever its form is. A file of a native image that no index
-    /// knows has none.
-    ///
-    /// # Errors
-    /// [`ContentsError`] when it cannot be read.
-    pub fn tree(&self, image: &OpenImage, owners: Owners) -> Result<ImageTree, ContentsError> {
-        let read = Image::open(Cached::new(&image.image))?;
-        if !is_native(&read) {
-            return Ok(to_tree(&read, View::Composefs(owners))?);
-        }
-        let indexes: Vec<_> = image
-            .devices
-            .iter()
-            .map(|device| {
-                self.index_of(&device.id).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "objects in a data blob have no names");
-                    None
-                })
-            })
-            .collect();
-        let index_of = |device: Device| indexes.get(device.slot()?)?.as_deref();
-        let find = |located: &Located<'_>| {
-            whole(located, &index_of).or_else(|| {
-                let pieces = pieces(located, &index_of)?;
-                let mut records = indexes.iter().flatten().filter_map(|it| it.record_of(&pieces));
-                let record = records.find(|it| is_same(located, it.size, &it.sha256))?;
-                Some(record.object())
-            })
-        };
-        let objects = Objects { algorithm: self.algorithm(), inline_max: INLINE_MAX, find: &find };
-        Ok(native_tree(&read, objects)?)
-    }
-}
-
-fn is_same(located: &Located<'_>, size: u64, sha256: &[u8; 32]) -> bool {
-    located.size == size && located.fingerprint.is_none_or(|it| it == *sha256)
-}
-
-/// The object that a file is, if the file is where one is, in one run.
-fn whole<'i>(
-    located: &Located<'_>,
-    index_of: &dyn Fn(Device) -> Option<&'i Index>,
-) -> Option<ObjectId> {
-    let [run] = located.runs else { return None };
-    let Place::Data(device, offset) = run.place else { return None };
-    let entry = index_of(device)?.at(offset.0)?;
-    let is_it = run.len == entry.size && is_same(located, entry.size, &entry.sha256);
-    is_it.then(|| entry.object())
-}
-
-/// The objects that a file is made of, by what the indexes say is where the file's bytes are.
-fn pieces<'i>(
-    located: &Located<'_>,
-    index_of: &dyn Fn(Device) -> Option<&'i Index>,
-) -> Option<Vec<PieceKey>> {
-    let mut pieces = Vec::new();
-    let mut left = located.size;
-    for run in located.runs {
-        let (device, offset) = match run.place {
-            Place::Hole => {
-                pieces.push(PieceKey { id: None, len: run.len });
-                left = left.checked_sub(run.len)?;
-                continue;
-            }
-            Place::Data(device, offset) if device != Device::IMAGE => (device, offset.0),
-            Place::Data(..) | Place::Inline(_) => return None,
-        };
-        let index = index_of(device)?;
-        let until = offset.checked_add(run.len)?;
-        let mut at = offset;
-        while at < until {
-            let entry = index.at(at).filter(|it| it.until() <= until)?;
-            pieces.push(PieceKey { id: Some(entry.id), len: entry.size });
-            left = left.checked_sub(entry.size)?;
-            at = entry.until();
-        }
-    }
-    (left == 0).then_some(pieces)
-}
+pub(crate) const INLINE_MAX: u64 = 64;

@@ -6,14 +6,11 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 
-use image::verity::ObjectId;
+use image::verity::{Algorithm, ObjectId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::disk::{DiskError, NewFile};
-use crate::store::Store;
-use crate::transaction::Transaction;
-use crate::transaction::draft::Scrap;
+use crate::disk::{Directory, DiskError, NewFile};
 use image::digest::Digest;
 
 /// The first bytes of the file.
@@ -86,7 +83,7 @@ impl LayerInfo {
     }
 
     /// Adds blobs that were recorded before. Those that are known come first, and new ones before old ones.
-    fn add_known(&mut self, before: &[Blob]) {
+    pub(crate) fn add_known(&mut self, before: &[Blob]) {
         for blob in before {
             match self.blobs.iter_mut().find(|it| it.digest == blob.digest) {
                 Some(same) => {
@@ -136,26 +133,17 @@ pub enum LayerError {
     Disk(#[from] DiskError),
 }
 
-/// A new layer. Write the recipe to it; dropping it leaves nothing behind.
-pub struct LayerDraft<'t> {
-    transaction: &'t Transaction<'t>,
-    scrap: Scrap<'t>,
-    recipe_size: u64,
-    encoder: zstd::Encoder<'static, Hashed>,
-}
-
-impl std::fmt::Debug for LayerDraft<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut layer = f.debug_struct("LayerDraft");
-        layer.field("file", &self.scrap).field("recipe_size", &self.recipe_size).finish()
-    }
-}
-
 /// A file, counted and hashed as it is written.
 struct Hashed {
     file: NewFile,
     hash: Sha256,
     written: u64,
+}
+
+impl Hashed {
+    fn new(file: NewFile) -> Self {
+        Self { file, hash: Sha256::new(), written: 0 }
+    }
 }
 
 impl io::Write for Hashed {
@@ -171,64 +159,40 @@ impl io::Write for Hashed {
     }
 }
 
-impl<'t> LayerDraft<'t> {
-    pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<Self, LayerError> {
-        let failed = |source| {
-            transaction.fail();
-            LayerError::Recipe { action: "write", source }
-        };
-        let (scrap, file) = Scrap::new(transaction)?;
-        let mut file = Hashed { file, hash: Sha256::new(), written: 0 };
-        file.write_all(MAGIC).map_err(failed)?;
-        let encoder = zstd::Encoder::new(file, LEVEL).map_err(failed)?;
-        Ok(Self { transaction, scrap, recipe_size: 0, encoder })
+/// The file of a layer in the making. Write the recipe to it.
+pub(crate) struct LayerWriter {
+    recipe_size: u64,
+    encoder: zstd::Encoder<'static, Hashed>,
+}
+
+impl LayerWriter {
+    pub(crate) fn new(file: NewFile) -> io::Result<Self> {
+        let mut file = Hashed::new(file);
+        file.write_all(MAGIC)?;
+        Ok(Self { recipe_size: 0, encoder: zstd::Encoder::new(file, LEVEL)? })
     }
 
-    /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller has
-    /// checked that the tar has `info.diff_id`. Where the store has the layer already, the blobs of both are recorded.
-    ///
-    /// # Errors
-    /// [`LayerError`] when it cannot be written.
-    pub fn finish(self, mut info: LayerInfo) -> Result<(), LayerError> {
-        let Self { transaction, scrap, recipe_size, encoder } = self;
-        let store = transaction.store();
-        let place = match store.layer(&info.diff_id) {
-            Ok(Some(before)) => {
-                let before = before.info();
-                if info.blobs.iter().all(|it| !it.is_hashed || before.is_in(&it.digest)) {
-                    transaction.keep_layer(&info.diff_id);
-                    return Ok(());
-                }
-                info.add_known(&before.blobs);
-                LayerPlace::Newer
-            }
-            Ok(None) => LayerPlace::Free,
-            // What it knows of blobs would be lost.
-            Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
-            Err(error) => {
-                tracing::debug!(%error, "the layer is written anew");
-                LayerPlace::Damaged
-            }
-        };
-        let write = || write_end(encoder.finish()?, &info, recipe_size);
-        write().map_err(|source| {
-            transaction.fail();
-            LayerError::Recipe { action: "write", source }
-        })?;
-        transaction.finish_layer(scrap.keep(), &info.diff_id, place);
-        Ok(())
+    /// Bytes of the recipe so far.
+    pub(crate) const fn recipe_size(&self) -> u64 {
+        self.recipe_size
+    }
+
+    /// Ends the recipe, and adds what is known of the layer.
+    pub(crate) fn finish(self, info: &LayerInfo) -> io::Result<()> {
+        write_end(self.encoder.finish()?, info, self.recipe_size)
     }
 }
 
-/// What stands where a layer is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LayerPlace {
-    /// Nothing.
-    Free,
-    /// A damaged file.
-    Damaged,
-    /// The same layer, of which the new file tells more.
-    Newer,
+impl io::Write for LayerWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.encoder.write(bytes)?;
+        self.recipe_size += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// What stands behind the recipe.
@@ -253,43 +217,6 @@ fn write_end(mut file: Hashed, info: &LayerInfo, recipe_size: u64) -> io::Result
     file.write_all(&hash)
 }
 
-impl Transaction<'_> {
-    /// Records that a layer of the store is in this blob, and where it was pushed. If it says that it was hashed, the
-    /// caller has hashed all of its bytes while they gave this layer, or were made of it. Visible when the transaction is
-    /// committed.
-    ///
-    /// # Errors
-    /// [`LayerError`] when it cannot be written.
-    pub fn add_blob(&self, layer: &Layer, blob: Blob) -> Result<(), LayerError> {
-        let failed = |source| {
-            self.fail();
-            LayerError::Recipe { action: "write", source }
-        };
-        let mut info = LayerInfo { blobs: vec![blob], ..layer.info.clone() };
-        info.add_known(&layer.info.blobs);
-        let (scrap, file) = Scrap::new(self)?;
-        let mut file = Hashed { file, hash: Sha256::new(), written: 0 };
-        let whole = layer.file.try_clone().map_err(failed)?;
-        let mut recipe = Range { file: whole, at: 0, end: layer.recipe_end };
-        io::copy(&mut recipe, &mut file).map_err(failed)?;
-        write_end(file, &info, layer.recipe_size).map_err(failed)?;
-        self.finish_layer(scrap.keep(), &info.diff_id, LayerPlace::Newer);
-        Ok(())
-    }
-}
-
-impl io::Write for LayerDraft<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.encoder.write(bytes).inspect_err(|_| self.transaction.fail())?;
-        self.recipe_size += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// A layer of the store, opened and checked to be as it was written.
 #[derive(Debug)]
 pub struct Layer {
@@ -311,6 +238,14 @@ impl Layer {
     #[must_use]
     pub const fn recipe_size(&self) -> u64 {
         self.recipe_size
+    }
+
+    /// Writes a file of the same recipe, of which something else is known.
+    pub(crate) fn copy(&self, file: NewFile, info: &LayerInfo) -> io::Result<()> {
+        let mut file = Hashed::new(file);
+        let mut recipe = Range { file: self.file.try_clone()?, at: 0, end: self.recipe_end };
+        io::copy(&mut recipe, &mut file)?;
+        write_end(file, info, self.recipe_size)
     }
 
     /// Its recipe, decompressed as it is read.
@@ -361,20 +296,27 @@ impl io::Read for RecipeReader {
     }
 }
 
-impl Store {
+/// `layers/`: layers by their diff ids.
+#[derive(Debug)]
+pub struct LayerShelf {
+    pub(crate) directory: Directory,
+    pub(crate) algorithm: Algorithm,
+}
+
+impl LayerShelf {
     /// The layer with this diff id, if there is one. All of its file is read, and checked.
     ///
     /// # Errors
     /// [`LayerError`] when it is damaged or not readable.
-    pub fn layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
+    pub fn open(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
         let name = diff_id.file_name();
-        let Some((file, stat)) = self.layers.read(&name)? else { return Ok(None) };
+        let Some((file, stat)) = self.directory.read(&name)? else { return Ok(None) };
         let size = crate::disk::length(&stat);
-        let layer = parse(file, size, diff_id, self.algorithm().digest_len());
+        let layer = parse(file, size, diff_id, self.algorithm.digest_len());
         match layer {
             Ok(Ok(layer)) => Ok(Some(layer)),
             Ok(Err(reason)) => Err(LayerError::Damaged { diff_id: *diff_id, reason }),
-            Err(source) => Err(self.layers.failed("read", &name, source).into()),
+            Err(source) => Err(self.directory.failed("read", &name, source).into()),
         }
     }
 
@@ -382,8 +324,8 @@ impl Store {
     ///
     /// # Errors
     /// [`LayerError`] when the directory cannot be read.
-    pub fn layers(&self) -> Result<Vec<Digest>, LayerError> {
-        let listed = self.layers.list()?;
+    pub fn diff_ids(&self) -> Result<Vec<Digest>, LayerError> {
+        let listed = self.directory.list()?;
         let digests = listed.iter().filter_map(|it| Digest::from_file_name(it.text()?));
         let mut digests: Vec<_> = digests.collect();
         digests.sort_unstable();

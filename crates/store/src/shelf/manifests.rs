@@ -1,7 +1,6 @@
 //! OCI manifests, configs and indexes, by digest, byte for byte.
 
-use crate::disk::DiskError;
-use crate::store::Store;
+use crate::disk::{Directory, DiskError};
 use image::digest::Digest;
 
 /// The most bytes in a manifest, config or index. Registries refuse manifests of more than 4 MiB
@@ -47,13 +46,19 @@ pub(crate) fn check(expected: &Digest, bytes: &[u8]) -> Result<(), ManifestError
     Err(ManifestError::Mismatch { expected: *expected, actual: Box::new(actual) })
 }
 
-impl Store {
+/// `manifests/`: manifests, configs and indexes by their digests.
+#[derive(Debug)]
+pub struct ManifestShelf {
+    pub(crate) directory: Directory,
+}
+
+impl ManifestShelf {
     /// The bytes of a manifest, config or index, checked against the digest; `None` if absent.
     ///
     /// # Errors
     /// [`ManifestError`] when it is damaged or not readable.
-    pub fn manifest(&self, digest: &Digest) -> Result<Option<Vec<u8>>, ManifestError> {
-        let Some(bytes) = self.manifests.read_all(digest.file_name(), MANIFEST_MAX)? else {
+    pub fn read(&self, digest: &Digest) -> Result<Option<Vec<u8>>, ManifestError> {
+        let Some(bytes) = self.directory.read_all(digest.file_name(), MANIFEST_MAX)? else {
             return Ok(None);
         };
         check(digest, &bytes)?;

@@ -1,4 +1,6 @@
-//! What a store keeps, kind by kind. Each kind has a directory of its own, or a part of one.
+//! What a store keeps, kind by kind. Each kind has a directory of its own.
+//!
+//! A shelf knows the names in its directory and what stands under them. It knows neither the store nor an import.
 
 pub(crate) mod containers;
 pub(crate) mod devices;
@@ -6,4 +8,59 @@ pub(crate) mod downloads;
 pub(crate) mod images;
 pub(crate) mod layers;
 pub(crate) mod manifests;
+pub(crate) mod objects;
 pub(crate) mod refs;
+
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
+
+use crate::disk::{Directory, DiskError, length};
+
+/// A directory that the first thing in it brings. Nobody removes it.
+#[derive(Debug)]
+pub(crate) struct LateDirectory {
+    root: Arc<Directory>,
+    name: &'static str,
+    opened: OnceLock<Directory>,
+}
+
+impl LateDirectory {
+    pub(crate) const fn new(root: Arc<Directory>, name: &'static str) -> Self {
+        Self { root, name, opened: OnceLock::new() }
+    }
+
+    /// The directory, if there is one.
+    pub(crate) fn get(&self) -> Result<Option<&Directory>, DiskError> {
+        if self.opened.get().is_none()
+            && let Some(directory) = self.root.open_if_there(self.name)?
+        {
+            // Another thread may have been faster: theirs is as good.
+            drop(self.opened.set(directory));
+        }
+        Ok(self.opened.get())
+    }
+
+    /// The directory, for who knows that something is in it.
+    pub(crate) fn there(&self) -> Result<&Directory, DiskError> {
+        let gone = || self.root.failed("open directory", self.name, Errno::NOENT);
+        self.get()?.ok_or_else(gone)
+    }
+}
+
+/// Whether this is a regular file of `size` bytes.
+pub(crate) fn is_file_of(stat: &Stat, size: u64) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && length(stat) == size
+}
+
+/// Whether a mount or a process has a file open. When in doubt, yes.
+fn is_in_use(directory: &Directory, name: &str) -> bool {
+    // Something else than a file in its place is for fsck; nobody has it mounted.
+    let Ok(Some((file, _))) = directory.read(name) else { return false };
+    kernel::lease::in_use(file.as_fd()).unwrap_or_else(|error| {
+        tracing::warn!(name, %error, "kept, since it may be in use");
+        true
+    })
+}

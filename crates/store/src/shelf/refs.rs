@@ -7,10 +7,8 @@ use std::str::FromStr;
 use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
-use crate::disk::DiskError;
+use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::store::Store;
-use crate::transaction::TransactionError;
 use image::digest::Digest;
 
 /// Seconds since 1970 in UTC. The library reads no clock: callers say what time it is.
@@ -206,14 +204,6 @@ pub enum RefError {
         /// What was found.
         source: DiskError,
     },
-    /// It cannot be written.
-    #[error("cannot set the ref {name}")]
-    Set {
-        /// Which one.
-        name: RefName,
-        /// Why.
-        source: TransactionError,
-    },
     /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
@@ -252,17 +242,23 @@ fn decode(name: &RefName, bytes: &[u8]) -> Result<Reference, RefError> {
     Ok(Reference { image, manifest: raw.manifest, form: raw.form, created: raw.created })
 }
 
-impl Store {
+/// `refs/`: a record for each name.
+#[derive(Debug)]
+pub struct RefShelf {
+    pub(crate) directory: Directory,
+}
+
+impl RefShelf {
     /// All refs, in byte order of their names.
     ///
     /// # Errors
-    /// [`RefError`] when one is damaged or not readable. [`readable_refs`](Self::readable_refs) is for
+    /// [`RefError`] when one is damaged or not readable. [`readable`](Self::readable) is for
     /// who wants the others.
-    pub fn refs(&self) -> Result<Vec<(RefName, Reference)>, RefError> {
+    pub fn all(&self) -> Result<Vec<(RefName, Reference)>, RefError> {
         let mut refs = Vec::new();
-        for name in self.ref_names()? {
+        for name in self.names()? {
             // One that is removed meanwhile is no error.
-            if let Some(reference) = self.reference(&name)? {
+            if let Some(reference) = self.get(&name)? {
                 refs.push((name, reference));
             }
         }
@@ -273,11 +269,11 @@ impl Store {
     ///
     /// # Errors
     /// [`DiskError`] when they cannot be listed.
-    pub fn readable_refs(&self) -> Result<(BTreeMap<RefName, Reference>, Vec<BadRef>), DiskError> {
+    pub fn readable(&self) -> Result<(BTreeMap<RefName, Reference>, Vec<BadRef>), DiskError> {
         let mut refs = BTreeMap::new();
         let mut bad = Vec::new();
-        for name in self.ref_names()? {
-            match self.reference(&name) {
+        for name in self.names()? {
+            match self.get(&name) {
                 Ok(Some(reference)) => drop(refs.insert(name, reference)),
                 // Removed meanwhile.
                 Ok(None) => {}
@@ -287,8 +283,8 @@ impl Store {
         Ok((refs, bad))
     }
 
-    pub(crate) fn ref_names(&self) -> Result<Vec<RefName>, DiskError> {
-        let listed = self.refs.list()?;
+    pub(crate) fn names(&self) -> Result<Vec<RefName>, DiskError> {
+        let listed = self.directory.list()?;
         let mut names: Vec<_> =
             listed.iter().filter_map(|it| RefName::from_file_name(it.text()?)).collect();
         names.sort_unstable();
@@ -299,46 +295,14 @@ impl Store {
     ///
     /// # Errors
     /// [`RefError`] when it is damaged or not readable.
-    pub fn reference(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
-        let bytes = match self.refs.read_all(name.file_name(), RECORD_MAX) {
+    pub fn get(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
+        let bytes = match self.directory.read_all(name.file_name(), RECORD_MAX) {
             Err(source) if source.is_not_a_file() => {
                 return Err(RefError::NotAFile { name: name.clone(), source });
             }
             other => other?,
         };
         bytes.map(|bytes| decode(name, &bytes)).transpose()
-    }
-
-    /// Lets `name` stand for `reference`, durably. What it names must be in the store.
-    ///
-    /// # Errors
-    /// [`RefError::Set`] when it is not, or the ref cannot be written.
-    pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), RefError> {
-        let failed = |source| RefError::Set { name: name.clone(), source };
-        let transaction = self.begin().map_err(failed)?;
-        transaction.set_ref(name.clone(), reference.clone());
-        transaction.commit().map(drop).map_err(failed)
-    }
-
-    /// Removes a ref, and nothing else: `gc` frees what it was the last to hold. Answers what it
-    /// was, if that could be read: a damaged one is removed too.
-    ///
-    /// # Errors
-    /// [`RefError::Absent`], or when it cannot be removed.
-    pub fn remove_ref(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
-        if !self.is_writable() {
-            return Err(RefError::ReadOnly(self.path().to_owned()));
-        }
-        let was = match self.reference(name) {
-            Err(RefError::Disk(error)) => return Err(error.into()),
-            Err(_) => None,
-            Ok(was) => was,
-        };
-        if !self.refs.remove_any(name.file_name())? {
-            return Err(RefError::Absent(name.clone()));
-        }
-        self.refs.sync()?;
-        Ok(was)
     }
 }
 

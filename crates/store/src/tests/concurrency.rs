@@ -67,7 +67,7 @@ fn an_import_keeps_what_it_has_found() {
     let (plan, swept) = other.gc(NOW).unwrap();
     assert_eq!(plan.garbage.len(), 6 + 4, "{plan:?}");
     assert!(swept.freed == 0 && swept.set_aside > 0, "{swept:?}");
-    assert!(other.images().unwrap().is_empty());
+    assert!(other.images.ids().unwrap().is_empty());
     // Nobody may remove it before the import has ended.
     other.clear_dead().unwrap();
     other.begin().unwrap().commit().unwrap();
@@ -120,7 +120,7 @@ fn what_has_vanished_is_an_error() {
     transaction.set_ref(name("new"), reference);
     let error = transaction.commit().unwrap_err().to_string();
     assert!(error.contains("has vanished"), "{error}");
-    assert!(store.refs().unwrap().is_empty());
+    assert!(store.refs.all().unwrap().is_empty());
 }
 
 #[test]

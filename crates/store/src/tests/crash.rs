@@ -250,7 +250,7 @@ fn an_import_of_a_data_blob_survives_a_crash_at_any_moment() {
 #[test]
 fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
     let blob = image::digest::Digest::sha256(b"a blob");
-    let layer_of = |store: &Store| *store.layers().unwrap().first().unwrap();
+    let layer_of = |store: &Store| *store.layers.diff_ids().unwrap().first().unwrap();
     let recorded = record(
         |store| {
             import(store, "kept", &sample("kept", 2)).unwrap();
@@ -270,7 +270,7 @@ fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
     let was_known = std::cell::Cell::new([false; 2]);
     let judge = |directory: &Path, at: usize| {
         let store = Store::open(directory, crate::Who::this_process(), OpenOptions::read())?;
-        let layer = store.layer(&layer_of(&store))?.ok_or("the layer is gone")?;
+        let layer = store.layers.open(&layer_of(&store))?.ok_or("the layer is gone")?;
         let mut known = was_known.get();
         known[usize::from(layer.info().is_in(&blob))] = true;
         was_known.set(known);
@@ -506,7 +506,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
             import(store, "image", &sample("image", 1)).unwrap();
         },
         |store| {
-            let image = store.reference(&name("image")).unwrap().unwrap().image;
+            let image = store.refs.get(&name("image")).unwrap().unwrap().image;
             let record = ContainerRecord {
                 image,
                 manifest: None,
@@ -522,7 +522,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
         .replay(&|directory, at| {
             judge((directory, at), &refs, &refs, &[])?;
             let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
-            let there = store.containers()?.len();
+            let there = store.containers.all()?.len();
             if at == recorded.changes.len() && there != 1 {
                 return Err(format!("{there} containers").into());
             }

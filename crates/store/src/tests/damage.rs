@@ -97,7 +97,7 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     let mut files = sample("one", 2);
     files.insert("twin".into(), files["shared-1"].clone());
     let one = import(&store, "one", &files).unwrap();
-    store.set_ref(&name("also"), &store.reference(&name("one")).unwrap().unwrap()).unwrap();
+    store.set_ref(&name("also"), &store.refs.get(&name("one")).unwrap().unwrap()).unwrap();
     let two = import(&store, "two", &sample("two", 2)).unwrap();
 
     let path = object_path(directory.path(), &files["shared-1"]);
@@ -288,8 +288,8 @@ fn a_ref_that_cannot_be_read_hides_nothing_else_and_can_be_removed() {
         let two = import(&store, "two", &sample("two", 1)).unwrap();
         let path = directory.path().join("refs/one:latest");
         break_it(&path);
-        assert!(store.refs().is_err());
-        let (good, bad) = store.readable_refs().unwrap();
+        assert!(store.refs.all().is_err());
+        let (good, bad) = store.refs.readable().unwrap();
         assert_eq!(good.keys().collect::<Vec<_>>(), [&name("two")]);
         assert_eq!(bad.iter().map(|it| &it.name).collect::<Vec<_>>(), [&name("one")]);
         assert_eq!(store.resolve("two").unwrap().image, two);

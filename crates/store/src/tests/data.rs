@@ -13,7 +13,7 @@ use image::verity::{Algorithm, DeviceId, ImageId, ObjectId, digest};
 
 use super::{Failure, check, import, import_as, open, sample};
 use crate::{
-    BlobKind, DataBlob, Digest, DraftError, Form, OpenOptions, Store, StoreError, Transaction,
+    BlobKind, DataBlob, Digest, DraftError, Form, LookupError, OpenOptions, Store, Transaction,
     TransactionError, Where,
 };
 
@@ -51,7 +51,7 @@ pub(super) fn add_native(
         if stored.size == 0 {
             continue;
         }
-        let size = match import.store().index_of(&stored.blob)? {
+        let size = match import.store().devices.index_of(&stored.blob)? {
             Some(index) => index.header.bytes,
             None => import.made_bytes(&stored.blob).unwrap(),
         };
@@ -121,7 +121,7 @@ fn objects_in_a_blob_are_found_and_read() {
     let other =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let files = files("blob ");
-    assert_eq!(other.stored(&id(&files[0])).unwrap(), None);
+    assert_eq!(other.devices.find(&id(&files[0])).unwrap(), None);
 
     let import = store.begin().unwrap();
     let blob = pack(&import, &files).unwrap();
@@ -137,7 +137,7 @@ fn objects_in_a_blob_are_found_and_read() {
         import.stored_object(&stored).unwrap().read_to_end(&mut read).unwrap();
         assert_eq!(read, *bytes);
         assert_eq!(import.reuse_anywhere(&object, size + 1).unwrap(), None);
-        assert_eq!(store.stored(&object).unwrap(), None);
+        assert_eq!(store.devices.find(&object).unwrap(), None);
     }
     import.commit().unwrap();
 
@@ -151,20 +151,26 @@ fn objects_in_a_blob_are_found_and_read() {
             assert!(!store.has(&object, 1).unwrap());
             assert_eq!(bytes_of(store, &object), *bytes);
         }
-        let stored = other.stored(&object).unwrap().unwrap();
+        let stored = other.devices.find(&object).unwrap().unwrap();
         assert_eq!((stored.blob, stored.size), (blob.id, bytes.len() as u64));
         assert_eq!(stored.sha256, *Sha256::digest(bytes));
         let start = usize::try_from(stored.offset).unwrap();
         assert_eq!(file[start..start + bytes.len()], *bytes);
         if !bytes.is_empty() {
-            assert_eq!(other.stored_at(&blob.id, stored.offset).unwrap(), Some(stored.clone()));
+            assert_eq!(
+                other.devices.find_at(&blob.id, stored.offset).unwrap(),
+                Some(stored.clone())
+            );
         }
-        assert_eq!(other.stored_in(&object, [&blob.id]).unwrap(), Some(stored));
-        assert_eq!(other.stored_in(&object, [&DeviceId::new(*object.digest())]).unwrap(), None);
+        assert_eq!(other.devices.find_in(&object, [&blob.id]).unwrap(), Some(stored));
+        assert_eq!(
+            other.devices.find_in(&object, [&DeviceId::new(*object.digest())]).unwrap(),
+            None
+        );
     }
     assert!(matches!(
         store.object(&ObjectId::new(*blob.id.digest())),
-        Err(StoreError::NoObject(_))
+        Err(LookupError::NoObject(_))
     ));
     check(&store).unwrap();
 }
@@ -241,7 +247,7 @@ fn a_tar_says_which_layer_it_is() {
     assert!(matches!(make(BlobKind::Packed, Some(layer)), Err(DraftError::Layer { .. })));
     let blob = make(BlobKind::Tar, Some(layer)).unwrap();
     assert_eq!(blob.bytes, 512 + 1024 + 512);
-    assert_eq!(store.index_of(&blob.id).unwrap().unwrap().header.layer, Some(layer));
+    assert_eq!(store.devices.index_of(&blob.id).unwrap().unwrap().header.layer, Some(layer));
     assert_eq!(bytes_of(&store, &id(&[b'f'; 600])), [b'f'; 600]);
     // A layer is there with all of its objects only: sparse ones stand nowhere in a tar.
     let (file, sparse, other) = (id(&[b'f'; 600]), vec![b's'; 9000], Digest::sha256(b"other"));
@@ -333,7 +339,7 @@ fn an_image_of_an_earlier_version_is_refused() {
     let store = open(directory.path());
     let files = sample("old", 12);
     let image = import_as(&store, "old", &files, Form::Packed).unwrap();
-    let blobs = || store.data_there().unwrap().list().unwrap().len();
+    let blobs = || store.devices.directory.there().unwrap().list().unwrap().len();
     let before = blobs();
     let bytes = std::fs::read(directory.path().join("images").join(image.to_string())).unwrap();
     // Without a header, and with one of version 1.
@@ -352,7 +358,7 @@ fn an_image_of_an_earlier_version_is_refused() {
         import.set_ref("old".parse().unwrap(), reference);
         import.commit().unwrap();
         super::check_clean(&store).unwrap();
-        assert_eq!(store.images().unwrap(), [image]);
+        assert_eq!(store.images.ids().unwrap(), [image]);
         assert_eq!(blobs(), before);
         let memory = store.memory().unwrap().finish().unwrap();
         assert!(memory.unreadable.is_empty(), "{:?}", memory.unreadable);
@@ -409,7 +415,7 @@ fn a_native_image_of_small_files_has_no_devices() {
     super::check_clean(&store).unwrap();
     store.remove_ref(&"small".parse().unwrap()).unwrap();
     super::check_clean(&store).unwrap();
-    assert!(store.data().unwrap().is_none());
+    assert!(store.devices.directory.get().unwrap().is_none());
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn two_images() -> Damaged {
     let store = open(directory.path());
     let one = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
     let two = import_as(&store, "two", &sample("two", 12), Form::Packed).unwrap();
-    let blob = store.stored(&id(&sample("one", 12)["own-9"])).unwrap().unwrap().blob;
+    let blob = store.devices.find(&id(&sample("one", 12)["own-9"])).unwrap().unwrap().blob;
     check(&store).unwrap();
     Damaged { directory, store, one, two, blob }
 }
@@ -101,7 +101,7 @@ fn a_flipped_bit_in_a_blob_is_told_with_paths() {
     {
         let it = two_images();
         let object = id(&sample("one", 12)[file]);
-        let stored = it.store.stored(&object).unwrap().unwrap();
+        let stored = it.store.devices.find(&object).unwrap().unwrap();
         flip(&it.blob(), usize::try_from(stored.offset).unwrap() * 8 + 8011);
         let report = it.fsck();
         let mut wanted = vec![format!("object {object}")];
@@ -121,10 +121,10 @@ fn a_flipped_bit_in_a_blob_is_told_with_paths() {
 fn a_hole_that_something_needs_is_damage() {
     let it = two_images();
     let object = id(&sample("one", 12)["shared-9"]);
-    let stored = it.store.stored(&object).unwrap().unwrap();
+    let stored = it.store.devices.find(&object).unwrap().unwrap();
     let range = (stored.offset, stored.offset + 4096);
     unseal(&it);
-    it.store.data_there().unwrap().punch(it.blob.to_string(), &[range]).unwrap();
+    it.store.devices.directory.there().unwrap().punch(it.blob.to_string(), &[range]).unwrap();
     let told = told(&it.fsck(), &it);
     assert_eq!(told, [format!("object {object}"), "one /shared-9".into(), "two /shared-9".into()]);
     it.mend();
@@ -183,8 +183,8 @@ fn every_flipped_bit_of_an_index_is_found() {
     it.mend();
     // An index that does not know what an image has.
     let it = two_images();
-    let index = it.store.index_of(&it.blob).unwrap().unwrap();
-    it.store.drop_entries(&it.blob, &index, &index.entries[1..], &[]).unwrap();
+    let index = it.store.devices.index_of(&it.blob).unwrap().unwrap();
+    it.store.devices.drop_entries(&it.blob, &index, &index.entries[1..], &[]).unwrap();
     let report = it.fsck();
     let why = |damage: &Damage| match damage {
         Damage::DataIndex(_, why) => why.clone(),
@@ -201,15 +201,15 @@ fn an_import_writes_a_damaged_index_again() {
     let object = id(&sample("one", 12)["own-9"]);
     for repairs in [false, true] {
         flip(&it.index(), 130 * 8);
-        let error = it.store.index_damage(&it.blob).unwrap().unwrap().to_string();
+        let error = it.store.devices.index_damage(&it.blob).unwrap().unwrap().to_string();
         assert!(error.contains(&it.blob.to_string()), "{error}");
         assert!(error.contains("an import of the image that it belongs to writes it again"));
-        assert_eq!(it.store.stored(&object).unwrap(), None);
+        assert_eq!(it.store.devices.find(&object).unwrap(), None);
         if repairs {
             assert_eq!(it.store.remove_damaged(&it.fsck()).unwrap(), 1);
         }
         it.again();
-        assert_eq!(it.store.stored(&object).unwrap().unwrap().blob, it.blob);
+        assert_eq!(it.store.devices.find(&object).unwrap().unwrap().blob, it.blob);
         it.store.open_image(&it.one).unwrap();
     }
 }

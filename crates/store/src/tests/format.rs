@@ -63,7 +63,7 @@ fn a_layer_as_the_document_has_it_is_read() {
     let path = format!("layers/{}", diff_id.to_string().replace(':', "-"));
     fs::write(directory.path().join(path), &file).unwrap();
 
-    let layer = store.layer(&diff_id).unwrap().unwrap();
+    let layer = store.layers.open(&diff_id).unwrap().unwrap();
     let info = layer.info();
     assert_eq!((info.diff_id, info.size), (diff_id, 5));
     assert_eq!((info.blobs[0].digest, info.blobs[0].size), (blob, 6));
@@ -126,7 +126,7 @@ fn chunks_as_the_document_has_them_are_read() {
     let key: [u8; 32] = Sha256::digest(b"line 12").into();
     let mut found = Vec::new();
     let wanted = [ChunkKey([0x33; 32]), ChunkKey(key)];
-    store.find_chunks(&wanted, &mut |at, chunk| found.push((at, chunk))).unwrap();
+    store.downloads.find_chunks(&wanted, &mut |at, chunk| found.push((at, chunk))).unwrap();
     let object = ObjectId::from_bytes(&example[0x28..0x48]).unwrap();
     let part = Chunk::Object(ObjectPart { object, offset: 88, length: 7 });
     assert_eq!(found, [(1, part), (0, Chunk::Bytes(b"a gap".to_vec()))]);
@@ -208,7 +208,7 @@ fn records_as_the_document_has_them_are_read() {
         r#"{{"name":"a/b:c","image":"{image}","manifest":null,"form":"objects","created":7}}"#
     );
     write("refs/a%2Fb:c", &json);
-    let reference = store.reference(&name("a/b:c")).unwrap().unwrap();
+    let reference = store.refs.get(&name("a/b:c")).unwrap().unwrap();
     assert_eq!(reference.image.to_string(), image);
     assert_eq!((reference.manifest, reference.created), (None, Seconds(7)));
 }

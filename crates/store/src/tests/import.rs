@@ -20,15 +20,15 @@ fn what_is_imported_is_there() {
     let files = sample("one", 3);
     let transaction = store.begin().unwrap();
     let reference = add(&transaction, &files).unwrap();
-    assert!(store.images().unwrap().is_empty(), "visible before the commit");
+    assert!(store.images.ids().unwrap().is_empty(), "visible before the commit");
     transaction.set_ref(name("one"), reference.clone());
     let committed = transaction.commit().unwrap();
     assert_eq!((committed.objects, committed.reused), (6, 0));
     let bytes: usize = files.values().map(Vec::len).filter(|it| *it > 64).sum();
     assert_eq!(committed.object_bytes, bytes as u64);
 
-    assert_eq!(store.reference(&name("one")).unwrap(), Some(reference.clone()));
-    assert_eq!(store.images().unwrap(), [reference.image]);
+    assert_eq!(store.refs.get(&name("one")).unwrap(), Some(reference.clone()));
+    assert_eq!(store.images.ids().unwrap(), [reference.image]);
     for bytes in files.values().filter(|it| it.len() > 64) {
         let id = digest(Algorithm::Sha256, bytes).into();
         assert!(store.has(&id, bytes.len() as u64).unwrap());
@@ -42,8 +42,8 @@ fn what_is_imported_is_there() {
     image.image.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(digest(Algorithm::Sha256, &bytes), *reference.image.digest());
 
-    let [diff_id] = *store.layers().unwrap() else { panic!() };
-    let layer = store.layer(&diff_id).unwrap().unwrap();
+    let [diff_id] = *store.layers.diff_ids().unwrap() else { panic!() };
+    let layer = store.layers.open(&diff_id).unwrap().unwrap();
     assert_eq!(layer.info().objects.len(), 6);
     let mut recipe = Vec::new();
     layer.recipe().unwrap().read_to_end(&mut recipe).unwrap();
@@ -141,13 +141,13 @@ fn a_ref_names_what_is_there() {
     let error = transaction.commit().unwrap_err();
     assert!(matches!(error, TransactionError::Dangling { .. }), "{error}");
     assert!(store.set_ref(&name("a"), &reference).is_err());
-    assert!(store.refs().unwrap().is_empty());
+    assert!(store.refs.all().unwrap().is_empty());
 
     let image = import(&store, "b", &sample("b", 1)).unwrap();
     store.set_ref(&name("a"), &Reference { image, ..reference.clone() }).unwrap();
     let manifest = Some(Digest::sha256(b"no manifest"));
     assert!(store.set_ref(&name("a"), &Reference { image, manifest, ..reference }).is_err());
-    assert_eq!(store.reference(&name("a")).unwrap().unwrap().manifest, None);
+    assert_eq!(store.refs.get(&name("a")).unwrap().unwrap().manifest, None);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn layers_are_reused_with_all_their_objects_or_not_at_all() {
     let store = open(directory.path());
     let files = sample("one", 2);
     import(&store, "one", &files).unwrap();
-    let [diff_id] = *store.layers().unwrap() else { panic!() };
+    let [diff_id] = *store.layers.diff_ids().unwrap() else { panic!() };
     let transaction = store.begin().unwrap();
     let layer = transaction.reuse_layer(&diff_id).unwrap().unwrap();
     assert_eq!(layer.info().diff_id, diff_id);
@@ -199,7 +199,7 @@ fn a_layer_is_read_as_it_was_written() {
         };
         draft.finish(info.clone()).unwrap();
         transaction.commit().unwrap();
-        let layer = store.layer(&info.diff_id).unwrap().unwrap();
+        let layer = store.layers.open(&info.diff_id).unwrap().unwrap();
         assert_eq!(*layer.info(), info);
         let mut read = Vec::new();
         layer.recipe().unwrap().read_to_end(&mut read).unwrap();
@@ -212,8 +212,8 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import(&store, "one", &sample("one", 2)).unwrap();
-    let [diff_id] = *store.layers().unwrap() else { panic!() };
-    let before = store.layer(&diff_id).unwrap().unwrap();
+    let [diff_id] = *store.layers.diff_ids().unwrap() else { panic!() };
+    let before = store.layers.open(&diff_id).unwrap().unwrap();
     let recipe = |layer: &crate::Layer| {
         let mut recipe = Vec::new();
         layer.recipe().unwrap().read_to_end(&mut recipe).unwrap();
@@ -232,13 +232,13 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
             let new = blob(&format!("{number}"), true);
             assert!(!layer.info().is_in(&new.digest));
             transaction.add_blob(&layer, new.clone()).unwrap();
-            assert!(!store.layer(&diff_id).unwrap().unwrap().info().is_in(&new.digest));
+            assert!(!store.layers.open(&diff_id).unwrap().unwrap().info().is_in(&new.digest));
             transaction.commit().unwrap();
-            assert!(store.layer(&diff_id).unwrap().unwrap().info().is_in(&new.digest));
+            assert!(store.layers.open(&diff_id).unwrap().unwrap().info().is_in(&new.digest));
         }
     });
     assert_eq!(warned, 0, "nothing was damaged");
-    let after = store.layer(&diff_id).unwrap().unwrap();
+    let after = store.layers.open(&diff_id).unwrap().unwrap();
     assert!(recipe(&before) == recipe(&after));
     assert_eq!(
         (after.info().size, &after.info().objects),
@@ -260,7 +260,7 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
             assert!(transaction.reuse(object, size).unwrap());
         }
         transaction.commit().unwrap();
-        store.layer(&diff_id).unwrap().unwrap().info().blobs.clone()
+        store.layers.open(&diff_id).unwrap().unwrap().info().blobs.clone()
     };
     assert_eq!(add(vec![blob("parts", false)]), after.info().blobs);
     assert_eq!(add(vec![blob("69", false)]), after.info().blobs);
@@ -277,9 +277,9 @@ fn a_manifest_is_checked_against_its_digest() {
     let error = transaction.manifest(&digest, b"[]").unwrap_err().to_string();
     assert!(error.contains("has the digest sha256:"), "{error}");
     transaction.manifest(&digest, b"{}").unwrap();
-    assert_eq!(store.manifest(&digest).unwrap(), None);
+    assert_eq!(store.manifests.read(&digest).unwrap(), None);
     transaction.commit().unwrap();
-    assert_eq!(store.manifest(&digest).unwrap().as_deref(), Some(&b"{}"[..]));
+    assert_eq!(store.manifests.read(&digest).unwrap().as_deref(), Some(&b"{}"[..]));
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn sha512_stores_name_by_sha512() {
     let other = digest(Algorithm::Sha256, b"text").into();
     assert!(transaction.object_with_id(&other, b"text").is_err());
     drop(transaction);
-    assert!(matches!(store.has(&other, 4), Err(StoreError::Algorithm(..))));
+    assert!(matches!(store.has(&other, 4), Err(crate::LookupError::Algorithm(..))));
     // An existing store keeps its own.
     assert_eq!(open(directory.path()).algorithm(), Algorithm::Sha512);
 }
@@ -304,7 +304,7 @@ fn a_record_says_where_a_blob_was_pushed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import(&store, "one", &sample("one", 2)).unwrap();
-    let [diff_id] = *store.layers().unwrap() else { panic!() };
+    let [diff_id] = *store.layers.diff_ids().unwrap() else { panic!() };
     let file = directory.path().join("layers").join(diff_id.file_name());
     let has_field = || {
         let bytes = std::fs::read(&file).unwrap();
@@ -318,7 +318,7 @@ fn a_record_says_where_a_blob_was_pushed() {
         let blob = crate::Blob { digest, size: 7, media_type, is_hashed, repositories };
         transaction.add_blob(&layer, blob).unwrap();
         transaction.commit().unwrap();
-        let layer = store.layer(&diff_id).unwrap().unwrap();
+        let layer = store.layers.open(&diff_id).unwrap().unwrap();
         let blobs = &layer.info().blobs;
         let blob = blobs.iter().find(|it| it.digest == digest).unwrap();
         assert!(blob.is_hashed, "it was before");

@@ -146,7 +146,7 @@ fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
     if !report.is_sound() {
         return Err(format!("{:#?}", report.damage).into());
     }
-    let refs = store.refs()?;
+    let refs = store.refs.all()?;
     Ok(refs.into_iter().map(|(name, reference)| (name.to_string(), reference.image)).collect())
 }
 

@@ -11,7 +11,7 @@ fn names_digests_and_ids_are_found() {
     let store = open(directory.path());
     let one = import(&store, "one:1", &sample("one", 1)).unwrap();
     let two = import(&store, "docker.io/library/two", &sample("two", 1)).unwrap();
-    let manifest = store.reference(&name("one:1")).unwrap().unwrap().manifest.unwrap();
+    let manifest = store.refs.get(&name("one:1")).unwrap().unwrap().manifest.unwrap();
     let id = two.to_string();
     for (text, image) in [
         ("one:1", one),
@@ -52,16 +52,16 @@ fn refs_are_renamed_and_removed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import(&store, "a/b:c", &sample("one", 1)).unwrap();
-    let reference = store.reference(&name("a/b:c")).unwrap().unwrap();
+    let reference = store.refs.get(&name("a/b:c")).unwrap().unwrap();
     store.set_ref(&name("other"), &reference).unwrap();
     assert_eq!(store.remove_ref(&name("a/b:c")).unwrap(), Some(reference.clone()));
     store.remove_ref(&name("a/b:c")).unwrap_err();
-    assert_eq!(store.refs().unwrap(), [(name("other"), reference)]);
+    assert_eq!(store.refs.all().unwrap(), [(name("other"), reference)]);
     // A damaged one goes too.
     super::damage::flip(&directory.path().join("refs/other:latest"), 9);
-    store.refs().unwrap_err();
+    store.refs.all().unwrap_err();
     assert_eq!(store.remove_ref(&name("other")).unwrap(), None);
-    assert!(store.refs().unwrap().is_empty());
+    assert!(store.refs.all().unwrap().is_empty());
 }
 
 /// As a conversion replaces a name: what others gave it meanwhile is not lost.
@@ -70,7 +70,7 @@ fn a_ref_is_replaced_as_long_as_it_is_what_was_expected() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let [old, new] = ["old", "new"].map(|it| import(&store, it, &sample(it, 1)).unwrap());
-    let reference = |it: &str| store.reference(&name(it)).unwrap().unwrap();
+    let reference = |it: &str| store.refs.get(&name(it)).unwrap().unwrap();
     let (ours, theirs) = (reference("new"), reference("old"));
     let replace = |expected| {
         let import = store.begin().unwrap();
@@ -81,7 +81,7 @@ fn a_ref_is_replaced_as_long_as_it_is_what_was_expected() {
     let changed =
         |result| matches!(result, Err(TransactionError::RefChanged(it)) if it == name("name"));
     assert!(changed(replace(old)));
-    assert!(store.reference(&name("name")).unwrap().is_none());
+    assert!(store.refs.get(&name("name")).unwrap().is_none());
     store.set_ref(&name("name"), &theirs).unwrap();
     assert!(changed(replace(new)));
     assert_eq!(reference("name"), theirs);
@@ -109,8 +109,8 @@ fn containers_are_alive_while_locked() {
     let taken = store.create_container("c1", &record).unwrap_err();
     assert!(matches!(taken, ContainerError::Exists(_)));
     assert!(store.tmp.list().unwrap().is_empty(), "a refused container left something");
-    assert_eq!(store.containers().unwrap(), [("c1".into(), record.clone(), Liveness::Alive)]);
-    assert!(store.lock_container("c1").unwrap().is_none());
+    assert_eq!(store.containers.all().unwrap(), [("c1".into(), record.clone(), Liveness::Alive)]);
+    assert!(store.containers.lock("c1").unwrap().is_none());
     assert_eq!(store.clear_dead().unwrap(), 0);
 
     // Of the living nothing is read; who asks for one by its name is told.
@@ -118,15 +118,18 @@ fn containers_are_alive_while_locked() {
     let sound = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "damaged").unwrap();
-    let (living, dead) = store.living_and_dead().unwrap();
+    let (living, dead) = store.containers.living_and_dead().unwrap();
     assert_eq!((&living[..], dead.len()), (&["c1".to_owned()][..], 0));
-    assert_eq!(store.image_of_container("c1"), None);
-    let damaged = store.container("c1").unwrap().unwrap();
+    assert_eq!(store.containers.image_of("c1"), None);
+    let damaged = store.containers.get("c1").unwrap().unwrap();
     assert!(matches!(damaged.record, Err(ContainerError::Damaged { .. })));
     assert_eq!(damaged.liveness, Liveness::Alive);
     std::fs::write(&path, sound).unwrap();
-    assert_eq!(store.image_of_container("c1"), Some(image));
-    assert!(store.container("c2").unwrap().is_none() && store.container("../x").unwrap().is_none());
+    assert_eq!(store.containers.image_of("c1"), Some(image));
+    assert!(
+        store.containers.get("c2").unwrap().is_none()
+            && store.containers.get("../x").unwrap().is_none()
+    );
 
     // A copy of the lock keeps it alive, as in a runtime, and is no way to the folder.
     let lock = container.lock().unwrap().try_clone_to_owned().unwrap();
@@ -135,9 +138,9 @@ fn containers_are_alive_while_locked() {
     // So does one of the folder, as in a monitor.
     let copy = container.fd().try_clone_to_owned().unwrap();
     drop(container);
-    assert_eq!(store.containers().unwrap()[0].2, Liveness::Alive);
+    assert_eq!(store.containers.all().unwrap()[0].2, Liveness::Alive);
     drop(lock);
-    assert_eq!(store.containers().unwrap()[0].2, Liveness::Alive);
+    assert_eq!(store.containers.all().unwrap()[0].2, Liveness::Alive);
     let folder = directory.path().join("containers/c1");
     let lock = std::fs::File::open(folder.join("lock")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
@@ -145,10 +148,10 @@ fn containers_are_alive_while_locked() {
         rustix::fs::openat(&copy, ".", rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty());
     drop(copy);
     let copy = at.unwrap();
-    assert!(store.is_container_alive("c1").unwrap());
-    assert!(store.lock_container("c1").unwrap().is_none());
+    assert!(store.containers.is_alive("c1").unwrap());
+    assert!(store.containers.lock("c1").unwrap().is_none());
     assert_eq!(store.clear_dead().unwrap(), 0);
-    assert_eq!(store.containers().unwrap()[0].2, Liveness::Alive);
+    assert_eq!(store.containers.all().unwrap()[0].2, Liveness::Alive);
     drop(lock);
     // What the container left, however deep: more levels than a process has descriptors, or a path
     // has bytes.
@@ -162,13 +165,13 @@ fn containers_are_alive_while_locked() {
     let none = rustix::fs::Mode::empty();
     rustix::fs::mkdirat(&copy, "work", none).unwrap();
     drop(copy);
-    eventually(|| store.containers().unwrap()[0].2 == Liveness::Dead);
-    let (living, dead) = store.living_and_dead().unwrap();
+    eventually(|| store.containers.all().unwrap()[0].2 == Liveness::Dead);
+    let (living, dead) = store.containers.living_and_dead().unwrap();
     assert!(living.is_empty() && dead[0].id == "c1");
     assert_eq!(dead[0].record.as_ref().unwrap(), &record);
     eventually(|| store.clear_dead().unwrap() == 1);
-    assert!(store.containers().unwrap().is_empty());
-    assert!(matches!(store.lock_container("c1"), Err(ContainerError::Absent(_))));
+    assert!(store.containers.all().unwrap().is_empty());
+    assert!(matches!(store.containers.lock("c1"), Err(ContainerError::Absent(_))));
 
     // One that is kept stays, and keeps its image.
     let kept = ContainerRecord { keep: true, ..record.clone() };
@@ -177,13 +180,13 @@ fn containers_are_alive_while_locked() {
     assert_eq!(store.clear_dead().unwrap(), 0);
     let (plan, _) = store.gc(NOW).unwrap();
     assert_eq!(plan.kept, [crate::Kept::Container(image, "c2".into())]);
-    assert_eq!(store.images().unwrap(), [image]);
-    eventually(|| match store.lock_container("c2").unwrap() {
+    assert_eq!(store.images.ids().unwrap(), [image]);
+    eventually(|| match store.containers.lock("c2").unwrap() {
         Some(container) => container.remove().is_ok(),
         None => false,
     });
     store.gc(NOW).unwrap();
-    assert!(store.images().unwrap().is_empty());
+    assert!(store.images.ids().unwrap().is_empty());
     let absent = store.create_container("c3", &record).unwrap_err();
     assert!(matches!(absent, ContainerError::NoImage { .. }));
 }

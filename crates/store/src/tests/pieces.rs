@@ -232,9 +232,9 @@ fn an_import_reads_its_own_pieces_before_they_are_committed() {
     assert!(got == bytes);
     assert!(import.reuse_piece(&id(&more), more.len() as u64).unwrap().is_some());
     assert!(import.reuse_piece(&id(&more), 1).unwrap().is_none());
-    assert!(store.stored(&id(&bytes)).unwrap().is_none());
+    assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
     drop(import);
-    assert!(store.stored(&id(&bytes)).unwrap().is_none());
+    assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
 }
 
 /// The first image goes; what the second needs of its blob stays, and the rest is punched out.
@@ -255,7 +255,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     check_clean(&store).unwrap();
     check_files(&store, &two, &files);
     for gone in ["abcd-e", "c"] {
-        assert!(store.stored(&id(&bytes_of(gone))).unwrap().is_none(), "{gone}");
+        assert!(store.devices.find(&id(&bytes_of(gone))).unwrap().is_none(), "{gone}");
     }
     // It comes again: only c is missing, and what is needed of it is found elsewhere.
     let one = import_pieces(&store, "one", &ONE).unwrap();
@@ -282,7 +282,7 @@ fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     check_files(&store, &two, &files);
     // And that of an image that is gone, goes.
     import_pieces(&store, "three", &[("again", "abab")]).unwrap();
-    let three = store.stored(&id(&bytes_of("abab"))).unwrap().unwrap().blob;
+    let three = store.devices.find(&id(&bytes_of("abab"))).unwrap().unwrap().blob;
     store.remove_ref(&name("three")).unwrap();
     check_clean(&store).unwrap();
     assert!(!directory.path().join(format!("data/{three}")).exists());
@@ -347,7 +347,7 @@ fn taking_pieces_out_of_a_blob_survives_a_crash_at_any_moment() {
         let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
         check(&store)?;
         check_clean(&store)?;
-        let image = store.reference(&name("two"))?.ok_or("two is lost")?.image;
+        let image = store.refs.get(&name("two"))?.ok_or("two is lost")?.image;
         let tree = store.tree(&store.open_image(&image)?, Owners::AsWritten)?.tree;
         for path in ["/changed", "/moved"] {
             let inode = tree.resolve(path.as_bytes()).ok_or("a file is lost")?;
@@ -440,7 +440,7 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     let one = import_pieces(&store, "one", &ONE).unwrap();
     let two = import_pieces(&store, "two", &TWO).unwrap();
     unseal(&store);
-    let piece = store.stored(&id(&bytes_of("b"))).unwrap().unwrap();
+    let piece = store.devices.find(&id(&bytes_of("b"))).unwrap().unwrap();
     let path = directory.path().join("data").join(piece.blob.to_string());
     flip(&path, usize::try_from(piece.offset).unwrap() * 8 + 8011);
     let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
@@ -468,7 +468,7 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     }
     // An import brings it back, and with it what is made of it.
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
-    assert!(store.stored(&id(&bytes_of("abcd-e"))).unwrap().is_none());
+    assert!(store.devices.find(&id(&bytes_of("abcd-e"))).unwrap().is_none());
     let one = import_pieces(&store, "one", &ONE).unwrap();
     let two = import_pieces(&store, "two", &TWO).unwrap();
     check_clean(&store).unwrap();
@@ -484,7 +484,7 @@ fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let large = import_pieces(&store, "large", &[("large", "abcd"), ("small", "x")]).unwrap();
     let small = import_pieces(&store, "small", &[("small", "x")]).unwrap();
     let part = import_pieces(&store, "part", &[("file", "ab")]).unwrap();
-    let damaged = store.stored(&id(&bytes_of("c"))).unwrap().unwrap();
+    let damaged = store.devices.find(&id(&bytes_of("c"))).unwrap().unwrap();
     let blob = directory.path().join(format!("data/{}", damaged.blob));
     flip(&blob, usize::try_from(damaged.offset).unwrap() * 8 + 9);
     let verify = |image| store.verify(image, FsckOptions { threads: 1 }).unwrap();
@@ -506,7 +506,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import_pieces(&store, "one", &ONE).unwrap();
-    let stored = store.stored(&id(&bytes_of("abcd-e"))).unwrap().unwrap();
+    let stored = store.devices.find(&id(&bytes_of("abcd-e"))).unwrap().unwrap();
     let pieces = stored.pieces.clone().unwrap();
     let device = [image::erofs::DataBlob { id: stored.blob, bytes: stored.blob_bytes }];
     let at = |it: usize| pieces[it].stored.as_ref().unwrap().offset;

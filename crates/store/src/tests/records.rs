@@ -11,13 +11,13 @@ const ONE_THREAD: FsckOptions = FsckOptions { threads: 1 };
 
 /// Has the only record of the only blob say something else, with right hashes. Answers the blob.
 fn change_record(store: &Store, change: impl Fn(&mut crate::shelf::devices::Record)) -> DeviceId {
-    let indexes = store.indexes().unwrap();
+    let indexes = store.devices.indexes().unwrap();
     let (blob, index) = indexes.first_key_value().unwrap();
     let mut records = index.records.clone();
     assert_eq!((indexes.len(), records.len()), (1, 1));
     change(&mut records[0]);
     let _lock = store.lock_exclusive().unwrap();
-    store.drop_entries(blob, index, &index.entries, &records).unwrap();
+    store.devices.drop_entries(blob, index, &index.entries, &records).unwrap();
     *blob
 }
 
@@ -52,7 +52,7 @@ fn an_object_is_compared_with_its_pieces() {
         }
         let report = store.fsck(ONE_THREAD).unwrap();
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
-        assert!(store.stored(&id(&bytes)).unwrap().is_none());
+        assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
         import_pieces(&store, "one", &[("file", "abc.d-e")]).unwrap();
         let mut read = Vec::new();
         std::io::Read::read_to_end(&mut store.object(&id(&bytes)).unwrap(), &mut read).unwrap();
@@ -66,7 +66,7 @@ fn layers_are_made_again_while_the_store_is_locked() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder.path().join("store"));
     import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
-    let layers = store.layers().unwrap();
+    let layers = store.layers.diff_ids().unwrap();
     assert!(!layers.is_empty());
     let _lock = store.lock_exclusive().unwrap();
     for layer in &layers {

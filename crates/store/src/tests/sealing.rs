@@ -105,11 +105,12 @@ fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
     assert!(transaction.reuse_data_blob(&blob).unwrap());
     store.gc(NOW).unwrap();
     transaction.commit().unwrap();
-    let (file, _) = store.data_there().unwrap().read(blob.to_string()).unwrap().unwrap();
+    let (file, _) =
+        store.devices.directory.there().unwrap().read(blob.to_string()).unwrap().unwrap();
     assert_eq!(sealed(file.as_fd()).unwrap(), found);
     drop(file);
     check_clean(&store).unwrap();
-    assert!(store.data_there().unwrap().list().unwrap().is_empty());
+    assert!(store.devices.directory.there().unwrap().list().unwrap().is_empty());
 }
 
 #[test]

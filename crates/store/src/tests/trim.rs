@@ -60,8 +60,8 @@ fn what_nobody_needs_of_a_blob_is_freed() {
     let (_, swept) = store.gc(NOW).unwrap();
     assert_eq!(swept.trimmed, expected as u64);
     assert_eq!(before - allocated(&store), expected as u64);
-    assert_eq!(store.stored(&own("gone")).unwrap(), None);
-    assert!(store.stored(&own("kept")).unwrap().is_some());
+    assert_eq!(store.devices.find(&own("gone")).unwrap(), None);
+    assert!(store.devices.find(&own("kept")).unwrap().is_some());
     let mut bytes = Vec::new();
     store.object(&shared()).unwrap().read_to_end(&mut bytes).unwrap();
     assert_eq!(bytes, sample("any", 12)["shared-9"]);
@@ -70,7 +70,7 @@ fn what_nobody_needs_of_a_blob_is_freed() {
     // Its bytes are not taken for there: it comes again, in the same blob, which is whole then.
     import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     check(&store).unwrap();
-    assert!(store.stored(&own("gone")).unwrap().is_some());
+    assert!(store.devices.find(&own("gone")).unwrap().is_some());
     store.remove_ref(&name("gone")).unwrap();
     store.remove_ref(&name("kept")).unwrap();
     check_clean(&store).unwrap();
@@ -88,7 +88,7 @@ fn an_equal_blob_replaces_one_with_holes() {
             all.push(bytes);
         }
     }
-    let old = store.stored(&shared()).unwrap().unwrap().blob;
+    let old = store.devices.find(&shared()).unwrap().unwrap().blob;
     store.gc(NOW).unwrap();
     let import = store.begin().unwrap();
     let blob = pack(&import, &all).unwrap();
@@ -98,7 +98,7 @@ fn an_equal_blob_replaces_one_with_holes() {
         import.commit().unwrap();
     };
     assert_eq!(super::warnings(commit), 0);
-    assert!(store.stored(&own("gone")).unwrap().is_some());
+    assert!(store.devices.find(&own("gone")).unwrap().is_some());
     check(&store).unwrap();
     store.open_image(&kept).unwrap();
     // Once more: now the store's stays.
@@ -165,7 +165,7 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
             assert_eq!(offered == [Freeing::Unsupported], holes == Holes::None);
         }
         // What is known beforehand to stay can be used again.
-        assert_eq!(store.stored(&own("gone")).unwrap().is_some(), holes == Holes::None);
+        assert_eq!(store.devices.find(&own("gone")).unwrap().is_some(), holes == Holes::None);
         check(&store).unwrap();
     }
 }
@@ -189,15 +189,15 @@ fn an_import_keeps_what_it_has_found_in_a_blob() {
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
     assert!(plan.garbage.iter().any(|it| it.0 == Garbage::DataBlob(other.blob)));
-    assert_eq!(store.stored(&own("other")).unwrap(), None);
+    assert_eq!(store.devices.find(&own("other")).unwrap(), None);
     transaction.commit().unwrap();
-    assert_eq!(store.stored(&own("other")).unwrap().unwrap().blob, other.blob);
+    assert_eq!(store.devices.find(&own("other")).unwrap().unwrap().blob, other.blob);
     let mut read = Vec::new();
     store.object(&own("other")).unwrap().read_to_end(&mut read).unwrap();
     assert_eq!(read, sample("other", 12)["own-9"]);
     check(&store).unwrap();
     check_clean(&store).unwrap();
-    assert_eq!(store.stored(&own("other")).unwrap(), None);
+    assert_eq!(store.devices.find(&own("other")).unwrap(), None);
 }
 
 #[test]
@@ -206,11 +206,11 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     let store = open(directory.path());
     let files = sample("one", 12);
     let size = files["own-9"].len() as u64;
-    let file = |name: &str| store.object_file(&own(name)).unwrap().is_some();
+    let file = |name: &str| store.objects.open(&own(name)).unwrap().is_some();
     // From files to a blob: the files go.
     import(&store, "one", &files).unwrap();
     import_as(&store, "one", &files, Form::Packed).unwrap();
-    assert!(file("one") && store.stored(&own("one")).unwrap().is_some());
+    assert!(file("one") && store.devices.find(&own("one")).unwrap().is_some());
     check_clean(&store).unwrap();
     assert!(!file("one") && store.has(&own("one"), size).unwrap());
     // And back: the blob goes.
@@ -220,15 +220,15 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     assert_eq!(names(&store), 0);
     // A layer of which no image is kept.
     import_as(&store, "two", &sample("two", 12), Form::Packed).unwrap();
-    let (one, two) = (store.reference(&name("one")).unwrap().unwrap(), name("two"));
-    let manifest = store.reference(&two).unwrap().unwrap().manifest;
+    let (one, two) = (store.refs.get(&name("one")).unwrap().unwrap(), name("two"));
+    let manifest = store.refs.get(&two).unwrap().unwrap().manifest;
     store.set_ref(&two, &crate::Reference { manifest, ..one }).unwrap();
     check_clean(&store).unwrap();
-    assert!(store.stored(&own("two")).unwrap().is_some());
+    assert!(store.devices.find(&own("two")).unwrap().is_some());
     // What the files of the other image have, the blob need not have.
-    assert_eq!(store.stored(&shared()).unwrap(), None);
+    assert_eq!(store.devices.find(&shared()).unwrap(), None);
     let transaction = store.begin().unwrap();
-    let layers = store.layers().unwrap();
+    let layers = store.layers.diff_ids().unwrap();
     assert_eq!(layers.len(), 2);
     for layer in &layers {
         assert!(transaction.reuse_layer(layer).unwrap().is_some());
@@ -241,10 +241,10 @@ fn objects_that_a_native_image_has_in_itself_stay_in_the_index() {
     let store = open(directory.path());
     let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
     // No manifest, so no layer.
-    let reference = store.reference(&name("one")).unwrap().unwrap();
+    let reference = store.refs.get(&name("one")).unwrap().unwrap();
     store.set_ref(&name("one"), &crate::Reference { manifest: None, ..reference }).unwrap();
     check_clean(&store).unwrap();
-    assert!(store.layers().unwrap().is_empty());
+    assert!(store.layers.diff_ids().unwrap().is_empty());
     for bytes in sample("one", 12).into_values().filter(|it| it.len() > 64) {
         let mut read = Vec::new();
         store.object(&id(&bytes)).unwrap().read_to_end(&mut read).unwrap();

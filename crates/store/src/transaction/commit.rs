@@ -13,8 +13,9 @@ use crate::disk::{Directory, DiskError, Renamed};
 use crate::meta::Sealing;
 use crate::shelf::downloads::BlobFile;
 use crate::shelf::downloads::origins;
+use crate::shelf::objects::split;
 use crate::shelf::refs;
-use crate::store::{SHARED, split};
+use crate::store::SHARED;
 use crate::trash::{self, Item};
 
 /// Up to this many files or directories, `fsync` each: `syncfs` costs less from a handful on, but it
@@ -57,10 +58,10 @@ impl Transaction<'_> {
             self.publish_origins(&state)?;
             self.check_expected(&state)?;
             for (name, file) in &refs {
-                self.work.directory.rename_over(file, &self.store.refs, name)?;
+                self.work.directory.rename_over(file, &self.store.refs.directory, name)?;
             }
             drop(alone);
-            self.store.refs.sync()?;
+            self.store.refs.directory.sync()?;
         }
         drop(lock);
         let counts = state.counts;
@@ -92,14 +93,13 @@ impl Transaction<'_> {
         for (name, reference) in &state.refs {
             let dangling = |what: String| TransactionError::Dangling { name: name.clone(), what };
             let image = &reference.image;
-            let there =
-                state.images.contains_key(image) || store.images.stat(image.to_string())?.is_some();
+            let there = state.images.contains_key(image) || store.images.has(image)?;
             if !there {
                 return Err(dangling(format!("image {image}")));
             }
             let Some(manifest) = &reference.manifest else { continue };
             let there = state.manifests.contains_key(manifest)
-                || store.manifests.stat(manifest.file_name())?.is_some();
+                || store.manifests.directory.stat(manifest.file_name())?.is_some();
             if !there {
                 return Err(dangling(format!("manifest {manifest}")));
             }
@@ -110,7 +110,7 @@ impl Transaction<'_> {
     fn check_expected(&self, state: &State) -> Result<(), TransactionError> {
         for (name, image) in &state.expected {
             // What cannot be read is not what was expected.
-            let now = self.store.reference(name).ok().flatten();
+            let now = self.store.refs.get(name).ok().flatten();
             if now.map(|it| it.image) != Some(*image) {
                 return Err(TransactionError::RefChanged(name.clone()));
             }
@@ -151,21 +151,13 @@ impl Transaction<'_> {
     }
 
     fn publish_objects(&self, state: &State) -> Result<(), DiskError> {
-        let store = self.store;
         let mut sealer = Sealer::new(self);
         let mut objects: Vec<_> = state.objects.iter().collect();
         objects.sort_unstable_by_key(|(id, _)| **id);
         for (id, found) in objects {
             let Some(number) = found.number() else { continue };
-            let (shard, rest) = split(id);
-            let shard = match self.store.shard(id)? {
-                Some(shard) => shard,
-                None => {
-                    store.objects.make(shard, SHARED)?;
-                    let gone = || store.objects.failed("open", "", rustix::io::Errno::NOENT);
-                    self.store.shard(id)?.ok_or_else(gone)?
-                }
-            };
+            let shard = self.store.objects.make_shard(id, SHARED)?;
+            let (_, rest) = split(id);
             self.place(number, *found, shard, &rest)?;
             sealer.seal(shard, &rest);
         }
@@ -179,12 +171,13 @@ impl Transaction<'_> {
         let mut sealer = Sealer::new(self);
         for (id, found) in &state.images {
             let Some(number) = found.number() else { continue };
-            self.place(number, *found, &store.images, &id.to_string())?;
-            sealer.seal(&store.images, &id.to_string());
+            self.place(number, *found, &store.images.directory, &id.to_string())?;
+            sealer.seal(&store.images.directory, &id.to_string());
         }
-        for (directory, files) in
-            [(&store.layers, &state.layers), (&store.manifests, &state.manifests)]
-        {
+        for (directory, files) in [
+            (&store.layers.directory, &state.layers),
+            (&store.manifests.directory, &state.manifests),
+        ] {
             for (digest, found) in files {
                 let Some(number) = found.number() else { continue };
                 self.place(number, *found, directory, &digest.file_name())?;
@@ -192,9 +185,9 @@ impl Transaction<'_> {
         }
         // Also what another import has published, and perhaps not synced yet.
         for (directory, used) in [
-            (&store.images, !state.images.is_empty()),
-            (&store.layers, !state.layers.is_empty()),
-            (&store.manifests, !state.manifests.is_empty()),
+            (&store.images.directory, !state.images.is_empty()),
+            (&store.layers.directory, !state.layers.is_empty()),
+            (&store.manifests.directory, !state.manifests.is_empty()),
         ] {
             if used {
                 directory.sync()?;
@@ -208,15 +201,15 @@ impl Transaction<'_> {
         let work = &self.work.directory;
         let mut is_new = false;
         for (image, added) in &state.origins {
-            let Some(all) = self.store.with_origins(image, added)? else { continue };
+            let Some(all) = self.store.downloads.with_origins(image, added)? else { continue };
             let (number, mut file) = self.new_file()?;
             file.write_all(&origins::encode(image, &all))?;
             let (number, name) = (number.to_string(), BlobFile::Origins(*image).file_name());
             work.sync_file(&number)?;
-            work.rename_over(&number, &self.store.blobs, &name)?;
+            work.rename_over(&number, &self.store.downloads.directory, &name)?;
             is_new = true;
         }
-        if is_new { self.store.blobs.sync() } else { Ok(()) }
+        if is_new { self.store.downloads.directory.sync() } else { Ok(()) }
     }
 
     pub(super) fn place(
@@ -270,12 +263,12 @@ impl Transaction<'_> {
             return store.tmp.sync_everything();
         }
         for id in shards.values() {
-            if let Some(shard) = store.shard(id)? {
+            if let Some(shard) = store.objects.shard(id)? {
                 shard.sync()?;
             }
         }
         // A shard may be new.
-        store.objects.sync()
+        store.objects.directory.sync()
     }
 }
 

@@ -11,7 +11,8 @@ use super::draft::{DraftError, Scrap};
 use super::{Found, State, Transaction};
 use crate::disk::DiskError;
 use crate::shelf::devices::{self, BlobKind, DataBlob, Index, ObjectReader, StoredObject, Where};
-use crate::store::{StoreError, mode_of};
+use crate::shelf::objects::LookupError;
+use crate::store::mode_of;
 
 /// A data blob that an import has made or relies on.
 #[derive(Debug)]
@@ -58,7 +59,8 @@ impl Transaction<'_> {
         if self.state().data.contains_key(id) {
             return Ok(true);
         }
-        let there = self.store.index_of(id).map_err(|source| self.lookup_failed(id, source))?;
+        let there =
+            self.store.devices.index_of(id).map_err(|source| self.lookup_failed(id, source))?;
         if there.is_some() {
             self.state().data.entry(*id).or_insert(Data::Store);
         }
@@ -77,7 +79,7 @@ impl Transaction<'_> {
     ) -> Result<Option<StoredObject>, DraftError> {
         let found = match self.made(id) {
             Some(found) => Some(found),
-            None => self.store.stored(id).map_err(|source| self.lookup_failed(id, source))?,
+            None => self.store.devices.find(id).map_err(|source| self.lookup_failed(id, source))?,
         };
         let found = found.filter(|it| it.size == size);
         if let Some(found) = &found {
@@ -97,7 +99,7 @@ impl Transaction<'_> {
         let found = match self.state().made_piece(&key, len) {
             Some(found) => Some(found),
             None => {
-                let found = self.store.stored_piece(&key, len);
+                let found = self.store.devices.find_piece(&key, len);
                 found.map_err(|source| self.lookup_failed(id, source))?
             }
         };
@@ -131,8 +133,8 @@ impl Transaction<'_> {
     /// Opens an object in a data blob, also in one that this import has made and not committed.
     ///
     /// # Errors
-    /// [`StoreError`] when it cannot be read.
-    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+    /// [`LookupError`] when it cannot be read.
+    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
         if stored.pieces.is_some() {
             let made = |blob: &DeviceId| {
                 let made = match self.state().data.get(blob) {
@@ -149,14 +151,14 @@ impl Transaction<'_> {
         };
         let Some((blob, index)) = made else { return self.store.stored_object(stored) };
         let reader = devices::open_made(&index, stored, self.read_back(blob)?);
-        reader.ok_or(StoreError::NoObject(stored.object))
+        reader.ok_or(LookupError::NoObject(stored.object))
     }
 
     /// Where in data blobs an object is.
     pub(super) fn data_of(&self, id: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         match self.made(id) {
             Some(found) => Ok(Some(found)),
-            None => self.store.stored(id).map_err(|error| self.store.disk_error(error)),
+            None => self.store.devices.find(id),
         }
     }
 
@@ -166,7 +168,7 @@ impl Transaction<'_> {
         let find = |id: &[u8; 32], len| {
             let made = state.made_piece(id, len);
             // What cannot be read is found out when it is opened.
-            made.or_else(|| self.store.stored_piece(id, len).ok().flatten())
+            made.or_else(|| self.store.devices.find_piece(id, len).ok().flatten())
         };
         state.data.iter().find_map(|(blob, data)| match data {
             Data::Here(made) => devices::first_of(&made.index, blob, id, &find),
@@ -190,9 +192,13 @@ impl Transaction<'_> {
         opened.map(|it| it.0).ok_or_else(|| directory.failed("open", &name, Errno::NOENT))
     }
 
-    pub(super) fn lookup_failed<K>(&self, id: &Id<K>, source: StoreError) -> DraftError {
+    pub(super) fn lookup_failed<K>(
+        &self,
+        id: &Id<K>,
+        source: impl Into<LookupError>,
+    ) -> DraftError {
         self.fail();
-        DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
+        DraftError::Lookup { id: *id.digest(), source: Box::new(source.into()) }
     }
 
     /// Takes a blob whose file is written; its index is written here.
@@ -217,7 +223,7 @@ impl Transaction<'_> {
                 self.fail();
                 DraftError::Index { source }
             })?;
-        let there = self.store.index_of(&blob.id);
+        let there = self.store.devices.index_of(&blob.id);
         let there = there.map_err(|source| self.lookup_failed(&blob.id, source))?;
         let data = match there {
             Some(there) if there.has_all_of(&index) => Data::Store,
@@ -237,7 +243,7 @@ impl Transaction<'_> {
         for (id, data) in &state.data {
             let Data::Here(data) = data else { continue };
             // Another import may have published the same.
-            let there = self.store.index_of(id).map_err(|error| self.store.disk_error(error))?;
+            let there = self.store.devices.index_of(id)?;
             if !there.is_some_and(|it| it.has_all_of(&data.index)) {
                 made.push((id, data));
             }
@@ -250,7 +256,7 @@ impl Transaction<'_> {
             // Also where another import has just made it, which may not have synced it yet.
             self.store.root.sync()?;
         }
-        let directory = self.store.data_there()?;
+        let directory = self.store.devices.directory.there()?;
         let mut sealer = super::commit::Sealer::new(self);
         for (id, made) in &made {
             let name = devices::blob_name(id);
@@ -274,15 +280,16 @@ impl Transaction<'_> {
         if !made.is_empty() {
             directory.sync()?;
         }
-        self.store.forget_indexes();
+        self.store.devices.forget_indexes();
         Ok(())
     }
 
     /// Whether a blob that is there is as its index says, which knows fewer objects than an import has: `gc` made holes,
     /// or a crash or a repair left no index.
     fn lacks_objects(&self, blob: &DeviceId) -> Result<bool, DiskError> {
-        let has_none = self.store.data_there()?.stat(devices::index_name(blob))?.is_none();
-        let index = self.store.index_of(blob).map_err(|error| self.store.disk_error(error))?;
+        let has_none =
+            self.store.devices.directory.there()?.stat(devices::index_name(blob))?.is_none();
+        let index = self.store.devices.index_of(blob)?;
         Ok(has_none || index.is_some())
     }
 
@@ -294,7 +301,7 @@ impl Transaction<'_> {
             let size = file.metadata().map(|it| it.len());
             let size = size
                 .map_err(|source| self.work.directory.failed("stat", number.to_string(), source))?;
-            let file = crate::open::ImageFile::new(file, size);
+            let file = crate::shelf::images::ImageFile::new(file, size);
             // What is no image is found when it is opened.
             let Ok(devices) = crate::shelf::images::devices(&file) else { continue };
             for device in devices.uses {

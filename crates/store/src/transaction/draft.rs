@@ -7,7 +7,7 @@ use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
 use super::Transaction;
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::devices::BlobKind;
-use crate::store::StoreError;
+use crate::shelf::objects::LookupError;
 use image::digest::Digest;
 
 /// Why an object or image could not be added.
@@ -54,7 +54,7 @@ pub enum DraftError {
         /// The layer.
         diff_id: Box<Digest>,
         /// Why.
-        source: Box<StoreError>,
+        source: Box<LookupError>,
     },
     /// An id that cannot be in this store, or could not be looked up.
     #[error("cannot look for {id} in the store")]
@@ -62,7 +62,7 @@ pub enum DraftError {
         /// Which one.
         id: VerityDigest,
         /// Why.
-        source: Box<StoreError>,
+        source: Box<LookupError>,
     },
 }
 

@@ -6,7 +6,7 @@ use super::data::Data;
 use super::{Found, Transaction};
 use crate::disk::length;
 use crate::shelf::devices::{BlobKind, DataBlob, ObjectReader, StoredObject};
-use crate::store::StoreError;
+use crate::shelf::objects::LookupError;
 use crate::transaction::draft::DraftError;
 use image::digest::Digest;
 
@@ -21,8 +21,9 @@ impl Transaction<'_> {
             if self.state().objects.contains_key(id) {
                 continue;
             }
-            let opened = self.store.stat_object(id);
-            match opened.map_err(|source| self.lookup_failed(id, source))? {
+            let objects = &self.store.objects;
+            let is_there = objects.check_algorithm(id).and_then(|()| Ok(objects.has(id)?));
+            match is_there.map_err(|source| self.lookup_failed(id, source))? {
                 true => self.state().objects.entry(*id).or_insert(Found::Store),
                 false => return Ok(false),
             };
@@ -53,7 +54,7 @@ impl Transaction<'_> {
         let found = match self.made(id).filter(is_packed) {
             Some(found) => Some(found),
             None => {
-                let found = self.store.stored_packed(id);
+                let found = self.store.devices.find_packed(id);
                 found.map_err(|source| self.lookup_failed(id, source))?
             }
         };
@@ -68,10 +69,10 @@ impl Transaction<'_> {
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_tar(&self, diff_id: &Digest) -> Result<Option<DataBlob>, DraftError> {
-        let found = self.store.tar_of(diff_id);
+        let found = self.store.devices.tar_of(diff_id);
         let found = found.map_err(|source| {
             self.fail();
-            DraftError::Tar { diff_id: Box::new(*diff_id), source: Box::new(source) }
+            DraftError::Tar { diff_id: Box::new(*diff_id), source: Box::new(source.into()) }
         })?;
         if let Some(blob) = &found {
             self.state().data.entry(blob.id).or_insert(Data::Store);
@@ -87,7 +88,7 @@ impl Transaction<'_> {
     pub fn has_tar(&self, diff_id: &Digest, objects: &[ObjectId]) -> Result<bool, DraftError> {
         let Some(blob) = self.reuse_tar(diff_id)? else { return Ok(false) };
         for id in objects {
-            let found = self.store.stored_in(id, [&blob.id]);
+            let found = self.store.devices.find_in(id, [&blob.id]);
             if found.map_err(|source| self.lookup_failed(id, source))?.is_none()
                 && self.reuse_packed(id)?.is_none()
             {
@@ -108,7 +109,7 @@ impl Transaction<'_> {
     ) -> Result<Option<StoredObject>, DraftError> {
         for layer in layers {
             let Some(blob) = self.reuse_tar(layer)? else { continue };
-            let found = self.store.stored_in(id, [&blob.id]);
+            let found = self.store.devices.find_in(id, [&blob.id]);
             if let Some(found) = found.map_err(|source| self.lookup_failed(id, source))? {
                 return Ok(Some(found));
             }
@@ -119,15 +120,15 @@ impl Transaction<'_> {
     /// Opens an object, wherever this import or the store has it. Its bytes are not verified.
     ///
     /// # Errors
-    /// [`StoreError`] when it is absent or not readable.
-    pub fn read_object(&self, id: &ObjectId) -> Result<ObjectReader, StoreError> {
+    /// [`LookupError`] when it is absent or not readable.
+    pub fn read_object(&self, id: &ObjectId) -> Result<ObjectReader, LookupError> {
         match self.read_object_here(id) {
-            Err(StoreError::NoObject(_)) => {
+            Err(LookupError::NoObject(_)) => {
                 // A gc that runs meanwhile sets aside what no name needs, ours too.
                 let lock = self.store.lock_shared()?;
                 let back = self.bring_back(&self.state());
                 drop(lock);
-                self.store.forget_indexes();
+                self.store.devices.forget_indexes();
                 if let Err(error) = back {
                     let error: &dyn std::error::Error = &error;
                     tracing::debug!(object = %id, error, "nothing is brought back");
@@ -138,7 +139,7 @@ impl Transaction<'_> {
         }
     }
 
-    fn read_object_here(&self, id: &ObjectId) -> Result<ObjectReader, StoreError> {
+    fn read_object_here(&self, id: &ObjectId) -> Result<ObjectReader, LookupError> {
         let number = self.state().objects.get(id).and_then(|found| found.number());
         if let Some(number) = number {
             let file = self.read_back(number)?;

@@ -8,7 +8,8 @@ use image::verity::ObjectId;
 use super::{BytesError, VerifiedBytes};
 use crate::shelf::devices::ObjectReader;
 use crate::shelf::layers::{Layer, RecipeReader};
-use crate::store::{Store, StoreError};
+use crate::shelf::objects::LookupError;
+use crate::store::Store;
 use image::digest::Digest;
 
 impl Store {
@@ -17,7 +18,7 @@ impl Store {
     /// # Errors
     /// [`BytesError`] when the store has no such layer, or a damaged one.
     pub fn layer_tar(&self, diff_id: &Digest) -> Result<VerifiedBytes<'_>, BytesError> {
-        let layer = self.layer(diff_id).map_err(BytesError::Layer)?;
+        let layer = self.layers.open(diff_id).map_err(BytesError::Layer)?;
         let layer = layer.ok_or(BytesError::NoLayer(*diff_id))?;
         let size = layer.info().size;
         let tar = LayerTar::new(&layer, |id: &ObjectId| self.object(id))?;
@@ -28,7 +29,7 @@ impl Store {
 /// A layer's tar, compared with no digest. An [`io::Error`] of it holds a [`BytesError`].
 pub(crate) struct LayerTar<O>(TarReader<RecipeReader, Opened<O>>);
 
-impl<O: FnMut(&ObjectId) -> Result<ObjectReader, StoreError>> LayerTar<O> {
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> LayerTar<O> {
     /// The tar of `layer`, whose objects `open` opens.
     pub(crate) fn new(layer: &Layer, open: O) -> Result<Self, BytesError> {
         let recipe = layer.recipe().map_err(BytesError::Layer)?;
@@ -37,7 +38,7 @@ impl<O: FnMut(&ObjectId) -> Result<ObjectReader, StoreError>> LayerTar<O> {
     }
 }
 
-impl<O: FnMut(&ObjectId) -> Result<ObjectReader, StoreError>> Read for LayerTar<O> {
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> Read for LayerTar<O> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into).map_err(|error| match error.downcast() {
             Ok(RebuildError::Object { object, source }) => match source.downcast() {
@@ -56,7 +57,7 @@ struct Opened<O> {
     last: Option<(ObjectId, ObjectReader)>,
 }
 
-impl<O: FnMut(&ObjectId) -> Result<ObjectReader, StoreError>> Objects for Opened<O> {
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> Objects for Opened<O> {
     fn read_at(&mut self, object: &ObjectId, into: &mut [u8], offset: u64) -> io::Result<usize> {
         let file = match &mut self.last {
             Some((last, file)) if last == object => file,

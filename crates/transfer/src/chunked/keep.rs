@@ -52,7 +52,7 @@ impl Toc {
     /// # Errors
     /// [`KeepError`]; nothing is noted.
     pub fn keep(&self, store: &Store, diff_id: &Digest) -> Result<(), KeepError> {
-        let layer = store.layer(diff_id)?.ok_or(KeepError::Absent(*diff_id))?;
+        let layer = store.layers.open(diff_id)?.ok_or(KeepError::Absent(*diff_id))?;
         let files = files(&layer)?;
         let contents = &self.contents;
         // The tar has the table itself, too, which is not in the table.
@@ -84,7 +84,7 @@ impl Toc {
             }
         }
         copy(&layer, wanted, &mut chunks)?;
-        Ok(store.keep_chunks(diff_id, chunks)?)
+        Ok(store.downloads.keep_chunks(diff_id, chunks)?)
     }
 }
 

@@ -172,7 +172,7 @@ fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
     if keys.is_empty() {
         return (Found { keys, places }, bytes);
     }
-    let outcome = store.find_chunks(&keys, &mut |at, chunk| {
+    let outcome = store.downloads.find_chunks(&keys, &mut |at, chunk| {
         if places[at].is_some() {
             return;
         }

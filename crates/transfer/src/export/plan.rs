@@ -256,7 +256,8 @@ fn choose(
     compression: Compression,
 ) -> Result<Choice, ExportError> {
     let failed = |source| ExportError::Layer { diff_id: *diff_id, source: Box::new(source) };
-    let kept = store.blob(&layer.digest).map_err(|error| failed(BytesError::Blob(error)))?;
+    let kept =
+        store.downloads.blob(&layer.digest).map_err(|error| failed(BytesError::Blob(error)))?;
     let is_plain = layer.digest == *diff_id;
     let encoding = match &kept {
         Some((file, _)) => encoding_of(file).map_err(|error| failed(BytesError::Io(error)))?,
@@ -268,7 +269,7 @@ fn choose(
     if kept.is_some() && fits {
         return Ok(Choice::Kept);
     }
-    let stored = store.layer(diff_id).map_err(|error| failed(BytesError::Layer(error)))?;
+    let stored = store.layers.open(diff_id).map_err(|error| failed(BytesError::Layer(error)))?;
     let stored = stored.ok_or(ExportError::Absent(*diff_id))?;
     let size = stored.info().size;
     Ok(match wanted {

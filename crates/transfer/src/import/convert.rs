@@ -43,7 +43,7 @@ pub fn convert(
     options: &Options<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let origins = store.origins(image.image).map_err(ImportError::Origin)?;
+    let origins = store.downloads.origins(image.image).map_err(ImportError::Origin)?;
     let job = Job::begin(store, options)?.from(Origins::Same(origins));
     if let Some(name) = image.name.filter(|name| options.name == Some(*name)) {
         job.transaction.expect_ref(name.clone(), *image.image);

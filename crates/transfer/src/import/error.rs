@@ -8,7 +8,7 @@ use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ImageId, ObjectId};
 use store::parallel::ThreadError;
-use store::{ContentsError, OpenImageError, StoreError};
+use store::{ContentsError, LookupError, OpenImageError};
 
 use super::{DecodeError, LayerFailure, PlatformMismatch};
 use crate::native::{NativeError, PackError};
@@ -85,7 +85,7 @@ pub enum ImportError {
         /// Which one.
         object: ObjectId,
         /// Why.
-        source: Box<StoreError>,
+        source: Box<LookupError>,
     },
     /// The manifest or the config that the image was made from cannot be used.
     #[error("cannot read what the image was made from")]

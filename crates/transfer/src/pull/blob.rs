@@ -106,7 +106,7 @@ impl<'a> PulledBlob<'a> {
         if self.size < PARTIAL_MIN && self.layers == Layers::Forget {
             return;
         }
-        match self.store.partial_blob(&self.digest) {
+        match self.store.downloads.partial(&self.digest) {
             Ok(partial) => self.partial = partial,
             Err(error) => tracing::debug!(blob = %self.digest, %error, "not kept in part"),
         }
@@ -131,7 +131,7 @@ impl BlobSource for PulledBlob<'_> {
         match failure {
             None => {
                 // A whole one is here only when the layer's files are not, or not any more.
-                if let Ok(Some((file, size))) = self.store.blob(&self.digest)
+                if let Ok(Some((file, size))) = self.store.downloads.blob(&self.digest)
                     && size == self.size
                 {
                     self.had_old_bytes = true;

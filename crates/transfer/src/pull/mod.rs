@@ -219,7 +219,7 @@ pub fn pull(
         return Ok(done);
     }
     // Before anything of it is in the store, so that gc never sees it without.
-    store.pin(&manifest, options.import.now).map_err(PullError::Pin)?;
+    store.downloads.pin(&manifest, options.import.now).map_err(PullError::Pin)?;
     let note = || -> Result<(), ImportError> {
         let transaction = store.begin().map_err(ImportError::Transaction)?;
         for (digest, bytes) in [&remote.config, &remote.manifest] {
@@ -262,7 +262,7 @@ pub fn pull(
     let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
     let origins = import::Origins::Pulled(repository.to_string());
     let report = import::import_found(store, &found, origins, &import).map_err(not_imported)?;
-    if let Err(error) = store.unpin(&manifest) {
+    if let Err(error) = store.downloads.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
     }
     Ok(Pulled::Image(report))
@@ -277,7 +277,7 @@ fn note_origin(
 ) -> Result<(), ImportError> {
     let origin = Origin { manifest: Some(*manifest), repository: Some(repository.to_string()) };
     // A damaged record is replaced.
-    if store.origins(image).is_ok_and(|it| it.contains(&origin)) {
+    if store.downloads.origins(image).is_ok_and(|it| it.contains(&origin)) {
         return Ok(());
     }
     let transaction = store.begin().map_err(ImportError::Transaction)?;
@@ -293,7 +293,7 @@ fn here(
     layers: &[Descriptor],
 ) -> Option<Pulled> {
     let name = options.import.name?;
-    let StoredReference { image, manifest: named, form, .. } = store.reference(name).ok()??;
+    let StoredReference { image, manifest: named, form, .. } = store.refs.get(name).ok()??;
     let has_layers = match options.layers {
         Layers::Forget => true,
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
@@ -305,12 +305,12 @@ fn here(
 
 /// Whether a layer is here as it came.
 fn is_kept(store: &Store, layer: &Descriptor) -> bool {
-    matches!(store.blob(&layer.digest), Ok(Some((_, size))) if size == layer.size)
+    matches!(store.downloads.blob(&layer.digest), Ok(Some((_, size))) if size == layer.size)
 }
 
 /// A manifest or config that the store has from an earlier pull. One that is damaged is as good as none: it is fetched.
 fn stored(store: &Store, descriptor: &Descriptor) -> Option<Vec<u8>> {
-    let bytes = store.manifest(&descriptor.digest).ok().flatten()?;
+    let bytes = store.manifests.read(&descriptor.digest).ok().flatten()?;
     (bytes.len() as u64 == descriptor.size).then_some(bytes)
 }
 

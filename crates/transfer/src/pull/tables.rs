@@ -30,7 +30,7 @@ pub(super) fn fetch<'a>(
 ) -> Result<(Vec<Table<'a>>, usize), ThreadError> {
     let room = Room::new(budget / SHARE);
     // Otherwise the layer is made once more, of what the table names, to see that the image may have it.
-    let is_here = |layer: &Descriptor, diff_id: &Digest| matches!(store.layer(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest));
+    let is_here = |layer: &Descriptor, diff_id: &Digest| matches!(store.layers.open(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest));
     let announced: Vec<usize> = layers
         .iter()
         .enumerate()

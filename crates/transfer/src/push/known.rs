@@ -22,7 +22,7 @@ pub(super) fn blobs(store: &Store, manifest: &Digest, compression: Compression) 
     let Some((layers, diff_ids)) = layers(store, manifest) else { return Vec::new() };
     let is_pulled = is_pulled(store, manifest);
     let of_layer = |(layer, diff_id): (&Descriptor, &Digest)| {
-        let record = store.layer(diff_id).ok().flatten();
+        let record = store.layers.open(diff_id).ok().flatten();
         let whole = record.as_ref().map(|it| whole_blobs(it.info())).unwrap_or_default();
         let mut all = candidates(layer, diff_id, &whole, is_pulled, compression);
         for blob in &mut all {
@@ -77,13 +77,13 @@ fn candidates(
 /// The layers of a manifest with their diff ids.
 fn layers(store: &Store, manifest: &Digest) -> Option<(Vec<Descriptor>, Vec<Digest>)> {
     let Manifest { config, layers } = image(store, manifest)?;
-    let config = Config::parse(&store.manifest(&config.digest).ok()??).ok()?;
+    let config = Config::parse(&store.manifests.read(&config.digest).ok()??).ok()?;
     let diff_ids = config.diff_ids_of(layers.len()).ok()?.to_vec();
     Some((layers, diff_ids))
 }
 
 fn image(store: &Store, manifest: &Digest) -> Option<Manifest> {
-    match Document::parse(&store.manifest(manifest).ok()??).ok()? {
+    match Document::parse(&store.manifests.read(manifest).ok()??).ok()? {
         Document::Image(image) => Some(image),
         Document::Index(_) => None,
     }
@@ -106,7 +106,7 @@ impl Sources {
         let registry = registry_of(&own);
         let mut had: BTreeMap<Digest, BTreeSet<String>> =
             BTreeMap::from([(*manifest, BTreeSet::new())]);
-        for (name, reference) in store.readable_refs().map(|(refs, _)| refs).unwrap_or_default() {
+        for (name, reference) in store.refs.readable().map(|(refs, _)| refs).unwrap_or_default() {
             let Some(manifest) = reference.manifest else { continue };
             let repositories = had.entry(manifest).or_default();
             let Ok(name) = name.as_str().parse::<Reference>() else { continue };

@@ -49,7 +49,7 @@ impl Home {
     /// Puts a blob into the store, as a pull with `--keep-layers` does.
     fn keep(&self, bytes: &[u8]) -> Digest {
         let digest = Digest::sha256(bytes);
-        let mut blob = self.store.partial_blob(&digest).unwrap().unwrap();
+        let mut blob = self.store.downloads.partial(&digest).unwrap().unwrap();
         blob.append(bytes).unwrap();
         blob.finish().unwrap();
         digest

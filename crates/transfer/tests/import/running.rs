@@ -57,7 +57,7 @@ fn layers_one_by_one_are_the_image_of_the_layout() {
     let reports: Vec<_> = running.reports().map(|it| (it.diff_id, it.is_reused)).collect();
     assert_eq!(reports, tars.each_ref().map(|tar| (Digest::sha256(tar), false)));
     // Nothing is visible before the end.
-    assert!(other.store.layers().unwrap().is_empty());
+    assert!(other.store.layers.diff_ids().unwrap().is_empty());
     let made = running.image(None, None).unwrap();
     let report = import.finish(made).unwrap();
     assert_eq!(report.image, whole.image);
@@ -84,7 +84,7 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
         // It stays without an image, since each layer was to be durable.
         drop(running);
         drop(import);
-        assert_eq!(home.store.layers().unwrap(), [Digest::sha256(&tar)]);
+        assert_eq!(home.store.layers.diff_ids().unwrap(), [Digest::sha256(&tar)]);
     }
 }
 
@@ -106,7 +106,7 @@ fn what_is_claimed_of_a_layer_is_compared() {
         // It has failed, and takes no other.
         import.layers().layer(incoming(&tar, &packed[..], &packed)).unwrap_err();
         drop(import);
-        assert!(home.store.layers().unwrap().is_empty());
+        assert!(home.store.layers.diff_ids().unwrap().is_empty());
     };
     let wrong = Digest::sha256(b"wrong");
     check(&|it| it.diff_id = Some(wrong), Limits::default(), "unpacked it has the digest");

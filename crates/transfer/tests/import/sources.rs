@@ -60,14 +60,14 @@ fn layers_of_every_packing() {
         // What the ref names is what came, byte for byte.
         let name = report.name.unwrap();
         assert_eq!(name.as_str(), "layout:1");
-        let reference = home.store.reference(&name).unwrap().unwrap();
+        let reference = home.store.refs.get(&name).unwrap().unwrap();
         assert_eq!(reference.image, report.image);
         assert_eq!(reference.manifest, report.manifest);
         let digest: Digest = image["digest"].as_str().unwrap().parse().unwrap();
         assert_eq!(report.manifest, Some(digest));
-        let manifest = home.store.manifest(&digest).unwrap().unwrap();
+        let manifest = home.store.manifests.read(&digest).unwrap().unwrap();
         assert_eq!(manifest, fs::read(layout.blob_path(&digest)).unwrap());
-        let info = home.store.layer(&report.layers[0].diff_id).unwrap().unwrap();
+        let info = home.store.layers.open(&report.layers[0].diff_id).unwrap().unwrap();
         assert_eq!(info.info().blobs[0].digest, blobs[0]);
         assert_eq!(info.info().size, tars[0].0.len() as u64);
         ids.push(report.image);
@@ -197,12 +197,12 @@ fn tars_of_every_packing() {
         assert_eq!(report.layers[0].diff_id, Digest::sha256(&tar));
         assert!(home.rebuilt(&report.layers[0].diff_id) == tar);
         // A manifest is made, so that the image can be pushed.
-        let manifest = home.store.manifest(&report.manifest.unwrap()).unwrap().unwrap();
+        let manifest = home.store.manifests.read(&report.manifest.unwrap()).unwrap().unwrap();
         let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
         assert_eq!(manifest["layers"][0]["digest"], Digest::sha256(&blob).to_string());
         assert_eq!(manifest["layers"][0]["size"], blob.len());
         let config = manifest["config"]["digest"].as_str().unwrap().parse().unwrap();
-        let config = home.store.manifest(&config).unwrap().unwrap();
+        let config = home.store.manifests.read(&config).unwrap().unwrap();
         assert_eq!(manifest["config"]["size"], config.len());
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
         let diff_ids = json!({ "type": "layers", "diff_ids": [Digest::sha256(&tar).to_string()] });
@@ -457,7 +457,7 @@ fn a_name_given_is_the_name() {
     let name: RefName = "my/own:1".parse().unwrap();
     let options = Options { name: Some(&name), ..home.import_options() };
     assert_eq!(home.import_with("tar", "root.tar", &options).unwrap().name, Some(name.clone()));
-    let names: Vec<_> = home.store.refs().unwrap().into_iter().map(|(name, _)| name).collect();
+    let names: Vec<_> = home.store.refs.all().unwrap().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, [name]);
 }
 

@@ -285,7 +285,7 @@ fn the_policy_of_the_moment_decides_at_use() {
 
     store.gc(Seconds(2)).unwrap();
     assert!(check(&by_new).is_ok());
-    store.set_signatures(&manifest, b"{\"origins\":[").unwrap();
+    store.downloads.set_signatures(&manifest, b"{\"origins\":[").unwrap();
     assert!(check(&by_new).unwrap_err().contains("damaged"));
     let found = ask(&by_new, &registry, &manifest).unwrap();
     evidence::keep(&found, &store, &manifest).unwrap();

@@ -68,7 +68,7 @@ fn pull_through(
 
 /// Whatever names there are stand for the whole image, and all that is there is sound.
 fn check_store(home: &Home, expected: &ImageId) {
-    for (name, reference) in home.store.refs().unwrap() {
+    for (name, reference) in home.store.refs.all().unwrap() {
         assert_eq!(reference.image, *expected, "{name}");
         home.store.open_image(expected).unwrap();
     }
@@ -91,7 +91,7 @@ fn pulls(upstream: &Daemon, seed: u64, expected: &ImageId) -> usize {
             Err(error) => {
                 println!("{seed}: {}", chain(&error));
                 check_error(&chain(&error), &host);
-                assert!(home.store.refs().unwrap().is_empty(), "{}", chain(&error));
+                assert!(home.store.refs.all().unwrap().is_empty(), "{}", chain(&error));
             }
         }
         check_store(&home, expected);
@@ -278,7 +278,7 @@ fn pulls_of_a_part_in_bad_weather() {
         let through = format!("{}/app:2", proxy.server.host());
         for _ in 0..3 {
             let pulled = pull_name(&home, &through, Layers::Forget, &impatient());
-            for (_, reference) in home.store.refs().unwrap() {
+            for (_, reference) in home.store.refs.all().unwrap() {
                 assert!([first, expected].contains(&reference.image));
             }
             assert!(home.is_sound());
@@ -291,7 +291,7 @@ fn pulls_of_a_part_in_bad_weather() {
                 Err(error) => {
                     println!("{seed}: {}", chain(&error));
                     check_error(&chain(&error), &proxy.server.host());
-                    assert_eq!(home.store.refs().unwrap().len(), 1);
+                    assert_eq!(home.store.refs.all().unwrap().len(), 1);
                 }
             }
         }

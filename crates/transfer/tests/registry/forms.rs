@@ -28,7 +28,7 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pu
 
 /// The same image by way of objects.
 fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
-    let found = home.store.refs().unwrap();
+    let found = home.store.refs.all().unwrap();
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
     let manifest = reference.manifest.as_ref();
     let stored = transfer::import::Stored { image: id, manifest, name: None };

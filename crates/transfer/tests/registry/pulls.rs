@@ -157,7 +157,7 @@ impl Home {
     /// Gives an image one more name.
     pub(super) fn call(&self, name: &str, more: &str) {
         let [name, more] = [name, more].map(|it| default_name(&it.parse().unwrap()).unwrap());
-        let reference = self.store.reference(&name).unwrap().unwrap();
+        let reference = self.store.refs.get(&name).unwrap().unwrap();
         self.store.set_ref(&more, &reference).unwrap();
     }
 
@@ -213,7 +213,7 @@ fn an_interrupted_pull_goes_on_where_it_stopped() {
     let home = Home::new();
     let error = chain(&home.pull(&server.host()).unwrap_err());
     assert!(error.contains(&digest(&served.layers[1].blob).to_string()), "{error}");
-    assert!(home.store.refs().unwrap().is_empty(), "nothing is published");
+    assert!(home.store.refs.all().unwrap().is_empty(), "nothing is published");
     // The first layer is there, or was stopped in its turn; of the second a part is.
     assert!(home.blobs().contains(&".partial".to_owned()), "{:?}", home.blobs());
     assert!(home.blobs().contains(&".pull".to_owned()));
@@ -244,7 +244,10 @@ fn a_layer_that_is_complete_is_not_fetched_twice() {
     home.pull(&server.host()).unwrap_err();
     server.settle();
     let first = digest(&served.layers[0].tar);
-    assert!(home.store.layer(&first).unwrap().is_some(), "the first layer is durable by itself");
+    assert!(
+        home.store.layers.open(&first).unwrap().is_some(),
+        "the first layer is durable by itself"
+    );
     home.store.gc(NOW).unwrap();
     is_mended.store(true, Ordering::Relaxed);
     let before = server.lines().len();
@@ -291,8 +294,8 @@ fn flipped_bits_are_never_published() {
     let error = chain(&home.pull(&liar(&served, u32::MAX).host()).unwrap_err());
     let expected = digest(&served.layers[1].blob);
     assert!(error.contains(&format!("not {expected}")), "{error}");
-    assert!(home.store.refs().unwrap().is_empty());
-    assert!(home.store.layer(&digest(&served.layers[1].tar)).unwrap().is_none());
+    assert!(home.store.refs.all().unwrap().is_empty());
+    assert!(home.store.layers.open(&digest(&served.layers[1].tar)).unwrap().is_none());
     assert!(!home.blobs().contains(&".partial".to_owned()), "wrong bytes are not kept");
     assert!(home.is_sound());
     // Wrong once, and right when asked again.
@@ -329,7 +332,7 @@ fn what_a_crash_made_of_a_part_is_found_out() {
     for (length, what) in [(1 << 20, "zeros"), (9 << 20, "too long")] {
         let home = Home::new();
         let blob = digest(&served.layers[1].blob);
-        let mut partial = home.store.partial_blob(&blob).unwrap().unwrap();
+        let mut partial = home.store.downloads.partial(&blob).unwrap().unwrap();
         partial.append(&vec![0; length]).unwrap();
         drop(partial);
         assert_eq!(image(home.pull(&server.host())), home.imported(&served), "{what}");
@@ -368,7 +371,7 @@ fn a_manifest_that_lies_is_refused() {
         let home = Home::new();
         let error = chain(&home.pull(&server.host()).unwrap_err());
         assert!(error.contains(reason), "{reason}: {error}");
-        assert!(home.store.refs().unwrap().is_empty(), "{reason}");
+        assert!(home.store.refs.all().unwrap().is_empty(), "{reason}");
     }
 }
 
@@ -383,7 +386,7 @@ pub(super) fn push_over(
     settings: &Settings,
 ) -> Result<Pushed, PushError> {
     let name = default_name(&pulled.parse().unwrap()).unwrap();
-    let manifest = home.store.reference(&name).unwrap().unwrap().manifest.unwrap();
+    let manifest = home.store.refs.get(&name).unwrap().unwrap().manifest.unwrap();
     let target: Reference = target.parse().unwrap();
     let wish = Wish { manifest: &manifest, target: &target, compression: Compression::Usual };
     let options = export::Options {

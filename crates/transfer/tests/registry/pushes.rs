@@ -138,7 +138,7 @@ impl Memory {
 /// A layer on the image `below`, as a tar of one file.
 fn derive(home: &Home, below: &str, name: &str) -> Vec<u8> {
     let named = |name: &str| default_name(&name.parse().unwrap()).unwrap();
-    let reference = home.store.reference(&named(below)).unwrap().unwrap();
+    let reference = home.store.refs.get(&named(below)).unwrap().unwrap();
     let opened = Image::open(home.store.open_image(&reference.image).unwrap().image).unwrap();
     let tree = to_tree(&opened, View::Composefs(Owners::AsWritten)).unwrap().tree;
     let manifest = reference.manifest.unwrap();
@@ -220,7 +220,7 @@ fn derived_images(server: &Server) {
     // What was sent is what others pull.
     let image_of = |name: &str| image(pull_name(&Home::new(), name, Layers::Forget, &settings()));
     assert_eq!(image_of(&format!("{host}/team/third:1")), first);
-    let committed = home.store.reference(&default_name(&own.parse().unwrap()).unwrap());
+    let committed = home.store.refs.get(&default_name(&own.parse().unwrap()).unwrap());
     let committed = committed.unwrap().unwrap().image;
     assert_eq!([image_of(&own), image_of(&other)], [committed; 2]);
 }
@@ -307,7 +307,7 @@ fn a_registry_that_has_nothing_gets_everything() {
     let pushed = push_to(&home, &own, &to);
     let hows: Vec<_> = pushed.layers.iter().map(|it| it.0).collect();
     assert_eq!(hows, [How::Compressed, How::Compressed, How::New]);
-    let committed = home.store.reference(&default_name(&own.parse().unwrap()).unwrap());
+    let committed = home.store.refs.get(&default_name(&own.parse().unwrap()).unwrap());
     let committed = committed.unwrap().unwrap().image;
     assert_eq!(image(pull_name(&Home::new(), &to, Layers::Forget, &settings())), committed);
 }

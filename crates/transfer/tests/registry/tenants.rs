@@ -98,7 +98,7 @@ impl Tenants {
     }
 
     fn outcome(&self, outcome: Result<Report, String>, name: &store::RefName) -> Outcome {
-        let reference = self.home.store.reference(name).unwrap();
+        let reference = self.home.store.refs.get(name).unwrap();
         match outcome {
             Ok(report) => {
                 assert_eq!(reference.unwrap().image, report.image);
@@ -210,7 +210,7 @@ fn a_diff_id_gives_nobody_a_layer() {
         let told = Told::honest(&secret(), Pack::Gzip);
         let shown = both.layout(std::slice::from_ref(&told), form).unwrap();
         assert_eq!(shown, ["etc", "etc/private-key"]);
-        let images = both.home.store.images().unwrap();
+        let images = both.home.store.images.ids().unwrap();
         let check = |what: &str, outcome: Outcome, reason: &str| match outcome {
             Ok(files) => panic!("{form:?}: {what} was shown {files:?}"),
             // A layer that is here in another form is unpacked, not only compared.
@@ -238,17 +238,17 @@ fn a_diff_id_gives_nobody_a_layer() {
         );
         check("flipped bytes", both.layout(&[flipped], form), "the digest");
         check("an empty archive", both.archive(&[plain.absent()], Age::Old, form), "config has");
-        assert_eq!(both.home.store.images().unwrap(), images, "{form:?}: an image was added");
+        assert_eq!(both.home.store.images.ids().unwrap(), images, "{form:?}: an image was added");
         // Whoever has the bytes, or knows the digest of a blob of them, has the files.
         let zstd = Told::honest(&secret(), Pack::Zstd);
         let was_here = |told: &Told| {
-            let layer = both.home.store.layer(&told.diff_id).unwrap().unwrap();
+            let layer = both.home.store.layers.open(&told.diff_id).unwrap().unwrap();
             layer.info().is_in(&told.blob)
         };
         assert!(was_here(&told) && !was_here(&zstd));
         check("another blob's name", both.layout(&[zstd.clone().flipped()], form), "the digest");
         assert_eq!(both.layout(std::slice::from_ref(&zstd), form).unwrap(), shown);
-        let layer = both.home.store.layer(&told.diff_id).unwrap().unwrap();
+        let layer = both.home.store.layers.open(&told.diff_id).unwrap().unwrap();
         assert!(layer.info().is_in(&told.blob) && layer.info().is_in(&zstd.blob));
         assert_eq!(both.pull(&[zstd.absent()], Layers::Forget).unwrap(), shown);
         assert_eq!(both.layout(&[told.flipped()], form).unwrap(), shown);

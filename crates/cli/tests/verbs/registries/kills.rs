@@ -98,7 +98,7 @@ fn complete(place: &Place) -> Vec<String> {
     else {
         return Vec::new();
     };
-    store.layers().unwrap().iter().map(ToString::to_string).collect()
+    store.layers.diff_ids().unwrap().iter().map(ToString::to_string).collect()
 }
 
 /// Starts a command, and kills it after that time. How long it took if it had ended well before.

@@ -32,8 +32,9 @@ fn noted(place: &Place) -> Vec<String> {
         store::OpenOptions::read(),
     )
     .unwrap();
-    let layers = store.layers().unwrap();
-    let blobs = layers.iter().flat_map(|it| store.layer(it).unwrap().unwrap().info().blobs.clone());
+    let layers = store.layers.diff_ids().unwrap();
+    let blobs =
+        layers.iter().flat_map(|it| store.layers.open(it).unwrap().unwrap().info().blobs.clone());
     blobs.flat_map(|it| it.repositories).collect()
 }
 

@@ -9,13 +9,13 @@ use image::verity::{Algorithm, DeviceId, ObjectId};
 use rustix::fs::Stat;
 
 use super::{
-    BlobKind, Builder, DataBlob, DataError, DataFile, Entry, Header, Index, ObjectReader, Record,
-    StoredObject, first_of, piece_of, reader,
+    BlobKind, Builder, DataBlob, DataError, DataFile, DeviceShelf, Entry, Header, Index,
+    ObjectReader, Record, StoredObject, first_of, piece_of, reader,
 };
 use super::{blob_name, index_name};
 use crate::disk::{Directory, DiskError, length};
-use crate::store::{Store, StoreError, is_object};
-use crate::work::Workspace;
+use crate::shelf::is_file_of;
+use crate::shelf::objects::LookupError;
 use image::digest::Digest;
 
 /// What a file or directory looks like from outside: other bytes, another stamp.
@@ -44,7 +44,7 @@ struct Loaded {
 
 /// Opens a blob that is not published yet, and has its index.
 pub(crate) type OpenMade<'f> =
-    dyn Fn(&DeviceId) -> Result<Option<(File, Arc<Index>)>, StoreError> + 'f;
+    dyn Fn(&DeviceId) -> Result<Option<(File, Arc<Index>)>, LookupError> + 'f;
 
 /// What is known so far.
 #[derive(Debug, Default)]
@@ -161,7 +161,7 @@ fn blob_is_there(
 ) -> Result<Result<(), DataError>, DiskError> {
     let expected = index.header.bytes;
     Ok(match data.stat(blob_name(id))? {
-        Some(blob) if is_object(&blob, expected) => Ok(()),
+        Some(blob) if is_file_of(&blob, expected) => Ok(()),
         Some(blob) => Err(DataError::Length { blob: *id, expected, actual: length(&blob) }),
         None => Err(DataError::Absent(*id)),
     })
@@ -169,48 +169,45 @@ fn blob_is_there(
 
 /// How sure a look at the indexes must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Look {
+pub(crate) enum Look {
     /// One that was published in this very moment may be missed.
     Quick,
     /// Every one.
     Thorough,
 }
 
-impl Store {
+impl DeviceShelf {
     /// Where in a data blob an object is, in whichever has it.
     ///
-    /// Only for looking, as [`has`](Self::has).
+    /// Only for looking, as [`Store::has`](crate::Store::has).
     ///
     /// # Errors
-    /// [`StoreError`] when the indexes cannot be read. A damaged one is passed over.
-    pub fn stored(&self, object: &ObjectId) -> Result<Option<StoredObject>, StoreError> {
-        self.find_stored(object, Look::Quick)
+    /// [`DiskError`] when the indexes cannot be read. A damaged one is passed over.
+    pub fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
+        self.look_for(object, Look::Quick)
     }
 
-    fn find_stored(
+    pub(crate) fn look_for(
         &self,
         object: &ObjectId,
         look: Look,
-    ) -> Result<Option<StoredObject>, StoreError> {
+    ) -> Result<Option<StoredObject>, DiskError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(look)? else { return Ok(None) };
         Ok(catalog.whole(&key, |_| true).or_else(|| catalog.in_pieces(object)))
     }
 
     /// Where a piece of other objects is.
-    pub(crate) fn stored_piece(
+    pub(crate) fn find_piece(
         &self,
         id: &[u8; 32],
         len: u64,
-    ) -> Result<Option<StoredObject>, StoreError> {
+    ) -> Result<Option<StoredObject>, DiskError> {
         Ok(self.catalog(Look::Quick)?.and_then(|catalog| catalog.piece(id, len)))
     }
 
-    /// As [`stored`](Self::stored), in a packed blob.
-    pub(crate) fn stored_packed(
-        &self,
-        object: &ObjectId,
-    ) -> Result<Option<StoredObject>, StoreError> {
+    /// As [`find`](Self::find), in a packed blob.
+    pub(crate) fn find_packed(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
         let whole = catalog.whole(&key, |index| index.header.kind == BlobKind::Packed);
@@ -219,7 +216,7 @@ impl Store {
     }
 
     /// The data blob that is a layer's tar.
-    pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<DataBlob>, StoreError> {
+    pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<DataBlob>, DiskError> {
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
         let found = catalog.blobs.iter().find_map(|(id, loaded)| {
             let header = &loaded.index.header;
@@ -232,15 +229,15 @@ impl Store {
         Ok(found)
     }
 
-    /// As [`stored`](Self::stored), in one of these blobs, the first that has it.
+    /// As [`find`](Self::find), in one of these blobs, the first that has it.
     ///
     /// # Errors
-    /// As [`stored`](Self::stored).
-    pub fn stored_in<'b>(
+    /// As [`find`](Self::find).
+    pub fn find_in<'b>(
         &self,
         object: &ObjectId,
         blobs: impl IntoIterator<Item = &'b DeviceId>,
-    ) -> Result<Option<StoredObject>, StoreError> {
+    ) -> Result<Option<StoredObject>, DiskError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
         let found = blobs.into_iter().find_map(|blob| {
@@ -252,19 +249,15 @@ impl Store {
     /// Which object begins at a place in a blob: so a native image's files get their names back.
     ///
     /// # Errors
-    /// As [`stored`](Self::stored).
-    pub fn stored_at(
-        &self,
-        blob: &DeviceId,
-        offset: u64,
-    ) -> Result<Option<StoredObject>, StoreError> {
+    /// As [`find`](Self::find).
+    pub fn find_at(&self, blob: &DeviceId, offset: u64) -> Result<Option<StoredObject>, DiskError> {
         let index = self.index_of(blob)?;
         Ok(index.and_then(|index| Some(index.stored(blob, index.at(offset)?))))
     }
 
     /// The index of a blob, as far as it can be read.
-    pub(crate) fn index_of(&self, blob: &DeviceId) -> Result<Option<Arc<Index>>, StoreError> {
-        let Some(data) = self.data()? else { return Ok(None) };
+    pub(crate) fn index_of(&self, blob: &DeviceId) -> Result<Option<Arc<Index>>, DiskError> {
+        let Some(data) = self.directory.get()? else { return Ok(None) };
         let mut catalog = self.lock_catalog();
         if let Some(known) = catalog.blobs.get(blob)
             && data.stat(index_name(blob))?.is_some_and(|it| Stamp::of(&it) == known.stamp)
@@ -276,15 +269,15 @@ impl Store {
         Ok(catalog.blobs.get(blob).map(|it| Arc::clone(&it.index)))
     }
 
-    /// All indexes that can be read. What is wrong with the others, [`Store::index_damage`] tells.
-    pub(crate) fn indexes(&self) -> Result<BTreeMap<DeviceId, Arc<Index>>, StoreError> {
+    /// All indexes that can be read. What is wrong with the others, [`DeviceShelf::index_damage`] tells.
+    pub(crate) fn indexes(&self) -> Result<BTreeMap<DeviceId, Arc<Index>>, DiskError> {
         let Some(catalog) = self.catalog(Look::Thorough)? else { return Ok(BTreeMap::new()) };
         Ok(catalog.blobs.iter().map(|(id, it)| (*id, Arc::clone(&it.index))).collect())
     }
 
     /// What is wrong with the index of a blob, if anything.
     pub(crate) fn index_damage(&self, blob: &DeviceId) -> Result<Option<DataError>, DiskError> {
-        Ok(match load(self.data_there()?, blob)? {
+        Ok(match load(self.directory.there()?, blob)? {
             Ok(Some(_)) => None,
             Ok(None) => Some(DataError::Index { blob: *blob, reason: "it is not there" }),
             Err(error) => Some(error),
@@ -301,7 +294,7 @@ impl Store {
     }
 
     fn catalog(&self, look: Look) -> Result<Option<MutexGuard<'_, Catalog>>, DiskError> {
-        let Some(data) = self.data()? else { return Ok(None) };
+        let Some(data) = self.directory.get()? else { return Ok(None) };
         let mut catalog = self.lock_catalog();
         let is_new = look == Look::Quick
             && catalog.listed.is_some()
@@ -312,71 +305,24 @@ impl Store {
         Ok(Some(catalog))
     }
 
-    /// Opens an object for reading, wherever it is. Its bytes are not verified: hash them, or trust the import.
-    ///
-    /// # Errors
-    /// [`StoreError`] when it is absent, not a regular file or not readable.
-    pub fn object(&self, object: &ObjectId) -> Result<ObjectReader, StoreError> {
-        if let Some((file, stat)) = self.object_file(object)? {
-            return Ok(ObjectReader::whole(file, length(&stat)));
-        }
-        // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
-        let _lock = self.lock_shared()?;
-        self.object_locked(object)
-    }
-
-    /// As [`object`](Self::object). The store's lock is held.
-    pub(crate) fn object_locked(&self, object: &ObjectId) -> Result<ObjectReader, StoreError> {
-        if let Some((file, stat)) = self.object_file(object)? {
-            return Ok(ObjectReader::whole(file, length(&stat)));
-        }
-        for look in [Look::Quick, Look::Thorough] {
-            let Some(found) = self.find_stored(object, look)? else { continue };
-            match self.open_stored(&found) {
-                // It was there a moment ago.
-                Err(StoreError::NoObject(_)) if look == Look::Quick => {}
-                other => return other,
-            }
-        }
-        // Published meanwhile.
-        let file = self.object_file(object)?.ok_or(StoreError::NoObject(*object))?;
-        Ok(ObjectReader::whole(file.0, length(&file.1)))
-    }
-
-    /// Opens an object that is in a data blob.
-    ///
-    /// # Errors
-    /// [`StoreError`] when it is there no more, or cannot be read.
-    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
-        let _lock = self.lock_shared()?;
-        self.open_stored(stored)
-    }
-
-    pub(crate) fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, StoreError> {
+    /// Opens what an index has. The store's lock is held.
+    pub(crate) fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
         if stored.pieces.is_some() {
             return self.open_pieces(stored, &|_| Ok(None));
         }
         let index = self.index_of(&stored.blob)?;
-        self.open_part(stored, &*index.ok_or(StoreError::NoObject(stored.object))?)
+        self.open_part(stored, &*index.ok_or(LookupError::NoObject(stored.object))?)
     }
 
-    /// Opens an object in pieces, of which some may be in blobs that `made` knows.
-    pub(crate) fn stored_pieces(
-        &self,
-        stored: &StoredObject,
-        made: &OpenMade<'_>,
-    ) -> Result<ObjectReader, StoreError> {
-        let _lock = self.lock_shared()?;
-        self.open_pieces(stored, made)
-    }
-
+    /// Opens an object in pieces, of which some may be in blobs that `made` knows. The store's lock is held.
+    ///
     /// Every blob is opened once: so `gc` leaves all of them alone.
-    fn open_pieces(
+    pub(crate) fn open_pieces(
         &self,
         stored: &StoredObject,
         made: &OpenMade<'_>,
-    ) -> Result<ObjectReader, StoreError> {
-        let absent = || StoreError::NoObject(stored.object);
+    ) -> Result<ObjectReader, LookupError> {
+        let absent = || LookupError::NoObject(stored.object);
         let pieces = stored.pieces.as_deref().unwrap_or_default();
         let mut blobs = BTreeMap::new();
         let mut files = Vec::new();
@@ -386,7 +332,7 @@ impl Store {
                     Some(made) => made,
                     None => {
                         let index = self.index_of(&piece.blob)?.ok_or_else(absent)?;
-                        (self.open_blob(&piece.blob, index.header.bytes)?.0, index)
+                        (self.open(&piece.blob, index.header.bytes)?.0, index)
                     }
                 };
                 new.insert((files.len(), index));
@@ -406,12 +352,12 @@ impl Store {
         &self,
         stored: &StoredObject,
         index: &Index,
-    ) -> Result<ObjectReader, StoreError> {
+    ) -> Result<ObjectReader, LookupError> {
         let (object, blob) = (stored.object, stored.blob);
-        let absent = || StoreError::NoObject(object);
+        let absent = || LookupError::NoObject(object);
         let key = key(&object).ok_or_else(absent)?;
         let entry = index.place(&key, stored.offset).ok_or_else(absent)?;
-        let (file, _) = self.open_blob(&blob, index.header.bytes)?;
+        let (file, _) = self.open(&blob, index.header.bytes)?;
         Ok(ObjectReader::part(file, entry.offset, entry.size))
     }
 
@@ -424,7 +370,7 @@ impl Store {
         keep: &[Entry],
         records: &[Record],
     ) -> Result<(), DiskError> {
-        let data = self.data_there()?;
+        let data = self.directory.there()?;
         let name = index_name(blob);
         let failed = |source| data.failed("make", &name, source);
         if data.stat(&name)?.is_none() {
@@ -438,29 +384,9 @@ impl Store {
         let dropped = dropped as u64;
         let dropped = index.header.dropped.saturating_add(dropped);
         let header = Header { dropped, ..index.header.clone() };
-        let work = Workspace::make(&self.tmp)?;
-        let mut file = work.directory.create("index")?;
-        file.write_all(&builder.encode(&header).map_err(failed)?)?;
-        file.publish_mode()?;
-        drop(file);
-        work.directory.sync_file("index")?;
-        work.directory.rename_over("index", data, &name)?;
-        data.sync()?;
+        self.tmp.replace(data, &name, &builder.encode(&header).map_err(failed)?)?;
         self.forget_indexes();
-        work.remove()
-    }
-
-    /// An object's own file.
-    pub(crate) fn object_file(
-        &self,
-        object: &ObjectId,
-    ) -> Result<Option<(File, Stat)>, StoreError> {
-        self.check_algorithm(object)?;
-        let (shard, rest) = crate::store::split(object);
-        match self.objects.open_if_there(shard)? {
-            Some(shard) => Ok(shard.read(rest)?),
-            None => Ok(None),
-        }
+        Ok(())
     }
 }
 

@@ -12,20 +12,24 @@ pub use index::exercise_data_index;
 pub use pieces::{Piece, StoredPiece};
 pub use reader::ObjectReader;
 
-pub(crate) use catalog::{Catalog, key};
+pub(crate) use catalog::{Look, OpenMade, key};
 pub(crate) use index::{Builder, Entry, Header, Index, Piece as PieceKey, Record};
 pub(crate) use pieces::resolve;
 pub(crate) use ranges::Ranges;
 
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use image::verity::{DeviceId, ObjectId};
 use rustix::fs::Stat;
 
+use catalog::Catalog;
+
+use super::images::id_of;
+use super::objects::LookupError;
+use super::{LateDirectory, is_in_use};
 use crate::disk::{Directory, DiskError, length};
-use crate::shelf::images::id_of;
-use crate::store::{Store, StoreError};
+use crate::work::Tmp;
 
 /// The directory, which the first data blob brings.
 pub(crate) const DATA: &str = "data";
@@ -194,27 +198,23 @@ pub enum DataError {
     },
 }
 
-impl Store {
-    /// The directory of data blobs, if there is one.
-    pub(crate) fn data(&self) -> Result<Option<&Directory>, DiskError> {
-        if self.data.get().is_none()
-            && let Some(data) = self.root.open_if_there(DATA)?
-        {
-            // Another thread may have been faster: theirs is as good.
-            drop(self.data.set(data));
-        }
-        Ok(self.data.get())
-    }
+/// `data/`: data blobs and their indexes.
+#[derive(Debug)]
+pub struct DeviceShelf {
+    pub(crate) directory: LateDirectory,
+    tmp: Arc<Tmp>,
+    catalog: Mutex<Catalog>,
+}
 
-    /// The directory of data blobs, for who knows that something is in it.
-    pub(crate) fn data_there(&self) -> Result<&Directory, DiskError> {
-        let gone = || self.root.failed("open directory", DATA, rustix::io::Errno::NOENT);
-        self.data()?.ok_or_else(gone)
+impl DeviceShelf {
+    pub(crate) fn new(root: &Arc<Directory>, tmp: &Arc<Tmp>) -> Self {
+        let directory = LateDirectory::new(Arc::clone(root), DATA);
+        Self { directory, tmp: Arc::clone(tmp), catalog: Mutex::default() }
     }
 
     /// Opens a blob of this length.
-    pub(crate) fn open_blob(&self, id: &DeviceId, bytes: u64) -> Result<(File, Stat), StoreError> {
-        let found = match self.data()? {
+    pub(crate) fn open(&self, id: &DeviceId, bytes: u64) -> Result<(File, Stat), LookupError> {
+        let found = match self.directory.get()? {
             Some(data) => data.read(blob_name(id)),
             None => Ok(None),
         };
@@ -228,5 +228,10 @@ impl Store {
             Err(error) if error.is_not_a_file() => Err(DataError::NotAFile(*id).into()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether a mount or a process has the blob open. When in doubt, yes.
+    pub(crate) fn is_in_use(&self, id: &DeviceId) -> Result<bool, DiskError> {
+        Ok(self.directory.get()?.is_some_and(|data| is_in_use(data, &blob_name(id))))
     }
 }

@@ -7,11 +7,9 @@ use std::io::{self, Read as _, Write as _};
 
 use image::verity::{Algorithm, ObjectId};
 
+use super::{BlobFile, DownloadShelf};
 use crate::disk::DiskError;
 use crate::fault::{self, FsckError};
-use crate::shelf::downloads::BlobFile;
-use crate::store::Store;
-use crate::work::Workspace;
 use image::digest::Digest;
 
 /// The first bytes of the file.
@@ -208,25 +206,19 @@ impl<'a> Parsed<'a> {
     }
 }
 
-impl Store {
+impl DownloadShelf {
     /// Keeps where the pieces of this layer are, until `gc` takes the layer. Nothing is kept of one with too many.
     ///
     /// # Errors
     /// [`DiskError`] when the file cannot be written.
     pub fn keep_chunks(&self, diff_id: &Digest, chunks: Chunks) -> Result<(), DiskError> {
         let name = BlobFile::Chunks(*diff_id).file_name();
-        let bytes = chunks.encode().map_err(|error| self.blobs.failed("make", &name, error))?;
+        let bytes = chunks.encode().map_err(|error| self.directory.failed("make", &name, error))?;
         if bytes.len() as u64 > FILE_MAX {
             tracing::debug!(%diff_id, bytes = bytes.len(), "too many chunks are not kept");
             return Ok(());
         }
-        let work = Workspace::make(&self.tmp)?;
-        let mut file = work.directory.create("chunks")?;
-        file.write_all(&bytes)?;
-        work.directory.sync_file("chunks")?;
-        work.directory.rename_over("chunks", &self.blobs, name)?;
-        self.blobs.sync()?;
-        work.remove()
+        self.tmp.replace(&self.directory, name, &bytes)
     }
 
     /// Looks for pieces in all layers that came with a table of contents. `wanted` is sorted; `found` is told the place of
@@ -240,22 +232,22 @@ impl Store {
         found: &mut dyn FnMut(usize, Chunk),
     ) -> Result<(), DiskError> {
         debug_assert!(wanted.is_sorted(), "it is searched by halves");
-        let mut names: Vec<_> = self.blobs.list()?;
+        let mut names: Vec<_> = self.directory.list()?;
         names.retain(|it| matches!(it.text().and_then(BlobFile::parse), Some(BlobFile::Chunks(_))));
         names.sort_by(|one, other| one.name.cmp(&other.name));
         let mut read = 0;
         for listed in &names {
-            let outcome = match self.blobs.read_all(&listed.name, FILE_MAX) {
+            let outcome = match self.directory.read_all(&listed.name, FILE_MAX) {
                 Ok(Some(bytes)) => {
                     read += bytes.len() as u64;
-                    let parsed = Parsed::of(&bytes, self.algorithm());
+                    let parsed = Parsed::of(&bytes, self.algorithm);
                     parsed.and_then(|it| it.find(wanted, found)).map_err(str::to_owned)
                 }
                 Ok(None) => Ok(()),
                 Err(error) => Err(error.to_string()),
             };
             if let Err(why) = outcome {
-                let file = self.blobs.path_of(&listed.name);
+                let file = self.directory.path_of(&listed.name);
                 tracing::debug!(file = %file.display(), why, "passed over");
             }
             if read > SEARCH_MAX {
@@ -268,8 +260,8 @@ impl Store {
 
     /// What is wrong with the file of a layer's pieces, if anything.
     pub(crate) fn chunks_damage(&self, diff_id: &Digest) -> Result<Option<String>, FsckError> {
-        Ok(match self.blobs.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
-            Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm()).err().map(str::to_owned),
+        Ok(match self.directory.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
+            Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm).err().map(str::to_owned),
             Ok(None) => None,
             Err(error) => Some(fault::damage(&error)?),
         })
@@ -317,7 +309,7 @@ mod tests {
     fn found(store: &Store, wanted: &[u8]) -> Vec<(usize, Chunk)> {
         let mut all = Vec::new();
         let keys: Vec<_> = wanted.iter().map(|it| key(*it)).collect();
-        store.find_chunks(&keys, &mut |at, chunk| all.push((at, chunk))).unwrap();
+        store.downloads.find_chunks(&keys, &mut |at, chunk| all.push((at, chunk))).unwrap();
         all
     }
 
@@ -325,7 +317,7 @@ mod tests {
     fn what_was_kept_is_found() {
         let (_folder, store) = store();
         assert!(found(&store, &[1, 2]).is_empty());
-        store.keep_chunks(&Digest::sha256(b"layer"), chunks()).unwrap();
+        store.downloads.keep_chunks(&Digest::sha256(b"layer"), chunks()).unwrap();
         let bytes = |text: &str| Chunk::Bytes(text.as_bytes().to_vec());
         let all = [(1, Chunk::Object(part(10))), (4, bytes("five")), (2, bytes("two"))];
         assert_eq!(found(&store, &[0, 1, 2, 4, 5, 8]), all);
@@ -370,7 +362,7 @@ mod tests {
     fn garbage_with_its_layer_and_checked() {
         let (folder, store) = store();
         let layer = Digest::sha256(b"layer");
-        store.keep_chunks(&layer, chunks()).unwrap();
+        store.downloads.keep_chunks(&layer, chunks()).unwrap();
         let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
         assert!(report.is_sound(), "{report:?}");
 
@@ -383,10 +375,10 @@ mod tests {
         import.manifest(&config_digest, config.as_bytes()).unwrap();
         import.manifest(&digest, manifest.as_bytes()).unwrap();
         import.commit().unwrap();
-        store.pin(&digest, Seconds(1)).unwrap();
+        store.downloads.pin(&digest, Seconds(1)).unwrap();
         store.gc(Seconds(1)).unwrap();
         let kept = [BlobFile::Pin(digest), BlobFile::Chunks(layer)];
-        assert_eq!(store.blob_files().unwrap(), kept);
+        assert_eq!(store.downloads.files().unwrap(), kept);
 
         let path = folder.path().join("store/blobs").join(BlobFile::Chunks(layer).file_name());
         let mut bytes = std::fs::read(&path).unwrap();
@@ -400,9 +392,9 @@ mod tests {
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
         assert!(store.fsck(FsckOptions { threads: 1 }).unwrap().is_sound());
 
-        store.keep_chunks(&layer, chunks()).unwrap();
-        store.unpin(&digest).unwrap();
+        store.downloads.keep_chunks(&layer, chunks()).unwrap();
+        store.downloads.unpin(&digest).unwrap();
         store.gc(Seconds(1)).unwrap();
-        assert!(store.blob_files().unwrap().is_empty());
+        assert!(store.downloads.files().unwrap().is_empty());
     }
 }

@@ -5,11 +5,10 @@
 use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
+use super::{BlobFile, DownloadShelf};
 use crate::disk::DiskError;
 use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::shelf::downloads::BlobFile;
-use crate::store::Store;
 use image::digest::Digest;
 
 /// The most origins of one image that are kept: the last ones.
@@ -53,13 +52,13 @@ pub(crate) fn encode(image: &ImageId, origins: &[Origin]) -> Vec<u8> {
     record::encode(&Raw { image: image.to_string(), origins: origins.to_vec() })
 }
 
-impl Store {
+impl DownloadShelf {
     /// Where an image came from, the last first. Nothing if nobody noted it, as versions did that noted no origins.
     ///
     /// # Errors
     /// [`OriginError`] when the record is damaged or cannot be read.
     pub fn origins(&self, image: &ImageId) -> Result<Vec<Origin>, OriginError> {
-        let bytes = self.blobs.read_all(BlobFile::Origins(*image).file_name(), RECORD_MAX)?;
+        let bytes = self.directory.read_all(BlobFile::Origins(*image).file_name(), RECORD_MAX)?;
         let Some(bytes) = bytes else { return Ok(Vec::new()) };
         let damaged = |source| OriginError::Damaged { image: Box::new(*image), source };
         let raw: Raw = record::decode(&bytes).map_err(damaged)?;

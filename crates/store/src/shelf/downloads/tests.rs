@@ -38,24 +38,24 @@ fn names() {
 fn what_was_added_is_found_again() {
     let (_folder, store) = store();
     let digest = Digest::sha256(b"0123456789");
-    let mut partial = store.partial_blob(&digest).unwrap().unwrap();
+    let mut partial = store.downloads.partial(&digest).unwrap().unwrap();
     partial.append(b"01234").unwrap();
-    assert!(store.partial_blob(&digest).unwrap().is_none(), "somebody else has it");
+    assert!(store.downloads.partial(&digest).unwrap().is_none(), "somebody else has it");
     drop(partial);
-    let mut partial = store.partial_blob(&digest).unwrap().unwrap();
+    let mut partial = store.downloads.partial(&digest).unwrap().unwrap();
     assert_eq!(partial.length(), 5);
     let mut bytes = [0; 10];
     assert_eq!(partial.read_at(&mut bytes, 2).unwrap(), 3);
     assert_eq!(&bytes[..3], b"234");
-    assert!(store.blob(&digest).unwrap().is_none());
+    assert!(store.downloads.blob(&digest).unwrap().is_none());
     partial.append(b"56789").unwrap();
     partial.finish().unwrap();
-    let (file, length) = store.blob(&digest).unwrap().unwrap();
+    let (file, length) = store.downloads.blob(&digest).unwrap().unwrap();
     assert_eq!((std::io::read_to_string(file).unwrap().as_str(), length), ("0123456789", 10));
-    let partial = store.partial_blob(&digest).unwrap().unwrap();
+    let partial = store.downloads.partial(&digest).unwrap().unwrap();
     assert_eq!(partial.length(), 0);
     partial.discard().unwrap();
-    assert_eq!(store.blob_files().unwrap(), [BlobFile::Whole(digest)]);
+    assert_eq!(store.downloads.files().unwrap(), [BlobFile::Whole(digest)]);
 }
 
 #[test]
@@ -68,35 +68,35 @@ fn a_pin_keeps_what_a_pull_has() {
     let import = store.begin().unwrap();
     import.manifest(&digest, manifest.as_bytes()).unwrap();
     import.commit().unwrap();
-    store.partial_blob(&layer).unwrap().unwrap().append(b"lay").unwrap();
+    store.downloads.partial(&layer).unwrap().unwrap().append(b"lay").unwrap();
     let other = Digest::sha256(b"other");
-    store.partial_blob(&other).unwrap().unwrap().append(b"oth").unwrap();
+    store.downloads.partial(&other).unwrap().unwrap().append(b"oth").unwrap();
 
-    store.pin(&digest, now).unwrap();
+    store.downloads.pin(&digest, now).unwrap();
     store.gc(now).unwrap();
     let both = [BlobFile::Partial(layer), BlobFile::Pin(digest)];
-    assert_eq!(store.blob_files().unwrap(), both, "that of no pull is garbage");
+    assert_eq!(store.downloads.files().unwrap(), both, "that of no pull is garbage");
     store.gc(Seconds(now.0 + PIN_SECONDS)).unwrap();
-    assert_eq!(store.blob_files().unwrap(), both);
-    let held = store.partial_blob(&layer).unwrap().unwrap();
+    assert_eq!(store.downloads.files().unwrap(), both);
+    let held = store.downloads.partial(&layer).unwrap().unwrap();
     store.gc(Seconds(now.0 + PIN_SECONDS + 1)).unwrap();
-    assert_eq!(store.blob_files().unwrap(), [BlobFile::Partial(layer)], "a pull adds to it");
-    assert!(store.manifest(&digest).unwrap().is_none());
+    assert_eq!(store.downloads.files().unwrap(), [BlobFile::Partial(layer)], "a pull adds to it");
+    assert!(store.manifests.read(&digest).unwrap().is_none());
     drop(held);
     store.gc(now).unwrap();
-    assert!(store.blob_files().unwrap().is_empty());
-    assert!(!store.unpin(&digest).unwrap());
+    assert!(store.downloads.files().unwrap().is_empty());
+    assert!(!store.downloads.unpin(&digest).unwrap());
 }
 
 #[test]
 fn a_damaged_pin_holds_nothing() {
     let (folder, store) = store();
     let digest = Digest::sha256(b"manifest");
-    store.pin(&digest, Seconds(5)).unwrap();
+    store.downloads.pin(&digest, Seconds(5)).unwrap();
     let path = folder.path().join("store/blobs").join(BlobFile::Pin(digest).file_name());
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, b"{}\n").unwrap();
-    assert!(!store.is_pinned(&digest, Seconds(5)).unwrap());
+    assert!(!store.downloads.is_pinned(&digest, Seconds(5)).unwrap());
 }
 
 #[test]
@@ -104,23 +104,23 @@ fn signatures_live_as_long_as_their_manifest() {
     let (folder, store) = store();
     let (now, manifest) = (Seconds(5), b"{\"a\":1}");
     let digest = Digest::sha256(manifest);
-    assert_eq!(store.signatures(&digest).unwrap(), None);
-    store.pin(&digest, now).unwrap();
+    assert_eq!(store.downloads.signatures(&digest).unwrap(), None);
+    store.downloads.pin(&digest, now).unwrap();
     let import = store.begin().unwrap();
     import.manifest(&digest, manifest).unwrap();
     import.commit().unwrap();
-    store.set_signatures(&digest, b"one").unwrap();
-    store.set_signatures(&digest, b"two").unwrap();
+    store.downloads.set_signatures(&digest, b"one").unwrap();
+    store.downloads.set_signatures(&digest, b"two").unwrap();
     let path = folder.path().join("store/blobs").join(BlobFile::Signatures(digest).file_name());
     let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
     assert_eq!(mode & 0o7777, 0o444);
-    store.set_signatures(&Digest::sha256(b"another"), b"lost").unwrap();
+    store.downloads.set_signatures(&Digest::sha256(b"another"), b"lost").unwrap();
     store.gc(now).unwrap();
-    assert_eq!(store.signatures(&digest).unwrap().as_deref(), Some(&b"two"[..]));
-    assert_eq!(store.signatures(&Digest::sha256(b"another")).unwrap(), None);
-    assert!(store.set_signatures(&digest, &vec![0; (16 << 20) + 1]).is_err());
+    assert_eq!(store.downloads.signatures(&digest).unwrap().as_deref(), Some(&b"two"[..]));
+    assert_eq!(store.downloads.signatures(&Digest::sha256(b"another")).unwrap(), None);
+    assert!(store.downloads.set_signatures(&digest, &vec![0; (16 << 20) + 1]).is_err());
     assert!(store.fsck(Default::default()).unwrap().is_sound());
-    store.unpin(&digest).unwrap();
+    store.downloads.unpin(&digest).unwrap();
     store.gc(now).unwrap();
-    assert!(store.blob_files().unwrap().is_empty());
+    assert!(store.downloads.files().unwrap().is_empty());
 }

@@ -165,7 +165,7 @@ fn import(
     memory.bytes.store(0, Ordering::Relaxed);
     let source = Source { memory, store, diff_id: *diff_id, toc, plan, whole: &whole };
     let (skipped, read) = run(store, Box::new(source), layer, diff_id).unwrap();
-    let stored = store.layer(diff_id).unwrap().unwrap();
+    let stored = store.layers.open(diff_id).unwrap().unwrap();
     assert_eq!(stored.info().blobs[0].digest, layer.digest);
     assert_eq!(stored.info().blobs[0].size, layer.size);
     let whole = whole.into_inner();
@@ -556,7 +556,7 @@ fn nothing_is_imported_where_the_table_is_another_one() {
     let error = run(&folder.store, Box::new(liar), &made.descriptor, &made.diff_id()).unwrap_err();
     let ImportError::Layer { source, .. } = error else { panic!("{error}") };
     assert!(matches!(*source, LayerFailure::Contents(_)), "{source}");
-    assert!(folder.store.layers().unwrap().is_empty());
+    assert!(folder.store.layers.diff_ids().unwrap().is_empty());
 }
 
 #[test]

@@ -1,0 +1,169 @@
+//! Bytes of objects, wherever they are, and the trees of images.
+
+use std::fs::File;
+
+use image::erofs::read::{
+    Cached, Device, Image, ImageTree, Located, Objects, Owners, Place, View, native_tree, to_tree,
+};
+use image::verity::ObjectId;
+use rustix::fs::Stat;
+
+use crate::disk::length;
+use crate::open::OpenImage;
+use crate::shelf::devices::{Index, Look, ObjectReader, OpenMade, PieceKey, StoredObject};
+use crate::shelf::images::{ContentsError, INLINE_MAX, is_native};
+use crate::shelf::is_file_of;
+use crate::shelf::objects::LookupError;
+use crate::store::Store;
+
+impl Store {
+    /// Whether the store has this object with `size` bytes, as a file or in a data blob:
+    /// [`find`](crate::DeviceShelf::find) tells whether it is there.
+    ///
+    /// Only for looking: `gc` may remove the object at any time after. An import asks
+    /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects it.
+    ///
+    /// # Errors
+    /// [`LookupError`] when it cannot be looked up.
+    pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, LookupError> {
+        self.objects.check_algorithm(object)?;
+        if self.objects.stat(object)?.is_some_and(|stat| is_file_of(&stat, size)) {
+            return Ok(true);
+        }
+        Ok(self.devices.find(object)?.is_some_and(|it| it.size == size))
+    }
+
+    fn object_file(&self, object: &ObjectId) -> Result<Option<(File, Stat)>, LookupError> {
+        self.objects.check_algorithm(object)?;
+        Ok(self.objects.open(object)?)
+    }
+
+    /// Opens an object for reading, wherever it is. Its bytes are not verified: hash them, or trust the import.
+    ///
+    /// # Errors
+    /// [`LookupError`] when it is absent, not a regular file or not readable.
+    pub fn object(&self, object: &ObjectId) -> Result<ObjectReader, LookupError> {
+        if let Some((file, stat)) = self.object_file(object)? {
+            return Ok(ObjectReader::whole(file, length(&stat)));
+        }
+        // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
+        let _lock = self.lock_shared()?;
+        self.object_locked(object)
+    }
+
+    /// As [`object`](Self::object). The store's lock is held.
+    pub(crate) fn object_locked(&self, object: &ObjectId) -> Result<ObjectReader, LookupError> {
+        if let Some((file, stat)) = self.object_file(object)? {
+            return Ok(ObjectReader::whole(file, length(&stat)));
+        }
+        for look in [Look::Quick, Look::Thorough] {
+            let Some(found) = self.devices.look_for(object, look)? else { continue };
+            match self.devices.open_stored(&found) {
+                // It was there a moment ago.
+                Err(LookupError::NoObject(_)) if look == Look::Quick => {}
+                other => return other,
+            }
+        }
+        // Published meanwhile.
+        let file = self.object_file(object)?.ok_or(LookupError::NoObject(*object))?;
+        Ok(ObjectReader::whole(file.0, length(&file.1)))
+    }
+
+    /// Opens an object that is in a data blob.
+    ///
+    /// # Errors
+    /// [`LookupError`] when it is there no more, or cannot be read.
+    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
+        let _lock = self.lock_shared()?;
+        self.devices.open_stored(stored)
+    }
+
+    /// Opens an object in pieces, of which some may be in blobs that `made` knows.
+    pub(crate) fn stored_pieces(
+        &self,
+        stored: &StoredObject,
+        made: &OpenMade<'_>,
+    ) -> Result<ObjectReader, LookupError> {
+        let _lock = self.lock_shared()?;
+        self.devices.open_pieces(stored, made)
+    }
+
+    /// The tree of an image, with the names of its objects, whatever its form is. A file of a native image that no index
+    /// knows has none.
+    ///
+    /// # Errors
+    /// [`ContentsError`] when it cannot be read.
+    pub fn tree(&self, image: &OpenImage, owners: Owners) -> Result<ImageTree, ContentsError> {
+        let read = Image::open(Cached::new(&image.image))?;
+        if !is_native(&read) {
+            return Ok(to_tree(&read, View::Composefs(owners))?);
+        }
+        let indexes: Vec<_> = image
+            .devices
+            .iter()
+            .map(|device| {
+                self.devices.index_of(&device.id).unwrap_or_else(|error| {
+                    tracing::warn!(%error, "objects in a data blob have no names");
+                    None
+                })
+            })
+            .collect();
+        let index_of = |device: Device| indexes.get(device.slot()?)?.as_deref();
+        let find = |located: &Located<'_>| {
+            whole(located, &index_of).or_else(|| {
+                let pieces = pieces(located, &index_of)?;
+                let mut records = indexes.iter().flatten().filter_map(|it| it.record_of(&pieces));
+                let record = records.find(|it| is_same(located, it.size, &it.sha256))?;
+                Some(record.object())
+            })
+        };
+        let objects = Objects { algorithm: self.algorithm(), inline_max: INLINE_MAX, find: &find };
+        Ok(native_tree(&read, objects)?)
+    }
+}
+
+fn is_same(located: &Located<'_>, size: u64, sha256: &[u8; 32]) -> bool {
+    located.size == size && located.fingerprint.is_none_or(|it| it == *sha256)
+}
+
+/// The object that a file is, if the file is where one is, in one run.
+fn whole<'i>(
+    located: &Located<'_>,
+    index_of: &dyn Fn(Device) -> Option<&'i Index>,
+) -> Option<ObjectId> {
+    let [run] = located.runs else { return None };
+    let Place::Data(device, offset) = run.place else { return None };
+    let entry = index_of(device)?.at(offset.0)?;
+    let is_it = run.len == entry.size && is_same(located, entry.size, &entry.sha256);
+    is_it.then(|| entry.object())
+}
+
+/// The objects that a file is made of, by what the indexes say is where the file's bytes are.
+fn pieces<'i>(
+    located: &Located<'_>,
+    index_of: &dyn Fn(Device) -> Option<&'i Index>,
+) -> Option<Vec<PieceKey>> {
+    let mut pieces = Vec::new();
+    let mut left = located.size;
+    for run in located.runs {
+        let (device, offset) = match run.place {
+            Place::Hole => {
+                pieces.push(PieceKey { id: None, len: run.len });
+                left = left.checked_sub(run.len)?;
+                continue;
+            }
+            Place::Data(device, offset) if device != Device::IMAGE => (device, offset.0),
+            Place::Data(..) | Place::Inline(_) => return None,
+        };
+        let index = index_of(device)?;
+        let until = offset.checked_add(run.len)?;
+        let mut at = offset;
+        while at < until {
+            let entry = index.at(at).filter(|it| it.until() <= until)?;
+            pieces.push(PieceKey { id: Some(entry.id), len: entry.size });
+            left = left.checked_sub(entry.size)?;
+            at = entry.until();
+        }
+    }
+    (left == 0).then_some(pieces)
+}

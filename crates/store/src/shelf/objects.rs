@@ -1,0 +1,104 @@
+//! Objects that are files of their own: `objects/ab/cd…`.
+
+use std::fs::File;
+use std::sync::OnceLock;
+
+use image::verity::{Algorithm, Id, ObjectId, VerityDigest};
+use rustix::fs::{Mode, Stat};
+
+use super::devices::DataError;
+use super::is_file_of;
+use crate::disk::{Directory, DiskError, length};
+
+/// Why an object is not to be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LookupError {
+    /// An id of another algorithm than the store's.
+    #[error("{0} is not a {1} id, as this store has them")]
+    Algorithm(VerityDigest, Algorithm),
+    /// An object that a caller knows is there is not.
+    #[error("object {0} is not in the store")]
+    NoObject(ObjectId),
+    /// A data blob that is absent or damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// Objects that are files.
+#[derive(Debug)]
+pub(crate) struct ObjectShelf {
+    pub(crate) directory: Directory,
+    pub(crate) algorithm: Algorithm,
+    /// The directories by the ids' first bytes, opened when first needed: nobody removes one.
+    shards: Box<[OnceLock<Directory>; 256]>,
+}
+
+impl ObjectShelf {
+    pub(crate) fn new(directory: Directory, algorithm: Algorithm) -> Self {
+        Self { directory, algorithm, shards: Box::new([const { OnceLock::new() }; 256]) }
+    }
+
+    pub(crate) fn check_algorithm<K>(&self, id: &Id<K>) -> Result<(), LookupError> {
+        if id.algorithm() == self.algorithm {
+            return Ok(());
+        }
+        Err(LookupError::Algorithm(*id.digest(), self.algorithm))
+    }
+
+    /// The directory of an object; `None` if the store lacks it.
+    pub(crate) fn shard(&self, id: &ObjectId) -> Result<Option<&Directory>, DiskError> {
+        let first = id.as_bytes().first().copied().unwrap_or_default();
+        let slot = &self.shards[usize::from(first)];
+        if slot.get().is_none() {
+            match self.directory.open_if_there(format!("{first:02x}"))? {
+                None => return Ok(None),
+                Some(shard) => drop(slot.set(shard)),
+            }
+        }
+        Ok(slot.get())
+    }
+
+    /// As [`shard`](Self::shard); makes it if it is not there.
+    pub(crate) fn make_shard(&self, id: &ObjectId, mode: Mode) -> Result<&Directory, DiskError> {
+        if let Some(shard) = self.shard(id)? {
+            return Ok(shard);
+        }
+        self.directory.make(split(id).0, mode)?;
+        let gone = || self.directory.failed("open", "", rustix::io::Errno::NOENT);
+        self.shard(id)?.ok_or_else(gone)
+    }
+
+    /// What stands under an object's name.
+    pub(crate) fn stat(&self, id: &ObjectId) -> Result<Option<Stat>, DiskError> {
+        let (shard, rest) = split(id);
+        match self.directory.open_if_there(shard)? {
+            Some(shard) => shard.stat(rest),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether an object has a file, of whatever size.
+    pub(crate) fn has(&self, id: &ObjectId) -> Result<bool, DiskError> {
+        Ok(self.stat(id)?.is_some_and(|stat| is_file_of(&stat, length(&stat))))
+    }
+
+    /// An object's file.
+    pub(crate) fn open(&self, id: &ObjectId) -> Result<Option<(File, Stat)>, DiskError> {
+        let (shard, rest) = split(id);
+        match self.directory.open_if_there(shard)? {
+            Some(shard) => shard.read(rest),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The two parts of an object's path: the shard's name, and the file's name in it.
+pub(crate) fn split(object: &ObjectId) -> (String, String) {
+    let mut shard = object.to_string();
+    let rest = shard.split_off(2);
+    (shard, rest)
+}

@@ -1,0 +1,36 @@
+//! The folder of a new container.
+
+use crate::shelf::containers::{ContainerDir, ContainerError, ContainerRecord, check_id};
+use crate::store::Store;
+
+impl Store {
+    /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting
+    /// with a dot.
+    ///
+    /// The record of a container that is kept is synced; the others do not outlive a crash anyway.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when the id is not one or is taken, or the image is not in the store.
+    pub fn create_container(
+        &self,
+        id: &str,
+        record: &ContainerRecord,
+    ) -> Result<ContainerDir, ContainerError> {
+        check_id(id)?;
+        if !self.is_writable() {
+            return Err(ContainerError::ReadOnly(self.path().to_owned()));
+        }
+        let draft = self.containers.draft(record)?;
+        // From the look at the image to the container's appearance, gc waits.
+        let lock = self.lock_shared()?;
+        if !self.images.has(&record.image)? {
+            return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
+        }
+        let container = self.containers.publish(id, draft)?;
+        drop(lock);
+        if record.keep {
+            self.containers.directory.sync()?;
+        }
+        Ok(container)
+    }
+}

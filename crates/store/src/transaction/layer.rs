@@ -1,0 +1,102 @@
+//! Layers of an import.
+
+use std::io;
+
+use super::Transaction;
+use super::draft::Scrap;
+use crate::shelf::layers::{Blob, Layer, LayerError, LayerInfo, LayerWriter};
+
+/// A new layer. Write the recipe to it; dropping it leaves nothing behind.
+pub struct LayerDraft<'t> {
+    transaction: &'t Transaction<'t>,
+    scrap: Scrap<'t>,
+    writer: LayerWriter,
+}
+
+impl std::fmt::Debug for LayerDraft<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut layer = f.debug_struct("LayerDraft");
+        layer.field("file", &self.scrap).field("recipe_size", &self.writer.recipe_size()).finish()
+    }
+}
+
+impl<'t> LayerDraft<'t> {
+    pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<Self, LayerError> {
+        let (scrap, file) = Scrap::new(transaction)?;
+        let writer = LayerWriter::new(file).map_err(|source| transaction.recipe_failed(source))?;
+        Ok(Self { transaction, scrap, writer })
+    }
+
+    /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller has
+    /// checked that the tar has `info.diff_id`. Where the store has the layer already, the blobs of both are recorded.
+    ///
+    /// # Errors
+    /// [`LayerError`] when it cannot be written.
+    pub fn finish(self, mut info: LayerInfo) -> Result<(), LayerError> {
+        let Self { transaction, scrap, writer } = self;
+        let place = match transaction.store().layers.open(&info.diff_id) {
+            Ok(Some(before)) => {
+                let before = before.info();
+                if info.blobs.iter().all(|it| !it.is_hashed || before.is_in(&it.digest)) {
+                    transaction.keep_layer(&info.diff_id);
+                    return Ok(());
+                }
+                info.add_known(&before.blobs);
+                LayerPlace::Newer
+            }
+            Ok(None) => LayerPlace::Free,
+            // What it knows of blobs would be lost.
+            Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
+            Err(error) => {
+                tracing::debug!(%error, "the layer is written anew");
+                LayerPlace::Damaged
+            }
+        };
+        writer.finish(&info).map_err(|source| transaction.recipe_failed(source))?;
+        transaction.finish_layer(scrap.keep(), &info.diff_id, place);
+        Ok(())
+    }
+}
+
+impl io::Write for LayerDraft<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer.write(bytes).inspect_err(|_| self.transaction.fail())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What stands where a layer is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LayerPlace {
+    /// Nothing.
+    Free,
+    /// A damaged file.
+    Damaged,
+    /// The same layer, of which the new file tells more.
+    Newer,
+}
+
+impl Transaction<'_> {
+    /// Records that a layer of the store is in this blob, and where it was pushed. If it says that it was hashed, the
+    /// caller has hashed all of its bytes while they gave this layer, or were made of it. Visible when the transaction is
+    /// committed.
+    ///
+    /// # Errors
+    /// [`LayerError`] when it cannot be written.
+    pub fn add_blob(&self, layer: &Layer, blob: Blob) -> Result<(), LayerError> {
+        let mut info = LayerInfo { blobs: vec![blob], ..layer.info().clone() };
+        info.add_known(&layer.info().blobs);
+        let (scrap, file) = Scrap::new(self)?;
+        layer.copy(file, &info).map_err(|source| self.recipe_failed(source))?;
+        self.finish_layer(scrap.keep(), &info.diff_id, LayerPlace::Newer);
+        Ok(())
+    }
+
+    fn recipe_failed(&self, source: io::Error) -> LayerError {
+        self.fail();
+        LayerError::Recipe { action: "write", source }
+    }
+}
