@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use image::verity::VerityDigest;
 use serde::Serialize;
-use store::{Damage, FsckOptions, FsckReport, Harm, OpenOptions};
+use store::{BlobFile, Damage, FsckOptions, FsckReport, Harm, OpenOptions, StoreItem};
 
 use crate::Answer;
 use crate::args;
@@ -43,7 +43,7 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
             "{removed} damaged {files} removed: import or pull again what was hurt, if anything"
         ));
         for (damage, _) in &report.damage {
-            if let Damage::Container(id, _) = damage {
+            if let Damage::Bad(StoreItem::Container(id), _) = damage {
                 // No import brings back what it wrote, and it may be running.
                 context.remark(&format!(
                     "container {id} stays, with what it has written: `quire rm --container --force {id}` removes it"
@@ -275,20 +275,13 @@ fn finding(damage: &Damage) -> Finding {
             different("object", object.digest(), Evidence::Size(*stated), Evidence::Size(*actual))
         }
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
-        Damage::Unreadable(object, reason) => damaged("object", object.to_string(), reason),
-        Damage::BadImage(image, reason) => damaged("image", image.to_string(), reason),
-        Damage::DataBlob(id, reason) => damaged("data blob", id.to_string(), reason),
-        Damage::DataIndex(id, reason) => damaged("index of data blob", id.to_string(), reason),
         Damage::Stored { object, blob, why } => {
             damaged("object", object.to_string(), &format!("in data blob {blob}, {why}"))
         }
-        Damage::Layer(id, reason) => damaged("layer", id.to_string(), reason),
-        Damage::Manifest(id, reason) => damaged("manifest", id.to_string(), reason),
-        Damage::Blob(id, reason) => damaged("blob", id.to_string(), reason),
-        Damage::Chunks(id, reason) => damaged("table of chunks", id.to_string(), reason),
-        Damage::Origins(id, reason) => damaged("record of origins", id.to_string(), reason),
-        Damage::Ref(name, reason) => damaged("name", name.clone(), reason),
-        Damage::Container(id, reason) => damaged("container", id.clone(), reason),
+        Damage::Bad(item @ StoreItem::DataIndex(_), reason) => {
+            damaged("index of data blob", item.name(), reason)
+        }
+        Damage::Bad(item, reason) => damaged(item.kind(), item.name(), reason),
         Damage::Stray(path) => new("stray", path.clone(), "stray"),
     }
 }
@@ -305,7 +298,7 @@ fn words(damage: &Damage) -> String {
         }
         (Damage::Missing(_), _) => format!("object {id} is missing"),
         (Damage::Stray(path), _) => format!("{} has no place in a store", report::plain(path)),
-        (Damage::Chunks(..), Some(reason)) => {
+        (Damage::Bad(StoreItem::Blob(BlobFile::Chunks(_)), _), Some(reason)) => {
             format!("table of chunks of layer {id} is damaged: {reason}")
         }
         (_, Some(reason)) => format!("{kind} {id} is damaged: {reason}"),
@@ -363,17 +356,25 @@ mod tests {
         );
         let id = a.to_string();
         let text = format!("object {a} is damaged: why");
-        check(Damage::Unreadable(a.into(), why()), text, named("object", &id));
+        check(Damage::Bad(StoreItem::Object(a.into()), why()), text, named("object", &id));
         let text = format!("image {a} is damaged: why");
-        check(Damage::BadImage(a.into(), why()), text, named("image", &id));
+        check(Damage::Bad(StoreItem::Image(a.into()), why()), text, named("image", &id));
         let id = layer.to_string();
         let text = format!("layer {layer} is damaged: why");
-        check(Damage::Layer(layer, why()), text, named("layer", &id));
+        check(Damage::Bad(StoreItem::Layer(layer), why()), text, named("layer", &id));
         let text = format!("table of chunks of layer {layer} is damaged: why");
-        check(Damage::Chunks(layer, why()), text, named("table of chunks", &id));
+        check(
+            Damage::Bad(StoreItem::Blob(BlobFile::Chunks(layer)), why()),
+            text,
+            named("table of chunks", &id),
+        );
         let text = "name a:b is damaged: why".to_owned();
-        check(Damage::Ref("a:b".to_owned(), why()), text, named("name", "a:b"));
+        check(Damage::Bad(StoreItem::Ref("a:b".to_owned()), why()), text, named("name", "a:b"));
         let text = "container c is damaged: why".to_owned();
-        check(Damage::Container("c".to_owned(), why()), text, named("container", "c"));
+        check(
+            Damage::Bad(StoreItem::Container("c".to_owned()), why()),
+            text,
+            named("container", "c"),
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use store::{
-    BlobFile, Dead, Freeing, Garbage, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept,
+    Dead, Freeing, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept,
 };
 
 use crate::Answer;
@@ -29,7 +29,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     if args.wait {
         container::life::known::settle(&store)?;
     }
-    let unfinished = store.unfinished()?;
+    let unfinished = store.downloads.unfinished()?;
     let report = GcReport::new(&plan, swept, unfinished);
     report::print(context.json, &report, |it, out| it.write(args, out))?;
     Ok(Answer::Yes)
@@ -50,25 +50,6 @@ fn unneeded(dead: &Dead) -> String {
         _ => "cannot be freed now",
     };
     format!("{} of data blob {} {when}", report::size(dead.bytes), dead.blob)
-}
-
-fn words(garbage: &Garbage) -> (&'static str, String) {
-    match garbage {
-        Garbage::Object(id) => ("object", id.to_string()),
-        Garbage::Image(id) => ("image", id.to_string()),
-        Garbage::Layer(id) => ("layer", id.to_string()),
-        Garbage::Manifest(id) => ("manifest", id.to_string()),
-        Garbage::Blob(BlobFile::Whole(id)) => ("blob", id.to_string()),
-        Garbage::Blob(BlobFile::Partial(id)) => ("part of a blob", id.to_string()),
-        Garbage::Blob(BlobFile::Pin(id)) => ("unfinished pull", id.to_string()),
-        Garbage::Blob(BlobFile::Chunks(id)) => ("table of chunks", id.to_string()),
-        Garbage::Blob(BlobFile::Signatures(id)) => ("signatures", id.to_string()),
-        Garbage::Blob(BlobFile::Origins(id)) => ("record of origins", id.to_string()),
-        Garbage::DataBlob(id) => ("data blob", id.to_string()),
-        Garbage::DataIndex(id) => ("index of a data blob", id.to_string()),
-        Garbage::Container(id) => ("container", id.clone()),
-        Garbage::Leftover(name) => ("leftover", name.clone()),
-    }
 }
 
 /// What `gc --json` prints.
@@ -96,9 +77,10 @@ pub(crate) struct GcReport {
 
 impl GcReport {
     fn new(plan: &GcPlan, swept: Option<Swept>, unfinished: u64) -> Self {
-        let garbage = plan.garbage.iter().map(|(it, bytes)| {
-            let (kind, name) = words(it);
-            GarbageReport { kind, name, bytes: Bytes(*bytes) }
+        let garbage = plan.garbage.iter().map(|(it, bytes)| GarbageReport {
+            kind: it.kind(),
+            name: it.name(),
+            bytes: Bytes(*bytes),
         });
         let unneeded = plan.dead.iter().map(|it| UnneededReport {
             data_blob: it.blob.to_string(),

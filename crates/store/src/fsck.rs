@@ -23,11 +23,12 @@ use crate::exposure::Exposure;
 use crate::fault::{self, FsckError, chain};
 use crate::inventory::Inventory;
 use crate::record::RecordError;
+use crate::shelf::Checked;
 use crate::shelf::containers::Liveness;
-use crate::shelf::downloads::BlobFile;
 use crate::shelf::images::{self, ImageFile, Use};
+use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
-use crate::shelf::manifests::{Links, ManifestError};
+use crate::shelf::manifests::Links;
 use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::store::{Store, belongs};
 use image::digest::Digest;
@@ -58,8 +59,6 @@ pub enum Damage {
         /// Length in bytes.
         size: u64,
     },
-    /// An object cannot be read, or is no file; why not.
-    Unreadable(ObjectId, String),
     /// An image or a layer needs the object, and it is not there.
     Missing(ObjectId),
     /// An image says another size than the object has.
@@ -80,10 +79,6 @@ pub enum Damage {
         /// What is wrong with it.
         why: String,
     },
-    /// A data blob that is missing or not as long as it must be; what is wrong with it.
-    DataBlob(DeviceId, String),
-    /// The index of a data blob; what is wrong with it.
-    DataIndex(DeviceId, String),
     /// As `Object`, an image.
     Image {
         /// The name.
@@ -91,22 +86,8 @@ pub enum Damage {
         /// What the bytes have.
         actual: ImageId,
     },
-    /// An image that cannot be read, or whose bytes are right and make no sense; why not.
-    BadImage(ImageId, String),
-    /// A layer that cannot be given back exactly; why not.
-    Layer(Digest, String),
-    /// A manifest's file; what is wrong with it.
-    Manifest(Digest, String),
-    /// A layer as it came; what is wrong with it.
-    Blob(Digest, String),
-    /// The file that says where a layer's chunks are; what is wrong with it.
-    Chunks(Digest, String),
-    /// The record of where an image came from; what is wrong with it.
-    Origins(ImageId, String),
-    /// A ref that is damaged, or needs something that is not there.
-    Ref(String, String),
-    /// A container's record; what is wrong with it.
-    Container(String, String),
+    /// A thing that is missing, cannot be read, or is not as it was written; what is wrong with it.
+    Bad(StoreItem, String),
     /// Something that no store puts there, by its path.
     Stray(String),
 }
@@ -185,31 +166,8 @@ impl Store {
 
         let mut other = FsckReport::default();
         self.check_layers(&found.layers, &mut users, &mut other)?;
-        self.check_manifests(&found.manifests, &mut other)?;
-        for file in &found.blobs {
-            match file {
-                BlobFile::Whole(digest) => {
-                    other.checked += 1;
-                    if let Some(why) = self.downloads.blob_damage(digest)? {
-                        other.add(Damage::Blob(*digest, why));
-                    }
-                }
-                BlobFile::Chunks(diff_id) => {
-                    other.checked += 1;
-                    if let Some(why) = self.downloads.chunks_damage(diff_id)? {
-                        other.add(Damage::Chunks(*diff_id, why));
-                    }
-                }
-                BlobFile::Origins(image) => {
-                    other.checked += 1;
-                    if let Some(why) = self.downloads.origins_damage(image)? {
-                        other.add(Damage::Origins(*image, why));
-                    }
-                }
-                // Of these nothing is promised.
-                BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_) => {}
-            }
-        }
+        other.take(self.manifests.check(&found.manifests)?);
+        other.take(self.downloads.check(&found.blobs)?);
         let in_blobs = self.check_data(&users, Scope::Everything, options, &mut report)?;
         self.check_objects(&found.objects, &users, &in_blobs, options, &mut report)?;
         report.damage.append(&mut other.damage);
@@ -229,7 +187,7 @@ impl Store {
                     format!("its record is damaged: {}", chain(&source))
                 }
             };
-            report.add(Damage::Container(id, why));
+            report.add(Damage::Bad(StoreItem::Container(id), why));
         }
         for path in found.strays.into_iter().chain(self.other_strays()?) {
             report.add(Damage::Stray(path.display().to_string()));
@@ -315,7 +273,7 @@ impl Store {
             match self.refs.get(&name) {
                 Ok(Some(reference)) => {
                     for why in self.check_ref(&reference) {
-                        report.add(Damage::Ref(name.to_string(), why));
+                        report.add(Damage::Bad(StoreItem::Ref(name.to_string()), why));
                     }
                     refs.insert(name, reference);
                 }
@@ -327,7 +285,7 @@ impl Store {
                         RefError::Wrong { says, .. } => format!("it says {}", says.escape_debug()),
                         other => fault::damage(other)?,
                     };
-                    report.add(Damage::Ref(name.to_string(), why));
+                    report.add(Damage::Bad(StoreItem::Ref(name.to_string()), why));
                 }
             }
         }
@@ -381,11 +339,11 @@ impl Store {
                     report.bytes += size;
                     Some(Damage::Image { expected: *id, actual })
                 }
-                Hashed::Damaged(why) => Some(Damage::BadImage(*id, why)),
+                Hashed::Damaged(why) => Some(Damage::Bad(StoreItem::Image(*id), why)),
                 Hashed::Sound(size) => {
                     report.bytes += size;
                     let read = self.read_contents(id, &mut contents)?;
-                    read.err().map(|why| Damage::BadImage(*id, why))
+                    read.err().map(|why| Damage::Bad(StoreItem::Image(*id), why))
                 }
             };
             if let Some(damage) = damage {
@@ -464,7 +422,7 @@ impl Store {
                     report.bytes += size;
                     Damage::Object { expected: *id, actual, size }
                 }
-                Hashed::Damaged(why) => Damage::Unreadable(*id, why),
+                Hashed::Damaged(why) => Damage::Bad(StoreItem::Object(*id), why),
             };
             damaged.entry(*id).or_default().push(damage);
         }
@@ -512,7 +470,7 @@ impl Store {
             })?;
             if let Err(why) = read {
                 // It could be read a moment ago.
-                report.add(Damage::BadImage(*image, why));
+                report.add(Damage::Bad(StoreItem::Image(*image), why));
             }
             for (object, paths) in paths {
                 let refs = users.names(image);
@@ -564,22 +522,7 @@ impl Store {
                 Err(LayerError::Damaged { reason, .. }) => reason.to_owned(),
                 Err(error) => fault::damage(&error)?,
             };
-            report.add(Damage::Layer(*diff_id, why));
-        }
-        Ok(())
-    }
-
-    fn check_manifests(&self, ids: &[Digest], report: &mut FsckReport) -> Result<(), FsckError> {
-        for digest in ids {
-            report.checked += 1;
-            let why = match self.manifests.read(digest) {
-                Ok(_) => continue,
-                Err(ManifestError::Mismatch { actual, .. }) => {
-                    format!("its bytes have the digest {actual}")
-                }
-                Err(error) => fault::damage(&error)?,
-            };
-            report.add(Damage::Manifest(*digest, why));
+            report.add(Damage::Bad(StoreItem::Layer(*diff_id), why));
         }
         Ok(())
     }
@@ -609,6 +552,13 @@ impl Store {
 }
 
 impl FsckReport {
+    fn take(&mut self, checked: Checked) {
+        self.checked += checked.count;
+        for (item, why) in checked.damage {
+            self.add(Damage::Bad(item, why));
+        }
+    }
+
     fn add(&mut self, damage: Damage) {
         self.damage.push((damage, Vec::new()));
     }
@@ -618,18 +568,15 @@ impl Damage {
     /// In which order findings are told.
     const fn rank(&self) -> u8 {
         match self {
-            Self::Image { .. } | Self::BadImage(..) => 0,
-            Self::DataBlob(..)
-            | Self::DataIndex(..)
-            | Self::Stored { .. }
-            | Self::Object { .. }
-            | Self::Unreadable(..)
-            | Self::Missing(_)
-            | Self::Size { .. } => 1,
-            Self::Layer(..) => 2,
-            Self::Manifest(..) | Self::Blob(..) | Self::Chunks(..) | Self::Origins(..) => 3,
-            Self::Ref(..) => 4,
-            Self::Container(..) => 5,
+            Self::Image { .. } | Self::Bad(StoreItem::Image(_), _) => 0,
+            Self::Stored { .. } | Self::Object { .. } | Self::Missing(_) | Self::Size { .. } => 1,
+            Self::Bad(item, _) => match item {
+                StoreItem::Layer(_) => 2,
+                StoreItem::Manifest(_) | StoreItem::Blob(_) => 3,
+                StoreItem::Ref(_) => 4,
+                StoreItem::Container(_) => 5,
+                _ => 1,
+            },
             Self::Stray(_) => 6,
         }
     }

@@ -18,12 +18,13 @@ use crate::shelf::containers::Liveness;
 use crate::shelf::devices::DataError;
 use crate::shelf::downloads::BlobFile;
 use crate::shelf::images::{self, ContentsError, Use};
+use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::{Links, ManifestError};
 use crate::shelf::objects::split;
 use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
 use crate::store::Store;
-use crate::trash::{self, Item, Trash};
+use crate::trash::{self, Trash};
 use crate::work::{self, Owner};
 use image::digest::Digest;
 
@@ -88,29 +89,6 @@ pub enum GcError {
     Disk(#[from] DiskError),
 }
 
-/// Something nobody needs.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Garbage {
-    /// An image.
-    Image(ImageId),
-    /// A layer.
-    Layer(Digest),
-    /// A manifest, config or index.
-    Manifest(Digest),
-    /// An object.
-    Object(ObjectId),
-    /// A layer as it came, whole or in part, the pin of an unfinished pull, or where a layer's chunks are.
-    Blob(BlobFile),
-    /// A data blob.
-    DataBlob(DeviceId),
-    /// The index of a data blob.
-    DataIndex(DeviceId),
-    /// A dead container's folder.
-    Container(String),
-    /// What a dead command left in `tmp/`.
-    Leftover(String),
-}
-
 /// Why an image without a ref, or a data blob without an image, is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -127,7 +105,7 @@ pub enum Kept {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GcPlan {
     /// With the bytes on disk of each.
-    pub garbage: Vec<(Garbage, u64)>,
+    pub garbage: Vec<(StoreItem, u64)>,
     /// Images without a ref that are kept, and data blobs without an image.
     pub kept: Vec<Kept>,
     /// Parts of data blobs that are kept, in order of the blobs.
@@ -219,7 +197,7 @@ impl Store {
 
         for (garbage, bytes) in &described.garbage {
             swept.removed += 1;
-            let leftover = matches!(garbage, Garbage::Container(_) | Garbage::Leftover(_));
+            let leftover = matches!(garbage, StoreItem::Container(_) | StoreItem::Leftover(_));
             match &trash {
                 Some(_) if !leftover => swept.set_aside += bytes,
                 _ => swept.freed += bytes,
@@ -365,22 +343,28 @@ impl Store {
 
     /// Removes items, or sets them aside: objects last, and what needs them durably before; also if `trims` says that
     /// blobs lose something next.
-    fn sweep(&self, items: &[Item], trash: Option<&Trash>, trims: bool) -> Result<(), DiskError> {
-        let remove = |place: &Directory, item: &Item| -> Result<(), DiskError> {
+    fn sweep(
+        &self,
+        items: &[StoreItem],
+        trash: Option<&Trash>,
+        trims: bool,
+    ) -> Result<(), DiskError> {
+        let remove = |place: &Directory, item: &StoreItem| -> Result<(), DiskError> {
             let name = item.file_name();
             match (trash, item) {
                 // Nothing relies on these.
-                (_, Item::Blob(file)) => self.downloads.remove(file).map(drop),
+                (_, StoreItem::Blob(file)) => self.downloads.remove(file).map(drop),
                 (Some(trash), _) => trash.take(place, item, &name),
                 (None, _) => place.unlink_sealed(&name).map(drop),
             }
         };
-        let is_data = |item: &&Item| matches!(item, Item::DataBlob(_) | Item::DataIndex(_));
-        let (data, items): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_data);
-        let (objects, users): (Vec<&Item>, Vec<&Item>) =
-            items.into_iter().partition(|item| matches!(item, Item::Object(_)));
+        let is_data =
+            |item: &&StoreItem| matches!(item, StoreItem::DataBlob(_) | StoreItem::DataIndex(_));
+        let (data, items): (Vec<&StoreItem>, Vec<&StoreItem>) = items.iter().partition(is_data);
+        let (objects, users): (Vec<&StoreItem>, Vec<&StoreItem>) =
+            items.into_iter().partition(|item| matches!(item, StoreItem::Object(_)));
         for item in &users {
-            remove(&item.place(self)?, item)?;
+            remove(&self.place(item)?, item)?;
         }
         // Also what a gc has removed that was killed then.
         if !objects.is_empty() || !data.is_empty() || trims {
@@ -392,8 +376,8 @@ impl Store {
                 // A layer may have its objects in a blob from now on, which is to be there surely.
                 directory.sync()?;
             }
-            let (indexes, blobs): (Vec<&Item>, Vec<&Item>) =
-                data.into_iter().partition(|item| matches!(item, Item::DataIndex(_)));
+            let (indexes, blobs): (Vec<&StoreItem>, Vec<&StoreItem>) =
+                data.into_iter().partition(|item| matches!(item, StoreItem::DataIndex(_)));
             for items in [indexes, blobs] {
                 for item in &items {
                     remove(directory, item)?;
@@ -406,7 +390,7 @@ impl Store {
         // Sorted, so one shard after the other.
         let mut open: Option<(String, Directory)> = None;
         for item in objects {
-            let Item::Object(id) = item else { continue };
+            let StoreItem::Object(id) = item else { continue };
             let (shard, _) = split(id);
             let place = match open.take() {
                 Some((name, place)) if name == shard => place,
@@ -419,72 +403,65 @@ impl Store {
     }
 
     fn describe(&self, plan: &Plan) -> GcPlan {
-        let mut garbage = Vec::new();
-        for item in &plan.items {
-            let stat = item.place(self).and_then(|place| place.stat(item.file_name()));
-            let bytes = stat.ok().flatten().map_or(0, |stat| on_disk(&stat));
-            garbage.push((Garbage::from(*item), bytes));
-        }
-        for id in &plan.containers {
-            garbage
-                .push((Garbage::Container(id.clone()), self.containers.directory.tree_bytes(id)));
-        }
-        for name in &plan.leftovers {
-            garbage.push((Garbage::Leftover(name.clone()), self.tmp.tree_bytes(name)));
-        }
+        let bytes = |item: &StoreItem| match item {
+            StoreItem::Container(id) => self.containers.directory.tree_bytes(id),
+            StoreItem::Leftover(name) => self.tmp.tree_bytes(name),
+            item => {
+                let stat = self.place(item).and_then(|place| place.stat(item.file_name()));
+                stat.ok().flatten().map_or(0, |stat| on_disk(&stat))
+            }
+        };
+        let containers = plan.containers.iter().map(|it| StoreItem::Container(it.clone()));
+        let leftovers = plan.leftovers.iter().map(|it| StoreItem::Leftover(it.clone()));
+        let garbage = plan.items.iter().cloned().chain(containers).chain(leftovers);
+        let garbage = garbage.map(|item| {
+            let bytes = bytes(&item);
+            (item, bytes)
+        });
         let dead = plan.trimmings.iter().map(|it| it.dead).collect();
-        GcPlan { garbage, kept: plan.kept.clone(), dead }
+        GcPlan { garbage: garbage.collect(), kept: plan.kept.clone(), dead }
     }
 }
 
 /// A decision.
 #[derive(Debug)]
 struct Plan {
-    items: Vec<Item>,
+    items: Vec<StoreItem>,
     kept: Vec<Kept>,
     containers: Vec<String>,
     leftovers: Vec<String>,
     trimmings: Vec<Trimming>,
 }
 
-impl From<Item> for Garbage {
-    fn from(item: Item) -> Self {
-        match item {
-            Item::Object(id) => Self::Object(id),
-            Item::Image(id) => Self::Image(id),
-            Item::Layer(digest) => Self::Layer(digest),
-            Item::Manifest(digest) => Self::Manifest(digest),
-            Item::Blob(file) => Self::Blob(file),
-            Item::DataBlob(id) => Self::DataBlob(id),
-            Item::DataIndex(id) => Self::DataIndex(id),
-        }
-    }
-}
-
 /// What is there and not needed: images, layers, manifests, then objects.
-fn garbage(found: &Inventory, needed: &Needed) -> Vec<Item> {
-    let images = found.images.iter().filter(|it| !needed.images.contains(it));
-    let layers = found.layers.iter().filter(|it| !needed.layers.contains(it));
-    let manifests = found.manifests.iter().filter(|it| !needed.manifests.contains(it));
-    let blobs = found.blobs.iter().filter(|it| !needed.blobs.contains(it));
-    let objects = found.objects.iter().filter(|it| needed.objects.binary_search(it).is_err());
+fn garbage(found: &Inventory, needed: &Needed) -> Vec<StoreItem> {
     let is_needed = |id: &DeviceId| {
         needed.data.blobs.contains_key(id) || needed.kept.contains(&Kept::Blob(*id))
     };
-    let data_blobs = found.data_blobs.iter().filter(|it| !is_needed(it));
     // An index without its blob is what a crash may leave.
-    let data_indexes = found
-        .data_indexes
-        .iter()
-        .filter(|it| !is_needed(it) || found.data_blobs.binary_search(it).is_err());
-    let mut garbage: Vec<_> = images.map(|it| Item::Image(*it)).collect();
-    garbage.extend(layers.map(|it| Item::Layer(*it)));
-    garbage.extend(manifests.map(|it| Item::Manifest(*it)));
-    garbage.extend(blobs.map(|it| Item::Blob(*it)));
-    garbage.extend(data_indexes.map(|it| Item::DataIndex(*it)));
-    garbage.extend(data_blobs.map(|it| Item::DataBlob(*it)));
-    garbage.extend(objects.map(|it| Item::Object(*it)));
-    garbage
+    let has_blob = |id: &DeviceId| found.data_blobs.binary_search(id).is_ok();
+    let is_object = |id: &ObjectId| needed.objects.binary_search(id).is_ok();
+    let mut items = unneeded(&found.images, |it| needed.images.contains(it), StoreItem::Image);
+    items.extend(unneeded(&found.layers, |it| needed.layers.contains(it), StoreItem::Layer));
+    let manifests =
+        unneeded(&found.manifests, |it| needed.manifests.contains(it), StoreItem::Manifest);
+    items.extend(manifests);
+    items.extend(unneeded(&found.blobs, |it| needed.blobs.contains(it), StoreItem::Blob));
+    let indexes =
+        unneeded(&found.data_indexes, |it| is_needed(it) && has_blob(it), StoreItem::DataIndex);
+    items.extend(indexes);
+    items.extend(unneeded(&found.data_blobs, is_needed, StoreItem::DataBlob));
+    items.extend(unneeded(&found.objects, is_object, StoreItem::Object));
+    items
+}
+
+/// Things of one kind that nobody needs.
+fn unneeded<T: Copy>(
+    names: &[T],
+    is_needed: impl Fn(&T) -> bool,
+    item: fn(T) -> StoreItem,
+) -> Vec<StoreItem> {
+    names.iter().filter(|it| !is_needed(it)).map(|it| item(*it)).collect()
 }
 
 #[cfg(test)]
@@ -493,9 +470,9 @@ mod tests {
 
     use super::{Kept, Needed, NeededData, garbage};
     use crate::Digest;
+    use crate::StoreItem;
     use crate::inventory::Inventory;
     use crate::shelf::downloads::BlobFile;
-    use crate::trash::Item;
 
     #[test]
     fn what_is_not_needed_is_garbage() {
@@ -532,17 +509,17 @@ mod tests {
             kept: vec![Kept::Blob(id("x"))],
         };
         let expected = [
-            Item::Image(id("x")),
-            Item::Layer(b),
-            Item::Manifest(a),
-            Item::Blob(BlobFile::Partial(a)),
-            Item::Blob(BlobFile::Pin(b)),
-            Item::DataIndex(id("d")),
+            StoreItem::Image(id("x")),
+            StoreItem::Layer(b),
+            StoreItem::Manifest(a),
+            StoreItem::Blob(BlobFile::Partial(a)),
+            StoreItem::Blob(BlobFile::Pin(b)),
+            StoreItem::DataIndex(id("d")),
             // Needed, but its blob is gone.
-            Item::DataIndex(id("f")),
-            Item::DataBlob(id("d")),
-            Item::Object(id("1")),
-            Item::Object(id("3")),
+            StoreItem::DataIndex(id("f")),
+            StoreItem::DataBlob(id("d")),
+            StoreItem::Object(id("1")),
+            StoreItem::Object(id("3")),
         ];
         assert_eq!(garbage(&found, &needed), expected);
     }

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use image::verity::{DeviceId, ImageId, ObjectId};
-use rustix::fs::FileType;
 
 use crate::disk::DiskError;
+use crate::shelf::Listing;
 use crate::shelf::devices::DataFile;
 use crate::shelf::downloads::BlobFile;
-use crate::shelf::images::id_of;
 use crate::store::Store;
 use image::digest::Digest;
 
@@ -30,58 +29,24 @@ pub(crate) struct Inventory {
 impl Inventory {
     /// Images first: what one of them needs is then listed with the objects.
     pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
-        let mut found = Self::default();
-        let algorithm = store.algorithm();
-        for listed in store.images.directory.list()? {
-            match id_of(&listed.name) {
-                Some(id) if id.algorithm() == algorithm => found.images.push(id),
-                _ => found.strays.push(store.images.directory.path_of(&listed.name)),
+        let mut strays = Vec::new();
+        let images = taken(store.images.list()?, &mut strays);
+        let layers = taken(store.layers.list()?, &mut strays);
+        let manifests = taken(store.manifests.list()?, &mut strays);
+        let blobs = taken(store.downloads.list()?, &mut strays);
+        let (mut data_blobs, mut data_indexes) = (Vec::new(), Vec::new());
+        for file in taken(store.devices.list()?, &mut strays) {
+            match file {
+                DataFile::Blob(id) => data_blobs.push(id),
+                DataFile::Index(id) => data_indexes.push(id),
             }
         }
-        for (directory, digests) in [
-            (&store.layers.directory, &mut found.layers),
-            (&store.manifests.directory, &mut found.manifests),
-        ] {
-            for listed in directory.list()? {
-                match listed.text().and_then(Digest::from_file_name) {
-                    Some(digest) => digests.push(digest),
-                    None => found.strays.push(directory.path_of(&listed.name)),
-                }
-            }
-            digests.sort_unstable();
-        }
-        for listed in store.downloads.directory.list()? {
-            match listed.text().and_then(BlobFile::parse) {
-                Some(file) => found.blobs.push(file),
-                None => found.strays.push(store.downloads.directory.path_of(&listed.name)),
-            }
-        }
-        found.blobs.sort_unstable();
-        if let Some(data) = store.devices.directory.get()? {
-            for listed in data.list()? {
-                match DataFile::parse(&listed.name) {
-                    Some(DataFile::Blob(id)) => found.data_blobs.push(id),
-                    Some(DataFile::Index(id)) => found.data_indexes.push(id),
-                    None => found.strays.push(data.path_of(&listed.name)),
-                }
-            }
-        }
-        for listed in store.objects.directory.list()? {
-            let is_shard = listed.name.len() == 2
-                && listed.name.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))
-                && listed.kind == FileType::Directory;
-            if !is_shard {
-                found.strays.push(store.objects.directory.path_of(&listed.name));
-                continue;
-            }
-            let shard = store.objects.directory.open(&listed.name)?;
-            for file in shard.list()? {
-                match id_of(&[&listed.name[..], &file.name].concat()) {
-                    Some(id) if id.algorithm() == algorithm => found.objects.push(id),
-                    _ => found.strays.push(shard.path_of(&file.name)),
-                }
-            }
-        }
-        Ok(found)
+        let objects = taken(store.objects.list()?, &mut strays);
+        Ok(Self { objects, images, layers, manifests, blobs, data_blobs, data_indexes, strays })
     }
+}
+
+fn taken<T>(listing: Listing<T>, strays: &mut Vec<PathBuf>) -> Vec<T> {
+    strays.extend(listing.strays);
+    listing.names
 }

@@ -7,10 +7,9 @@ use image::verity::{DeviceId, ObjectId};
 use crate::disk::{Directory, DiskError};
 use crate::fault::{self, FsckError};
 use crate::fsck::{Damage, FsckReport};
-use crate::shelf::downloads::BlobFile;
+use crate::shelf::item::StoreItem;
 use crate::shelf::refs::{RefError, RefName};
 use crate::store::Store;
-use crate::trash::Item;
 
 impl Store {
     /// Removes every object, image, layer, manifest, data blob, index and ref that a check found damaged and that still is.
@@ -40,7 +39,7 @@ impl Store {
             Err(error) => failed = Some(error),
         }
         for (damage, _) in &report.damage {
-            if let Damage::Ref(name, _) = damage {
+            if let Damage::Bad(StoreItem::Ref(name), _) = damage {
                 match self.remove_bad_ref(name) {
                     Ok(was_bad) => removed += u64::from(was_bad),
                     Err(error) => failed = failed.or(Some(error.into())),
@@ -55,7 +54,7 @@ impl Store {
                     continue;
                 }
             }
-            match item.place(self).and_then(|place| remove(&place, &item.file_name())) {
+            match self.place(&item).and_then(|place| remove(&place, &item.file_name())) {
                 Ok(was_there) => removed += u64::from(was_there),
                 Err(error) => failed = failed.or(Some(error.into())),
             }
@@ -105,24 +104,20 @@ impl Store {
         }
     }
 
-    fn is_damaged(&self, item: &Item) -> Result<bool, FsckError> {
+    fn is_damaged(&self, item: &StoreItem) -> Result<bool, FsckError> {
         Ok(match item {
-            Item::Object(id) => !self.is_sound_object(id)?,
-            Item::Image(id) => !self.is_sound_image(id)?,
-            Item::Layer(digest) => {
+            StoreItem::Object(id) => !self.is_sound_object(id)?,
+            StoreItem::Image(id) => !self.is_sound_image(id)?,
+            StoreItem::Layer(digest) => {
                 fault::found(self.layers.open(digest))?.is_err()
                     || self.gives_another_tar(digest)?
             }
-            Item::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
-            Item::Blob(BlobFile::Whole(digest)) => self.downloads.blob_damage(digest)?.is_some(),
-            Item::Blob(BlobFile::Chunks(diff_id)) => {
-                self.downloads.chunks_damage(diff_id)?.is_some()
-            }
-            Item::Blob(BlobFile::Origins(image)) => self.downloads.origins_damage(image)?.is_some(),
-            Item::Blob(_) => false,
-            Item::DataBlob(id) | Item::DataIndex(id) => {
+            StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
+            StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
+            StoreItem::DataBlob(id) | StoreItem::DataIndex(id) => {
                 !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))
             }
+            StoreItem::Ref(_) | StoreItem::Container(_) | StoreItem::Leftover(_) => false,
         })
     }
 }
@@ -134,26 +129,12 @@ fn remove(place: &Directory, name: &str) -> Result<bool, DiskError> {
 }
 
 /// What to remove, where the damage is in a file that is named by its content.
-fn item(damage: &Damage) -> Option<Item> {
+fn item(damage: &Damage) -> Option<StoreItem> {
     match damage {
-        Damage::Object { expected, .. } | Damage::Unreadable(expected, _) => {
-            Some(Item::Object(*expected))
-        }
-        Damage::Image { expected, .. } | Damage::BadImage(expected, _) => {
-            Some(Item::Image(*expected))
-        }
-        Damage::Layer(diff_id, _) => Some(Item::Layer(*diff_id)),
-        Damage::Manifest(digest, _) => Some(Item::Manifest(*digest)),
-        Damage::Blob(digest, _) => Some(Item::Blob(BlobFile::Whole(*digest))),
-        Damage::Chunks(diff_id, _) => Some(Item::Blob(BlobFile::Chunks(*diff_id))),
-        Damage::Origins(image, _) => Some(Item::Blob(BlobFile::Origins(*image))),
-        Damage::DataBlob(id, _) => Some(Item::DataBlob(*id)),
-        Damage::DataIndex(id, _) => Some(Item::DataIndex(*id)),
-        Damage::Stored { .. }
-        | Damage::Missing(_)
-        | Damage::Size { .. }
-        | Damage::Ref(..)
-        | Damage::Container(..)
-        | Damage::Stray(_) => None,
+        Damage::Object { expected, .. } => Some(StoreItem::Object(*expected)),
+        Damage::Image { expected, .. } => Some(StoreItem::Image(*expected)),
+        Damage::Bad(StoreItem::Ref(_) | StoreItem::Container(_), _) => None,
+        Damage::Bad(item, _) => Some(item.clone()),
+        Damage::Stored { .. } | Damage::Missing(_) | Damage::Size { .. } | Damage::Stray(_) => None,
     }
 }

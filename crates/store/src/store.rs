@@ -17,9 +17,10 @@ use crate::shelf::containers::ContainerShelf;
 use crate::shelf::devices::{DATA, DeviceShelf};
 use crate::shelf::downloads::DownloadShelf;
 use crate::shelf::images::ImageShelf;
+use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerShelf;
 use crate::shelf::manifests::ManifestShelf;
-use crate::shelf::objects::ObjectShelf;
+use crate::shelf::objects::{ObjectShelf, split};
 use crate::shelf::refs::RefShelf;
 use crate::work::{Tmp, Workspace};
 
@@ -313,6 +314,23 @@ impl Store {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.access == Access::Write
+    }
+
+    /// The directory of a thing.
+    pub(crate) fn place(&self, item: &StoreItem) -> Result<Directory, DiskError> {
+        match item {
+            StoreItem::Object(id) => self.objects.directory.open(split(id).0),
+            StoreItem::Image(_) => self.images.directory.try_clone(),
+            StoreItem::Layer(_) => self.layers.directory.try_clone(),
+            StoreItem::Manifest(_) => self.manifests.directory.try_clone(),
+            StoreItem::Blob(_) => self.downloads.directory.try_clone(),
+            StoreItem::DataBlob(_) | StoreItem::DataIndex(_) => {
+                self.devices.directory.there()?.try_clone()
+            }
+            StoreItem::Ref(_) => self.refs.directory.try_clone(),
+            StoreItem::Container(_) => self.containers.directory.try_clone(),
+            StoreItem::Leftover(_) => self.tmp.try_clone(),
+        }
     }
 
     /// Held while something is published or opened: `gc` neither decides nor sweeps meanwhile.

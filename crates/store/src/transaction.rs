@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::downloads::origins::Origin;
 use crate::shelf::is_file_of;
+use crate::shelf::item::StoreItem;
 use crate::shelf::layers::{Layer, LayerError};
 use crate::shelf::manifests::ManifestError;
 use crate::shelf::objects::LookupError;
@@ -120,9 +121,8 @@ const NO: u8 = 2;
 struct State {
     objects: HashMap<ObjectId, Found>,
     data: BTreeMap<DeviceId, Data>,
-    images: BTreeMap<ImageId, Found>,
-    layers: BTreeMap<Digest, Found>,
-    manifests: BTreeMap<Digest, Found>,
+    /// What needs objects: images, layers and manifests.
+    users: BTreeMap<StoreItem, Found>,
     origins: BTreeMap<ImageId, Vec<Origin>>,
     refs: BTreeMap<RefName, Reference>,
     /// What refs have to name until they are replaced.
@@ -328,7 +328,7 @@ impl<'s> Transaction<'s> {
         let there = self.store.images.directory.stat(id.to_string());
         let there = there.map_err(|source| self.write_failed("an image", source))?;
         let found = match there {
-            _ if self.state().images.contains_key(&id) => None,
+            _ if self.state().users.contains_key(&StoreItem::Image(id)) => None,
             Some(stat) if is_file_of(&stat, size) => Some(Found::Store),
             Some(_) => Some(Found::Better(number)),
             None => Some(Found::Here(number)),
@@ -338,7 +338,7 @@ impl<'s> Transaction<'s> {
             Some(_) => self.seal(number, "an image")?,
         }
         if let Some(found) = found {
-            self.state().images.insert(id, found);
+            self.state().users.insert(StoreItem::Image(id), found);
         }
         Ok(id)
     }
@@ -352,7 +352,7 @@ impl<'s> Transaction<'s> {
         let there = there.map_err(|source| self.write_failed("an image", source))?;
         let there = there.is_some_and(|stat| is_file_of(&stat, crate::disk::length(&stat)));
         if there {
-            self.state().images.entry(*id).or_insert(Found::Store);
+            self.state().users.entry(StoreItem::Image(*id)).or_insert(Found::Store);
         }
         Ok(there)
     }
@@ -399,7 +399,7 @@ impl<'s> Transaction<'s> {
         for id in present {
             state.objects.entry(id).or_insert(Found::Store);
         }
-        state.layers.entry(*diff_id).or_insert(Found::Store);
+        state.users.entry(StoreItem::Layer(*diff_id)).or_insert(Found::Store);
         Ok(Some(layer))
     }
 
@@ -413,7 +413,7 @@ impl<'s> Transaction<'s> {
 
     /// The layer is in the store, and nothing new is known of it.
     pub(crate) fn keep_layer(&self, diff_id: &Digest) {
-        self.state().layers.entry(*diff_id).or_insert(Found::Store);
+        self.state().users.entry(StoreItem::Layer(*diff_id)).or_insert(Found::Store);
     }
 
     pub(crate) fn finish_layer(&self, number: u64, diff_id: &Digest, place: LayerPlace) {
@@ -422,7 +422,7 @@ impl<'s> Transaction<'s> {
             LayerPlace::Damaged => Found::Better(number),
             LayerPlace::Newer => Found::Newer(number),
         };
-        let is_first = match self.state().layers.entry(*diff_id) {
+        let is_first = match self.state().users.entry(StoreItem::Layer(*diff_id)) {
             btree_map::Entry::Vacant(entry) => {
                 entry.insert(found);
                 true
@@ -446,7 +446,7 @@ impl<'s> Transaction<'s> {
     pub fn manifest(&self, digest: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
         crate::shelf::manifests::check(digest, bytes)?;
         let write = || -> Result<(), DiskError> {
-            if self.state().manifests.contains_key(digest) {
+            if self.state().users.contains_key(&StoreItem::Manifest(*digest)) {
                 return Ok(());
             }
             let there = self.store.manifests.directory.stat(digest.file_name())?;
@@ -458,7 +458,7 @@ impl<'s> Transaction<'s> {
                     if there.is_some() { Found::Better(number) } else { Found::Here(number) }
                 }
             };
-            self.state().manifests.insert(*digest, found);
+            self.state().users.insert(StoreItem::Manifest(*digest), found);
             Ok(())
         };
         write().map_err(|source| {

@@ -5,21 +5,16 @@
 //! imports beside it. Each of them looks there before it publishes, and puts back what it needs. Once
 //! all of them have ended, the trash is removed by whoever comes next.
 
-use std::fmt;
 use std::os::fd::AsFd as _;
 
-use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::record::RECORD_MAX;
 use crate::shelf::containers::ContainerError;
-use crate::shelf::devices;
-use crate::shelf::downloads::BlobFile;
-use crate::shelf::objects::split;
+use crate::shelf::item::StoreItem;
 use crate::store::Store;
 use crate::work::{self, Owner, Workspace};
-use image::digest::Digest;
 
 pub(crate) const PREFIX: &str = "trash-";
 /// In a trash, begins the name of what had the immutable flag, and gets it back with its place.
@@ -27,67 +22,14 @@ const SEALED: &str = "sealed-";
 /// In a trash, the names of the imports that it waits for, one a line.
 const WAITS: &str = "waits";
 
-/// Something that is published under a name of its content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Item {
-    Object(ObjectId),
-    Image(ImageId),
-    Layer(Digest),
-    Manifest(Digest),
-    Blob(BlobFile),
-    DataBlob(DeviceId),
-    DataIndex(DeviceId),
-}
-
-impl fmt::Display for Item {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Object(id) => write!(f, "object {id}"),
-            Self::Image(id) => write!(f, "image {id}"),
-            Self::Layer(digest) => write!(f, "layer {digest}"),
-            Self::Manifest(digest) => write!(f, "manifest {digest}"),
-            Self::Blob(file) => write!(f, "blob {}", file.file_name()),
-            Self::DataBlob(id) => write!(f, "data blob {id}"),
-            Self::DataIndex(id) => write!(f, "the index of data blob {id}"),
-        }
-    }
-}
-
-impl Item {
-    /// The directory that it is published in.
-    pub(crate) fn place(&self, store: &Store) -> Result<Directory, DiskError> {
-        match self {
-            Self::Object(id) => store.objects.directory.open(split(id).0),
-            Self::Image(_) => store.images.directory.try_clone(),
-            Self::Layer(_) => store.layers.directory.try_clone(),
-            Self::Manifest(_) => store.manifests.directory.try_clone(),
-            Self::Blob(_) => store.downloads.directory.try_clone(),
-            Self::DataBlob(_) | Self::DataIndex(_) => store.devices.directory.there()?.try_clone(),
-        }
-    }
-
-    /// Its name there.
-    pub(crate) fn file_name(&self) -> String {
-        match self {
-            Self::Object(id) => split(id).1,
-            Self::Image(id) => id.to_string(),
-            Self::Layer(digest) | Self::Manifest(digest) => digest.file_name(),
-            Self::Blob(file) => file.file_name(),
-            Self::DataBlob(id) => devices::blob_name(id),
-            Self::DataIndex(id) => devices::index_name(id),
-        }
-    }
-
-    /// Its name in a trash.
-    fn trash_name(&self) -> String {
-        match self {
-            Self::Object(id) => format!("object-{id}"),
-            Self::Image(id) => format!("image-{id}"),
-            Self::Layer(digest) => format!("layer-{}", digest.file_name()),
-            Self::Manifest(digest) => format!("manifest-{}", digest.file_name()),
-            Self::Blob(file) => format!("blob-{}", file.file_name()),
-            Self::DataBlob(_) | Self::DataIndex(_) => format!("data-{}", self.file_name()),
-        }
+/// The name of something in a trash.
+fn trash_name(item: &StoreItem) -> String {
+    let file = item.file_name();
+    match item {
+        StoreItem::Object(id) => format!("object-{id}"),
+        StoreItem::DataBlob(_) | StoreItem::DataIndex(_) => format!("data-{file}"),
+        StoreItem::Blob(_) => format!("blob-{file}"),
+        other => format!("{}-{file}", other.kind()),
     }
 }
 
@@ -114,15 +56,16 @@ impl Trash {
     }
 
     /// Takes something from its place.
-    pub(crate) fn take(&self, place: &Directory, item: &Item, name: &str) -> Result<(), DiskError> {
-        match place.rename_new(name, &self.directory, item.trash_name()) {
+    pub(crate) fn take(
+        &self,
+        place: &Directory,
+        item: &StoreItem,
+        name: &str,
+    ) -> Result<(), DiskError> {
+        match place.rename_new(name, &self.directory, trash_name(item)) {
             Err(error) if error.is(rustix::io::Errno::PERM) => {
                 place.unseal(name.as_bytes(), error)?;
-                place.rename_new(
-                    name,
-                    &self.directory,
-                    format!("{SEALED}{}", item.trash_name()),
-                )?;
+                place.rename_new(name, &self.directory, format!("{SEALED}{}", trash_name(item)))?;
             }
             Ok(Renamed::Now | Renamed::Taken) => {}
             Err(error) => return Err(error),
@@ -151,12 +94,12 @@ pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
 pub(crate) fn put_back(
     store: &Store,
     trashes: &[Directory],
-    item: &Item,
+    item: &StoreItem,
 ) -> Result<bool, DiskError> {
-    let place = item.place(store)?;
+    let place = store.place(item)?;
     for trash in trashes {
         for sealed in [false, true] {
-            let mut name = item.trash_name();
+            let mut name = trash_name(item);
             if sealed {
                 name.insert_str(0, SEALED);
             }

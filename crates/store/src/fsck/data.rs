@@ -13,6 +13,7 @@ use crate::disk::DiskError;
 use crate::parallel;
 use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::shelf::images::BlobRange;
+use crate::shelf::item::StoreItem;
 use crate::store::Store;
 
 /// How many objects a thread takes at once.
@@ -98,9 +99,9 @@ impl Store {
             match self.check_blob(blob, there.contains(blob), users)? {
                 Ok(index) => drop(indexes.insert(*blob, index)),
                 // Nobody needs it: garbage.
-                Err(Damage::DataIndex(..))
+                Err(Damage::Bad(StoreItem::DataIndex(_), _))
                     if !needed.contains(blob) && !self.has_index(blob)? => {}
-                Err(damage @ Damage::DataIndex(..)) => report.add(damage),
+                Err(damage @ Damage::Bad(StoreItem::DataIndex(_), _)) => report.add(damage),
                 Err(damage) => report.damage.push((damage, users.harm_of_blob(blob))),
             }
         }
@@ -178,31 +179,32 @@ impl Store {
         users: &Users<'_>,
     ) -> Result<Result<Arc<Index>, Damage>, FsckError> {
         if !is_there {
-            return Ok(Err(Damage::DataBlob(*blob, "it is missing".to_owned())));
+            return Ok(Err(Damage::Bad(StoreItem::DataBlob(*blob), "it is missing".to_owned())));
         }
         let damage = match self.devices.index_damage(blob) {
             Ok(None) => None,
             Ok(Some(devices::DataError::Index { reason, .. })) => {
-                Some(Damage::DataIndex(*blob, reason.to_owned()))
+                Some(Damage::Bad(StoreItem::DataIndex(*blob), reason.to_owned()))
             }
-            Ok(Some(devices::DataError::Length { expected, actual, .. })) => {
-                Some(Damage::DataBlob(*blob, format!("it has {actual} bytes, not {expected}")))
-            }
-            Ok(Some(error)) => Some(Damage::DataBlob(*blob, chain(&error))),
-            Err(error) => Some(Damage::DataIndex(*blob, fault::damage(&error)?)),
+            Ok(Some(devices::DataError::Length { expected, actual, .. })) => Some(Damage::Bad(
+                StoreItem::DataBlob(*blob),
+                format!("it has {actual} bytes, not {expected}"),
+            )),
+            Ok(Some(error)) => Some(Damage::Bad(StoreItem::DataBlob(*blob), chain(&error))),
+            Err(error) => Some(Damage::Bad(StoreItem::DataIndex(*blob), fault::damage(&error)?)),
         };
         if let Some(damage) = damage {
             return Ok(Err(damage));
         }
         let index = self.devices.index_of(blob)?;
         let Some(index) = index else {
-            return Ok(Err(Damage::DataIndex(*blob, "it is not there".to_owned())));
+            return Ok(Err(Damage::Bad(StoreItem::DataIndex(*blob), "it is not there".to_owned())));
         };
         let stated = users.images.values().filter_map(|it| it.devices.get(blob));
         let actual = index.header.bytes;
         if let Some(expected) = stated.copied().find(|it| *it != actual) {
             let why = format!("it has {actual} bytes, not {expected}, as an image says");
-            return Ok(Err(Damage::DataBlob(*blob, why)));
+            return Ok(Err(Damage::Bad(StoreItem::DataBlob(*blob), why)));
         }
         Ok(Ok(index))
     }
@@ -358,7 +360,7 @@ fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -
     contents.ranges.iter().find_map(|range| {
         let at = first_unknown(range, indexes.get(&range.blob)?)?;
         let why = format!("it does not know what is at {at}, which an image needs");
-        Some(Damage::DataIndex(range.blob, why))
+        Some(Damage::Bad(StoreItem::DataIndex(range.blob), why))
     })
 }
 

@@ -7,6 +7,7 @@ use image::verity::{DeviceId, ObjectId};
 use super::{Damage, FsckError, FsckReport, Harm, Users};
 use crate::shelf::devices::{Entry, Ranges};
 use crate::shelf::images::{BlobRange, Use};
+use crate::shelf::item::StoreItem;
 use crate::store::Store;
 
 /// An object of a data blob that is not what an index says.
@@ -75,7 +76,7 @@ impl Store {
             };
             if let Err(why) = self.read_uses(image, &mut visit)? {
                 // It could be read a moment ago.
-                report.add(Damage::BadImage(*image, why));
+                report.add(Damage::Bad(StoreItem::Image(*image), why));
             }
             let refs = users.names(image);
             for (at, paths) in paths {

@@ -8,6 +8,7 @@ use image::verity::ObjectId;
 
 use super::{Damage, FsckError, FsckOptions, FsckReport, chain, fault};
 use crate::parallel;
+use crate::shelf::item::StoreItem;
 use crate::shelf::layers::Layer;
 use crate::store::Store;
 use crate::verified::{BytesError, LayerTar};
@@ -53,7 +54,7 @@ impl Store {
             .damage
             .iter()
             .filter_map(|(damage, _)| match damage {
-                Damage::Layer(diff_id, _) => Some(*diff_id),
+                Damage::Bad(StoreItem::Layer(diff_id), _) => Some(*diff_id),
                 _ => None,
             })
             .collect();
@@ -64,7 +65,7 @@ impl Store {
         for (diff_id, fault) in faults.collect::<BTreeMap<_, _>>() {
             match fault {
                 Fault::Different(why) | Fault::Failed(why) => {
-                    report.add(Damage::Layer(diff_id, why));
+                    report.add(Damage::Bad(StoreItem::Layer(diff_id), why));
                 }
                 Fault::Unchecked(error) => return Err(error),
             }

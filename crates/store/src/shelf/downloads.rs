@@ -22,7 +22,9 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::images::id_of;
+use super::item::StoreItem;
 use super::refs::Seconds;
+use super::{Checked, Listing};
 use crate::disk::{Directory, DiskError, Room, length, on_disk};
 use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
@@ -75,6 +77,30 @@ impl BlobFile {
             return id_of(name.as_bytes()).map(Self::Origins);
         }
         Digest::from_file_name(name).map(Self::Whole)
+    }
+
+    /// In a few words.
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Whole(_) => "blob",
+            Self::Partial(_) => "part of a blob",
+            Self::Pin(_) => "unfinished pull",
+            Self::Chunks(_) => "table of chunks",
+            Self::Signatures(_) => "signatures",
+            Self::Origins(_) => "record of origins",
+        }
+    }
+
+    /// The digest or the id that it is named by.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Whole(digest)
+            | Self::Partial(digest)
+            | Self::Pin(digest)
+            | Self::Chunks(digest)
+            | Self::Signatures(digest) => digest.to_string(),
+            Self::Origins(image) => image.to_string(),
+        }
     }
 
     pub(crate) fn file_name(&self) -> String {
@@ -222,7 +248,7 @@ impl DownloadShelf {
     }
 
     /// What is wrong with a whole blob, if anything.
-    pub(crate) fn blob_damage(&self, digest: &Digest) -> Result<Option<String>, FsckError> {
+    fn blob_damage(&self, digest: &Digest) -> Result<Option<String>, FsckError> {
         let read = || -> io::Result<Option<Digest>> {
             let Some((mut file, _)) = self.blob(digest).map_err(io::Error::other)? else {
                 return Ok(None);
@@ -251,23 +277,37 @@ impl DownloadShelf {
     /// The disk's.
     pub fn unfinished(&self) -> Result<u64, DiskError> {
         let mut bytes = 0;
-        for listed in self.directory.list()? {
-            let file = listed.text().and_then(BlobFile::parse);
-            if matches!(file, Some(BlobFile::Partial(_) | BlobFile::Pin(_))) {
-                bytes += self.directory.stat(&listed.name)?.map_or(0, |stat| on_disk(&stat));
+        for file in self.list()?.names {
+            if matches!(file, BlobFile::Partial(_) | BlobFile::Pin(_)) {
+                bytes += self.directory.stat(file.file_name())?.map_or(0, |stat| on_disk(&stat));
             }
         }
         Ok(bytes)
     }
 
-    /// All files of `blobs/` that belong there, in order.
-    #[cfg(test)]
-    pub(crate) fn files(&self) -> Result<Vec<BlobFile>, DiskError> {
-        let listed = self.directory.list()?;
-        let mut files: Vec<_> =
-            listed.iter().filter_map(|it| BlobFile::parse(it.text()?)).collect();
-        files.sort_unstable();
-        Ok(files)
+    pub(crate) fn list(&self) -> Result<Listing<BlobFile>, DiskError> {
+        Listing::of(&self.directory, |it| BlobFile::parse(it.text()?))
+    }
+
+    /// What is wrong with a file, if anything. Nothing is promised of parts, of pins and of signatures.
+    pub(crate) fn damage(&self, file: &BlobFile) -> Result<Option<String>, FsckError> {
+        match file {
+            BlobFile::Whole(digest) => self.blob_damage(digest),
+            BlobFile::Chunks(diff_id) => self.chunks_damage(diff_id),
+            BlobFile::Origins(image) => self.origins_damage(image),
+            BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_) => Ok(None),
+        }
+    }
+
+    /// Checks those of these of which something is promised.
+    pub(crate) fn check(&self, files: &[BlobFile]) -> Result<Checked, FsckError> {
+        let mut checked = Checked::default();
+        for file in files {
+            if matches!(file, BlobFile::Whole(_) | BlobFile::Chunks(_) | BlobFile::Origins(_)) {
+                checked.add(StoreItem::Blob(*file), self.damage(file)?);
+            }
+        }
+        Ok(checked)
     }
 
     /// Removes a file of `blobs/`, unless a pull adds to it just now. Answers whether it is gone.

@@ -13,8 +13,8 @@ use image::erofs::read::{
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, DeviceId, Id, ImageId, ObjectId};
 
-use super::is_in_use;
 use super::refs::Form;
+use super::{Listing, is_in_use};
 use crate::disk::{Directory, DiskError, length};
 
 /// `images/`: EROFS images by their ids.
@@ -30,9 +30,12 @@ impl ImageShelf {
     /// # Errors
     /// [`DiskError`] when the directory cannot be read.
     pub fn ids(&self) -> Result<Vec<ImageId>, DiskError> {
-        let listed = self.directory.list()?;
-        let ids = listed.iter().filter_map(|it| id_of(&it.name));
-        Ok(ids.filter(|id| id.algorithm() == self.algorithm).collect())
+        Ok(self.list()?.names)
+    }
+
+    pub(crate) fn list(&self) -> Result<Listing<ImageId>, DiskError> {
+        let is_ours = |id: &ImageId| id.algorithm() == self.algorithm;
+        Listing::of(&self.directory, |it| id_of(&it.name).filter(is_ours))
     }
 
     /// Whether there is something of this name.

@@ -10,6 +10,7 @@ use image::verity::{Algorithm, ObjectId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::Listing;
 use crate::disk::{Directory, DiskError, NewFile};
 use image::digest::Digest;
 
@@ -323,13 +324,13 @@ impl LayerShelf {
     /// The diff ids of all layers, in order.
     ///
     /// # Errors
-    /// [`LayerError`] when the directory cannot be read.
-    pub fn diff_ids(&self) -> Result<Vec<Digest>, LayerError> {
-        let listed = self.directory.list()?;
-        let digests = listed.iter().filter_map(|it| Digest::from_file_name(it.text()?));
-        let mut digests: Vec<_> = digests.collect();
-        digests.sort_unstable();
-        Ok(digests)
+    /// [`DiskError`] when the directory cannot be read.
+    pub fn diff_ids(&self) -> Result<Vec<Digest>, DiskError> {
+        Ok(self.list()?.names)
+    }
+
+    pub(crate) fn list(&self) -> Result<Listing<Digest>, DiskError> {
+        Listing::of(&self.directory, |it| Digest::from_file_name(it.text()?))
     }
 }
 

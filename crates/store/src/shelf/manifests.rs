@@ -1,6 +1,9 @@
 //! OCI manifests, configs and indexes, by digest, byte for byte.
 
+use super::item::StoreItem;
+use super::{Checked, Listing};
 use crate::disk::{Directory, DiskError};
+use crate::fault::{self, FsckError};
 use image::digest::Digest;
 
 /// The most bytes in a manifest, config or index. Registries refuse manifests of more than 4 MiB
@@ -63,6 +66,31 @@ impl ManifestShelf {
         };
         check(digest, &bytes)?;
         Ok(Some(bytes))
+    }
+
+    /// Whether there is something of this name.
+    pub(crate) fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
+        Ok(self.directory.stat(digest.file_name())?.is_some())
+    }
+
+    pub(crate) fn list(&self) -> Result<Listing<Digest>, DiskError> {
+        Listing::of(&self.directory, |it| Digest::from_file_name(it.text()?))
+    }
+
+    /// Hashes these.
+    pub(crate) fn check(&self, names: &[Digest]) -> Result<Checked, FsckError> {
+        let mut checked = Checked::default();
+        for digest in names {
+            let why = match self.read(digest) {
+                Ok(_) => None,
+                Err(ManifestError::Mismatch { actual, .. }) => {
+                    Some(format!("its bytes have the digest {actual}"))
+                }
+                Err(error) => Some(fault::damage(&error)?),
+            };
+            checked.add(StoreItem::Manifest(*digest), why);
+        }
+        Ok(checked)
     }
 }
 

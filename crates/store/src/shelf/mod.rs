@@ -6,18 +6,21 @@ pub(crate) mod containers;
 pub(crate) mod devices;
 pub(crate) mod downloads;
 pub(crate) mod images;
+pub(crate) mod item;
 pub(crate) mod layers;
 pub(crate) mod manifests;
 pub(crate) mod objects;
 pub(crate) mod refs;
 
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
-use crate::disk::{Directory, DiskError, length};
+use crate::disk::{Directory, DiskError, Listed, length};
+use item::StoreItem;
 
 /// A directory that the first thing in it brings. Nobody removes it.
 #[derive(Debug)]
@@ -47,6 +50,43 @@ impl LateDirectory {
     pub(crate) fn there(&self) -> Result<&Directory, DiskError> {
         let gone = || self.root.failed("open directory", self.name, Errno::NOENT);
         self.get()?.ok_or_else(gone)
+    }
+}
+
+/// The names on a shelf, in order, and the paths of what no store puts there.
+#[derive(Debug)]
+pub(crate) struct Listing<T> {
+    pub(crate) names: Vec<T>,
+    pub(crate) strays: Vec<PathBuf>,
+}
+
+impl<T: Ord> Listing<T> {
+    fn of(directory: &Directory, name: impl Fn(&Listed) -> Option<T>) -> Result<Self, DiskError> {
+        let (mut names, mut strays) = (Vec::new(), Vec::new());
+        for listed in directory.list()? {
+            match name(&listed) {
+                Some(name) => names.push(name),
+                None => strays.push(directory.path_of(&listed.name)),
+            }
+        }
+        names.sort_unstable();
+        Ok(Self { names, strays })
+    }
+}
+
+/// What looking at things one by one has found.
+#[derive(Debug, Default)]
+pub(crate) struct Checked {
+    /// How many were looked at.
+    pub(crate) count: u64,
+    /// What is wrong with some of them.
+    pub(crate) damage: Vec<(StoreItem, String)>,
+}
+
+impl Checked {
+    fn add(&mut self, item: StoreItem, damage: Option<String>) {
+        self.count += 1;
+        self.damage.extend(damage.map(|why| (item, why)));
     }
 }
 

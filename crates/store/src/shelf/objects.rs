@@ -4,11 +4,12 @@ use std::fs::File;
 use std::sync::OnceLock;
 
 use image::verity::{Algorithm, Id, ObjectId, VerityDigest};
-use rustix::fs::{Mode, Stat};
+use rustix::fs::{FileType, Mode, Stat};
 
 use super::devices::DataError;
-use super::is_file_of;
-use crate::disk::{Directory, DiskError, length};
+use super::images::id_of;
+use super::{Listing, is_file_of};
+use crate::disk::{Directory, DiskError, Listed, length};
 
 /// Why an object is not to be had.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +71,25 @@ impl ObjectShelf {
         self.directory.make(split(id).0, mode)?;
         let gone = || self.directory.failed("open", "", rustix::io::Errno::NOENT);
         self.shard(id)?.ok_or_else(gone)
+    }
+
+    pub(crate) fn list(&self) -> Result<Listing<ObjectId>, DiskError> {
+        let is_shard = |it: &Listed| {
+            let is_hex = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+            let is_name = it.name.len() == 2 && it.name.iter().all(is_hex);
+            (is_name && it.kind == FileType::Directory).then(|| it.name.clone())
+        };
+        let shards = Listing::of(&self.directory, is_shard)?;
+        let mut found = Listing { names: Vec::new(), strays: shards.strays };
+        let is_ours = |id: &ObjectId| id.algorithm() == self.algorithm;
+        for name in shards.names {
+            let shard = self.directory.open(&name)?;
+            let id = |it: &Listed| id_of(&[&name[..], &it.name].concat()).filter(is_ours);
+            let listed = Listing::of(&shard, id)?;
+            found.names.extend(listed.names);
+            found.strays.extend(listed.strays);
+        }
+        Ok(found)
     }
 
     /// What stands under an object's name.

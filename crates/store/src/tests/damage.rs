@@ -411,7 +411,10 @@ fn check_deep(tar: &[u8], recipe: &[u8], size: u64, objects: &[ObjectId], expect
     add_layer(&store, recipe, &LayerInfo { diff_id, size, blobs, objects });
     assert_eq!(fsck(&store), []);
     let report = store.fsck_deep(FsckOptions { threads: 2 }).unwrap();
-    assert_eq!(report.damage, [(Damage::Layer(diff_id, expect.to_owned()), Vec::new())]);
+    assert_eq!(
+        report.damage,
+        [(Damage::Bad(crate::StoreItem::Layer(diff_id), expect.to_owned()), Vec::new())]
+    );
     // It goes, so that an import brings a better one; the others stay.
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
     check(&store).unwrap();

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::damage::{flip, replace};
 use super::data::id;
 use super::{NOW, check, check_clean, import, import_as, name, open, sample};
-use crate::{Damage, Form, FsckOptions, FsckReport, Store};
+use crate::{Damage, Form, FsckOptions, FsckReport, Store, StoreItem};
 
 struct Damaged {
     directory: TempDir,
@@ -75,8 +75,12 @@ fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
             Damage::Stored { object, blob, .. } if *blob == damaged.blob => {
                 format!("object {object}")
             }
-            Damage::DataBlob(blob, why) if *blob == damaged.blob => format!("blob {why}"),
-            Damage::DataIndex(blob, why) if *blob == damaged.blob => format!("index {why}"),
+            Damage::Bad(StoreItem::DataBlob(blob), why) if *blob == damaged.blob => {
+                format!("blob {why}")
+            }
+            Damage::Bad(StoreItem::DataIndex(blob), why) if *blob == damaged.blob => {
+                format!("index {why}")
+            }
             other => panic!("{other:?}"),
         };
         told.push(what);
@@ -147,7 +151,7 @@ fn a_blob_that_is_cut_off_or_gone_is_told_with_its_images() {
             }
         };
         let report = it.fsck();
-        let about = |it: &&(Damage, _)| matches!(it.0, Damage::DataBlob(..));
+        let about = |it: &&(Damage, _)| matches!(it.0, Damage::Bad(StoreItem::DataBlob(_), _));
         let report =
             FsckReport { damage: report.damage.iter().filter(about).cloned().collect(), ..report };
         assert_eq!(told(&report, &it), [why, "one".into(), "two".into()]);
@@ -173,7 +177,7 @@ fn every_flipped_bit_of_an_index_is_found() {
         let is_told = report
             .damage
             .iter()
-            .any(|(damage, _)| matches!(damage, Damage::DataIndex(blob, _) if *blob == it.blob));
+            .any(|(damage, _)| matches!(damage, Damage::Bad(StoreItem::DataIndex(blob), _) if *blob == it.blob));
         assert!(is_told, "bit {bit}: {:?}", report.damage);
         replace(&it.index(), &good);
     }
@@ -187,7 +191,7 @@ fn every_flipped_bit_of_an_index_is_found() {
     it.store.devices.drop_entries(&it.blob, &index, &index.entries[1..], &[]).unwrap();
     let report = it.fsck();
     let why = |damage: &Damage| match damage {
-        Damage::DataIndex(_, why) => why.clone(),
+        Damage::Bad(StoreItem::DataIndex(_), why) => why.clone(),
         _ => String::new(),
     };
     let found = report.damage.iter().any(|it| why(&it.0).contains("does not know what is at"));

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::data::{files, id, pack};
 use super::{NOW, check, check_clean, import, import_as, name, open, sample};
 use crate::trace::{Holes, Recorder, Trace};
-use crate::{Form, Freeing, Garbage, GcPlan, OpenOptions, Store};
+use crate::{Form, Freeing, GcPlan, OpenOptions, Store, StoreItem};
 
 /// Bytes on disk of all data blobs, indexes not counted.
 fn allocated(store: &Store) -> u64 {
@@ -188,7 +188,7 @@ fn an_import_keeps_what_it_has_found_in_a_blob() {
     assert!(transaction.reuse_data_blob(&other.blob).unwrap());
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
-    assert!(plan.garbage.iter().any(|it| it.0 == Garbage::DataBlob(other.blob)));
+    assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::DataBlob(other.blob)));
     assert_eq!(store.devices.find(&own("other")).unwrap(), None);
     transaction.commit().unwrap();
     assert_eq!(store.devices.find(&own("other")).unwrap().unwrap().blob, other.blob);

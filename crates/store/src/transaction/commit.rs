@@ -13,10 +13,11 @@ use crate::disk::{Directory, DiskError, Renamed};
 use crate::meta::Sealing;
 use crate::shelf::downloads::BlobFile;
 use crate::shelf::downloads::origins;
+use crate::shelf::item::StoreItem;
 use crate::shelf::objects::split;
 use crate::shelf::refs;
 use crate::store::SHARED;
-use crate::trash::{self, Item};
+use crate::trash;
 
 /// Up to this many files or directories, `fsync` each: `syncfs` costs less from a handful on, but it
 /// also waits for whatever else was written to the same file system. Measured in
@@ -80,7 +81,7 @@ impl Transaction<'_> {
             return Ok(());
         }
         for item in state.found_in_store() {
-            let there = item.place(self.store)?.stat(item.file_name())?.is_some();
+            let there = self.store.place(&item)?.stat(item.file_name())?.is_some();
             if !there && !trash::put_back(self.store, &trashes, &item)? {
                 return Err(TransactionError::Vanished(item.to_string()));
             }
@@ -93,13 +94,14 @@ impl Transaction<'_> {
         for (name, reference) in &state.refs {
             let dangling = |what: String| TransactionError::Dangling { name: name.clone(), what };
             let image = &reference.image;
-            let there = state.images.contains_key(image) || store.images.has(image)?;
+            let there =
+                state.users.contains_key(&StoreItem::Image(*image)) || store.images.has(image)?;
             if !there {
                 return Err(dangling(format!("image {image}")));
             }
             let Some(manifest) = &reference.manifest else { continue };
-            let there = state.manifests.contains_key(manifest)
-                || store.manifests.directory.stat(manifest.file_name())?.is_some();
+            let there = state.users.contains_key(&StoreItem::Manifest(*manifest))
+                || store.manifests.has(manifest)?;
             if !there {
                 return Err(dangling(format!("manifest {manifest}")));
             }
@@ -138,9 +140,7 @@ impl Transaction<'_> {
                 files.extend([made.blob, made.index_file]);
             }
         }
-        files.extend(state.images.values().filter_map(Found::number));
-        files.extend(state.layers.values().filter_map(Found::number));
-        files.extend(state.manifests.values().filter_map(Found::number));
+        files.extend(state.users.values().filter_map(Found::number));
         if files.len() + refs.len() > FSYNC_MAX {
             return self.store.tmp.sync_everything();
         }
@@ -167,33 +167,23 @@ impl Transaction<'_> {
     /// Publishes what needs objects, and makes it durable: whatever is in the store, all that it needs
     /// is there too, even after a crash.
     fn publish_users(&self, state: &State) -> Result<(), DiskError> {
-        let store = self.store;
         let mut sealer = Sealer::new(self);
-        for (id, found) in &state.images {
-            let Some(number) = found.number() else { continue };
-            self.place(number, *found, &store.images.directory, &id.to_string())?;
-            sealer.seal(&store.images.directory, &id.to_string());
-        }
-        for (directory, files) in [
-            (&store.layers.directory, &state.layers),
-            (&store.manifests.directory, &state.manifests),
-        ] {
-            for (digest, found) in files {
-                let Some(number) = found.number() else { continue };
-                self.place(number, *found, directory, &digest.file_name())?;
+        let mut used = Vec::new();
+        for (item, found) in &state.users {
+            let directory = self.store.place(item)?;
+            if let Some(number) = found.number() {
+                let name = item.file_name();
+                self.place(number, *found, &directory, &name)?;
+                if matches!(item, StoreItem::Image(_)) {
+                    sealer.seal(&directory, &name);
+                }
+            }
+            if used.last().is_none_or(|last: &Directory| last.path() != directory.path()) {
+                used.push(directory);
             }
         }
         // Also what another import has published, and perhaps not synced yet.
-        for (directory, used) in [
-            (&store.images.directory, !state.images.is_empty()),
-            (&store.layers.directory, !state.layers.is_empty()),
-            (&store.manifests.directory, !state.manifests.is_empty()),
-        ] {
-            if used {
-                directory.sync()?;
-            }
-        }
-        Ok(())
+        used.iter().try_for_each(Directory::sync)
     }
 
     /// Adds to what is known of where images came from, durably. Whoever finds one without is told that nobody knows.
@@ -282,19 +272,14 @@ impl Found {
 }
 
 impl State {
-    fn found_in_store(&self) -> impl Iterator<Item = Item> {
+    fn found_in_store(&self) -> impl Iterator<Item = StoreItem> {
         let there = |found: &Found| *found == Found::Store;
         let objects = self.objects.iter().filter(move |it| there(it.1));
-        let images = self.images.iter().filter(move |it| there(it.1));
-        let layers = self.layers.iter().filter(move |it| there(it.1));
-        let manifests = self.manifests.iter().filter(move |it| there(it.1));
-        let objects = objects.map(|(id, _)| Item::Object(*id));
+        let objects = objects.map(|(id, _)| StoreItem::Object(*id));
         let data = self.data.iter().filter(|it| matches!(it.1, Data::Store));
-        objects
-            .chain(data.flat_map(|(id, _)| [Item::DataBlob(*id), Item::DataIndex(*id)]))
-            .chain(images.map(|(id, _)| Item::Image(*id)))
-            .chain(layers.map(|(digest, _)| Item::Layer(*digest)))
-            .chain(manifests.map(|(digest, _)| Item::Manifest(*digest)))
+        let data = data.flat_map(|(id, _)| [StoreItem::DataBlob(*id), StoreItem::DataIndex(*id)]);
+        let users = self.users.iter().filter(move |it| there(it.1));
+        objects.chain(data).chain(users.map(|(item, _)| item.clone()))
     }
 }
 

@@ -11,6 +11,7 @@ use super::draft::{DraftError, Scrap};
 use super::{Found, State, Transaction};
 use crate::disk::DiskError;
 use crate::shelf::devices::{self, BlobKind, DataBlob, Index, ObjectReader, StoredObject, Where};
+use crate::shelf::item::StoreItem;
 use crate::shelf::objects::LookupError;
 use crate::store::mode_of;
 
@@ -295,8 +296,8 @@ impl Transaction<'_> {
 
     /// Every data blob that a new image has as a device is one that this import made or has found.
     pub(super) fn check_devices(&self, state: &State) -> Result<(), super::TransactionError> {
-        for (image, found) in &state.images {
-            let Some(number) = found.number() else { continue };
+        for (item, found) in &state.users {
+            let (StoreItem::Image(image), Some(number)) = (item, found.number()) else { continue };
             let file = self.read_back(number)?;
             let size = file.metadata().map(|it| it.len());
             let size = size

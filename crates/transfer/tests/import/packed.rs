@@ -72,7 +72,8 @@ fn small_files_alone_share_pages() {
     import(&home);
     let blocks = all.iter().map(|it| it.len().next_multiple_of(512) as u64).sum::<u64>();
     assert!(blocks > 2 << 20);
-    let stored = home.store.devices.find(&digest(Algorithm::Sha256, &all[0]).into()).unwrap().unwrap();
+    let stored =
+        home.store.devices.find(&digest(Algorithm::Sha256, &all[0]).into()).unwrap().unwrap();
     assert!(stored.blob_bytes < blocks + blocks / 50, "{} for {blocks}", stored.blob_bytes);
 }
 

@@ -27,7 +27,7 @@ use catalog::Catalog;
 
 use super::images::id_of;
 use super::objects::LookupError;
-use super::{LateDirectory, is_in_use};
+use super::{LateDirectory, Listing, is_in_use};
 use crate::disk::{Directory, DiskError, length};
 use crate::work::Tmp;
 
@@ -122,7 +122,7 @@ pub(crate) fn index_name(id: &DeviceId) -> String {
 }
 
 /// A file in `data/`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DataFile {
     Blob(DeviceId),
     Index(DeviceId),
@@ -210,6 +210,13 @@ impl DeviceShelf {
     pub(crate) fn new(root: &Arc<Directory>, tmp: &Arc<Tmp>) -> Self {
         let directory = LateDirectory::new(Arc::clone(root), DATA);
         Self { directory, tmp: Arc::clone(tmp), catalog: Mutex::default() }
+    }
+
+    pub(crate) fn list(&self) -> Result<Listing<DataFile>, DiskError> {
+        match self.directory.get()? {
+            Some(data) => Listing::of(data, |it| DataFile::parse(&it.name)),
+            None => Ok(Listing { names: Vec::new(), strays: Vec::new() }),
+        }
     }
 
     /// Opens a blob of this length.

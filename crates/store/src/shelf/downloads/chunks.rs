@@ -259,7 +259,7 @@ impl DownloadShelf {
     }
 
     /// What is wrong with the file of a layer's pieces, if anything.
-    pub(crate) fn chunks_damage(&self, diff_id: &Digest) -> Result<Option<String>, FsckError> {
+    pub(super) fn chunks_damage(&self, diff_id: &Digest) -> Result<Option<String>, FsckError> {
         Ok(match self.directory.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
             Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm).err().map(str::to_owned),
             Ok(None) => None,
@@ -274,7 +274,7 @@ mod tests {
 
     use super::{Chunk, ChunkKey, Chunks, ObjectPart, Parsed};
     use crate::shelf::downloads::BlobFile;
-    use crate::{Damage, Digest, FsckOptions, OpenOptions, Seconds, Store};
+    use crate::{Damage, Digest, FsckOptions, OpenOptions, Seconds, Store, StoreItem};
 
     fn store() -> (tempfile::TempDir, Store) {
         let folder = tempfile::tempdir().unwrap();
@@ -378,7 +378,7 @@ mod tests {
         store.downloads.pin(&digest, Seconds(1)).unwrap();
         store.gc(Seconds(1)).unwrap();
         let kept = [BlobFile::Pin(digest), BlobFile::Chunks(layer)];
-        assert_eq!(store.downloads.files().unwrap(), kept);
+        assert_eq!(store.downloads.list().unwrap().names, kept);
 
         let path = folder.path().join("store/blobs").join(BlobFile::Chunks(layer).file_name());
         let mut bytes = std::fs::read(&path).unwrap();
@@ -387,7 +387,10 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         assert!(found(&store, &[1, 2, 3]).is_empty());
         let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
-        let damage = Damage::Chunks(layer, "its checksum is wrong".to_owned());
+        let damage = Damage::Bad(
+            StoreItem::Blob(BlobFile::Chunks(layer)),
+            "its checksum is wrong".to_owned(),
+        );
         assert_eq!(report.damage, [(damage, vec![])]);
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
         assert!(store.fsck(FsckOptions { threads: 1 }).unwrap().is_sound());
@@ -395,6 +398,6 @@ mod tests {
         store.downloads.keep_chunks(&layer, chunks()).unwrap();
         store.downloads.unpin(&digest).unwrap();
         store.gc(Seconds(1)).unwrap();
-        assert!(store.downloads.files().unwrap().is_empty());
+        assert!(store.downloads.list().unwrap().names.is_empty());
     }
 }

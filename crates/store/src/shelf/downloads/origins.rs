@@ -97,7 +97,7 @@ impl DownloadShelf {
     }
 
     /// What is wrong with the record of an image's origins, if anything.
-    pub(crate) fn origins_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
+    pub(super) fn origins_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
         Ok(fault::found(self.origins(image))?.err())
     }
 }

@@ -55,7 +55,7 @@ fn what_was_added_is_found_again() {
     let partial = store.downloads.partial(&digest).unwrap().unwrap();
     assert_eq!(partial.length(), 0);
     partial.discard().unwrap();
-    assert_eq!(store.downloads.files().unwrap(), [BlobFile::Whole(digest)]);
+    assert_eq!(store.downloads.list().unwrap().names, [BlobFile::Whole(digest)]);
 }
 
 #[test]
@@ -75,16 +75,20 @@ fn a_pin_keeps_what_a_pull_has() {
     store.downloads.pin(&digest, now).unwrap();
     store.gc(now).unwrap();
     let both = [BlobFile::Partial(layer), BlobFile::Pin(digest)];
-    assert_eq!(store.downloads.files().unwrap(), both, "that of no pull is garbage");
+    assert_eq!(store.downloads.list().unwrap().names, both, "that of no pull is garbage");
     store.gc(Seconds(now.0 + PIN_SECONDS)).unwrap();
-    assert_eq!(store.downloads.files().unwrap(), both);
+    assert_eq!(store.downloads.list().unwrap().names, both);
     let held = store.downloads.partial(&layer).unwrap().unwrap();
     store.gc(Seconds(now.0 + PIN_SECONDS + 1)).unwrap();
-    assert_eq!(store.downloads.files().unwrap(), [BlobFile::Partial(layer)], "a pull adds to it");
+    assert_eq!(
+        store.downloads.list().unwrap().names,
+        [BlobFile::Partial(layer)],
+        "a pull adds to it"
+    );
     assert!(store.manifests.read(&digest).unwrap().is_none());
     drop(held);
     store.gc(now).unwrap();
-    assert!(store.downloads.files().unwrap().is_empty());
+    assert!(store.downloads.list().unwrap().names.is_empty());
     assert!(!store.downloads.unpin(&digest).unwrap());
 }
 
@@ -122,5 +126,5 @@ fn signatures_live_as_long_as_their_manifest() {
     assert!(store.fsck(Default::default()).unwrap().is_sound());
     store.downloads.unpin(&digest).unwrap();
     store.gc(now).unwrap();
-    assert!(store.downloads.files().unwrap().is_empty());
+    assert!(store.downloads.list().unwrap().names.is_empty());
 }

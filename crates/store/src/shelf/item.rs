@@ -1,0 +1,86 @@
+//! One thing of a store, of whatever kind.
+
+use std::fmt;
+
+use image::verity::{DeviceId, ImageId, ObjectId};
+
+use super::devices::{blob_name, index_name};
+use super::downloads::BlobFile;
+use super::objects::split;
+use image::digest::Digest;
+
+/// Something that a store keeps: its kind, and its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum StoreItem {
+    /// An object that is a file.
+    Object(ObjectId),
+    /// An image.
+    Image(ImageId),
+    /// A layer.
+    Layer(Digest),
+    /// A manifest, config or index.
+    Manifest(Digest),
+    /// A file that a pull left.
+    Blob(BlobFile),
+    /// A data blob.
+    DataBlob(DeviceId),
+    /// The index of a data blob.
+    DataIndex(DeviceId),
+    /// A ref.
+    Ref(String),
+    /// A container's folder.
+    Container(String),
+    /// What a dead command left in `tmp/`.
+    Leftover(String),
+}
+
+impl StoreItem {
+    /// Its kind, in a word or a few.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Object(_) => "object",
+            Self::Image(_) => "image",
+            Self::Layer(_) => "layer",
+            Self::Manifest(_) => "manifest",
+            Self::Blob(file) => file.kind(),
+            Self::DataBlob(_) => "data blob",
+            Self::DataIndex(_) => "index of a data blob",
+            Self::Ref(_) => "name",
+            Self::Container(_) => "container",
+            Self::Leftover(_) => "leftover",
+        }
+    }
+
+    /// Its id, digest or name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Object(id) => id.to_string(),
+            Self::Image(id) => id.to_string(),
+            Self::Layer(digest) | Self::Manifest(digest) => digest.to_string(),
+            Self::Blob(file) => file.name(),
+            Self::DataBlob(id) | Self::DataIndex(id) => id.to_string(),
+            Self::Ref(name) | Self::Container(name) | Self::Leftover(name) => name.clone(),
+        }
+    }
+
+    /// The name of its file, in its directory.
+    pub(crate) fn file_name(&self) -> String {
+        match self {
+            Self::Object(id) => split(id).1,
+            Self::Layer(digest) | Self::Manifest(digest) => digest.file_name(),
+            Self::Blob(file) => file.file_name(),
+            Self::DataBlob(id) => blob_name(id),
+            Self::DataIndex(id) => index_name(id),
+            Self::Image(_) | Self::Ref(_) | Self::Container(_) | Self::Leftover(_) => self.name(),
+        }
+    }
+}
+
+impl fmt::Display for StoreItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind(), self.name())
+    }
+}
