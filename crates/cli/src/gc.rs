@@ -3,9 +3,7 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
-use store::{
-    Dead, Freeing, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept,
-};
+use store::{Dead, Freeing, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept};
 
 use crate::Answer;
 use crate::args;

@@ -256,6 +256,17 @@ impl Directory {
         Ok(NewFile { fd, path: self.path_of(name), length: 0, trace, room })
     }
 
+    /// Creates a file that is one hole of so many bytes, for this user alone to fill.
+    pub(crate) fn create_sparse(&self, name: &str, bytes: u64) -> Result<(), DiskError> {
+        let failed = |errno| self.failed("create", name, errno);
+        self.trace.allow().map_err(failed)?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fd = rustix::fs::openat(&self.fd, name, NEW, mode).map_err(failed)?;
+        rustix::fs::ftruncate(&fd, bytes).map_err(failed)?;
+        self.trace.record(|| Change::Create(self.path_of(name)));
+        Ok(())
+    }
+
     /// Opens a regular file for reading; `None` if there is nothing of that name.
     pub(crate) fn read(
         &self,

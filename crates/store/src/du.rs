@@ -7,7 +7,6 @@ use image::verity::{DeviceId, ImageId, ObjectId};
 use crate::disk::{Directory, DiskError, on_disk};
 use crate::fault::chain;
 use crate::inventory::Inventory;
-use crate::shelf::devices;
 use crate::shelf::images::{self, BlobRange, Use};
 use crate::shelf::objects::split;
 use crate::shelf::refs::RefName;
@@ -50,14 +49,16 @@ pub struct ImageUse {
 }
 
 /// What the store takes. Every byte is in exactly one of the fields but `unused_objects`, which is a
-/// part of `objects`, `unfinished`, which is one of `blobs`, `unused_data`, which is one of `data`, and `images`, which tells whose `objects`, `data` and
+/// part of `objects`, `unfinished`, which is one of `blobs`, `unused_data` and `sparse`, which are parts of `data`, and `images`, which tells whose `objects`, `data` and
 /// `image_files` are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Bytes on disk of objects.
     pub objects: u64,
-    /// Of data blobs and their indexes.
+    /// Of data blobs and their indexes, and of sparse devices.
     pub data: u64,
+    /// Of `data`, sparse devices and their states.
+    pub sparse: u64,
     /// Of image files.
     pub image_files: u64,
     /// Of layers.
@@ -145,16 +146,14 @@ impl Store {
             *groups.entry(users.to_vec()).or_default() += bytes;
         }
         let unused_objects = groups.get(&[][..]).copied().unwrap_or_default();
-        let mut data = 0;
         let mut blobs = 0;
-        if let Some(directory) = self.devices.directory.get()? {
-            data = sum(directory)?;
-            for blob in &found.data_blobs {
-                let bytes = size(directory, &devices::blob_name(blob))?;
-                blobs += bytes;
-                parts.divide(blob, bytes, &mut groups);
-            }
+        for (blob, bytes) in self.devices.sizes()?.into_iter().chain(self.sparse.sizes()?) {
+            blobs += bytes;
+            parts.divide(&blob, bytes, &mut groups);
         }
+        let late = |directory: Option<&Directory>| directory.map_or(Ok(0), sum);
+        let sparse = late(self.sparse.directory.get()?)?;
+        let data = sparse + late(self.devices.directory.get()?)?;
         let used: u64 = groups.iter().filter(|it| !it.0.is_empty()).map(|it| it.1).sum();
         let objects: u64 = sizes.values().sum();
         let unused_data = (objects + blobs).saturating_sub(used).saturating_sub(unused_objects);
@@ -162,6 +161,7 @@ impl Store {
         Ok(DiskUse {
             objects,
             data,
+            sparse,
             unused_data,
             image_files: files.iter().sum(),
             layers: sum(&self.layers.directory)?,

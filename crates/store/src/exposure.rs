@@ -99,7 +99,7 @@ impl Store {
     /// [`DiskError`] when one cannot be looked at.
     pub fn exposure(&self) -> Result<Vec<Exposure>, DiskError> {
         let (mut found, user) = (Vec::new(), self.who.user);
-        let data = self.devices.directory.get()?;
+        let late = [self.devices.directory.get()?, self.sparse.directory.get()?];
         let parts = [
             &self.root,
             &self.downloads.directory,
@@ -111,7 +111,7 @@ impl Store {
             &self.containers.directory,
             &self.tmp,
         ];
-        for directory in parts.into_iter().chain(data) {
+        for directory in parts.into_iter().chain(late.into_iter().flatten()) {
             found.extend(of_directory(directory, user)?);
         }
         let stat = self.root.stat_self()?;

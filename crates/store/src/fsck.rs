@@ -168,6 +168,8 @@ impl Store {
         self.check_layers(&found.layers, &mut users, &mut other)?;
         other.take(self.manifests.check(&found.manifests)?);
         other.take(self.downloads.check(&found.blobs)?);
+        let (checked, sparse) = self.sparse.check()?;
+        other.take(checked);
         let in_blobs = self.check_data(&users, Scope::Everything, options, &mut report)?;
         self.check_objects(&found.objects, &users, &in_blobs, options, &mut report)?;
         report.damage.append(&mut other.damage);
@@ -189,7 +191,7 @@ impl Store {
             };
             report.add(Damage::Bad(StoreItem::Container(id), why));
         }
-        for path in found.strays.into_iter().chain(self.other_strays()?) {
+        for path in found.strays.into_iter().chain(sparse.strays).chain(self.other_strays()?) {
             report.add(Damage::Stray(path.display().to_string()));
         }
         report.damage.sort_by_key(|(damage, _)| damage.rank());

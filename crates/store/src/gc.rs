@@ -270,7 +270,8 @@ impl Store {
                 leftovers.push(name);
             }
         }
-        let items = garbage(&found, &needed);
+        let mut items = garbage(&found, &needed);
+        items.extend(self.sparse.garbage(|it| needed.data.blobs.contains_key(it))?);
         Ok(Plan { items, kept: needed.kept, containers, leftovers, trimmings })
     }
 
@@ -354,6 +355,7 @@ impl Store {
             match (trash, item) {
                 // Nothing relies on these.
                 (_, StoreItem::Blob(file)) => self.downloads.remove(file).map(drop),
+                (_, StoreItem::Sparse(_)) => place.unlink_sealed(&name).map(drop),
                 (Some(trash), _) => trash.take(place, item, &name),
                 (None, _) => place.unlink_sealed(&name).map(drop),
             }

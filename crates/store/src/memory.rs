@@ -17,7 +17,6 @@ use kernel::process::Who;
 use crate::disk::{DiskError, length};
 use crate::du::DuError;
 use crate::fault::chain;
-use crate::shelf::devices;
 use crate::shelf::images::{self, Use};
 use crate::shelf::objects::split;
 use crate::shelf::refs::{Form, RefName};
@@ -181,7 +180,7 @@ impl Store {
         for (object, users) in objects {
             memory.add_object(object, &users)?;
         }
-        memory.add_blobs()?;
+        memory.add_blobs();
         Ok(memory)
     }
 }
@@ -219,8 +218,7 @@ impl Memory<'_> {
     }
 
     /// What reading data blobs as files has left in memory.
-    fn add_blobs(&mut self) -> Result<(), DiskError> {
-        let Some(directory) = self.store.devices.directory.get()? else { return Ok(()) };
+    fn add_blobs(&mut self) {
         // By blob: where each part is, what it is, and whose.
         let mut parts: HashMap<DeviceId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
         for (at, image) in self.images.iter().enumerate() {
@@ -229,7 +227,8 @@ impl Memory<'_> {
             }
         }
         for (blob, mut parts) in parts {
-            let Ok(Some((file, stat))) = directory.read(devices::blob_name(&blob)) else {
+            let sparse = || self.store.sparse.file(&blob);
+            let Some((file, stat)) = self.store.devices.file(&blob).or_else(sparse) else {
                 continue;
             };
             if self.pages(file.as_fd(), &(0..length(&stat))) == 0 {
@@ -261,7 +260,6 @@ impl Memory<'_> {
                 }
             }
         }
-        Ok(())
     }
 
     fn add(&mut self, data: Data, cache: Cache, pages: u64, users: &[usize]) {

@@ -20,7 +20,13 @@ pub enum Sealing {
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Features that this version knows.
-const KNOWN: [&str; 0] = [];
+const KNOWN: [&str; 1] = [SPARSE_DEVICES];
+
+/// There may be sparse devices, which `gc` has to know and `fsck` has to check.
+const SPARSE_DEVICES: &str = "sparse-devices";
+
+/// The file.
+pub(crate) const META: &str = "meta";
 
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +36,8 @@ pub struct Meta {
     /// Features of the store that a program must know to change it, and this one does not:
     /// it may look only.
     pub unknown_to_write: Vec<String>,
+    /// There may be sparse devices.
+    pub has_sparse: bool,
     /// How new objects and images are protected, unless who opens the store says otherwise.
     pub sealing: Sealing,
 }
@@ -79,15 +87,17 @@ const IMMUTABLE: &str = "immutable";
 
 impl Meta {
     pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
-        Self { algorithm, unknown_to_write: Vec::new(), sealing }
+        Self { algorithm, unknown_to_write: Vec::new(), has_sparse: false, sealing }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
+        let sparse = self.has_sparse.then(|| SPARSE_DEVICES.to_owned());
+        let features = sparse.iter().chain(&self.unknown_to_write);
         record::encode(&Raw {
             format: FORMAT_VERSION,
             algorithm: self.algorithm.name().to_owned(),
             needed_to_read: Vec::new(),
-            needed_to_write: self.unknown_to_write.clone(),
+            needed_to_write: features.cloned().collect(),
             sealing: (self.sealing == Sealing::VerityOrImmutable).then(|| IMMUTABLE.to_owned()),
         })
     }
@@ -114,8 +124,9 @@ impl Meta {
             Some(IMMUTABLE) => Sealing::VerityOrImmutable,
             _ => Sealing::Verity,
         };
+        let has_sparse = raw.needed_to_write.iter().any(|it| it == SPARSE_DEVICES);
         let unknown_to_write = unknown(raw.needed_to_write);
-        Ok(Self { algorithm, unknown_to_write, sealing })
+        Ok(Self { algorithm, unknown_to_write, has_sparse, sealing })
     }
 }
 
@@ -153,6 +164,10 @@ mod tests {
             r#"{"format":2,"algorithm":"sha256","needed_to_write":["packs"]}"#,
             "sha256 [\"packs\"]",
         );
+        check(
+            r#"{"format":2,"algorithm":"sha256","needed_to_write":["sparse-devices"]}"#,
+            "sha256 []",
+        );
         check(r#"{"format":-1,"algorithm":"sha256"}"#, "cannot be read");
         check("[]", "cannot be read");
     }
@@ -164,6 +179,7 @@ mod tests {
                 let mut meta = Meta::new(algorithm, sealing);
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
                 meta.unknown_to_write = vec!["packs".to_owned()];
+                meta.has_sparse = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
             }
         }

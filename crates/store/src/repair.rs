@@ -114,6 +114,7 @@ impl Store {
             }
             StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
             StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
+            StoreItem::Sparse(file) => self.sparse.damage(file.device())?.is_some(),
             StoreItem::DataBlob(id) | StoreItem::DataIndex(id) => {
                 !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))
             }

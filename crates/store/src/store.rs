@@ -11,7 +11,7 @@ use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Renamed, Trace};
-use crate::meta::{Meta, MetaError, Sealing};
+use crate::meta::{META, Meta, MetaError, Sealing};
 use crate::record::RECORD_MAX;
 use crate::shelf::containers::ContainerShelf;
 use crate::shelf::devices::{DATA, DeviceShelf};
@@ -22,6 +22,7 @@ use crate::shelf::layers::LayerShelf;
 use crate::shelf::manifests::ManifestShelf;
 use crate::shelf::objects::{ObjectShelf, split};
 use crate::shelf::refs::RefShelf;
+use crate::shelf::sparse::{SPARSE, SparseShelf};
 use crate::work::{Tmp, Workspace};
 
 /// What to do when the directory holds no store.
@@ -166,6 +167,8 @@ pub struct Store {
     pub refs: RefShelf,
     /// Data blobs.
     pub devices: DeviceShelf,
+    /// Devices that are filled lazily.
+    pub sparse: SparseShelf,
     /// What pulls keep.
     pub downloads: DownloadShelf,
     /// Folders of containers.
@@ -192,15 +195,14 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 /// The directories of a store.
 const DIRECTORIES: [&str; 8] =
     ["blobs", "containers", "images", "layers", "manifests", "objects", "refs", "tmp"];
-pub(crate) const META: &str = "meta";
 pub(crate) const GC_LOCK: &str = "gc.lock";
 /// Objects may be files that only root could read in their image.
 const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
 /// What can be opened can be locked, and a lock that another user holds stops every import: so these are private even where
 /// the store's directory is not.
-const LOCKED: [(&str, Mode); 3] =
-    [(GC_LOCK, Mode::from_raw_mode(0o600)), ("refs", PRIVATE), (DATA, PRIVATE)];
+const LOCKED: [(&str, Mode); 4] =
+    [(GC_LOCK, Mode::from_raw_mode(0o600)), ("refs", PRIVATE), (DATA, PRIVATE), (SPARSE, PRIVATE)];
 
 /// The permissions of something in a store's own directory.
 pub(crate) fn mode_of(name: &str) -> Mode {
@@ -209,7 +211,7 @@ pub(crate) fn mode_of(name: &str) -> Mode {
 
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
-    name == META || name == GC_LOCK || name == DATA || DIRECTORIES.contains(&name)
+    [META, GC_LOCK, DATA, SPARSE].contains(&name) || DIRECTORIES.contains(&name)
 }
 
 impl Store {
@@ -262,6 +264,7 @@ impl Store {
             manifests: ManifestShelf { directory: part("manifests")? },
             refs: RefShelf { directory: part("refs")? },
             devices: DeviceShelf::new(&root, &tmp),
+            sparse: SparseShelf::new(&root, &tmp),
             downloads: DownloadShelf { directory: blobs, tmp: Arc::clone(&tmp), algorithm },
             containers: ContainerShelf { directory: part("containers")?, tmp: Arc::clone(&tmp) },
             tmp,
@@ -327,6 +330,7 @@ impl Store {
             StoreItem::DataBlob(_) | StoreItem::DataIndex(_) => {
                 self.devices.directory.there()?.try_clone()
             }
+            StoreItem::Sparse(_) => self.sparse.directory.there()?.try_clone(),
             StoreItem::Ref(_) => self.refs.directory.try_clone(),
             StoreItem::Container(_) => self.containers.directory.try_clone(),
             StoreItem::Leftover(_) => self.tmp.try_clone(),

@@ -6,10 +6,7 @@ use super::sources::{Source, sources};
 
 /// Circles among the top-level modules of a crate that are still there. No further ones may come: whoever unties one, or
 /// takes a module out of one, changes this list.
-const CIRCLES: &[(&str, &str)] = &[
-    ("cli", "args userns volumes"),
-    ("cli", "forms import"),
-];
+const CIRCLES: &[(&str, &str)] = &[("cli", "args userns volumes"), ("cli", "forms import")];
 
 /// Who uses whom.
 type Graph = BTreeMap<String, BTreeSet<String>>;

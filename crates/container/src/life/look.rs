@@ -166,7 +166,7 @@ fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookEr
 /// The folder of a container that has ended; waits until what it wrote is on the disk.
 fn lock(store: &Store, id: &str) -> Result<ContainerDir, ContainerError> {
     loop {
-        match store.lock_container(id)? {
+        match store.containers.lock(id)? {
             Some(folder) => return Ok(folder),
             None => std::thread::sleep(GLANCE),
         }

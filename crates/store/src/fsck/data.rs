@@ -14,6 +14,7 @@ use crate::parallel;
 use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::shelf::images::BlobRange;
 use crate::shelf::item::StoreItem;
+use crate::shelf::sparse::SparseFile;
 use crate::store::Store;
 
 /// How many objects a thread takes at once.
@@ -80,13 +81,21 @@ impl Store {
         let mut wanted: BTreeSet<DeviceId> =
             users.images.values().flat_map(|it| it.devices.keys().copied()).collect();
         let needed = wanted.clone();
-        let mut there = BTreeSet::new();
-        if let Some(data) = self.devices.directory.get()? {
-            for listed in data.list()? {
-                match devices::DataFile::parse(&listed.name) {
-                    Some(devices::DataFile::Blob(id)) => drop(there.insert(id)),
-                    // Without its blob, what a crash may leave.
-                    Some(devices::DataFile::Index(_)) | None => {}
+        let there = self.devices.list()?.names.into_iter().filter_map(|file| match file {
+            devices::DataFile::Blob(id) => Some(id),
+            // Without its blob, what a crash may leave.
+            devices::DataFile::Index(_) => None,
+        });
+        let there: BTreeSet<DeviceId> = there.collect();
+        let is_sparse = |id: &&DeviceId| !there.contains(id) && self.sparse.file(id).is_some();
+        for id in needed.iter().filter(is_sparse) {
+            wanted.remove(id);
+            // Otherwise it is looked at with all others.
+            if scope == Scope::Images {
+                report.checked += 1;
+                if let Some(why) = self.sparse.lack(id)? {
+                    let item = StoreItem::Sparse(SparseFile::Device(*id));
+                    report.damage.push((Damage::Bad(item, why), users.harm_of_blob(id)));
                 }
             }
         }

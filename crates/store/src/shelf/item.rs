@@ -7,6 +7,7 @@ use image::verity::{DeviceId, ImageId, ObjectId};
 use super::devices::{blob_name, index_name};
 use super::downloads::BlobFile;
 use super::objects::split;
+use super::sparse::SparseFile;
 use image::digest::Digest;
 
 /// Something that a store keeps: its kind, and its name.
@@ -27,6 +28,8 @@ pub enum StoreItem {
     DataBlob(DeviceId),
     /// The index of a data blob.
     DataIndex(DeviceId),
+    /// A file of a sparse device.
+    Sparse(SparseFile),
     /// A ref.
     Ref(String),
     /// A container's folder.
@@ -47,6 +50,7 @@ impl StoreItem {
             Self::Blob(file) => file.kind(),
             Self::DataBlob(_) => "data blob",
             Self::DataIndex(_) => "index of a data blob",
+            Self::Sparse(file) => file.kind(),
             Self::Ref(_) => "name",
             Self::Container(_) => "container",
             Self::Leftover(_) => "leftover",
@@ -62,6 +66,7 @@ impl StoreItem {
             Self::Layer(digest) | Self::Manifest(digest) => digest.to_string(),
             Self::Blob(file) => file.name(),
             Self::DataBlob(id) | Self::DataIndex(id) => id.to_string(),
+            Self::Sparse(file) => file.device().to_string(),
             Self::Ref(name) | Self::Container(name) | Self::Leftover(name) => name.clone(),
         }
     }
@@ -74,6 +79,7 @@ impl StoreItem {
             Self::Blob(file) => file.file_name(),
             Self::DataBlob(id) => blob_name(id),
             Self::DataIndex(id) => index_name(id),
+            Self::Sparse(file) => file.file_name(),
             Self::Image(_) | Self::Ref(_) | Self::Container(_) | Self::Leftover(_) => self.name(),
         }
     }

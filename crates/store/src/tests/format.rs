@@ -228,8 +228,8 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // Comes with the first data blob.
-    found.push("data".to_owned());
+    // Come with the first data blob, and the first sparse device.
+    found.extend(["data".to_owned(), "sparse".to_owned()]);
     found.sort_unstable();
     wanted.sort_unstable();
     wanted.dedup();

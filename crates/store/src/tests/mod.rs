@@ -15,6 +15,7 @@ mod names;
 mod pieces;
 mod records;
 mod sealing;
+mod sparse;
 mod trim;
 
 use std::collections::BTreeMap;

@@ -28,7 +28,7 @@ use catalog::Catalog;
 use super::images::id_of;
 use super::objects::LookupError;
 use super::{LateDirectory, Listing, is_in_use};
-use crate::disk::{Directory, DiskError, length};
+use crate::disk::{Directory, DiskError, length, on_disk};
 use crate::work::Tmp;
 
 /// The directory, which the first data blob brings.
@@ -235,6 +235,23 @@ impl DeviceShelf {
             Err(error) if error.is_not_a_file() => Err(DataError::NotAFile(*id).into()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// A blob's file, if it can be opened.
+    pub(crate) fn file(&self, id: &DeviceId) -> Option<(File, Stat)> {
+        self.directory.get().ok()??.read(blob_name(id)).ok()?
+    }
+
+    /// Bytes on disk of each blob.
+    pub(crate) fn sizes(&self) -> Result<Vec<(DeviceId, u64)>, DiskError> {
+        let mut sizes = Vec::new();
+        for file in self.list()?.names {
+            if let DataFile::Blob(id) = file {
+                let stat = self.directory.there()?.stat(blob_name(&id))?;
+                sizes.push((id, stat.map_or(0, |stat| on_disk(&stat))));
+            }
+        }
+        Ok(sizes)
     }
 
     /// Whether a mount or a process has the blob open. When in doubt, yes.

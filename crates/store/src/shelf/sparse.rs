@@ -1,0 +1,434 @@
+//! Sparse devices: data blobs of which not every byte is here yet, or is known to be right.
+//!
+//! `sparse/ID` and `sparse/ID.state`, laid out as `docs/format/object-store.md`, "Sparse devices", says.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use image::verity::{Algorithm, DeviceId, Hasher};
+use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::images::id_of;
+use super::item::StoreItem;
+use super::{Checked, LateDirectory, Listing, is_in_use};
+use crate::disk::{Directory, DiskError, length, on_disk};
+use crate::fault::{self, FsckError};
+use crate::record::{self, RECORD_MAX, RecordError};
+use crate::work::{Tmp, Workspace};
+
+/// The directory, which the first sparse device brings.
+pub(crate) const SPARSE: &str = "sparse";
+
+/// Ends the name of a state.
+const STATE: &str = ".state";
+
+/// How far a sparse device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SparseState {
+    /// Nothing is known of its bytes: each may be there or not, right or wrong.
+    Partial,
+    /// All bytes are there, synced, and have the digest that is its name.
+    Sealed,
+    /// All bytes were there and had another digest. It is neither filled nor used any more.
+    Condemned,
+}
+
+/// A file of `sparse/`, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SparseFile {
+    /// The device.
+    Device(DeviceId),
+    /// What is known of it. It is named before the device, and removed after it.
+    State(DeviceId),
+}
+
+impl SparseFile {
+    /// The device that it belongs to.
+    #[must_use]
+    pub const fn device(&self) -> &DeviceId {
+        match self {
+            Self::Device(id) | Self::State(id) => id,
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let sha256 = |id: &DeviceId| id.algorithm() == Algorithm::Sha256;
+        match name.strip_suffix(STATE) {
+            Some(name) => id_of(name.as_bytes()).filter(sha256).map(Self::State),
+            None => id_of(name.as_bytes()).filter(sha256).map(Self::Device),
+        }
+    }
+
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Device(_) => "sparse device",
+            Self::State(_) => "state of a sparse device",
+        }
+    }
+
+    pub(crate) fn file_name(&self) -> String {
+        match self {
+            Self::Device(id) => id.to_string(),
+            Self::State(id) => format!("{id}{STATE}"),
+        }
+    }
+}
+
+/// What is known of a sparse device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SparseInfo {
+    /// How far it is.
+    pub state: SparseState,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Bytes on disk.
+    pub on_disk: u64,
+}
+
+/// As written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Raw {
+    /// So that a renamed file is found out.
+    device: String,
+    bytes: u64,
+    state: SparseState,
+}
+
+/// Why a sparse device cannot be made, read, filled or sealed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SparseError {
+    /// Devices are named by SHA-256 digests.
+    #[error("{0} is no name of a device: it is of another hash than sha256")]
+    Algorithm(DeviceId),
+    /// There is one of that name.
+    #[error("there is a sparse device {0} already")]
+    Exists(DeviceId),
+    /// It is filled no more.
+    #[error("sparse device {device} is not filled any more: it is {state:?}")]
+    Ended {
+        /// Which one.
+        device: DeviceId,
+        /// How far it is.
+        state: SparseState,
+    },
+    /// More bytes than it has.
+    #[error("sparse device {device} has {bytes} bytes, and not {end}")]
+    Outside {
+        /// Which one.
+        device: DeviceId,
+        /// Its length in bytes.
+        bytes: u64,
+        /// Where what was to be written ends.
+        end: u64,
+    },
+    /// Its bytes have another digest than its name. It is condemned.
+    #[error("sparse device {expected} is condemned: its bytes are those of {actual}")]
+    Mismatch {
+        /// The name.
+        expected: Box<DeviceId>,
+        /// What the bytes have.
+        actual: Box<DeviceId>,
+    },
+    /// It was to be as long as it is, and is not.
+    #[error("sparse device {device} is damaged: it has {actual} bytes, not {expected}")]
+    Length {
+        /// Which one.
+        device: DeviceId,
+        /// As its state says.
+        expected: u64,
+        /// As found.
+        actual: u64,
+    },
+    /// Its state cannot be read.
+    #[error("the state of sparse device {device} is damaged")]
+    State {
+        /// Which one.
+        device: DeviceId,
+        /// How.
+        source: RecordError,
+    },
+    /// Its state is of another device.
+    #[error("the state of sparse device {device} is damaged: it says {}", says.escape_debug())]
+    Wrong {
+        /// Which one.
+        device: DeviceId,
+        /// What it says.
+        says: String,
+    },
+    /// Nobody knows how far it is.
+    #[error("sparse device {0} has no state")]
+    NoState(DeviceId),
+    /// The store was opened for reading.
+    #[error("the store {} was opened for reading only", .0.display())]
+    ReadOnly(std::path::PathBuf),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// `sparse/`: devices that are filled lazily.
+#[derive(Debug)]
+pub struct SparseShelf {
+    pub(crate) directory: LateDirectory,
+    tmp: Arc<Tmp>,
+}
+
+impl SparseShelf {
+    pub(crate) fn new(root: &Arc<Directory>, tmp: &Arc<Tmp>) -> Self {
+        let directory = LateDirectory::new(Arc::clone(root), SPARSE);
+        Self { directory, tmp: Arc::clone(tmp) }
+    }
+
+    pub(crate) fn list(&self) -> Result<Listing<SparseFile>, DiskError> {
+        match self.directory.get()? {
+            Some(sparse) => Listing::of(sparse, |it| SparseFile::parse(it.text()?)),
+            None => Ok(Listing { names: Vec::new(), strays: Vec::new() }),
+        }
+    }
+
+    /// What is known of a device, if it is there.
+    ///
+    /// # Errors
+    /// [`SparseError`] when its state or its length is not what it must be.
+    pub fn stat(&self, id: &DeviceId) -> Result<Option<SparseInfo>, SparseError> {
+        Ok(self.look(id)?.map(|it| it.1))
+    }
+
+    /// Opens a device for reading. Only what is sealed may be believed.
+    ///
+    /// # Errors
+    /// As [`stat`](Self::stat).
+    pub fn open(&self, id: &DeviceId) -> Result<Option<(File, SparseInfo)>, SparseError> {
+        self.look(id)
+    }
+
+    fn look(&self, id: &DeviceId) -> Result<Option<(File, SparseInfo)>, SparseError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(None) };
+        let Some((file, stat)) = sparse.read(SparseFile::Device(*id).file_name())? else {
+            return Ok(None);
+        };
+        let bytes = sparse.read_all(SparseFile::State(*id).file_name(), RECORD_MAX)?;
+        let bytes = bytes.ok_or(SparseError::NoState(*id))?;
+        let raw: Raw =
+            record::decode(&bytes).map_err(|source| SparseError::State { device: *id, source })?;
+        if raw.device != id.to_string() {
+            return Err(SparseError::Wrong { device: *id, says: raw.device });
+        }
+        if length(&stat) != raw.bytes {
+            let (expected, actual) = (raw.bytes, length(&stat));
+            return Err(SparseError::Length { device: *id, expected, actual });
+        }
+        let info = SparseInfo { state: raw.state, bytes: raw.bytes, on_disk: on_disk(&stat) };
+        Ok(Some((file, info)))
+    }
+
+    /// Opens a partial device for whoever fills it; `None` if there is none, or another fills it.
+    ///
+    /// # Errors
+    /// [`SparseError::Ended`], or as [`stat`](Self::stat).
+    pub fn fill(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(None) };
+        let name = SparseFile::Device(*id).file_name();
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file: File = match rustix::fs::openat(sparse, &name, flags, Mode::empty()) {
+            Ok(fd) => fd.into(),
+            Err(Errno::NOENT) => return Ok(None),
+            // Sealed, and this user is not root.
+            Err(Errno::ACCESS) => {
+                let gone = || sparse.failed("open", &name, Errno::ACCESS);
+                sparse.read(&name)?.ok_or_else(gone)?.0
+            }
+            Err(errno) => return Err(sparse.failed("open", &name, errno).into()),
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(sparse.failed("lock", &name, errno).into()),
+        }
+        let Some(info) = self.stat(id)? else { return Ok(None) };
+        if info.state != SparseState::Partial {
+            return Err(SparseError::Ended { device: *id, state: info.state });
+        }
+        Ok(Some(SparseFill { shelf: self, id: *id, bytes: info.bytes, file }))
+    }
+
+    /// Makes an empty device, all of it holes. The directory is there, and the store's lock is held.
+    pub(crate) fn publish(&self, id: &DeviceId, bytes: u64) -> Result<(), SparseError> {
+        let sparse = self.directory.there()?;
+        let work = Workspace::make(&self.tmp)?;
+        let (device, state) = (SparseFile::Device(*id), SparseFile::State(*id));
+        // A descriptor of its own, since flock belongs to the open file.
+        let alone = sparse.open(".")?;
+        alone.lock()?;
+        if sparse.stat(device.file_name())?.is_some() {
+            return Err(SparseError::Exists(*id));
+        }
+        work.directory.create_sparse("device", bytes)?;
+        work.directory.sync_file("device")?;
+        // Over what a crash may have left of another attempt.
+        self.tmp.replace(sparse, state.file_name(), &encode(id, bytes, SparseState::Partial))?;
+        work.directory.rename_new("device", sparse, device.file_name())?;
+        sparse.sync()?;
+        Ok(work.remove()?)
+    }
+
+    /// Whether a mount or a process has the device open. When in doubt, yes.
+    pub(crate) fn is_in_use(&self, id: &DeviceId) -> Result<bool, DiskError> {
+        let name = SparseFile::Device(*id).file_name();
+        Ok(self.directory.get()?.is_some_and(|sparse| is_in_use(sparse, &name)))
+    }
+
+    /// The files of devices that nobody needs, and of such as a crash has left a part of.
+    pub(crate) fn garbage(
+        &self,
+        is_needed: impl Fn(&DeviceId) -> bool,
+    ) -> Result<Vec<StoreItem>, DiskError> {
+        let files = self.list()?.names;
+        let has_device = |id: &DeviceId| files.binary_search(&SparseFile::Device(*id)).is_ok();
+        let mut garbage = Vec::new();
+        for file in &files {
+            let id = file.device();
+            if !has_device(id) || !is_needed(id) && !self.is_in_use(id)? {
+                garbage.push(StoreItem::Sparse(*file));
+            }
+        }
+        Ok(garbage)
+    }
+
+    /// What is wrong with a device, if anything: a sealed one is hashed.
+    pub(crate) fn damage(&self, id: &DeviceId) -> Result<Option<String>, FsckError> {
+        let (file, info) = match fault::found(self.look(id))? {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(None),
+            Err(why) => return Ok(Some(why)),
+        };
+        if info.state != SparseState::Sealed {
+            return Ok(None);
+        }
+        Ok(match fault::found(hash(&file))? {
+            Ok(actual) if actual == *id => None,
+            Ok(actual) => Some(format!("its bytes are those of {actual}")),
+            Err(why) => Some(why),
+        })
+    }
+
+    /// As [`damage`](Self::damage), for an image that needs all of the device: that is to be sealed.
+    pub(crate) fn lack(&self, id: &DeviceId) -> Result<Option<String>, FsckError> {
+        Ok(match fault::found(self.stat(id))? {
+            Ok(Some(SparseInfo { state: SparseState::Sealed, .. })) | Err(_) => self.damage(id)?,
+            Ok(Some(_)) => Some("nobody knows whether all of it is here".to_owned()),
+            Ok(None) => None,
+        })
+    }
+
+    /// Checks every device, and tells strays.
+    pub(crate) fn check(&self) -> Result<(Checked, Listing<SparseFile>), FsckError> {
+        let (mut checked, listed) = (Checked::default(), self.list()?);
+        for file in &listed.names {
+            if let SparseFile::Device(id) = file {
+                checked.add(StoreItem::Sparse(*file), self.damage(id)?);
+            }
+        }
+        Ok((checked, listed))
+    }
+
+    /// A device's file, if it can be opened.
+    pub(crate) fn file(&self, id: &DeviceId) -> Option<(File, Stat)> {
+        self.directory.get().ok()??.read(SparseFile::Device(*id).file_name()).ok()?
+    }
+
+    /// Bytes on disk of each device.
+    pub(crate) fn sizes(&self) -> Result<Vec<(DeviceId, u64)>, DiskError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(Vec::new()) };
+        let mut sizes = Vec::new();
+        for file in self.list()?.names {
+            if let SparseFile::Device(id) = file {
+                let stat = sparse.stat(file.file_name())?;
+                sizes.push((id, stat.map_or(0, |stat| on_disk(&stat))));
+            }
+        }
+        Ok(sizes)
+    }
+}
+
+/// A partial device, open for the one process that fills it. As long as it is open, `gc` keeps the device.
+#[derive(Debug)]
+pub struct SparseFill<'s> {
+    shelf: &'s SparseShelf,
+    id: DeviceId,
+    bytes: u64,
+    file: File,
+}
+
+impl SparseFill<'_> {
+    /// Writes a part of it.
+    ///
+    /// # Errors
+    /// [`SparseError::Outside`], or the disk's.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), SparseError> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if end > self.bytes {
+            return Err(SparseError::Outside { device: self.id, bytes: self.bytes, end });
+        }
+        let written = self.file.write_all_at(bytes, offset);
+        Ok(written.map_err(|error| self.failed("write", error))?)
+    }
+
+    /// Says that all bytes are there: they are compared with the name, synced, and protected. The device is sealed then,
+    /// or condemned.
+    ///
+    /// # Errors
+    /// [`SparseError::Mismatch`], or the disk's.
+    pub fn seal(self) -> Result<(), SparseError> {
+        let sparse = self.shelf.directory.there()?;
+        let name = SparseFile::State(self.id).file_name();
+        let note =
+            |state| self.shelf.tmp.replace(sparse, &name, &encode(&self.id, self.bytes, state));
+        let actual = hash(&self.file).map_err(|error| self.failed("read", error))?;
+        if actual != self.id {
+            note(SparseState::Condemned)?;
+            let (expected, actual) = (Box::new(self.id), Box::new(actual));
+            return Err(SparseError::Mismatch { expected, actual });
+        }
+        let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+        let changed = rustix::fs::fchmod(self.file.as_fd(), mode);
+        changed.map_err(|errno| self.failed("chmod", errno.into()))?;
+        self.file.sync_all().map_err(|error| self.failed("sync", error))?;
+        Ok(note(SparseState::Sealed)?)
+    }
+
+    fn failed(&self, action: &'static str, source: io::Error) -> DiskError {
+        let path = match self.shelf.directory.there() {
+            Ok(sparse) => sparse.path_of(SparseFile::Device(self.id).file_name()),
+            Err(error) => error.path,
+        };
+        DiskError { action, path, source }
+    }
+}
+
+fn encode(id: &DeviceId, bytes: u64, state: SparseState) -> Vec<u8> {
+    record::encode(&Raw { device: id.to_string(), bytes, state })
+}
+
+fn hash(file: &File) -> io::Result<DeviceId> {
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    let (mut buffer, mut at) = (vec![0; 1 << 20], 0);
+    loop {
+        match file.read_at(&mut buffer, at) {
+            Ok(0) => return Ok(DeviceId::new(hasher.finish())),
+            Ok(read) => {
+                hasher.update(&buffer[..read]);
+                at += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Sparse devices: made, filled, sealed, and told by all that look at a store.
+
+use std::fs;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::PathBuf;
+
+use image::verity::{Algorithm, DeviceId, ImageId, digest};
+use tempfile::TempDir;
+
+use super::{NOW, import_as, open, sample};
+use crate::{
+    Damage, Form, FsckOptions, Meta, OpenOptions, SparseError, SparseFile, SparseState, Store,
+    StoreItem,
+};
+
+const LENGTH: u64 = 1 << 20;
+
+/// Something in the middle of holes.
+fn content() -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(LENGTH).unwrap()];
+    bytes[300_000..400_000].fill(7);
+    bytes
+}
+
+fn device() -> DeviceId {
+    digest(Algorithm::Sha256, &content()).into()
+}
+
+fn path(directory: &TempDir, file: SparseFile) -> PathBuf {
+    directory.path().join("sparse").join(file.file_name())
+}
+
+fn damage(store: &Store) -> Vec<Damage> {
+    let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+    report.damage.into_iter().map(|it| it.0).collect()
+}
+
+fn is_damaged(store: &Store, why: &str) -> bool {
+    let device = StoreItem::Sparse(SparseFile::Device(device()));
+    matches!(damage(store).as_slice(), [Damage::Bad(item, text)] if *item == device && text.contains(why))
+}
+
+/// A native image whose only device is a sparse one, with the right bytes in it.
+fn image_over_sparse(directory: &TempDir, store: &Store, is_sealed: bool) -> (ImageId, DeviceId) {
+    let image = import_as(store, "one", &sample("one", 12), Form::Packed).unwrap();
+    let device = store.open_image(&image).unwrap().devices[0].id;
+    let data = directory.path().join("data");
+    let bytes = fs::read(data.join(device.to_string())).unwrap();
+    let filling = store.create_sparse(&device, bytes.len() as u64).unwrap();
+    filling.write_at(&bytes, 0).unwrap();
+    if is_sealed {
+        filling.seal().unwrap();
+    }
+    fs::remove_file(data.join(device.to_string())).unwrap();
+    fs::remove_file(data.join(format!("{device}.index"))).unwrap();
+    (image, device)
+}
+
+#[test]
+fn a_device_is_made_filled_and_sealed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let device = device();
+    assert_eq!(store.sparse.stat(&device).unwrap(), None);
+    assert!(store.sparse.fill(&device).unwrap().is_none());
+    let filling = store.create_sparse(&device, LENGTH).unwrap();
+    let info = store.sparse.stat(&device).unwrap().unwrap();
+    assert_eq!((info.state, info.bytes, info.on_disk), (SparseState::Partial, LENGTH, 0));
+    assert!(matches!(store.create_sparse(&device, LENGTH), Err(SparseError::Exists(_))));
+    assert!(store.sparse.fill(&device).unwrap().is_none(), "one fills it");
+    assert!(matches!(filling.write_at(&[1], LENGTH), Err(SparseError::Outside { .. })));
+    drop(filling);
+
+    let filling = store.sparse.fill(&device).unwrap().unwrap();
+    filling.write_at(&content()[300_000..400_000], 300_000).unwrap();
+    filling.seal().unwrap();
+    let again = open(directory.path());
+    let (file, info) = again.sparse.open(&device).unwrap().unwrap();
+    assert_eq!(info.state, SparseState::Sealed);
+    assert!(info.on_disk > 0 && info.on_disk < LENGTH, "{info:?}");
+    let mut bytes = vec![1; content().len()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes == content());
+    let mode = file.metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o444);
+    let refused = again.sparse.fill(&device).unwrap_err();
+    assert!(matches!(refused, SparseError::Ended { state: SparseState::Sealed, .. }), "{refused}");
+    assert!(damage(&again).is_empty());
+}
+
+#[test]
+fn what_is_not_as_named_is_condemned() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let actual: DeviceId = digest(Algorithm::Sha256, &vec![0; content().len()]).into();
+    match filling.seal() {
+        Err(SparseError::Mismatch { actual: told, .. }) => assert_eq!(*told, actual),
+        other => panic!("{other:?}"),
+    }
+    let info = store.sparse.stat(&device()).unwrap().unwrap();
+    assert_eq!(info.state, SparseState::Condemned);
+    assert!(matches!(store.sparse.fill(&device()), Err(SparseError::Ended { .. })));
+}
+
+#[test]
+fn a_store_without_sparse_devices_stays_what_it_is() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let meta = || fs::read(directory.path().join("meta")).unwrap();
+    let before = meta();
+    assert!(!String::from_utf8_lossy(&before).contains("sparse"));
+    super::import(&store, "one", &sample("one", 3)).unwrap();
+    store.gc(NOW).unwrap();
+    assert!(meta() == before && !directory.path().join("sparse").exists());
+
+    drop(store.create_sparse(&device(), LENGTH).unwrap());
+    let after = Meta::decode(&meta()).unwrap();
+    assert!(after.has_sparse && after.unknown_to_write.is_empty());
+    assert!(String::from_utf8_lossy(&meta()).contains(r#""needed_to_write":["sparse-devices"]"#));
+    let mode = fs::metadata(directory.path().join("sparse")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    let noted = meta();
+    store.gc(NOW).unwrap();
+    drop(store.create_sparse(&device(), LENGTH).unwrap());
+    assert!(meta() == noted);
+}
+
+#[test]
+fn gc_keeps_what_is_open_or_an_image_needs() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (_, needed) = image_over_sparse(&directory, &store, false);
+    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let told = |store: &Store| -> Vec<StoreItem> {
+        let garbage = store.plan_gc(NOW).unwrap().garbage.into_iter().map(|it| it.0);
+        garbage.filter(|it| matches!(it, StoreItem::Sparse(_))).collect()
+    };
+    assert_eq!(told(&store), []);
+    drop(filling);
+    let both = [SparseFile::Device(device()), SparseFile::State(device())].map(StoreItem::Sparse);
+    assert_eq!(told(&store), both);
+    // Also beside an import, which relies on none.
+    let running = store.begin().unwrap();
+    store.gc(NOW).unwrap();
+    drop(running);
+    for file in [SparseFile::Device(device()), SparseFile::State(device())] {
+        assert!(!path(&directory, file).exists());
+    }
+    assert!(store.sparse.stat(&needed).unwrap().is_some());
+
+    // What a crash leaves of one that was made or removed.
+    drop(store.create_sparse(&device(), LENGTH).unwrap());
+    fs::remove_file(path(&directory, SparseFile::Device(device()))).unwrap();
+    assert_eq!(told(&store), [StoreItem::Sparse(SparseFile::State(device()))]);
+    assert!(store.create_sparse(&device(), 4096).is_ok(), "it is in nobody's way");
+
+    store.remove_ref(&"one".parse().unwrap()).unwrap();
+    store.gc(NOW).unwrap();
+    assert!(fs::read_dir(directory.path().join("sparse")).unwrap().next().is_none());
+}
+
+#[test]
+fn fsck_checks_states_and_hashes_what_is_sealed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    assert!(damage(&store).is_empty(), "nothing is promised of its bytes");
+    filling.write_at(&content(), 0).unwrap();
+    filling.seal().unwrap();
+    let file = path(&directory, SparseFile::Device(device()));
+    let state = path(&directory, SparseFile::State(device()));
+    let good = fs::read(&state).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(&file, vec![1; content().len()]).unwrap();
+    assert!(is_damaged(&store, "its bytes are those of"));
+    fs::write(&file, b"short").unwrap();
+    assert!(is_damaged(&store, "it has 5 bytes, not 1048576"));
+    fs::write(&file, content()).unwrap();
+    assert!(damage(&store).is_empty());
+    fs::remove_file(&state).unwrap();
+    assert!(is_damaged(&store, "has no state"));
+    fs::write(&state, &good[1..]).unwrap();
+    assert!(is_damaged(&store, "its checksum is wrong"));
+    fs::write(directory.path().join("sparse/other"), b"").unwrap();
+    assert!(
+        matches!(damage(&store).as_slice(), [_, Damage::Stray(it)] if it.ends_with("sparse/other"))
+    );
+    fs::remove_file(directory.path().join("sparse/other")).unwrap();
+    let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+    assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+    assert!(damage(&store).is_empty() && !file.exists());
+}
+
+#[test]
+fn an_image_is_not_verified_by_bytes_that_nobody_knows() {
+    for is_sealed in [false, true] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        let (image, device) = image_over_sparse(&directory, &store, is_sealed);
+        // The layer's objects were in the blob that is gone.
+        assert!(damage(&store).iter().all(|it| matches!(it, Damage::Missing(_))));
+        let report = store.verify(&image, FsckOptions { threads: 1 }).unwrap();
+        let told: Vec<_> = report.damage.iter().map(|it| &it.0).collect();
+        match told.as_slice() {
+            [] => assert!(is_sealed),
+            [Damage::Bad(StoreItem::Sparse(file), _)] => {
+                assert!(!is_sealed && *file.device() == device);
+                assert_eq!(report.damage[0].1[0].image, image);
+            }
+            other => panic!("{other:?}"),
+        }
+        // Nothing mounts it yet.
+        assert!(store.open_image(&image).is_err());
+    }
+}
+
+#[test]
+fn du_and_memory_count_it() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (image, device) = image_over_sparse(&directory, &store, true);
+    let on_disk = store.sparse.stat(&device).unwrap().unwrap().on_disk;
+    let used = store.du().unwrap();
+    assert!(used.sparse >= on_disk && used.data == used.sparse && on_disk > 0, "{used:?}");
+    assert!(used.images[0].own >= on_disk, "{used:?}");
+
+    fs::read(path(&directory, SparseFile::Device(device))).unwrap();
+    let used = store.memory().unwrap().finish().unwrap();
+    let of = used.images.iter().find(|it| it.image == image).unwrap();
+    assert!(of.bytes - of.metadata > 0, "{used:?}");
+}
+
+#[test]
+fn a_store_for_reading_gets_none() {
+    let directory = TempDir::new().unwrap();
+    drop(open(directory.path()));
+    let store =
+        Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
+    let refused = store.create_sparse(&device(), LENGTH);
+    assert!(matches!(refused, Err(SparseError::ReadOnly(_))));
+}
