@@ -11,6 +11,7 @@ use clap::{
 mod containers;
 mod cpu;
 mod derive;
+mod help;
 mod memory;
 mod mount;
 mod names;
@@ -29,31 +30,16 @@ pub(crate) use security::{Security, SecurityOpt};
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
 const NEVER_JSON: [&str; 6] = ["cat", "dump", "run", "logs", "exec", "completions"];
 
-const CODES: &str =
-    "Exit codes: 0 done, or yes; 1 the answer is no (damage, a difference); 2 could not do it";
-const RUN_CODES: &str = "\
-Exit codes: the program's own, 128+N when signal N ended it; 125 Quire or the runtime failed, \
-126 the program cannot be executed, 127 it, or what it needs to start, is not there; 255 the time of --timeout was over
-
-Signals go to the program, which is process 1 of its container: the kernel spares that one INT and TERM unless it \
-handles them. TERM kills a program of `run` that neither handles, ignores nor blocks it (143). Otherwise \
-the third that quire gets kills the container.
-
-On a terminal, Ctrl-C goes to the program; two within two seconds kill a program that is process 1 and neither handles nor \
-ignores it. Ctrl-P Ctrl-Q leaves a container of `run`: it goes on, and what it writes then goes to its log.";
-
-/// The command line with what is the same for all verbs.
 /// Where help shows the options that all verbs have.
 const EVERY: &str = "Options of every verb";
 
+/// The command line, with help that is the same for all verbs.
 pub(crate) fn command() -> Command {
-    Cli::command().after_help(CODES).mut_subcommands(|verb| {
+    let command = Cli::command().after_help(help::CODES_OF_ALL);
+    let template = help::template(&command);
+    command.help_template(template).mut_subcommands(|verb| {
         let name = verb.get_name().to_owned();
-        let verb = verb.after_help(if ["run", "exec"].contains(&name.as_str()) {
-            RUN_CODES
-        } else {
-            CODES
-        });
+        let verb = verb.after_help(help::after(&name));
         if !NEVER_JSON.contains(&name.as_str()) {
             return verb;
         }
@@ -77,24 +63,24 @@ pub(crate) struct Cli {
 // Options of every verb.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The store: by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its directory has the mode 0700; root mounts
+    /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root mounts
     /// and runs nothing from a store that another user can change
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
-    /// A policy besides the administrator's, in the place of $XDG_CONFIG_HOME/quire/policy.toml
+    /// Use this policy in addition to the administrator's, instead of $XDG_CONFIG_HOME/quire/policy.toml
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_POLICY", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) policy: Option<PathBuf>,
-    /// How new files of the store are protected: `immutable` sets the immutable flag where there is no fs-verity.
-    /// A store that is made with it keeps it; `quire unseal` takes it off again
+    /// Protect new files of the store with fs-verity, or with the immutable flag where there is no fs-verity. A store made
+    /// with `immutable` keeps that setting; `quire unseal` clears the flags
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_SEAL", value_name = "HOW")]
     pub(crate) seal: Option<Seal>,
     /// Print JSON for programs; docs/json.md has its fields
     #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) json: bool,
-    /// Say more about what is done: once for each request, twice for each object
+    /// Log more: once logs each request, twice logs each object
     #[arg(long, global = true, help_heading = EVERY, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// No progress, no remarks
+    /// Print no progress and no remarks
     #[arg(long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 }
@@ -102,9 +88,9 @@ pub(crate) struct Global {
 /// How new files of the store are protected from change.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum Seal {
-    /// By fs-verity, where the file system has it
+    /// fs-verity, where the file system has it
     Verity,
-    /// By fs-verity, or else by the immutable flag, where the user may set it: `rm -r` of the store fails then
+    /// fs-verity, else the immutable flag where the user may set it; `rm -r` of the store then fails
     Immutable,
 }
 
@@ -115,137 +101,143 @@ pub(crate) enum Seal {
 #[derive(Debug, Subcommand)]
 #[command(defer = true)]
 pub(crate) enum Verb {
-    /// Bring an image into the store
+    /// Import an image from a layout, archive, tar, directory or dump
     Import(Import),
-    /// Bring an image from a registry into the store
+    /// Pull an image from a registry
     #[cfg(feature = "registry")]
     Pull(Pull),
-    /// Give an image back as an OCI layout, a docker archive, a tar, an EROFS image or a disk
+    /// Export an image as an OCI layout, archive, tar, EROFS image or disk
     ///
-    /// `erofs:FILE` is one image with all files in it, which needs no store: Linux mounts it (`mount -t erofs -o ro FILE DIR`),
-    /// equal files are in it once, nothing is lost, and the same image gives the same bytes. `gvisor:FILE` is one for gVisor,
-    /// as the root of a container by the annotations `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`:
-    /// gVisor reads no xattrs, so ACLs, capabilities of programs and labels are left out; how many files lose some is said. A
-    /// layer to write to, `dev.gvisor.spec.rootfs.overlay=memory`, hides character devices, whose numbers gVisor does not read.
+    /// `erofs:FILE` is one EROFS image with all files in it. It needs no store: `mount -t erofs -o ro FILE DIR` mounts it.
+    /// Equal files are stored once, and nothing is lost. The same image always gives the same bytes.
     ///
-    /// `disk:FILE` is a raw disk for a virtual machine: a GPT whose one partition is what `erofs:FILE` is, as a read-only root
-    /// for the processor that the image is for. It has no boot loader: give the machine a kernel that has EROFS and the disk's
-    /// driver, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=`, with the id that is told), or an initramfs
-    /// that finds roots by their type, as systemd's does. The same image gives the same bytes.
+    /// `gvisor:FILE` is an EROFS image for gVisor. To use it as a container's root, set the annotations
+    /// `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`. gVisor reads no extended attributes, so
+    /// Quire leaves out ACLs, file capabilities and labels, and says how many files lose some. With a writable layer
+    /// (`dev.gvisor.spec.rootfs.overlay=memory`) gVisor hides character devices, because it does not read their numbers.
+    ///
+    /// `disk:FILE` is a raw disk for a virtual machine. It has a GPT with one partition, the same EROFS image as a read-only
+    /// root for the image's processor. It has no boot loader. Give the machine a kernel with EROFS and a driver for the disk,
+    /// and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=` with the id that Quire prints). An initramfs that
+    /// finds roots by their type, such as systemd's, works too. The same image always gives the same bytes.
     Export(Export),
-    /// Bring an image of the store to a registry
+    /// Push an image to a registry
     ///
-    /// Quire pushes the manifest that the store has, and sends no layer that the registry has: in the repository itself, or
-    /// in another one that the image or its base came from or was pushed to. A pulled image keeps its digest then, and a
-    /// derived image sends its own layer alone, once to each registry, by default compressed by gzip. A layer that the registry lacks, and whose blob the store did not
-    /// keep (`pull --keep-layers`), is compressed anew, which changes the manifest: a line says so.
+    /// Quire pushes the stored manifest and sends no layer that the registry already has. It looks in the repository itself,
+    /// and in those that the image or its base came from or was pushed to. So a pulled image keeps its digest, and a derived
+    /// image sends only its own layer, once to each registry, by default compressed with gzip.
     ///
-    /// Of an index, Quire pushes the image for the platform that was pulled: the index, and what it has for other platforms,
-    /// stays where it came from.
+    /// If the registry lacks a layer and the store did not keep its blob (`pull --keep-layers`), Quire compresses the layer
+    /// again. That changes the manifest, and Quire says so.
+    ///
+    /// If the image was pulled from an index, Quire pushes the image of the pulled platform only, not the index.
     #[cfg(feature = "registry")]
     Push(Push),
-    /// Show what a registry has beside an image: signatures, lists of packages, statements about its making
+    /// List an image's signatures, SBOMs and attestations in a registry
     #[cfg(feature = "registry")]
     Referrers(Referrers),
-    /// Save a name and a password for a registry, when that knows them
+    /// Check a user name and password with a registry, and save them
     ///
-    /// They go to the credential helper that a file of credentials names for the registry, or else into $REGISTRY_AUTH_FILE or
-    /// $XDG_RUNTIME_DIR/containers/auth.json, as those of podman and skopeo.
+    /// Quire saves them with the credential helper that a credentials file names for the registry. Without a helper it writes
+    /// $REGISTRY_AUTH_FILE or $XDG_RUNTIME_DIR/containers/auth.json, as podman and skopeo do.
     #[cfg(feature = "registry")]
     Login(Login),
-    /// Remove the name and password for a registry
+    /// Remove the saved user name and password of a registry
     #[cfg(feature = "registry")]
     Logout(Logout),
-    /// Store an image in another form
+    /// Store an image in another form (objects, packed or tar)
     ///
-    /// Every byte is verified on its way. What was only the old form's is garbage then, which `gc` frees.
+    /// Quire verifies every byte while it converts. `quire gc` then frees the data that only the old form needed.
     Convert(Convert),
-    /// Make an image file, without a store
+    /// Write an image file, without a store
     Build(Build),
     /// Mount an image on a directory
     Mount(Mount),
-    /// Unmount what `mount` mounted
+    /// Unmount an image
     #[command(visible_alias = "unmount")]
     Umount(Umount),
     /// Run a command in a container whose root is an image
     Run(Box<Run>),
-    /// Make an OCI bundle for other tools: a configuration, and the root mounted beside it
+    /// Make an OCI bundle: config.json and a mounted root
     Bundle(Box<Bundle>),
     /// List containers
     Ps(Ps),
-    /// Print what a container wrote
+    /// Print the output of a container
     Logs(Logs),
-    /// Run one more command in a container
+    /// Run another command in a running container
     Exec(Exec),
-    /// Ask containers to end, and kill those that do not
+    /// Stop containers: ask them to end, then kill them
     Stop(Stop),
-    /// Wait until containers have ended
+    /// Wait until containers end, and print their exit codes
     Wait(Wait),
-    /// List the images
+    /// List images
     #[command(visible_alias = "list")]
     Images(Images),
-    /// Show all that is known of an image
+    /// Show the details of an image
     #[command(visible_alias = "inspect")]
     Show(Show),
-    /// List files of an image
+    /// List the files of an image
     Ls(Ls),
     /// Show the directory tree of an image
     Tree(Tree),
-    /// Write a file of an image to standard output
+    /// Print a file of an image
     Cat(Cat),
-    /// Write an image as a composefs dump, a line per file
+    /// Print an image as a composefs dump, one line for each file
     Dump(Dump),
-    /// Show every path and attribute in which two images differ, or a container from its image
+    /// Compare two images, or a container with its image
     Diff(Diff),
-    /// Make an image of a container: its image, and what it changed as one more layer
+    /// Make an image from a container and its changes
     ///
-    /// A container that runs is paused meanwhile. One that has ended is there until `rm`; what it wrote with --writable memory
-    /// is gone with its end. The new image runs as the one below does, but for what --change says.
+    /// The new image is the container's image with one more layer, and runs the same way unless --change says otherwise. Quire
+    /// pauses a running container meanwhile. An ended container can be committed until `rm` removes it, except that data
+    /// written with --writable memory is gone when the container ends.
     Commit(Commit),
-    /// Make an image of several: each is laid over those before it
+    /// Make one image from several, each laid over those before it
     ///
-    /// A path in a later image decides what is there, with its owner, permissions and times. Directories are merged; what is
-    /// no directory replaces a directory with all that is in it, and the other way round. The root directory's metadata are
-    /// the last image's. Nothing in an image hides anything of those before it: a character device 0:0 is a file like others.
+    /// Where several images have a path, the last one wins, with its owner, permissions and times. Directories are merged. A
+    /// file replaces a directory and everything in it, and a directory replaces a file. The root directory has the last
+    /// image's metadata. There are no whiteouts: a character device 0:0 is a file like others.
     ///
-    /// No file is read or written: the new image names the same objects. It has no layers and no configuration (command,
-    /// environment, user), as one that came from a directory: `quire run NAME -- COMMAND` runs it, `quire export` writes it as
-    /// tar:, erofs:, gvisor: or disk:, and a tar imported again is an image of one layer, to be pushed.
+    /// Quire reads and writes no file data, because the new image names the same objects. The new image has no layers and no
+    /// configuration (command, environment, user). `quire run NAME -- COMMAND` runs it, and `quire export` writes it as tar:,
+    /// erofs:, gvisor: or disk:. To push it, export it as a tar and import that: this makes an image of one layer.
     Merge(Merge),
-    /// Make an image of a part of another: what matches globs, or what does not
+    /// Make an image with only some files of another
     ///
-    /// What an --exclude matches is left out, with all that is below it. Of the rest is kept what an --include matches, with
-    /// all that is below it, and the directories above that, with their metadata; or all of it, without --include. Whatever
-    /// the order of the options, --exclude wins. A file with several names stays while one of them does.
+    /// --exclude leaves out each match and everything below it. --include keeps each match, everything below it, and the
+    /// directories above it. Without --include everything is kept. --exclude always wins, in any order of the options. A file
+    /// with several names stays as long as one of its names does.
     ///
-    /// Globs are as in .gitignore. Without a slash, but at the end, a glob matches names at any depth (`*.pyc`); with one it
-    /// matches paths from the image's root on (`usr/share/doc`, `/etc`). At the end, a slash says that only directories are
-    /// meant. `*` and `?` match bytes, but no slash; `**` matches any number of directories; `[a-z]`, `[!a]` and `{a,b}` are
-    /// there too, and `\` before what is meant as it is. Links are not followed. A glob that matches nothing is told.
+    /// Globs work as in .gitignore. A glob without a slash matches names at any depth (`*.pyc`); one with a slash matches
+    /// paths from the image's root (`usr/share/doc`, `/etc`). A slash at the end matches directories only. `*` and `?` match
+    /// any bytes except a slash; `**` matches any number of directories; `[a-z]`, `[!a]` and `{a,b}` work too. `\` takes the
+    /// next character literally. Quire does not follow links, and says when a glob matches nothing.
     ///
-    /// No file is read or written, and the new image has no layers and no configuration, as one of `quire merge`.
+    /// Quire reads and writes no file data. The new image has no layers and no configuration, as one of `quire merge`.
     Filter(Filter),
-    /// Write what a container changed as a tar, the layer that `commit` would add
+    /// Write a container's changes as a tar, the layer of `commit`
     Snapshot(Snapshot),
-    /// Show what images take on disk, and what they share
+    /// Show the disk space of images, and the space they share
     Du(Du),
-    /// Give an image a further name
+    /// Give an image another name
     Tag(Tag),
-    /// Remove containers, or names of images, whose space `gc` then frees
+    /// Remove containers, or names of images
     Rm(Rm),
-    /// Remove names of images, whose space `gc` then frees
+    /// Remove names of images; `gc` then frees the space
     Rmi(Rmi),
-    /// Read every byte of images and compare it with their digests
+    /// Read every byte of images and check their digests
     Verify(Verify),
-    /// Check the whole store
+    /// Check the whole store for damage
     Fsck(Fsck),
-    /// Free what no name, container, mount or running import uses
+    /// Free data that nothing uses any more
+    ///
+    /// Quire keeps data that a name, a container, a mount or a running import uses.
     Gc(Gc),
-    /// Take the immutable flag off all files of the store, so that `rm -r` can remove it
+    /// Clear the immutable flag of a store, so that it can be removed
     Unseal,
-    /// Say what this host can do, and what Quire would choose
+    /// Show what this host supports, and what Quire would choose
     Doctor,
-    /// Write a completion script for a shell
+    /// Print a completion script for a shell
     Completions(Completions),
     /// Write the man pages into a directory
     Man(Man),
@@ -265,10 +257,10 @@ pub(crate) struct Import {
     pub(crate) tree: TreeOptions,
     #[command(flatten)]
     pub(crate) form: FormOptions,
-    /// The platform to take from an index, as os/architecture[/variant]; an image for another one is refused
+    /// Take the image of this platform from an index, as os/architecture[/variant]; refuse an image of another one
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
-    /// Memory for data under way, in MiB
+    /// Use up to this much memory for data in flight, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
 }
@@ -276,10 +268,10 @@ pub(crate) struct Import {
 // Where the data of an image goes.
 #[derive(Debug, Args)]
 pub(crate) struct FormOptions {
-    /// How the data is stored; `auto` is what is best here, and `quire doctor` says why
+    /// Store the data in this form; `auto` takes the best for this host, and `quire doctor` says why
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     pub(crate) form: FormWish,
-    /// Of `packed`: what need not be stored again. With `layer`, an image is the same on every host
+    /// With `packed`, do not store data again that is here. `layer` makes the same image on every host
     #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
     pub(crate) dedup: DedupWish,
 }
@@ -287,25 +279,25 @@ pub(crate) struct FormOptions {
 /// How an image's data is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum FormWish {
-    /// `packed` where the kernel shares pages between such images and the store's disk can be read past its cache in blocks
-    /// of 512 bytes, else `objects`
+    /// `packed` if the kernel shares pages between such images and the store's disk allows direct I/O in blocks of 512 bytes,
+    /// else `objects`
     #[default]
     Auto,
-    /// A file for each content; overlayfs finds them, and all images share them, in memory too
+    /// One file for each content, found by overlayfs; all images share them, on disk and in memory
     Objects,
-    /// Packed blobs, that EROFS reads by itself: half of the inodes, and the fastest start
+    /// Packed devices, read by EROFS alone: half of the inodes, and the fastest start
     Packed,
-    /// The layers' tars as they are, that EROFS reads by itself: nothing is unpacked
+    /// The layers' tars as they are, read by EROFS alone: nothing is unpacked
     Tar,
 }
 
-/// What packed blobs leave out.
+/// Data that packed devices leave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum DedupWish {
-    /// What any packed blob of the store has
+    /// Data that any packed device of the store has
     #[default]
     Store,
-    /// What the same layer has already
+    /// Data that the same layer has already
     Layer,
 }
 
@@ -314,11 +306,11 @@ pub(crate) enum DedupWish {
 pub(crate) struct Convert {
     /// A name, an image id or its beginning
     pub(crate) name: String,
-    /// What the image in its new form is to be called; by default its name moves to it
+    /// Name of the converted image; by default the old name moves to it
     pub(crate) new: Option<String>,
     #[command(flatten)]
     pub(crate) form: FormOptions,
-    /// Memory for data under way, in MiB
+    /// Use up to this much memory for data in flight, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
 }
@@ -331,18 +323,18 @@ pub(crate) struct Pull {
     pub(crate) reference: String,
     /// The image's name in the store; by default the whole reference
     pub(crate) name: Option<String>,
-    /// The platform to take from an index, as os/architecture[/variant]; an image for another one is refused
+    /// Take the image of this platform from an index, as os/architecture[/variant]; refuse an image of another one
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
-    /// Keep the layers as they came, too, so that a push gives back the very bytes
+    /// Also keep the compressed layers, so that a push sends the very same bytes
     #[arg(long)]
     pub(crate) keep_layers: bool,
-    /// Leave out sockets and unknown types, and say which, instead of refusing the image
+    /// Leave out sockets and unknown file types, and list them, instead of refusing the image
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
     #[command(flatten)]
     pub(crate) form: FormOptions,
-    /// Memory for data under way, in MiB
+    /// Use up to this much memory for data in flight, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
     #[command(flatten)]
@@ -355,10 +347,10 @@ pub(crate) struct Pull {
 pub(crate) struct Push {
     /// A name, an image id or its beginning
     pub(crate) name: String,
-    /// Where to: ghcr.io/owner/app:1.2, localhost:5000/app; by default the name itself
+    /// Target: ghcr.io/owner/app:1.2, localhost:5000/app; by default the image's name
     pub(crate) target: Option<String>,
-    /// How layers are packed. By default layers that the registry has stay as they are there, as do all layers of a pulled
-    /// image; of others, those that are not compressed yet are compressed by gzip
+    /// Compress layers like this. By default, layers that the registry has and layers of a pulled image stay as they are;
+    /// other layers are compressed with gzip
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<Compression>,
     #[command(flatten)]
@@ -371,7 +363,7 @@ pub(crate) struct Push {
 pub(crate) struct Login {
     /// The registry: docker.io, ghcr.io, localhost:5000
     pub(crate) host: String,
-    /// The user; asked for if it is not given
+    /// User name; Quire asks for it if it is not given
     #[arg(short, long = "username", value_name = "USER")]
     pub(crate) user: Option<String>,
     /// Read the password, or a token, from standard input instead of asking for it
@@ -397,10 +389,10 @@ pub(crate) struct Logout {
 pub(crate) struct Referrers {
     /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
     pub(crate) reference: String,
-    /// Only what is of this type, such as application/spdx+json
+    /// List only this type, such as application/spdx+json
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) kind: Option<String>,
-    /// Of an index, what is attached to the image for this platform, as os/architecture[/variant], not to the index
+    /// For an index, list what refers to the image of this platform (os/architecture[/variant]), not to the index
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
     #[command(flatten)]
@@ -411,13 +403,13 @@ pub(crate) struct Referrers {
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct RegistryOptions {
-    /// A file with credentials, as Docker's config.json or containers' auth.json; asked before the usual ones
+    /// Read credentials from this file first; it has the format of Docker's config.json or podman's auth.json
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) authfile: Option<PathBuf>,
-    /// A folder like containerd's certs.d, with hosts.toml and CAs for each registry; asked before the usual ones
+    /// Read hosts.toml files and CAs from this directory first; it is laid out as containerd's certs.d
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) certs_dir: Option<PathBuf>,
-    /// Talk HTTP to the registry: anybody on the way can read and change what is not signed
+    /// Use plain HTTP: anyone on the network path can read all data, and change data that is not signed
     #[arg(long)]
     pub(crate) plain_http: bool,
 }
@@ -425,10 +417,10 @@ pub(crate) struct RegistryOptions {
 // How a source becomes a tree.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TreeOptions {
-    /// Where the objects are that a dump refers to
+    /// Directory of the objects that a dump refers to
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) objects: Option<PathBuf>,
-    /// Leave out sockets and unknown types, and say which, instead of refusing the source
+    /// Leave out sockets and unknown file types, and list them, instead of refusing the source
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
     #[command(flatten)]
@@ -441,10 +433,10 @@ pub(crate) struct TreeOptions {
 // Which extended attributes are kept, of directories and tars.
 #[derive(Debug, Default, Args)]
 pub(crate) struct XattrOptions {
-    /// Drop all extended attributes; ACLs and file capabilities are such, too
+    /// Drop all extended attributes, including ACLs and file capabilities
     #[arg(long)]
     pub(crate) skip_xattrs: bool,
-    /// Keep only those extended attributes whose name begins with user.
+    /// Keep only extended attributes whose names begin with user.
     #[arg(long, conflicts_with = "skip_xattrs")]
     pub(crate) user_xattrs: bool,
 }
@@ -452,13 +444,13 @@ pub(crate) struct XattrOptions {
 /// How layers are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Compression {
-    /// As the manifest has them; bytes that the store has not kept are compressed anew
+    /// As in the manifest; blobs that the store has not kept are compressed again
     AsItWas,
-    /// By gzip
+    /// gzip
     Gzip,
-    /// By zstd
+    /// zstd
     Zstd,
-    /// Not at all
+    /// No compression
     None,
 }
 
@@ -472,30 +464,30 @@ pub(crate) struct Export {
         help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE or disk:FILE (FILE - for standard output)"
     )]
     pub(crate) target: OsString,
-    /// How layers are packed in an OCI layout; by default as-it-was
+    /// Compress the layers of an OCI layout like this; by default as-it-was
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<Compression>,
-    /// Overwrite the file if it is there
+    /// Overwrite an existing file
     #[arg(short, long)]
     pub(crate) force: bool,
-    /// Leave sockets, and what else no tar can hold, out of a tar, and say which
+    /// Leave out and list sockets, and other files that a tar cannot hold
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
-    /// The platform that a disk is for, as linux/architecture; by default the image's, or else this machine's
+    /// Platform of a disk, as linux/architecture; by default the image's, else this machine's
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Build {
-    /// As for `import`
+    /// Source, as for `import`
     pub(crate) source: OsString,
-    /// The image file to write, - for standard output
+    /// Image file to write, - for standard output
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) image: PathBuf,
     #[command(flatten)]
     pub(crate) tree: TreeOptions,
-    /// Copy the files' bytes into this object directory
+    /// Copy the file data into this object directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) digest_store: Option<PathBuf>,
 }
@@ -503,39 +495,39 @@ pub(crate) struct Build {
 /// Who has to check what is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VerityPolicy {
-    /// The kernel, by fs-verity, or the mount is refused
+    /// The kernel verifies with fs-verity, or Quire refuses to mount
     Require,
-    /// The kernel if it can, else nobody: the import is trusted
+    /// The kernel verifies if it can; otherwise Quire warns and trusts the import
     Auto,
-    /// Nobody
+    /// Reads are not verified
     Off,
 }
 
 /// What the kernel reads an image from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum IoWish {
-    /// The store's files, where the kernel can: pages can be shared
+    /// Read the store's files directly, where the kernel can: pages can be shared
     File,
-    /// Loop devices over them, with direct I/O: O_DIRECT works, and no pages are shared
+    /// Read through loop devices with direct I/O: O_DIRECT works, and no pages are shared
     Loop,
 }
 
 // Which image may be mounted, who checks it, and how it is read.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Trust {
-    /// Who checks what is read
+    /// Choose who verifies reads from the image
     #[arg(long, value_enum, default_value_t = VerityPolicy::Auto, value_name = "POLICY")]
     pub(crate) verity: VerityPolicy,
-    /// Refuse any image but the one with this id, and verify the image itself first
+    /// Refuse every image except the one with this id, and verify the image file first
     #[arg(long, value_name = "ID")]
     pub(crate) digest: Option<image::verity::ImageId>,
-    /// With which images of the forms `packed` and `tar` the pages of equal files are in memory once (from Linux 7.0 on):
-    /// those of the same NAME. By default those of the same store; `none` shares with nobody. Who can choose an image of a
-    /// domain can change what all in it read, so give tenants domains of their own, with names that nobody guesses
+    /// Share the page cache of equal files with images of the same NAME (forms `packed` and `tar`, Linux 7.0 or newer). By
+    /// default images of the same store share; `none` shares nothing. Anyone who can add an image to a domain can change
+    /// what the others read, so give each tenant a domain of its own with a name that is hard to guess
     #[arg(long, value_name = "NAME", env = "QUIRE_DOMAIN")]
     pub(crate) domain: Option<String>,
-    /// How images of the forms `packed` and `tar` are read. Programs that open the image's files with O_DIRECT, such as some
-    /// databases, need loop: otherwise that fails (EINVAL). Files of the form `objects` have it anyway
+    /// Choose how the kernel reads images of the forms `packed` and `tar`. Programs that open files with O_DIRECT, such as some
+    /// databases, need loop; otherwise the open fails with EINVAL. The form `objects` always allows O_DIRECT
     #[arg(long, value_enum, default_value_t = IoWish::File, value_name = "HOW")]
     pub(crate) io: IoWish,
 }
@@ -572,13 +564,13 @@ pub(crate) enum When {
 
 #[derive(Debug, Args)]
 pub(crate) struct Images {
-    /// All of them, as always
+    /// List all images, which is the default
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Show the digests of manifests, too
+    /// Also show the digests of manifests
     #[arg(long)]
     pub(crate) digests: bool,
-    /// Print ids alone, each once
+    /// Print ids only, each once
     #[arg(short = 'q')]
     pub(crate) ids: bool,
 }
@@ -593,10 +585,10 @@ pub(crate) struct Show {
 pub(crate) struct Ls {
     /// NAME[:/PATH], or the path of an image file
     pub(crate) target: OsString,
-    /// One line per file with mode, links, owner, size and time
+    /// Print mode, links, owner, size and time of each file
     #[arg(short)]
     pub(crate) long: bool,
-    /// Directories with all that is below them
+    /// List directories with everything below them
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
 }
@@ -605,7 +597,7 @@ pub(crate) struct Ls {
 pub(crate) struct Tree {
     /// NAME[:/PATH], or the path of an image file
     pub(crate) target: OsString,
-    /// How many levels
+    /// Show at most this many levels
     #[arg(short = 'L', long, value_name = "LEVELS", value_parser = levels)]
     pub(crate) depth: Option<NonZeroUsize>,
 }
@@ -635,9 +627,9 @@ pub(crate) struct Diff {
         help = "NAME[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side"
     )]
     pub(crate) old: OsString,
-    /// The same for the other side; without it, a container is compared with its image
+    /// The other side, in the same form; without it, a container is compared with its image
     pub(crate) new: Option<OsString>,
-    /// Let a container that runs go on while it is read: what changes meanwhile is an error
+    /// Do not pause a running container; a file that changes meanwhile is an error
     #[arg(long, conflicts_with = "new")]
     pub(crate) no_pause: bool,
 }
@@ -646,38 +638,38 @@ pub(crate) struct Diff {
 pub(crate) struct Tag {
     /// A name, an image id or its beginning
     pub(crate) name: String,
-    /// The further name
+    /// The new name
     pub(crate) new: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
-    /// Names or ids of images; by default all
+    /// Names or ids of images; by default all images
     pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
-    /// Remove what is damaged, so that a new import of the same image brings it back. The exit code is 1 all the same:
-    /// damage was found. Containers stay, whatever is wrong with their records. What cannot be read for a reason that says
-    /// nothing of the file (no memory, no descriptors, no right) ends the check with 2, and is not removed
+    /// Remove damaged files, so that a new import of the same image brings them back. The exit code stays 1, because damage
+    /// was found. Containers are never removed. If a file cannot be read for another reason than damage (no memory, no
+    /// descriptors, no permission), the check ends with 2 and the file stays
     #[arg(long)]
     pub(crate) repair: bool,
-    /// Also make every layer's tar again and compare its digest: about as long as an import
+    /// Also rebuild the tar of every layer and check its digest; this takes about as long as an import
     #[arg(long)]
     pub(crate) deep: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Gc {
-    /// Only say what would be freed
+    /// Print what would be freed, and free nothing
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
-    /// Also what interrupted pulls have fetched, which is kept for a week otherwise
+    /// Also free the downloads of interrupted pulls, which are otherwise kept for a week
     #[arg(long)]
     pub(crate) unfinished: bool,
-    /// Then wait until what ended containers leave has been removed, which goes on after `run`, `stop` and `rm` have returned:
-    /// until then the store's disk cannot be unmounted
+    /// Wait until the leftovers of ended containers are removed. Their removal continues after `run`, `stop` and `rm`
+    /// return, and the store's disk cannot be unmounted before it ends
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) wait: bool,
 }

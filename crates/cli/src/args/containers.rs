@@ -62,13 +62,13 @@ impl FromStr for LogSize {
 // How a program is started in a container.
 #[derive(Debug, Args)]
 pub(crate) struct Program {
-    /// Set a variable, or with NAME alone pass on the caller's
+    /// Set an environment variable; NAME alone passes on the caller's value
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// User, and group, to run as: names or numbers
+    /// Run as this user and group; names or numbers
     #[arg(short, long, value_name = "USER[:GROUP]")]
     pub(crate) user: Option<String>,
-    /// Where the command starts
+    /// Start the command in this directory
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
 }
@@ -80,58 +80,58 @@ pub(crate) struct Wanted {
     pub(crate) trust: Trust,
     #[command(flatten)]
     pub(crate) program: Program,
-    /// Replace the image's entrypoint; empty for none
+    /// Replace the image's entrypoint; an empty value removes it
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    /// Network: none (loopback alone), host, or ns:PATH, a namespace that somebody else has made, such as one of `ip netns`
+    /// Network: none (loopback only), host, or ns:PATH, an existing network namespace, such as one of `ip netns`
     #[arg(long, alias = "net", value_name = "none|host|ns:PATH", default_value = "none")]
     pub(crate) network: NetworkKind,
     #[arg(
         long,
         value_name = "KIND",
         value_parser = writable,
-        help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file of the \
-                container), dir=PATH[,durable] (upper and work in a directory of yours, which stay), or none. All but \
-                those that are durable sync nothing. A disk that is full is an error for the container. By default self of \
-                10 GiB, for root, which takes what is written and some room ahead of that (`bundle`: all of its size, an \
-                eighth of what is free); memory for others, half of --memory"
+        help = "Store the container's changes in: memory[,size=SIZE]; self[,size=SIZE][,durable], a file system in one file \
+                of the container; dir=PATH[,durable], upper and work in a directory of yours, which stay; or none. Only \
+                durable ones sync to disk. A full disk is an error for the container. The default for root is self of \
+                10 GiB, which takes the space of what is written and some room ahead (for `bundle` all of its size, an \
+                eighth of the free space). The default for others is memory, half of --memory"
     )]
     pub(crate) writable: Option<WritableWish>,
-    /// Nothing can be written: `--writable none`
+    /// Make the root read-only, as `--writable none`
     #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,
-    /// With --read-only: let `df` show an empty file system with some space in it, not a full one, for programs that look
-    /// before they start. The price is a root directory that is merged of two, which takes longer to list
+    /// With --read-only, let `df` show free space instead of a full file system, for programs that check before they start.
+    /// The root directory is then merged from two, and takes longer to list
     #[arg(long)]
     pub(crate) df: bool,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
-    /// Show a directory or file of the host in the container: HOST begins with `/`, `./` or `../`
+    /// Mount a directory or file of the host in the container; HOST begins with `/`, `./` or `../`
     #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,
     #[arg(
         long,
         value_name = "type=KIND,dst=PATH[,…]",
         value_parser = mount,
-        help = "Mount something in the container: type=memory (size=SIZE, mode=MODE), type=self (a file system in one file, \
-                gone with the container: size=SIZE, mode=MODE, durable) or type=dir (src=PATH, a directory or file of the \
-                host); each with ro. Docker's words are understood too: tmpfs, bind, source, target, readonly"
+        help = "Add a mount: type=memory (with size=SIZE, mode=MODE), type=self (a file system in one file, removed with the \
+                container; with size=SIZE, mode=MODE, durable) or type=dir (with src=PATH, a directory or file of the host). \
+                All take ro. Docker's words work too: tmpfs, bind, source, target, readonly"
     )]
     pub(crate) mount: Vec<MountWish>,
     #[command(flatten)]
     pub(crate) ids: Ids,
-    /// The most memory that it may use, such as 512m
+    /// Limit the container's memory, such as 512m; beyond it the kernel kills processes of the container
     #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) memory: Option<NonZeroU64>,
     #[command(flatten)]
     pub(crate) cpu: super::cpu::Cpu,
-    /// Let a small program of this host (catatonit, tini or docker-init) be process 1, which waits for orphans and passes
-    /// signals on to the command
+    /// Run a small init of this host (catatonit, tini or docker-init) as PID 1. It reaps orphans and passes signals on to the
+    /// command
     #[arg(long)]
     pub(crate) init: bool,
-    /// That program, a static one; implies --init
+    /// Path of that init, a static program; implies --init
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) init_path: Option<PathBuf>,
     #[command(flatten)]
@@ -144,16 +144,16 @@ pub(crate) struct Ids {
     #[arg(
         long,
         value_name = "WHO",
-        help = "Who the container's users are on the host: host (themselves, the default), auto[,size=COUNT] (65536, or \
-                so many, whom no other container of the store has, from /etc/subuid and /etc/subgid), or a map, \
-                CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups alike. Files of an image's users whom \
-                the map lacks belong to nobody (65534)"
+        help = "Map the container's users to users of the host: host (no map, the default); auto[,size=COUNT], ids from \
+                /etc/subuid and /etc/subgid that no other container of the store has, 65536 by default; or a map, \
+                CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups alike. Files whose owner is not in the \
+                map appear as nobody (65534)"
     )]
     pub(crate) userns: Option<UserNs>,
-    /// A map for users; that for groups is the same if --gidmap does not say another
+    /// Map users; groups use the same map unless --gidmap is given
     #[arg(long, value_name = "MAP", conflicts_with = "userns", value_parser = ranges)]
     pub(crate) uidmap: Option<Ranges>,
-    /// A map for groups; that for users is the same if --uidmap does not say another
+    /// Map groups; users use the same map unless --uidmap is given
     #[arg(long, value_name = "MAP", conflicts_with = "userns", value_parser = ranges)]
     pub(crate) gidmap: Option<Ranges>,
 }
@@ -161,13 +161,13 @@ pub(crate) struct Ids {
 // How a command is connected to its caller.
 #[derive(Debug, Args)]
 pub(crate) struct Tty {
-    /// A terminal for the command
+    /// Give the command a terminal
     #[arg(short = 't', conflicts_with = "tty")]
     terminal: bool,
-    /// When the command has a terminal: by default when standard input and output are one
+    /// Give the command a terminal; auto does if standard input and output are one
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     tty: When,
-    /// Keep standard input connected, as it always is
+    /// Keep standard input connected, which is the default
     #[arg(short, long)]
     pub(crate) interactive: bool,
 }
@@ -182,29 +182,29 @@ impl Tty {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
-    /// The OCI runtime, by name or path; by default crun, runc or runsc, the first that is there. With runsc, gVisor has pipes,
-    /// sockets and an empty /tmp in memory: they are in no layer
+    /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc, gVisor keeps
+    /// pipes, sockets and an empty /tmp in memory, so they are in no layer
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,
-    /// Start it and return; `ps` shows it, `logs` what it wrote, `rm` removes it
+    /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
     #[arg(short, long)]
     pub(crate) detach: bool,
-    /// Remove it as soon as it has ended: always so without --detach
+    /// Remove the container when it ends; without --detach this is always so
     #[arg(long)]
     pub(crate) rm: bool,
-    /// Kill it after so many seconds; the exit code is 255 then. 0 is no limit
+    /// Kill the container after this many seconds; the exit code is then 255. 0 means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     pub(crate) timeout: u32,
-    /// What asks it to end when `stop` does; by default what the image says, or TERM
+    /// Signal that `stop` sends first; by default the image's, or TERM
     #[arg(long, value_name = "SIGNAL")]
     pub(crate) stop_signal: Option<String>,
-    /// After so many seconds `stop` kills it, if --time does not say another number; by default 10
+    /// Seconds after which `stop` kills the container, unless `stop --time` says otherwise; by default 10
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stop_timeout: Option<u32>,
-    /// How large its log may be, from 4 KiB on: then the oldest half of it goes. 0 is no limit
+    /// Limit the log to this size, at least 4 KiB; at the limit, the older half is dropped. 0 means no limit
     #[arg(long, value_name = "SIZE", default_value = "64m")]
     pub(crate) log_size: LogSize,
-    /// What the container is called: 1 to 64 of letters, digits, `-`, `_` and `.`; by default twelve digits
+    /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`; by default twelve digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -220,12 +220,12 @@ pub(crate) struct Run {
 pub(crate) struct Bundle {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
-    /// A terminal in the configuration
+    /// Ask for a terminal in config.json
     #[arg(short, long)]
     pub(crate) tty: bool,
     /// A name of an image, an image id or its beginning
     pub(crate) image: String,
-    /// A directory that is empty, or not there yet: it gets config.json, and the root mounted on rootfs
+    /// Empty or new directory for config.json and the root, which is mounted on rootfs
     #[arg(value_hint = ValueHint::DirPath)]
     pub(crate) directory: PathBuf,
     /// The command; by default the image's
@@ -235,10 +235,10 @@ pub(crate) struct Bundle {
 
 #[derive(Debug, Args)]
 pub(crate) struct Ps {
-    /// Those that have ended, too
+    /// Also list containers that have ended
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Print ids alone
+    /// Print ids only
     #[arg(short = 'q')]
     pub(crate) ids: bool,
     /// Show how much each container has written
@@ -248,13 +248,13 @@ pub(crate) struct Ps {
 
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
-    /// Containers, or names of images; what is both is the container
+    /// Containers, or names of images; a name of both means the container
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
-    /// Only containers are meant
+    /// Remove containers only
     #[arg(long)]
     pub(crate) container: bool,
-    /// Succeed when a name is not there, and kill containers that run
+    /// Kill running containers, and ignore names that do not exist
     #[arg(short, long)]
     pub(crate) force: bool,
 }
@@ -264,7 +264,7 @@ pub(crate) struct Rmi {
     /// Names of images
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
-    /// Succeed when a name is not there
+    /// Ignore names that do not exist
     #[arg(short, long)]
     pub(crate) force: bool,
 }
@@ -273,10 +273,10 @@ pub(crate) struct Rmi {
 pub(crate) struct Logs {
     /// A container
     pub(crate) container: String,
-    /// Go on until it ends
+    /// Follow the output until the container ends
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Begin with so many of the last lines
+    /// Print only this many of the last lines
     #[arg(short = 'n', long, value_name = "LINES")]
     pub(crate) tail: Option<usize>,
 }
@@ -286,10 +286,10 @@ pub(crate) struct Stop {
     /// Containers
     #[arg(required = true)]
     pub(crate) containers: Vec<String>,
-    /// After so many seconds it is killed; by default what `run --stop-timeout` said, or 10
+    /// Kill the container after this many seconds; by default the value of `run --stop-timeout`, or 10
     #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
     pub(crate) time: Option<u32>,
-    /// What asks it to end; by default what the image says, or TERM
+    /// Send this signal first; by default the image's, or TERM
     #[arg(short, long, value_name = "SIGNAL")]
     pub(crate) signal: Option<String>,
 }
@@ -307,7 +307,7 @@ pub(crate) struct Exec {
     pub(crate) program: Program,
     #[command(flatten)]
     pub(crate) tty: Tty,
-    /// A container that runs
+    /// A running container
     pub(crate) container: String,
     /// The command
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -320,17 +320,17 @@ pub(crate) struct Commit {
     pub(crate) container: String,
     /// The new image's name
     pub(crate) name: String,
-    /// Why, for the image's history
+    /// Message for the image's history
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) message: Option<String>,
-    /// Who made it
+    /// Author of the image
     #[arg(short, long, value_name = "NAME")]
     pub(crate) author: Option<String>,
-    /// What the image is to say, as a line of a Dockerfile: CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME or
-    /// WORKDIR
+    /// Change the image's configuration by a line of a Dockerfile: CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL, USER,
+    /// VOLUME or WORKDIR
     #[arg(short, long, value_name = "LINE")]
     pub(crate) change: Vec<Change>,
-    /// Let a container that runs go on while it is read: what changes meanwhile is an error
+    /// Do not pause a running container; a file that changes meanwhile is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
 }
@@ -339,13 +339,13 @@ pub(crate) struct Commit {
 pub(crate) struct Snapshot {
     /// A container
     pub(crate) container: String,
-    /// The tar, - for standard output
+    /// Tar to write, - for standard output
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
-    /// Overwrite the file if it is there
+    /// Overwrite an existing file
     #[arg(short, long)]
     pub(crate) force: bool,
-    /// Let a container that runs go on while it is read: what changes meanwhile is an error
+    /// Do not pause a running container; a file that changes meanwhile is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
 }

@@ -8,9 +8,9 @@ pub(crate) enum Warm {
     /// The image file, if it has at most 32 MiB
     #[default]
     Auto,
-    /// Nothing: what is used comes when it is used
+    /// Read nothing ahead
     None,
-    /// The image file: names, owners and places of all files, and the smallest files
+    /// Read the image file ahead: names, owners and places of all files, and the smallest files
     Metadata,
 }
 
@@ -25,22 +25,21 @@ impl From<Warm> for container::root::Warm {
 }
 
 /// What help says of `--warm`.
-pub(crate) const WARM: &str = "What is read ahead: the mount waits for nothing, and what is in memory already is not read again. \
-                    It helps what looks at many files soon after the start, such as find, ls -R, package managers and \
-                    interpreters that search for modules, when the image has not been used since the host started: the disk \
-                    is read in large pieces then, not block by block. On an image that is used it changes nothing";
+pub(crate) const WARM: &str = "Read ahead in the background; the mount does not wait, and data in memory is not read again. \
+                    This helps programs that look at many files soon after the start, such as find, ls -R, package \
+                    managers and interpreters that search for modules. The disk is then read in large pieces, not block by \
+                    block. It changes nothing for an image that was used since the host started";
 
 #[derive(Debug, Args)]
 pub(crate) struct Du {
-    /// Only these images
+    /// Show only these images
     pub(crate) names: Vec<String>,
-    /// Sizes in bytes
+    /// Print sizes in bytes
     #[arg(short, long)]
     pub(crate) bytes: bool,
-    /// What of images is in memory now, not what they take on disk: of image files, of files in the store, and of mounts
-    /// that can be reached (those seen from here, and those of containers). TWICE is how much more there is than one copy
-    /// of each file, at most; in the total also of equal files that different images have each for itself. Looking
-    /// brings nothing into memory
+    /// Show memory instead of disk space: the pages of image files, of the store's files, and of all mounts that Quire can
+    /// reach (those seen from here, and those of containers). TWICE is the upper bound of memory beyond one copy of each
+    /// file; in the total it includes equal files that several images hold. Looking brings nothing into memory
     #[arg(long)]
     pub(crate) memory: bool,
 }

@@ -13,19 +13,19 @@ use crate::writable::writable;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]
 pub(crate) enum MountWord {
-    /// Set-uid files and file capabilities have effect
+    /// Honour set-uid files and file capabilities
     Suid,
-    /// They have none: the default
+    /// Ignore set-uid files and file capabilities: the default
     NoSuid,
-    /// Device nodes can be opened
+    /// Allow to open device nodes
     Dev,
-    /// They cannot: the default
+    /// Forbid to open device nodes: the default
     NoDev,
-    /// Programs can be executed: the default
+    /// Allow to execute programs: the default
     Exec,
-    /// They cannot
+    /// Forbid to execute programs
     NoExec,
-    /// Nothing can be written: the default, and refused together with --writable
+    /// Read-only: the default, and refused together with --writable
     Ro,
 }
 
@@ -43,9 +43,9 @@ pub(crate) struct Mount {
         value_name = "OPTION,…",
         value_delimiter = ',',
         hide_possible_values = true,
-        help = "Mount options as of mount(8), separated by commas; the last one counts: suid or nosuid, dev or nodev, exec \
-                or noexec, ro. By default nosuid,nodev,exec: every user of the host can reach what is mounted, so that \
-                set-uid files, file capabilities and devices of the image have no effect"
+        help = "Mount options as in mount(8), separated by commas; the last one wins: suid or nosuid, dev or nodev, exec \
+                or noexec, ro. The default is nosuid,nodev,exec: every user of the host can reach the mount, so set-uid \
+                files, file capabilities and devices of the image have no effect"
     )]
     pub(crate) options: Vec<MountWord>,
     #[command(flatten)]
@@ -55,16 +55,17 @@ pub(crate) struct Mount {
         value_name = "KIND",
         default_value = "none",
         value_parser = writable,
-        help = "Where changes go: memory[,size=SIZE], self[,size=SIZE][,durable] (a file system in one file without a \
-                name, gone at unmount; its whole size is allocated at once, by default an eighth of what is free) or dir=PATH[,durable]"
+        help = "Store changes in: memory[,size=SIZE]; self[,size=SIZE][,durable], a file system in one unnamed file, removed \
+                at unmount, whose whole size is allocated at once (by default an eighth of the free space); or \
+                dir=PATH[,durable]"
     )]
     pub(crate) writable: WritableWish,
-    /// Let `df` show an empty file system with some space in it, not a full one. The price is a root directory that is
-    /// merged of two, which takes longer to list
+    /// Let `df` show free space instead of a full file system. The root directory is then merged from two, and takes longer
+    /// to list
     #[arg(long)]
     pub(crate) df: bool,
-    /// Who the image's owners are on the host: a map, CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups
-    /// alike. Those whom it lacks are shown as nobody (65534)
+    /// Map the image's owners to users of the host: CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups alike.
+    /// Owners that are not in the map appear as nobody (65534)
     #[arg(long, value_name = "MAP")]
     pub(crate) userns: Option<UserNs>,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
@@ -73,10 +74,10 @@ pub(crate) struct Mount {
 
 #[derive(Debug, Args)]
 pub(crate) struct Umount {
-    /// Where the image is mounted
+    /// Directories where images are mounted
     #[arg(required = true, value_hint = ValueHint::DirPath)]
     pub(crate) directories: Vec<PathBuf>,
-    /// Detach even when it is in use; it is freed when its last user has gone
+    /// Detach even a busy mount; the kernel frees it when its last user is gone
     #[arg(short, long)]
     pub(crate) lazy: bool,
 }

@@ -32,14 +32,14 @@ impl FromStr for AddedHost {
             !it.is_empty() && it.bytes().all(|it| it.is_ascii_graphic() && it != b'#')
         };
         if let Some(name) = names.iter().find(|it| !is_name(it)) {
-            return Err(format!("\"{name}\" is no name of a host"));
+            return Err(format!("\"{name}\" is not a host name"));
         }
         if address == "host-gateway" {
             return Ok(Self { names, address: Address::Gateway });
         }
         let bare = address.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
         let ip = bare.unwrap_or(address).parse();
-        let ip = ip.map_err(|_error| format!("\"{address}\" is no IP address"))?;
+        let ip = ip.map_err(|_error| format!("\"{address}\" is not an IP address"))?;
         Ok(Self { names, address: Address::Ip(ip) })
     }
 }
@@ -83,16 +83,16 @@ pub(crate) struct Names {
     /// Add a line to /etc/hosts; IP may be host-gateway with --network host
     #[arg(long, value_name = "NAME:IP")]
     pub(crate) add_host: Vec<AddedHost>,
-    /// Leave /etc/hosts as the image has it
+    /// Keep the image's /etc/hosts
     #[arg(long, conflicts_with = "add_host")]
     pub(crate) no_hosts: bool,
-    /// Ask this server for names, not those of the host; none leaves /etc/resolv.conf as the image has it
+    /// Use this DNS server instead of the host's; none keeps the image's /etc/resolv.conf
     #[arg(long, value_name = "IP")]
     pub(crate) dns: Vec<Server>,
-    /// Try names without a dot in this domain; . for none
+    /// Search names without a dot in this domain; . for none
     #[arg(long, value_name = "DOMAIN", value_parser = word)]
     pub(crate) dns_search: Vec<String>,
-    /// Option for whoever looks up names, such as ndots:2
+    /// Set an option of the DNS resolver, such as ndots:2
     #[arg(long, alias = "dns-opt", value_name = "OPTION", value_parser = word)]
     pub(crate) dns_option: Vec<String>,
 }

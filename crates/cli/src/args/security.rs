@@ -45,19 +45,19 @@ pub(crate) struct Security {
     /// Drop a capability, or ALL
     #[arg(long, value_name = "CAPABILITY", value_delimiter = ',')]
     pub(crate) cap_drop: Vec<String>,
-    /// All capabilities, no seccomp filter, nothing of /proc and /sys hidden or read-only, and all devices of the host
+    /// Give all capabilities and all devices of the host, no seccomp filter, and all of /proc and /sys
     #[arg(long)]
     pub(crate) privileged: bool,
     /// Security option: seccomp=FILE, seccomp=unconfined or no-new-privileges
     #[arg(long, value_name = "OPTION")]
     pub(crate) security_opt: Vec<SecurityOpt>,
-    /// Add a device of the host; rwm (read, write, mknod) by default
+    /// Add a device of the host; by default with rwm (read, write, mknod)
     #[arg(long, value_name = "HOST[:CONTAINER[:rwm]]")]
     pub(crate) device: Vec<String>,
-    /// Limit of each process, such as nofile=1024:4096; -1 is none
+    /// Limit each process, such as nofile=1024:4096; -1 means no limit
     #[arg(long, value_name = "NAME=SOFT[:HARD]")]
     pub(crate) ulimit: Vec<Limit>,
-    /// The most processes and threads; 2048 by default, -1 is no limit
+    /// Limit the number of processes and threads; 2048 by default, -1 means no limit. Beyond it, fork fails
     #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
     pub(crate) pids_limit: Option<i64>,
 }

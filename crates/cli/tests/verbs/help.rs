@@ -10,16 +10,21 @@ use crate::{Place, Ran, is_root, write};
 fn every_verb_has_help() {
     let place = Place::new();
     let help = place.out("help");
-    let verbs = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
-    let verbs: Vec<&str> = verbs
-        .take_while(|line| line.starts_with("  "))
-        .filter(|line| !line.starts_with("   "))
+    for group in ["Images:", "Containers:", "Store:", "Tools:"] {
+        assert!(help.lines().any(|line| line == group), "{group} {help}");
+    }
+    let lines = help.lines().take_while(|line| *line != "Options:");
+    let verbs: Vec<&str> = lines
+        .filter(|line| line.starts_with("  "))
         .filter_map(|line| line.split_whitespace().next())
         .collect();
     assert!(verbs.len() > 15, "{help}");
     for verb in verbs {
         let text = place.out(&format!("help {verb}"));
         assert!(text.contains("Usage: quire"), "{verb}: {text}");
+        if verb != "help" {
+            assert!(text.contains(&format!("Examples:\n  quire {verb}")), "{verb}: {text}");
+        }
     }
 }
 
@@ -29,7 +34,7 @@ fn man_pages_and_completions_are_written() {
     std::fs::create_dir(place.path("man")).unwrap();
     place.out("man man");
     let page = std::fs::read_to_string(place.path("man/quire-import.1")).unwrap();
-    assert!(page.contains(".TH"), "{page}");
+    assert!(page.contains(".TH") && page.contains("quire import oci:"), "{page}");
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         assert!(place.out(&format!("completions {shell}")).contains("quire"));
     }
