@@ -112,7 +112,13 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     let tree = context.work.join("tree");
     tree::unpack(&fs::read(inputs::dump(context.cache, "cs9-developer")?)?, &tree)?;
-    input(context, sid, DEVELOPER, &format!("dir:{}", tree.display()))
+    // Only what comes as a layer can have the form `tar`.
+    let layer = context.work.join("tree.tar");
+    let mut tar = Command::new("tar");
+    tar.args(["--xattrs", "--xattrs-include=*", "-cf"]).arg(&layer).arg("-C").arg(&tree);
+    quiet(tar.arg("."))?;
+    remove(&tree)?;
+    input(context, sid, DEVELOPER, &format!("tar:{}", layer.display()))
 }
 
 /// An image of packages.
