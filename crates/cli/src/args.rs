@@ -16,6 +16,8 @@ mod memory;
 mod mount;
 mod names;
 mod security;
+mod userns;
+mod volumes;
 
 pub(crate) use containers::{
     Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Rm, Rmi, Run, Snapshot, Stop, Wait, Wanted,
@@ -26,6 +28,7 @@ pub(crate) use memory::{Du, WARM, Warm};
 pub(crate) use mount::{Mount, MountWord, Umount};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 pub(crate) use security::{Security, SecurityOpt};
+pub(crate) use volumes::volumes;
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
 const NEVER_JSON: [&str; 6] = ["cat", "dump", "run", "logs", "exec", "completions"];

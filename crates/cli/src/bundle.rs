@@ -22,9 +22,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use store::OpenOptions;
 
 use crate::Answer;
-use crate::args;
+use crate::args::{self, volumes};
 use crate::context::Context;
-use crate::volumes::volumes;
 use crate::wanted::{image_config, init_wish, wish, wishes, writable_wish};
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {

@@ -1,18 +1,14 @@
-//! The forms of images: which one is best here, and `convert`.
+//! The forms of images, and which one is best here.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use anyhow::Context as _;
 use kernel::features::{Can, direct_io, page_sharing};
-use store::{Form, OpenOptions, RefName, Store};
-use transfer::import::Stored;
+use store::{Form, Store};
 use transfer::native::Dedup;
 
-use crate::Answer;
-use crate::args::{self, DedupWish, FormOptions, FormWish, TreeOptions};
-use crate::context::Context;
-use crate::import::{self, Wishes};
+use crate::args::{DedupWish, FormOptions, FormWish};
 
 /// How an image is to be stored.
 #[derive(Debug, Clone, Copy)]
@@ -75,32 +71,4 @@ pub(crate) fn choose_again(
         DedupWish::Layer => Dedup::Layer,
     };
     Ok(Choice { form, dedup })
-}
-
-pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::write())?;
-    let found = crate::resolve::resolve(&store, &args.name)?;
-    let permitted = crate::policy::permit(context, &store, found)?;
-    let found = permitted.found();
-    let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;
-    let name = new.as_ref().or(found.name.as_ref());
-    let wishes = Wishes {
-        name,
-        tree: &TreeOptions::default(),
-        form: choose(&args.form, &store)?,
-        platform: None,
-        budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
-    };
-    // From here on `gc` leaves the image alone.
-    let _open = store.open_image(&found.image)?;
-    let image = Stored {
-        image: &found.image,
-        manifest: found.manifest.as_ref(),
-        name: found.name.as_ref(),
-    };
-    let done = import::with_options(context, &store, &wishes, |options| {
-        transfer::import::convert(&store, &image, options)
-    })??;
-    import::tell(context, &done)?;
-    Ok(Answer::Yes)
 }

@@ -15,10 +15,9 @@ use rustix::fs::{FileType, Mode, OFlags};
 use store::{Resolved, Store};
 use transfer::StoredImage;
 
-use crate::args::{self, NetworkKind, When};
+use crate::args::{self, NetworkKind, When, volumes};
 use crate::context::Context;
 use crate::hosts::name_files;
-use crate::volumes::volumes;
 
 /// What the image's configuration says, or nothing for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {

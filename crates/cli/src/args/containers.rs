@@ -11,9 +11,9 @@ use container::root::WritableWish;
 
 use transfer::commit::Change;
 
+use super::userns::{Ranges, UserNs, ranges};
+use super::volumes::mount;
 use super::{Trust, WARM, Warm, When};
-use crate::userns::{Ranges, UserNs, ranges};
-use crate::volumes::mount;
 use crate::writable::{bytes, writable};
 
 /// What the container sees of the network.

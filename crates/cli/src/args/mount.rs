@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, ValueHint};
 use container::root::WritableWish;
 
+use super::userns::UserNs;
 use super::{Trust, WARM, Warm};
-use crate::userns::UserNs;
 use crate::writable::writable;
 
 /// What files of a mount may do, in the words of mount(8).

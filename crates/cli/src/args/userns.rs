@@ -8,7 +8,7 @@ use container::bundle::userns::{IdMap, MapError, SIZE, parse_ranges};
 use container::plan::IdsWish;
 use kernel::process::IdRange;
 
-use crate::args::Ids;
+use super::Ids;
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

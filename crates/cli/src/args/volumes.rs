@@ -5,7 +5,7 @@ use container::bundle::Access;
 use container::bundle::mounts::{MountKind, MountWish, Volume, destination};
 use kernel::mount::Durability;
 
-use crate::args::Wanted;
+use super::Wanted;
 use crate::writable::bytes;
 
 /// What a tmpfs has for permissions if nothing is said, as with Docker; and what a directory has.
