@@ -1,4 +1,4 @@
-//! How often one cold start asks for data: what EROFS makes of the pages that it needs of a data blob.
+//! How often one cold start asks for data: what EROFS makes of the pages that it needs of a device.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         name: "events",
         about: format!(
             "`postgres --version` of an image of 700 MB in a chroot, after dropping all caches: how often EROFS asks the \
-             host's file system for a part of a data blob. Each request is one `FAN_PRE_ACCESS` event of fanotify, which is \
+             host's file system for a part of a device. Each request is one `FAN_PRE_ACCESS` event of fanotify, which is \
              what a service that fetches data when it is needed would be asked. Medians of {} runs.",
             context.runs
         ),

@@ -39,7 +39,7 @@ pub(super) enum Source {
     },
 }
 
-/// An EROFS image with its data blobs, and how it is mounted.
+/// An EROFS image with its devices, and how it is mounted.
 #[derive(Debug, Clone)]
 pub(super) struct Files {
     pub(super) image: PathBuf,
@@ -75,7 +75,7 @@ impl Files {
         Self { image, devices, io, acl, through, read_ahead: None }
     }
 
-    /// What a store has as its only image, whose data blobs are named in its device table.
+    /// What a store has as its only image, whose devices are named in its device table.
     pub(super) fn of_store(store: &Path) -> Result<Self> {
         let image = only_image(store)?;
         let bytes = fs::read(&image)?;

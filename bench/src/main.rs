@@ -102,7 +102,7 @@ enum Name {
     Metadata,
     /// Reads by fio and by a compiler on every form of an image, and on ext4
     Read,
-    /// How often one cold start asks for a part of a data blob
+    /// How often one cold start asks for a part of a device
     Events,
 }
 

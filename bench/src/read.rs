@@ -105,7 +105,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         name: "read",
         about: format!(
             "fio's bytes a second: a file of 512 MiB, and random reads of a folder, which lie on the host's ext4, and in \
-             images and blobs that lie on the host's ext4. Columns: engine, size of a read, processes; more than one \
+             images and devices that lie on the host's ext4. Columns: engine, size of a read, processes; more than one \
              read parts of the file. Cold: after dropping all caches. Warm: after a read of everything. Medians of {} runs. \
              The kernel reads {host} kB ahead on the host's disk, and by itself 128 kB on an EROFS that is mounted from a \
              file, whatever that lies on. Quire's own forms are mounted as Quire mounts them, with as much as the disk has, at most 512 kB, in the mount's \

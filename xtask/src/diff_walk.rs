@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Its objects; without them the contents of files are not compared
     #[arg(long, value_name = "DIR")]
     objects: Option<PathBuf>,
-    /// The data blobs that it has as devices, each under its name
+    /// The devices that it has as devices, each under its name
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// A directory that the image was made of: compared too
@@ -70,7 +70,7 @@ fn short() -> Result<()> {
     let mut walk = Command::new(std::env::current_exe()?);
     process::shown(walk.arg("diff-walk").arg(&alone).arg("--against").arg(&source))?;
 
-    // And over data blobs: packed ones, and the tar itself.
+    // And over devices: packed ones, and the tar itself.
     let tar = place.path().join("base.tar");
     let mut make = Command::new("tar");
     make.args(["--format=posix", "--xattrs", "--acls", "--numeric-owner", "-cf"]).arg(&tar);

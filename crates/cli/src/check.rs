@@ -212,7 +212,7 @@ pub(crate) struct HurtLayerReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct Finding {
-    /// `object`, `image`, `layer`, `data blob`, `name`, `container` and so on.
+    /// `object`, `image`, `layer`, `device`, `name`, `container` and so on.
     kind: &'static str,
     /// Id, digest, name or path of the damaged thing.
     id: String,
@@ -275,11 +275,11 @@ fn finding(damage: &Damage) -> Finding {
             different("object", object.digest(), Evidence::Size(*stated), Evidence::Size(*actual))
         }
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
-        Damage::Stored { object, blob, why } => {
-            damaged("object", object.to_string(), &format!("in data blob {blob}, {why}"))
+        Damage::Stored { object, device, why } => {
+            damaged("object", object.to_string(), &format!("in device {device}, {why}"))
         }
-        Damage::Bad(item @ StoreItem::DataIndex(_), reason) => {
-            damaged("index of data blob", item.name(), reason)
+        Damage::Bad(item @ StoreItem::DeviceIndex(_), reason) => {
+            damaged("index of device", item.name(), reason)
         }
         Damage::Bad(item, reason) => damaged(item.kind(), item.name(), reason),
         Damage::Stray(path) => new("stray", path.clone(), "stray"),

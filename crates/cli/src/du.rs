@@ -20,7 +20,7 @@ pub(crate) struct DuReport {
     images: Vec<ImageDuReport>,
     /// Files of images.
     objects: Bytes,
-    /// Data blobs.
+    /// Devices.
     data: Bytes,
     /// EROFS images.
     image_files: Bytes,
@@ -159,7 +159,7 @@ impl DuReport {
         }
         let parts = [
             (self.objects, "files"),
-            (self.data, "data blobs"),
+            (self.data, "devices"),
             (self.image_files, "images"),
             (self.layers, "layers"),
             (self.manifests, "manifests"),
@@ -180,7 +180,7 @@ impl DuReport {
             )?;
         }
         if self.unused_data.0 > 0 {
-            writeln!(out, "of the data blobs, {} are in no image", size(self.unused_data))?;
+            writeln!(out, "of the devices, {} are in no image", size(self.unused_data))?;
         }
         if self.unfinished.0 > 0 {
             writeln!(

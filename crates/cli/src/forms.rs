@@ -33,7 +33,7 @@ pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
         Can::Yes if direct_io(directory).can == Can::Yes => {
             (Form::Packed, "this kernel has equal files of all images in memory once")
         }
-        // Beside the files' pages there would be those of the blobs, which nobody reads but EROFS.
+        // Beside the files' pages there would be those of the devices, which nobody reads but EROFS.
         Can::Yes => (
             Form::Objects,
             "the store's disk is not read past the cache in blocks of 512 bytes, so that packed files would be in memory twice",

@@ -33,21 +33,21 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// What nobody needs of a data blob that is kept.
+/// What nobody needs of a device that is kept.
 fn unneeded(dead: &Dead) -> String {
     let when = match dead.freeing {
         Freeing::Now => "can be freed",
         Freeing::InUse => "can be freed when nobody has it mounted or open",
         Freeing::Imports => "can be freed when the imports that run have ended",
         Freeing::Sealed => {
-            "cannot be freed since the blob is sealed: `quire convert --form packed --dedup layer` packs an image anew"
+            "cannot be freed since the device is sealed: `quire convert --form packed --dedup layer` packs an image anew"
         }
         Freeing::Unsupported => {
-            "cannot be freed since the file system frees no parts of files: it goes with the last image that needs the blob"
+            "cannot be freed since the file system frees no parts of files: it goes with the last image that needs the device"
         }
         _ => "cannot be freed now",
     };
-    format!("{} of data blob {} {when}", report::size(dead.bytes), dead.blob)
+    format!("{} of device {} {when}", report::size(dead.bytes), dead.device)
 }
 
 /// What `gc --json` prints.
@@ -57,9 +57,9 @@ fn unneeded(dead: &Dead) -> String {
 pub(crate) struct GcReport {
     /// What nobody needs, as a whole.
     garbage: Vec<GarbageReport>,
-    /// What nobody needs of data blobs that stay.
+    /// What nobody needs of devices that stay.
     unneeded: Vec<UnneededReport>,
-    /// Part of `freed` that is of data blobs that stay. Null with `--dry-run`.
+    /// Part of `freed` that is of devices that stay. Null with `--dry-run`.
     trimmed: Option<Bytes>,
     /// What is garbage but in use.
     kept: Vec<KeptReport>,
@@ -81,7 +81,7 @@ impl GcReport {
             bytes: Bytes(*bytes),
         });
         let unneeded = plan.dead.iter().map(|it| UnneededReport {
-            data_blob: it.blob.to_string(),
+            device: it.device.to_string(),
             bytes: Bytes(it.bytes),
             now: it.freeing == Freeing::Now,
             text: unneeded(it),
@@ -146,7 +146,7 @@ impl GcReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GarbageReport {
-    /// `object`, `image`, `layer`, `manifest`, `blob`, `data blob`, `container`, `leftover` and so on.
+    /// `object`, `image`, `layer`, `manifest`, `blob`, `device`, `container`, `leftover` and so on.
     kind: &'static str,
     /// Its id, digest or name.
     name: String,
@@ -158,8 +158,8 @@ pub(crate) struct GarbageReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct UnneededReport {
-    /// Id of the data blob.
-    data_blob: String,
+    /// Id of the device.
+    device: String,
     /// What nobody needs of it.
     bytes: Bytes,
     /// Whether it can be freed now.
@@ -172,28 +172,28 @@ pub(crate) struct UnneededReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeptReport {
-    /// Image id. Null if it is a data blob.
+    /// Image id. Null if it is a device.
     image: Option<String>,
     /// Container that has the image. Null if it is mounted or open otherwise.
     container: Option<String>,
-    /// Id of the data blob. Null if it is an image.
-    data_blob: Option<String>,
+    /// Id of the device. Null if it is an image.
+    device: Option<String>,
     /// The same for people.
     text: String,
 }
 
 impl KeptReport {
     fn of(it: &Kept) -> Self {
-        let (image, container, blob) = match it {
+        let (image, container, device) = match it {
             Kept::InUse(image) => (Some(image), None, None),
             Kept::Container(image, id) => (Some(image), Some(id), None),
-            Kept::Blob(blob) => (None, None, Some(blob)),
+            Kept::Device(device) => (None, None, Some(device)),
             _ => (None, None, None),
         };
         Self {
             image: image.map(ToString::to_string),
             container: container.cloned(),
-            data_blob: blob.map(ToString::to_string),
+            device: device.map(ToString::to_string),
             text: kept(it),
         }
     }
@@ -202,7 +202,7 @@ impl KeptReport {
 fn kept(kept: &Kept) -> String {
     match kept {
         Kept::InUse(image) => format!("image {image} is mounted or open"),
-        Kept::Blob(blob) => format!("data blob {blob} is mounted or open"),
+        Kept::Device(device) => format!("device {device} is mounted or open"),
         Kept::Container(image, id) => format!("image {image} is container {id}'s"),
         _ => "an image in use".to_owned(),
     }

@@ -175,8 +175,8 @@ pub(crate) struct ShowReport {
     /// `objects`, `packed` or `tar`.
     #[cfg_attr(test, schemars(with = "String"))]
     form: Form,
-    /// Ids of the data blobs that have its data.
-    data_blobs: Vec<String>,
+    /// Ids of the devices that have its data.
+    devices: Vec<String>,
     /// Size of these.
     data_bytes: Bytes,
     /// Size of the EROFS image.
@@ -218,7 +218,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         image: found.image.to_string(),
         names,
         form: opened.form,
-        data_blobs: report::texts(opened.devices.iter().map(|it| it.id)),
+        devices: report::texts(opened.devices.iter().map(|it| it.id)),
         data_bytes: Bytes(opened.devices.iter().map(|it| it.bytes).sum()),
         image_bytes: Bytes(opened.image.size()),
         inodes: tree.inode_count(),
@@ -244,11 +244,11 @@ impl ShowReport {
             report::size(self.file_bytes.0),
             report::size(self.image_bytes.0)
         )?;
-        match self.data_blobs.len() {
+        match self.devices.len() {
             0 => writeln!(out, "form      {}", self.form)?,
             many => {
                 let size = report::size(self.data_bytes.0);
-                writeln!(out, "form      {}, in {many} data blobs of {size}", self.form)?;
+                writeln!(out, "form      {}, in {many} devices of {size}", self.form)?;
             }
         }
         let checked = if self.kernel_verity { "by the kernel" } else { "at import" };

@@ -26,7 +26,7 @@ heading says *lines*: then each line is a value. Names after a dot are fields of
 for each element of a list. A field is always there and never null, unless the last column says so. Later versions may
 add fields and words: programs should ignore those that they do not know.
 
-Ids of images, objects and data blobs are fs-verity digests in hexadecimal digits. Digests and diff ids are OCI's, such
+Ids of images, objects and devices are fs-verity digests in hexadecimal digits. Digests and diff ids are OCI's, such
 as `sha256:…`. Sizes on disks are of the blocks that files take.
 ";
 

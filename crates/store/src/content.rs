@@ -17,7 +17,7 @@ use crate::shelf::objects::LookupError;
 use crate::store::Store;
 
 impl Store {
-    /// Whether the store has this object with `size` bytes, as a file or in a data blob:
+    /// Whether the store has this object with `size` bytes, as a file or in a device:
     /// [`find`](crate::DeviceShelf::find) tells whether it is there.
     ///
     /// Only for looking: `gc` may remove the object at any time after. An import asks
@@ -46,7 +46,7 @@ impl Store {
         if let Some((file, stat)) = self.object_file(object)? {
             return Ok(ObjectReader::whole(file, length(&stat)));
         }
-        // gc asks, under its lock, whether a blob is open, before it takes anything out of it.
+        // gc asks, under its lock, whether a device is open, before it takes anything out of it.
         let _lock = self.lock_shared()?;
         self.object_locked(object)
     }
@@ -69,7 +69,7 @@ impl Store {
         Ok(ObjectReader::whole(file.0, length(&file.1)))
     }
 
-    /// Opens an object that is in a data blob.
+    /// Opens an object that is in a device.
     ///
     /// # Errors
     /// [`LookupError`] when it is there no more, or cannot be read.
@@ -78,7 +78,7 @@ impl Store {
         self.devices.open_stored(stored)
     }
 
-    /// Opens an object in pieces, of which some may be in blobs that `made` knows.
+    /// Opens an object in pieces, of which some may be in devices that `made` knows.
     pub(crate) fn stored_pieces(
         &self,
         stored: &StoredObject,
@@ -103,7 +103,7 @@ impl Store {
             .iter()
             .map(|device| {
                 self.devices.index_of(&device.id).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "objects in a data blob have no names");
+                    tracing::warn!(%error, "objects in a device have no names");
                     None
                 })
             })

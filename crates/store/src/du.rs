@@ -7,7 +7,7 @@ use image::verity::{DeviceId, ImageId, ObjectId};
 use crate::disk::{Directory, DiskError, on_disk};
 use crate::fault::chain;
 use crate::inventory::Inventory;
-use crate::shelf::images::{self, BlobRange, Use};
+use crate::shelf::images::{self, DevicePart, Use};
 use crate::shelf::objects::split;
 use crate::shelf::refs::RefName;
 use crate::store::Store;
@@ -40,9 +40,9 @@ pub struct ImageUse {
     pub image: ImageId,
     /// Its names.
     pub refs: Vec<RefName>,
-    /// Bytes on disk of the image file and of objects and parts of data blobs of no other image.
+    /// Bytes on disk of the image file and of objects and parts of devices of no other image.
     pub own: u64,
-    /// Bytes on disk of objects and parts of data blobs that other images use too.
+    /// Bytes on disk of objects and parts of devices that other images use too.
     pub shared: u64,
     /// With whom, the most first.
     pub shared_with: Vec<SharedWith>,
@@ -55,7 +55,7 @@ pub struct ImageUse {
 pub struct DiskUse {
     /// Bytes on disk of objects.
     pub objects: u64,
-    /// Of data blobs and their indexes, and of sparse devices.
+    /// Of devices and their indexes, and of sparse devices.
     pub data: u64,
     /// Of `data`, sparse devices and their states.
     pub sparse: u64,
@@ -146,17 +146,17 @@ impl Store {
             *groups.entry(users.to_vec()).or_default() += bytes;
         }
         let unused_objects = groups.get(&[][..]).copied().unwrap_or_default();
-        let mut blobs = 0;
-        for (blob, bytes) in self.devices.sizes()?.into_iter().chain(self.sparse.sizes()?) {
-            blobs += bytes;
-            parts.divide(&blob, bytes, &mut groups);
+        let mut devices = 0;
+        for (device, bytes) in self.devices.sizes()?.into_iter().chain(self.sparse.sizes()?) {
+            devices += bytes;
+            parts.divide(&device, bytes, &mut groups);
         }
         let late = |directory: Option<&Directory>| directory.map_or(Ok(0), sum);
         let sparse = late(self.sparse.directory.get()?)?;
         let data = sparse + late(self.devices.directory.get()?)?;
         let used: u64 = groups.iter().filter(|it| !it.0.is_empty()).map(|it| it.1).sum();
         let objects: u64 = sizes.values().sum();
-        let unused_data = (objects + blobs).saturating_sub(used).saturating_sub(unused_objects);
+        let unused_data = (objects + devices).saturating_sub(used).saturating_sub(unused_objects);
         let images = share(images.collect(), &files, &groups);
         Ok(DiskUse {
             objects,
@@ -181,23 +181,23 @@ fn size(directory: &Directory, name: &str) -> Result<u64, DiskError> {
     Ok(directory.stat(name)?.map_or(0, |stat| on_disk(&stat)))
 }
 
-/// What images have of data blobs: where each range begins or ends, and whose it is.
+/// What images have of devices: where each range begins or ends, and whose it is.
 #[derive(Debug, Default)]
 struct Parts {
-    blobs: BTreeMap<DeviceId, Vec<(u64, u64, usize)>>,
+    devices: BTreeMap<DeviceId, Vec<(u64, u64, usize)>>,
 }
 
 impl Parts {
-    fn add(&mut self, range: &BlobRange, image: usize) {
+    fn add(&mut self, range: &DevicePart, image: usize) {
         // Blocks of the disk, not of the image.
         let (from, until) = (range.offset, range.offset.saturating_add(range.len));
-        let ranges = self.blobs.entry(range.blob).or_default();
+        let ranges = self.devices.entry(range.device).or_default();
         ranges.push((from / PAGE * PAGE, until.next_multiple_of(PAGE), image));
     }
 
-    /// Gives every byte of a blob that takes `bytes` on disk to those who use it.
-    fn divide(&mut self, blob: &DeviceId, bytes: u64, groups: &mut BTreeMap<Vec<usize>, u64>) {
-        let ranges = self.blobs.remove(blob).unwrap_or_default();
+    /// Gives every byte of a device that takes `bytes` on disk to those who use it.
+    fn divide(&mut self, device: &DeviceId, bytes: u64, groups: &mut BTreeMap<Vec<usize>, u64>) {
+        let ranges = self.devices.remove(device).unwrap_or_default();
         let mut edges: BTreeMap<u64, Vec<(bool, usize)>> = BTreeMap::new();
         let all: BTreeSet<usize> = ranges.iter().map(|it| it.2).collect();
         for (from, until, image) in ranges {
@@ -223,7 +223,7 @@ impl Parts {
                 }
             }
         }
-        // The last block, which says what the blob is, is all of its users'.
+        // The last block, which says what the device is, is all of its users'.
         if !all.is_empty() {
             *groups.entry(all.into_iter().collect()).or_default() += left.min(PAGE);
         }

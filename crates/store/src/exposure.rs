@@ -123,7 +123,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Why somebody else could change what a mount of this image shows, if anybody could: by its own file, its data blobs,
+    /// Why somebody else could change what a mount of this image shows, if anybody could: by its own file, its devices,
     /// or the directories of the store. Objects themselves are for [`fsck`](Self::fsck): in directories that nobody else
     /// can write to, they are what this user has put there.
     ///
@@ -177,7 +177,7 @@ impl Store {
             look(&self.images.directory, &image.to_string())?;
         }
         if let Some(data) = self.devices.directory.get()? {
-            all.data_blobs.iter().try_for_each(|it| look(data, &it.to_string()))?;
+            all.devices.iter().try_for_each(|it| look(data, &it.to_string()))?;
         }
         for shard in 0..=u8::MAX {
             look(&self.objects.directory, &format!("{shard:02x}"))?;

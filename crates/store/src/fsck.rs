@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
-use data::{InBlobs, Scope};
+use data::{InDevices, Scope};
 use hash::{Hashed, hash_all};
 use users::{Contents, Users};
 
@@ -70,12 +70,12 @@ pub enum Damage {
         /// As the image says.
         stated: u64,
     },
-    /// An object in a data blob that is not what its index says.
+    /// An object in a device that is not what its index says.
     Stored {
         /// Its name.
         object: ObjectId,
-        /// The blob.
-        blob: DeviceId,
+        /// The device.
+        device: DeviceId,
         /// What is wrong with it.
         why: String,
     },
@@ -170,8 +170,8 @@ impl Store {
         other.take(self.downloads.check(&found.blobs)?);
         let (checked, sparse) = self.sparse.check()?;
         other.take(checked);
-        let in_blobs = self.check_data(&users, Scope::Everything, options, &mut report)?;
-        self.check_objects(&found.objects, &users, &in_blobs, options, &mut report)?;
+        let in_devices = self.check_data(&users, Scope::Everything, options, &mut report)?;
+        self.check_objects(&found.objects, &users, &in_devices, options, &mut report)?;
         report.damage.append(&mut other.damage);
         report.checked += other.checked;
         if tars == Tars::Rebuilt {
@@ -234,11 +234,11 @@ impl Store {
         }
         let images = self.check_images(&images, &refs, options, &mut report)?;
         let users = Users { refs: &refs, images, layers: BTreeMap::new() };
-        let in_blobs = self.check_data(&users, Scope::Images, options, &mut report)?;
-        let present = users.needed(&in_blobs);
+        let in_devices = self.check_data(&users, Scope::Images, options, &mut report)?;
+        let present = users.needed(&in_devices);
         let present: Vec<_> =
             present.into_iter().filter(|object| self.object_is_there(object)).collect();
-        self.check_objects(&present, &users, &in_blobs, options, &mut report)?;
+        self.check_objects(&present, &users, &in_devices, options, &mut report)?;
         report.damage.sort_by_key(|(damage, _)| damage.rank());
         Ok(report)
     }
@@ -374,10 +374,10 @@ impl Store {
             Err(why) => return Ok(Err(why)),
         };
         for device in devices.uses {
-            let Some(blob) = device.blob else {
+            let Some(id) = device.device else {
                 return Ok(Err("it needs a device that no store has".to_owned()));
             };
-            contents.devices.insert(blob, device.bytes);
+            contents.devices.insert(id, device.bytes);
         }
         let mut visit = |_: &[u8], it| match it {
             Use::Object { object, size } => drop(contents.needs.insert((object, size))),
@@ -404,7 +404,7 @@ impl Store {
         &self,
         ids: &[ObjectId],
         users: &Users<'_>,
-        in_blobs: &InBlobs,
+        in_devices: &InDevices,
         options: FsckOptions,
         report: &mut FsckReport,
     ) -> Result<(), FsckError> {
@@ -428,8 +428,8 @@ impl Store {
             };
             damaged.entry(*id).or_default().push(damage);
         }
-        users.add_hurt_layers(ids, in_blobs, report);
-        for object in users.needed(in_blobs) {
+        users.add_hurt_layers(ids, in_devices, report);
+        for object in users.needed(in_devices) {
             if ids.binary_search(&object).is_err() {
                 damaged.entry(object).or_default().push(Damage::Missing(object));
             }

@@ -58,9 +58,9 @@ pub enum GcError {
         "cannot tell what a manifest needs, so nothing was removed; `quire fsck --repair` makes way for a new import"
     )]
     Manifest(#[source] Box<ManifestError>),
-    /// The index of a data blob cannot be read, so that what the blob holds is not known.
+    /// The index of a device cannot be read, so that what the device holds is not known.
     #[error(
-        "cannot tell what a data blob holds, so nothing was removed; `quire fsck --repair` makes way for a new import"
+        "cannot tell what a device holds, so nothing was removed; `quire fsck --repair` makes way for a new import"
     )]
     Data(#[source] DataError),
     /// A ref cannot be read, so that what it needs is not known.
@@ -89,7 +89,7 @@ pub enum GcError {
     Disk(#[from] DiskError),
 }
 
-/// Why an image without a ref, or a data blob without an image, is kept.
+/// Why an image without a ref, or a device without an image, is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kept {
@@ -97,8 +97,8 @@ pub enum Kept {
     InUse(ImageId),
     /// A container uses it.
     Container(ImageId, String),
-    /// No image: a data blob that a kernel mount or an open descriptor uses.
-    Blob(DeviceId),
+    /// No image: a device that a kernel mount or an open descriptor uses.
+    Device(DeviceId),
 }
 
 /// What `gc` would remove, and what it keeps for other reasons than a ref.
@@ -106,14 +106,14 @@ pub enum Kept {
 pub struct GcPlan {
     /// With the bytes on disk of each.
     pub garbage: Vec<(StoreItem, u64)>,
-    /// Images without a ref that are kept, and data blobs without an image.
+    /// Images without a ref that are kept, and devices without an image.
     pub kept: Vec<Kept>,
-    /// Parts of data blobs that are kept, in order of the blobs.
+    /// Parts of devices that are kept, in order of the devices.
     pub dead: Vec<Dead>,
 }
 
 impl GcPlan {
-    /// Bytes on disk of all garbage, without the dead parts of data blobs.
+    /// Bytes on disk of all garbage, without the dead parts of devices.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.garbage.iter().map(|it| it.1).sum()
@@ -127,7 +127,7 @@ pub struct Swept {
     pub removed: u64,
     /// Bytes on disk freed.
     pub freed: u64,
-    /// Of these, bytes of data blobs that stay.
+    /// Of these, bytes of devices that stay.
     pub trimmed: u64,
     /// Bytes on disk set aside because imports are running, freed by the next command after them.
     pub set_aside: u64,
@@ -184,8 +184,8 @@ impl Store {
                 swept.freed += trimming.dead.bytes;
                 continue;
             }
-            let blob = trimming.dead.blob;
-            for dead in described.dead.iter_mut().filter(|it| it.blob == blob) {
+            let device = trimming.dead.device;
+            for dead in described.dead.iter_mut().filter(|it| it.device == device) {
                 dead.freeing = Freeing::Unsupported;
             }
         }
@@ -258,9 +258,9 @@ impl Store {
         }
         let indexes = self.readable_indexes(&found)?;
         let mut needed = self.needed((roots, manifests), &pinned, kept, (&found, &indexes))?;
-        for blob in &found.data_blobs {
-            if !needed.data.blobs.contains_key(blob) && self.devices.is_in_use(blob)? {
-                needed.kept.push(Kept::Blob(*blob));
+        for device in &found.devices {
+            if !needed.data.devices.contains_key(device) && self.devices.is_in_use(device)? {
+                needed.kept.push(Kept::Device(*device));
             }
         }
         let trimmings = self.trimmings(&needed.data, &indexes, importing)?;
@@ -271,7 +271,7 @@ impl Store {
             }
         }
         let mut items = garbage(&found, &needed);
-        items.extend(self.sparse.garbage(|it| needed.data.blobs.contains_key(it))?);
+        items.extend(self.sparse.garbage(|it| needed.data.devices.contains_key(it))?);
         Ok(Plan { items, kept: needed.kept, containers, leftovers, trimmings })
     }
 
@@ -343,7 +343,7 @@ impl Store {
     }
 
     /// Removes items, or sets them aside: objects last, and what needs them durably before; also if `trims` says that
-    /// blobs lose something next.
+    /// devices lose something next.
     fn sweep(
         &self,
         items: &[StoreItem],
@@ -361,7 +361,7 @@ impl Store {
             }
         };
         let is_data =
-            |item: &&StoreItem| matches!(item, StoreItem::DataBlob(_) | StoreItem::DataIndex(_));
+            |item: &&StoreItem| matches!(item, StoreItem::Device(_) | StoreItem::DeviceIndex(_));
         let (data, items): (Vec<&StoreItem>, Vec<&StoreItem>) = items.iter().partition(is_data);
         let (objects, users): (Vec<&StoreItem>, Vec<&StoreItem>) =
             items.into_iter().partition(|item| matches!(item, StoreItem::Object(_)));
@@ -375,12 +375,12 @@ impl Store {
         }
         if let Some(directory) = self.devices.directory.get()? {
             if !objects.is_empty() {
-                // A layer may have its objects in a blob from now on, which is to be there surely.
+                // A layer may have its objects in a device from now on, which is to be there surely.
                 directory.sync()?;
             }
-            let (indexes, blobs): (Vec<&StoreItem>, Vec<&StoreItem>) =
-                data.into_iter().partition(|item| matches!(item, StoreItem::DataIndex(_)));
-            for items in [indexes, blobs] {
+            let (indexes, devices): (Vec<&StoreItem>, Vec<&StoreItem>) =
+                data.into_iter().partition(|item| matches!(item, StoreItem::DeviceIndex(_)));
+            for items in [indexes, devices] {
                 for item in &items {
                     remove(directory, item)?;
                 }
@@ -438,10 +438,10 @@ struct Plan {
 /// What is there and not needed: images, layers, manifests, then objects.
 fn garbage(found: &Inventory, needed: &Needed) -> Vec<StoreItem> {
     let is_needed = |id: &DeviceId| {
-        needed.data.blobs.contains_key(id) || needed.kept.contains(&Kept::Blob(*id))
+        needed.data.devices.contains_key(id) || needed.kept.contains(&Kept::Device(*id))
     };
-    // An index without its blob is what a crash may leave.
-    let has_blob = |id: &DeviceId| found.data_blobs.binary_search(id).is_ok();
+    // An index without its device is what a crash may leave.
+    let has_device = |id: &DeviceId| found.devices.binary_search(id).is_ok();
     let is_object = |id: &ObjectId| needed.objects.binary_search(id).is_ok();
     let mut items = unneeded(&found.images, |it| needed.images.contains(it), StoreItem::Image);
     items.extend(unneeded(&found.layers, |it| needed.layers.contains(it), StoreItem::Layer));
@@ -449,10 +449,13 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<StoreItem> {
         unneeded(&found.manifests, |it| needed.manifests.contains(it), StoreItem::Manifest);
     items.extend(manifests);
     items.extend(unneeded(&found.blobs, |it| needed.blobs.contains(it), StoreItem::Blob));
-    let indexes =
-        unneeded(&found.data_indexes, |it| is_needed(it) && has_blob(it), StoreItem::DataIndex);
+    let indexes = unneeded(
+        &found.device_indexes,
+        |it| is_needed(it) && has_device(it),
+        StoreItem::DeviceIndex,
+    );
     items.extend(indexes);
-    items.extend(unneeded(&found.data_blobs, is_needed, StoreItem::DataBlob));
+    items.extend(unneeded(&found.devices, is_needed, StoreItem::Device));
     items.extend(unneeded(&found.objects, is_object, StoreItem::Object));
     items
 }
@@ -488,8 +491,8 @@ mod tests {
             layers: vec![a, b],
             manifests: vec![a, b],
             blobs: vec![BlobFile::Whole(a), BlobFile::Partial(a), BlobFile::Pin(b)],
-            data_blobs: vec![id("d"), id("e")],
-            data_indexes: vec![id("d"), id("f")],
+            devices: vec![id("d"), id("e")],
+            device_indexes: vec![id("d"), id("f")],
             strays: vec!["stray".into()],
         };
         let needed = Needed {
@@ -508,7 +511,7 @@ mod tests {
                 data.device(id("f"));
                 data
             },
-            kept: vec![Kept::Blob(id("x"))],
+            kept: vec![Kept::Device(id("x"))],
         };
         let expected = [
             StoreItem::Image(id("x")),
@@ -516,10 +519,10 @@ mod tests {
             StoreItem::Manifest(a),
             StoreItem::Blob(BlobFile::Partial(a)),
             StoreItem::Blob(BlobFile::Pin(b)),
-            StoreItem::DataIndex(id("d")),
-            // Needed, but its blob is gone.
-            StoreItem::DataIndex(id("f")),
-            StoreItem::DataBlob(id("d")),
+            StoreItem::DeviceIndex(id("d")),
+            // Needed, but its device is gone.
+            StoreItem::DeviceIndex(id("f")),
+            StoreItem::Device(id("d")),
             StoreItem::Object(id("1")),
             StoreItem::Object(id("3")),
         ];

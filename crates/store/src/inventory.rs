@@ -19,9 +19,9 @@ pub(crate) struct Inventory {
     pub(crate) layers: Vec<Digest>,
     pub(crate) manifests: Vec<Digest>,
     pub(crate) blobs: Vec<BlobFile>,
-    pub(crate) data_blobs: Vec<DeviceId>,
-    /// Of data blobs, by the blob's name.
-    pub(crate) data_indexes: Vec<DeviceId>,
+    pub(crate) devices: Vec<DeviceId>,
+    /// Of devices, by the device's name.
+    pub(crate) device_indexes: Vec<DeviceId>,
     /// Paths of what no store puts there.
     pub(crate) strays: Vec<PathBuf>,
 }
@@ -34,15 +34,15 @@ impl Inventory {
         let layers = taken(store.layers.list()?, &mut strays);
         let manifests = taken(store.manifests.list()?, &mut strays);
         let blobs = taken(store.downloads.list()?, &mut strays);
-        let (mut data_blobs, mut data_indexes) = (Vec::new(), Vec::new());
+        let (mut devices, mut device_indexes) = (Vec::new(), Vec::new());
         for file in taken(store.devices.list()?, &mut strays) {
             match file {
-                DataFile::Blob(id) => data_blobs.push(id),
-                DataFile::Index(id) => data_indexes.push(id),
+                DataFile::Device(id) => devices.push(id),
+                DataFile::Index(id) => device_indexes.push(id),
             }
         }
         let objects = taken(store.objects.list()?, &mut strays);
-        Ok(Self { objects, images, layers, manifests, blobs, data_blobs, data_indexes, strays })
+        Ok(Self { objects, images, layers, manifests, blobs, devices, device_indexes, strays })
     }
 }
 

@@ -1,6 +1,6 @@
 //! What of images is in memory, each page counted once.
 //!
-//! A *copy* is what one page cache has of some data: that of an object's file, of a part of a data blob, of a file of a
+//! A *copy* is what one page cache has of some data: that of an object's file, of a part of a device, of a file of a
 //! mounted image. The same data may be there as several copies.
 
 mod native;
@@ -76,8 +76,8 @@ enum Data {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cache {
     Object,
-    /// Of a data blob, the first of those that a file is in.
-    Blob(DeviceId),
+    /// Of a device, the first of those that a file is in.
+    Device(DeviceId),
     /// Of a mounted image, by its device number.
     Mount(u64),
     /// What mounts share.
@@ -180,7 +180,7 @@ impl Store {
         for (object, users) in objects {
             memory.add_object(object, &users)?;
         }
-        memory.add_blobs();
+        memory.add_devices();
         Ok(memory)
     }
 }
@@ -217,18 +217,18 @@ impl Memory<'_> {
         Ok(())
     }
 
-    /// What reading data blobs as files has left in memory.
-    fn add_blobs(&mut self) {
-        // By blob: where each part is, what it is, and whose.
+    /// What reading devices as files has left in memory.
+    fn add_devices(&mut self) {
+        // By device: where each part is, what it is, and whose.
         let mut parts: HashMap<DeviceId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
         for (at, image) in self.images.iter().enumerate() {
-            for (blob, range, data) in image.native.iter().flat_map(Native::parts) {
-                parts.entry(blob).or_default().push((range, data, at));
+            for (device, range, data) in image.native.iter().flat_map(Native::parts) {
+                parts.entry(device).or_default().push((range, data, at));
             }
         }
-        for (blob, mut parts) in parts {
-            let sparse = || self.store.sparse.file(&blob);
-            let Some((file, stat)) = self.store.devices.file(&blob).or_else(sparse) else {
+        for (device, mut parts) in parts {
+            let sparse = || self.store.sparse.file(&device);
+            let Some((file, stat)) = self.store.devices.file(&device).or_else(sparse) else {
                 continue;
             };
             if self.pages(file.as_fd(), &(0..length(&stat))) == 0 {
@@ -250,7 +250,7 @@ impl Memory<'_> {
                     let users: BTreeSet<usize> = here.iter().map(|it| parts[*it].2).collect();
                     let users: Vec<usize> = users.into_iter().collect();
                     let pages = self.pages(file.as_fd(), &(at..edge));
-                    self.add(parts[*first].1, Cache::Blob(blob), pages, &users);
+                    self.add(parts[*first].1, Cache::Device(device), pages, &users);
                 }
                 at = edge;
                 for number in changes {
@@ -271,10 +271,10 @@ impl Memory<'_> {
             // Two files of a mount have pages of their own each.
             Cache::Object | Cache::Mount(_) => None,
             Cache::Domain => copies.iter_mut().find(|it| it.cache == cache),
-            // Pieces of a file may be in several blobs, each once.
-            Cache::Blob(_) => copies.iter_mut().find(|it| {
-                let is_in_blob = matches!(it.cache, Cache::Blob(_));
-                it.cache == cache || is_in_blob && users.iter().any(|user| it.pages_of(*user) > 0)
+            // Pieces of a file may be in several devices, each once.
+            Cache::Device(_) => copies.iter_mut().find(|it| {
+                let is_in_device = matches!(it.cache, Cache::Device(_));
+                it.cache == cache || is_in_device && users.iter().any(|user| it.pages_of(*user) > 0)
             }),
         };
         let Some(known) = known else {

@@ -37,7 +37,7 @@ pub enum OpenImageError {
         source: Box<LookupError>,
     },
     /// Its superblock or its table of devices cannot be read.
-    #[error("cannot read which data blobs image {image} needs")]
+    #[error("cannot read which devices image {image} needs")]
     Devices {
         /// The image.
         image: ImageId,
@@ -50,22 +50,22 @@ pub enum OpenImageError {
          pull or import it again"
     )]
     Earlier(ImageId),
-    /// It has a device that is no data blob of a store.
+    /// It has a device that is no device of a store.
     #[error(
-        "image {0} needs a device that no store has: its table of devices has no name of a data blob"
+        "image {0} needs a device that no store has: its table of devices has no name of a device"
     )]
     Foreign(ImageId),
-    /// A data blob that it needs cannot be used.
-    #[error("cannot open a data blob of image {image}; `quire fsck` tells what is damaged")]
-    Blob {
+    /// A device that it needs cannot be used.
+    #[error("cannot open a device of image {image}; `quire fsck` tells what is damaged")]
+    Device {
         /// The image.
         image: ImageId,
-        /// What is wrong with the blob.
+        /// What is wrong with the device.
         source: Box<LookupError>,
     },
-    /// The kernel enforces another digest for a data blob than the one that the image names.
-    #[error("data blob {expected} has the fs-verity digest {actual}")]
-    BlobMismatch {
+    /// The kernel enforces another digest for a device than the one that the image names.
+    #[error("device {expected} has the fs-verity digest {actual}")]
+    DeviceMismatch {
         /// The name.
         expected: Box<DeviceId>,
         /// As measured.
@@ -108,7 +108,7 @@ pub enum Presence {
 /// An image, ready to mount: everything that a mount needs, as descriptors.
 ///
 /// As long as `image` or a copy of it is open, or a kernel mount made from it lives, `gc` keeps
-/// the image, its objects and its data blobs.
+/// the image, its objects and its devices.
 #[derive(Debug)]
 pub struct OpenImage {
     /// Its name.
@@ -117,7 +117,7 @@ pub struct OpenImage {
     pub image: ImageFile,
     /// How its data is stored.
     pub form: Form,
-    /// The data blobs that a native image needs, in the order of its devices; none for a composefs image.
+    /// The devices that a native image needs, in the order of its devices; none for a composefs image.
     pub devices: Vec<OpenDevice>,
     /// The directory `objects/`, for `datadir+`.
     pub objects: OwnedFd,
@@ -128,7 +128,7 @@ pub struct OpenImage {
     pub presence: Presence,
 }
 
-/// A data blob of an image, open for reading. It has the name and the length that the image says.
+/// A device of an image, open for reading. It has the name and the length that the image says.
 #[derive(Debug)]
 pub struct OpenDevice {
     /// Its name.
@@ -217,7 +217,7 @@ impl Store {
         })
     }
 
-    /// Opens every data blob that the image has as a device; the lock is held.
+    /// Opens every device that the image has as a device; the lock is held.
     fn open_devices(
         &self,
         id: &ImageId,
@@ -229,20 +229,22 @@ impl Store {
         kernel::files::allow_open(table.uses.len());
         let mut devices = Vec::with_capacity(table.uses.len());
         for used in &table.uses {
-            let blob = used.blob.ok_or(OpenImageError::Foreign(*id))?;
-            let opened = self.devices.open(&blob, used.bytes);
-            let (file, _) = opened
-                .map_err(|source| OpenImageError::Blob { image: *id, source: Box::new(source) })?;
+            let device = used.device.ok_or(OpenImageError::Foreign(*id))?;
+            let opened = self.devices.open(&device, used.bytes);
+            let (file, _) = opened.map_err(|source| OpenImageError::Device {
+                image: *id,
+                source: Box::new(source),
+            })?;
             let kernel_verity = match measure(file.as_fd()) {
-                Ok(Some(measured)) if digest_of(&measured) != *blob.digest() => {
+                Ok(Some(measured)) if digest_of(&measured) != *device.digest() => {
                     let actual = DeviceId::new(digest_of(&measured));
-                    let (expected, actual) = (Box::new(blob), Box::new(actual));
-                    return Err(OpenImageError::BlobMismatch { expected, actual });
+                    let (expected, actual) = (Box::new(device), Box::new(actual));
+                    return Err(OpenImageError::DeviceMismatch { expected, actual });
                 }
                 Ok(measured) => measured.is_some(),
                 Err(_) => false,
             };
-            devices.push(OpenDevice { id: blob, file, bytes: used.bytes, kernel_verity });
+            devices.push(OpenDevice { id: device, file, bytes: used.bytes, kernel_verity });
         }
         Ok((form, devices))
     }

@@ -12,7 +12,7 @@ use crate::shelf::refs::{RefError, RefName};
 use crate::store::Store;
 
 impl Store {
-    /// Removes every object, image, layer, manifest, data blob, index and ref that a check found damaged and that still is.
+    /// Removes every object, image, layer, manifest, device, index and ref that a check found damaged and that still is.
     /// An import of the same content then brings it back: as long as a damaged object is there, an
     /// import takes it for the one that it needs. Until then, what needs it fails to open, instead of
     /// reading wrong bytes. A ref that cannot be read names nothing, and keeps `gc` from telling what is
@@ -65,23 +65,23 @@ impl Store {
         }
     }
 
-    /// Takes damaged objects out of the indexes of data blobs, so that an import does not find them. Images that have them
+    /// Takes damaged objects out of the indexes of devices, so that an import does not find them. Images that have them
     /// on a device go on showing what is there.
     fn drop_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         let mut damaged: BTreeMap<DeviceId, BTreeSet<ObjectId>> = BTreeMap::new();
         let mut failed = None;
         for (damage, _) in &report.damage {
-            let Damage::Stored { object, blob, .. } = damage else { continue };
-            match self.is_sound_stored(blob, object) {
+            let Damage::Stored { object, device, .. } = damage else { continue };
+            match self.is_sound_stored(device, object) {
                 Ok(true) => {}
-                Ok(false) => drop(damaged.entry(*blob).or_default().insert(*object)),
+                Ok(false) => drop(damaged.entry(*device).or_default().insert(*object)),
                 // What nobody could look at keeps none of the others.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
         let mut dropped = 0;
-        for (blob, objects) in damaged {
-            let index = self.devices.index_of(&blob)?;
+        for (device, objects) in damaged {
+            let index = self.devices.index_of(&device)?;
             let Some(index) = index else { continue };
             let entries = index.entries.iter();
             let keep: Vec<_> =
@@ -90,7 +90,7 @@ impl Store {
             let records: Vec<_> = records.cloned().collect();
             let lost = index.entries.len() - keep.len() + index.records.len() - records.len();
             dropped += lost as u64;
-            self.devices.drop_entries(&blob, &index, &keep, &records)?;
+            self.devices.drop_entries(&device, &index, &keep, &records)?;
         }
         failed.map_or(Ok(dropped), Err)
     }
@@ -115,7 +115,7 @@ impl Store {
             StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
             StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
             StoreItem::Sparse(file) => self.sparse.damage(file.device())?.is_some(),
-            StoreItem::DataBlob(id) | StoreItem::DataIndex(id) => {
+            StoreItem::Device(id) | StoreItem::DeviceIndex(id) => {
                 !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))
             }
             StoreItem::Ref(_) | StoreItem::Container(_) | StoreItem::Leftover(_) => false,

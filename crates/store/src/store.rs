@@ -165,7 +165,7 @@ pub struct Store {
     pub manifests: ManifestShelf,
     /// Names.
     pub refs: RefShelf,
-    /// Data blobs.
+    /// Devices.
     pub devices: DeviceShelf,
     /// Devices that are filled lazily.
     pub sparse: SparseShelf,
@@ -327,7 +327,7 @@ impl Store {
             StoreItem::Layer(_) => self.layers.directory.try_clone(),
             StoreItem::Manifest(_) => self.manifests.directory.try_clone(),
             StoreItem::Blob(_) => self.downloads.directory.try_clone(),
-            StoreItem::DataBlob(_) | StoreItem::DataIndex(_) => {
+            StoreItem::Device(_) | StoreItem::DeviceIndex(_) => {
                 self.devices.directory.there()?.try_clone()
             }
             StoreItem::Sparse(_) => self.sparse.directory.there()?.try_clone(),

@@ -61,12 +61,12 @@ pub enum TransactionError {
     #[error("{0} was given to another image meanwhile, and keeps that: try again")]
     RefChanged(RefName),
     /// An image of this import has a device that the import neither made nor found in the store.
-    #[error("image {image} has a data blob {blob}, which is not in the store")]
+    #[error("image {image} has a device {device}, which is not in the store")]
     NoDevice {
         /// The image.
         image: Box<ImageId>,
         /// What it needs, as its device table says.
-        blob: String,
+        device: String,
     },
     /// The disk.
     #[error(transparent)]
@@ -161,7 +161,7 @@ impl Store {
         let lock = self.lock_shared()?;
         let work = Workspace::make(&self.tmp)?.leaving(self.tmp.room()?);
         drop(lock);
-        // From now on gc drops nothing from a data blob.
+        // From now on gc drops nothing from a device.
         self.devices.forget_indexes();
         Ok(Transaction {
             store: self,
@@ -374,7 +374,7 @@ impl<'s> Transaction<'s> {
             Ok(None) => return Ok(None),
             Ok(Some(layer)) => layer,
         };
-        let (mut present, mut blobs) = (Vec::new(), BTreeSet::new());
+        let (mut present, mut devices) = (Vec::new(), BTreeSet::new());
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
                 continue;
@@ -388,14 +388,14 @@ impl<'s> Transaction<'s> {
             match stat {
                 Some(stat) if is_file_of(&stat, crate::disk::length(&stat)) => present.push(*id),
                 _ => match self.data_of(id).map_err(LayerError::Disk)? {
-                    Some(stored) => blobs.extend(stored.blobs().map(|it| it.id)),
+                    Some(stored) => devices.extend(stored.devices().map(|it| it.id)),
                     None => return Ok(None),
                 },
             }
         }
         let mut state = self.state();
-        for blob in blobs {
-            state.data.entry(blob).or_insert(Data::Store);
+        for device in devices {
+            state.data.entry(device).or_insert(Data::Store);
         }
         for id in present {
             state.objects.entry(id).or_insert(Found::Store);

@@ -27,7 +27,7 @@ fn trash_name(item: &StoreItem) -> String {
     let file = item.file_name();
     match item {
         StoreItem::Object(id) => format!("object-{id}"),
-        StoreItem::DataBlob(_) | StoreItem::DataIndex(_) => format!("data-{file}"),
+        StoreItem::Device(_) | StoreItem::DeviceIndex(_) => format!("data-{file}"),
         StoreItem::Blob(_) => format!("blob-{file}"),
         other => format!("{}-{file}", other.kind()),
     }

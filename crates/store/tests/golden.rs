@@ -50,7 +50,7 @@ fn line(path: &[u8], bytes: &[u8]) -> String {
     format!("{hex} {} {}", bytes.len(), path.escape_ascii())
 }
 
-/// Every regular file of an image, read from the image, the objects and the data blobs.
+/// Every regular file of an image, read from the image, the objects and the devices.
 fn files(store: &Store, name: &RefName) -> Vec<String> {
     let reference = store.refs.get(name).unwrap().expect("the store has the ref");
     let opened = store.open_image(&reference.image).unwrap();

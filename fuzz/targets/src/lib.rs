@@ -65,7 +65,7 @@ pub fn chunked(bytes: &[u8]) {
     transfer::chunked::exercise(bytes);
 }
 
-/// The index of a data blob: what is accepted holds together.
+/// The index of a device: what is accepted holds together.
 pub fn data_index(bytes: &[u8]) {
     use std::io::Write as _;
     let directory = std::path::Path::new("/dev/shm");

@@ -70,13 +70,13 @@ pub(crate) const TESTS: &[Test] = &[
     },
     Test {
         name: "forms",
-        about: "images over data blobs, on every way to a mount",
+        about: "images over devices, on every way to a mount",
         runs: &[
             // The last one mounts nothing, so that something passes on kernels that mount none of them.
             short(run(
                 "quire-cli",
                 "verbs",
-                &["forms::every_form", "forms::a_blob_that", "forms::what_came"],
+                &["forms::every_form", "forms::a_device_that", "forms::what_came"],
             )),
             run("quire-cli", "verbs", &["forms::"]),
         ],

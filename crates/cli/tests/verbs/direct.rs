@@ -1,4 +1,4 @@
-//! `--io loop`: files of images over data blobs that are read with `O_DIRECT`. Needs root.
+//! `--io loop`: files of images over devices that are read with `O_DIRECT`. Needs root.
 
 use std::path::Path;
 use std::process::Command;
@@ -52,7 +52,7 @@ fn files_are_read_past_the_page_cache() {
         return;
     }
     if is_before(6, 4) {
-        testing::skipped("Linux 6.4 is needed for data blobs");
+        testing::skipped("Linux 6.4 is needed for devices");
         return;
     }
     let place = Place::new();
@@ -106,7 +106,7 @@ fn containers_read_past_the_page_cache_and_leave_no_device() {
         return;
     }
     if is_before(6, 4) {
-        testing::skipped("Linux 6.4 is needed for data blobs");
+        testing::skipped("Linux 6.4 is needed for devices");
         return;
     }
     let tree = place.path("tree");

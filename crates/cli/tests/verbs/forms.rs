@@ -1,4 +1,4 @@
-//! Images over data blobs: `import --form`, `convert`, and every verb on what they make.
+//! Images over devices: `import --form`, `convert`, and every verb on what they make.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
@@ -95,7 +95,7 @@ fn seen(root: &Path) -> BTreeMap<Vec<u8>, String> {
     found
 }
 
-/// Whether this kernel mounts images over data blobs, as this one is; if not, that has to be what is said.
+/// Whether this kernel mounts images over devices, as this one is; if not, that has to be what is said.
 pub(crate) fn mounts_native(place: &Place, name: &str) -> bool {
     if !is_before(6, 4) {
         return true;
@@ -108,7 +108,7 @@ pub(crate) fn mounts_native(place: &Place, name: &str) -> bool {
             assert!(ran.err.contains(part), "{line}: {}", ran.err);
         }
     }
-    testing::skipped("images over data blobs: this kernel is older than Linux 6.4");
+    testing::skipped("images over devices: this kernel is older than Linux 6.4");
     false
 }
 
@@ -244,11 +244,11 @@ fn merging_and_filtering_leave_data_where_it_is() {
         if !mounts_native(&other, "lower") {
             return;
         }
-        let blobs = |place: &Place| json(place, "du --json")["data"].clone();
-        let before = blobs(&other);
+        let devices = |place: &Place| json(place, "du --json")["data"].clone();
+        let before = devices(&other);
         other.out("merge lower upper both");
         if upper != "objects" {
-            assert_eq!(blobs(&other), before, "{lower} and {upper}");
+            assert_eq!(devices(&other), before, "{lower} and {upper}");
         }
         assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
         other.out("filter --include usr/lib lower part");
@@ -272,9 +272,12 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
     // Half of the sparse file's length.
     let kept = image.metadata().unwrap().len();
     assert!(kept < 1536 << 10, "the image has {kept} bytes");
-    let blobs = json(&place, "du --json")["data"].clone();
-    let bytes = blobs.as_u64().unwrap();
-    assert!((tar..tar + (256 << 10)).contains(&bytes), "{bytes} bytes of blobs, the tar has {tar}");
+    let devices = json(&place, "du --json")["data"].clone();
+    let bytes = devices.as_u64().unwrap();
+    assert!(
+        (tar..tar + (256 << 10)).contains(&bytes),
+        "{bytes} bytes of devices, the tar has {tar}"
+    );
     // The layer is used again, when it is known and when only its tar is.
     for gone in ["", "a"] {
         if !gone.is_empty() {
@@ -292,9 +295,9 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
     }
 }
 
-/// Each version may add a blob to those that an image has its files in.
+/// Each version may add a device to those that an image has its files in.
 #[test]
-fn images_of_many_blobs_are_opened_with_few_descriptors() {
+fn images_of_many_devices_are_opened_with_few_descriptors() {
     let place = Place::new();
     std::fs::create_dir(place.path("all")).unwrap();
     for number in 0..80_u32 {
@@ -380,7 +383,7 @@ fn the_same_layers_give_the_same_image_where_that_is_wanted() {
 }
 
 #[test]
-fn layers_that_differ_in_ends_alone_have_blobs_of_their_own() {
+fn layers_that_differ_in_ends_alone_have_devices_of_their_own() {
     let place = Place::new();
     let tar = |name: &str, files: &[(&str, Vec<u8>)]| {
         let tree = place.path("tree");
@@ -446,7 +449,7 @@ fn fingerprints_of_a_source_are_refused() {
 }
 
 #[test]
-fn a_blob_that_was_cut_off_is_never_mounted() {
+fn a_device_that_was_cut_off_is_never_mounted() {
     if !is_root() {
         return;
     }
@@ -457,13 +460,13 @@ fn a_blob_that_was_cut_off_is_never_mounted() {
             return;
         }
         let data = std::fs::read_dir(place.path("store/data")).unwrap();
-        let mut blobs = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
-        let blob = blobs.next().unwrap();
+        let mut devices = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
+        let device = devices.next().unwrap();
         // What fs-verity protects cannot be changed, but another file can be put in its place.
-        let good = std::fs::read(&blob).unwrap();
+        let good = std::fs::read(&device).unwrap();
         let replace = |bytes: &[u8]| {
-            std::fs::remove_file(&blob).unwrap();
-            write(&blob, bytes, 0o444);
+            std::fs::remove_file(&device).unwrap();
+            write(&device, bytes, 0o444);
         };
         replace(&good[..4096]);
         std::fs::create_dir(place.path("point")).unwrap();

@@ -120,7 +120,7 @@ impl Pair {
         Some(pair)
     }
 
-    /// Files of the store: images, objects, data blobs.
+    /// Files of the store: images, objects, devices.
     fn files(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut open: Vec<_> =
@@ -138,12 +138,12 @@ impl Pair {
         self.files().iter().for_each(|path| cool(path));
     }
 
-    fn blob(&self) -> PathBuf {
-        let is_blob =
+    fn device(&self) -> PathBuf {
+        let is_device =
             |path: &PathBuf| path.parent().unwrap().ends_with("data") && path.extension().is_none();
         // That of `a` has `same`, too.
-        let blobs = self.files().into_iter().filter(is_blob);
-        blobs.max_by_key(|path| path.metadata().unwrap().len()).unwrap()
+        let devices = self.files().into_iter().filter(is_device);
+        devices.max_by_key(|path| path.metadata().unwrap().len()).unwrap()
     }
 
     fn read(&self, path: &str) {
@@ -194,7 +194,7 @@ fn an_object_of_two_images_is_in_memory_once() {
 }
 
 #[test]
-fn pages_of_mounts_and_of_data_blobs_are_told_apart() {
+fn pages_of_mounts_and_of_devices_are_told_apart() {
     for form in ["packed", "tar"] {
         let Some(pair) = Pair::new(form) else { return };
         assert_eq!(pair.total(), [0, 0, 0], "{form}");
@@ -202,7 +202,7 @@ fn pages_of_mounts_and_of_data_blobs_are_told_apart() {
             // Not even the directory that was looked through.
             assert_eq!(resident(&File::open(pair.place.path(point)).unwrap()), 0, "{form}");
         }
-        // EROFS reads past the blob's own pages.
+        // EROFS reads past the device's own pages.
         pair.read("on-a/same");
         assert_eq!((pair.pages("a"), pair.pages("b")), ([40, 0, 0], [0, 0, 0]), "{form}");
         // Each mount has its own.
@@ -213,8 +213,8 @@ fn pages_of_mounts_and_of_data_blobs_are_told_apart() {
         if form == "tar" {
             continue;
         }
-        // And then the blob's: `same` is in one that both have.
-        std::fs::read(pair.blob()).unwrap();
+        // And then the device's: `same` is in one that both have.
+        std::fs::read(pair.device()).unwrap();
         assert_eq!((pair.pages("a"), pair.pages("b")), ([90, 40, 40], [101, 40, 40]));
         assert_eq!(pair.total(), [151, 40, 80]);
         // What is not mounted has no pages of its own.
@@ -239,20 +239,21 @@ fn looking_brings_nothing_into_memory() {
     }
 }
 
-/// As kernels do it that cannot read past the blob's pages: everything is in memory twice.
+/// As kernels do it that cannot read past the device's pages: everything is in memory twice.
 #[test]
-fn a_mount_that_reads_through_the_blob_has_data_twice() {
+fn a_mount_that_reads_through_the_device_has_data_twice() {
     let Some(pair) = Pair::new("packed") else { return };
-    let (image, blob) = (File::open(image_file(&pair.place, "a")).unwrap(), pair.blob());
-    let blob = File::open(blob).unwrap();
-    let options = ErofsOptions { devices: &[blob.as_fd()], io: Io::Buffered, ..Default::default() };
+    let (image, device) = (File::open(image_file(&pair.place, "a")).unwrap(), pair.device());
+    let device = File::open(device).unwrap();
+    let options =
+        ErofsOptions { devices: &[device.as_fd()], io: Io::Buffered, ..Default::default() };
     let mount = kernel::mount::erofs(image.as_fd(), &options).unwrap();
     pair.place.out("umount --lazy on-a");
     mount.mount.attach_at(&pair.place.path("on-a")).unwrap();
     pair.read("on-a/a");
     let [all, shared, twice] = pair.pages("a");
     assert_eq!(twice, 10);
-    // The kernel reads on in the blob, which has `same` before or behind `a`.
+    // The kernel reads on in the device, which has `same` before or behind `a`.
     assert_eq!(all, 20 + shared);
 }
 

@@ -56,11 +56,11 @@ fn place() -> Place {
     place
 }
 
-/// Lengths and bytes on the disk of all data blobs.
-fn blobs(place: &Place) -> (u64, u64) {
+/// Lengths and bytes on the disk of all devices.
+fn devices(place: &Place) -> (u64, u64) {
     let files = std::fs::read_dir(place.path("store/data")).unwrap().map(|it| it.unwrap().path());
-    let blobs = files.filter(|it| it.extension().is_none()).map(|it| it.metadata().unwrap());
-    blobs.fold((0, 0), |(len, disk), it| (len + it.len(), disk + it.blocks() * 512))
+    let devices = files.filter(|it| it.extension().is_none()).map(|it| it.metadata().unwrap());
+    devices.fold((0, 0), |(len, disk), it| (len + it.len(), disk + it.blocks() * 512))
 }
 
 fn check_files(place: &Place, name: &str, version: u32) {
@@ -83,12 +83,12 @@ fn check_files(place: &Place, name: &str, version: u32) {
 fn what_changed_is_stored_and_zeros_are_not() {
     let place = place();
     place.out("import --form packed tar:1.tar one");
-    let (first, _) = blobs(&place);
-    // Two pages of the small file, a block with `end` of the turned one, and what the blob is; nothing else twice.
+    let (first, _) = devices(&place);
+    // Two pages of the small file, a block with `end` of the turned one, and what the device is; nothing else twice.
     assert_eq!(first, (3 << 20) + 2 * 4096 + 512 + 512);
     place.out("import --form packed tar:2.tar two");
-    let (both, _) = blobs(&place);
-    // A piece that has the page, one of the sparse file, the small file, and what the blob is.
+    let (both, _) = devices(&place);
+    // A piece that has the page, one of the sparse file, the small file, and what the device is.
     assert_eq!(both - first, 2 * CHUNK as u64 + 2 * 4096 + 512);
     check_files(&place, "one", 1);
     check_files(&place, "two", 2);
@@ -122,10 +122,10 @@ fn the_first_image_goes_and_the_second_reads_on() {
     let place = place();
     place.out("import --form packed tar:1.tar one");
     place.out("import --form packed tar:2.tar two");
-    let (_, before) = blobs(&place);
+    let (_, before) = devices(&place);
     place.out("rm one");
     place.out("gc");
-    let (_, after) = blobs(&place);
+    let (_, after) = devices(&place);
     let seals = place.run("doctor").out.contains("fs-verity: yes");
     // What of the first one nobody needs: the piece with its page, and its small file.
     if !seals {
@@ -142,7 +142,7 @@ fn the_first_image_goes_and_the_second_reads_on() {
     place.out("fsck --deep");
     place.out("rm one");
     place.out("gc");
-    assert_eq!(blobs(&place), (0, 0));
+    assert_eq!(devices(&place), (0, 0));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn every_verb_knows_files_in_pieces() {
 }
 
 #[test]
-fn a_layer_alone_decides_its_blob_where_that_is_wanted() {
+fn a_layer_alone_decides_its_device_where_that_is_wanted() {
     let (first, second) = (place(), Place::new());
     for tar in ["1.tar", "2.tar"] {
         std::fs::copy(first.path(tar), second.path(tar)).unwrap();

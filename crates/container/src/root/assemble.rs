@@ -1,8 +1,8 @@
-//! Root file systems: an image of the store, its objects or data blobs, and perhaps a writable layer, in one detached
+//! Root file systems: an image of the store, its objects or devices, and perhaps a writable layer, in one detached
 //! mount.
 //!
 //! Every mount that Quire makes of an image comes from [`assemble`], so that whoever has to stand behind a mount (a
-//! holder of lazy blobs, a monitor that shares superblocks) has one place to do so.
+//! holder of lazy devices, a monitor that shares superblocks) has one place to do so.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -31,10 +31,10 @@ pub(crate) struct Layers<'a> {
     pub(crate) data: Data<'a>,
     /// Whether any inode of the image has a POSIX ACL.
     pub(crate) acl: Acl,
-    /// With which other images over data blobs the pages of equal files are in memory once, where the kernel can: all of one
+    /// With which other images over devices the pages of equal files are in memory once, where the kernel can: all of one
     /// domain have to be trusted alike. Nobody, if there is none.
     pub(crate) domain: Option<&'a str>,
-    /// What the kernel reads an image over data blobs from. Its files can be read with `O_DIRECT` from [`Backing::Loop`] only,
+    /// What the kernel reads an image over devices from. Its files can be read with `O_DIRECT` from [`Backing::Loop`] only,
     /// and shares no pages then. Of others, overlayfs has the files of the disk.
     pub(crate) backing: Backing,
 }
@@ -62,7 +62,7 @@ impl Layers<'_> {
 pub(crate) enum Data<'a> {
     /// In directories that hold objects, searched in this order: overlayfs goes there.
     Objects(&'a [BorrowedFd<'a>]),
-    /// In data blobs, open for reading, in the order of the image's device table; their number and lengths were compared
+    /// In devices, open for reading, in the order of the image's device table; their number and lengths were compared
     /// with what it says. EROFS reads them itself, so there is no overlay where nothing is written.
     Devices(&'a [BorrowedFd<'a>]),
 }
@@ -273,7 +273,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
         // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
         // I/O would read the disk anew for every container.)
         Data::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
-        // File data is in memory once, as EROFS's own; through the blobs' page cache it would be there twice.
+        // File data is in memory once, as EROFS's own; through the devices' page cache it would be there twice.
         Data::Devices(devices) => ErofsOptions {
             devices,
             backing: layers.backing,
@@ -355,7 +355,7 @@ fn stack(
         upper: upper.map(Layer::options),
         verity: match (layers.data, checked) {
             (Data::Objects(_), Checked::ByKernel) => Verity::Required,
-            // Blobs that are sealed are checked wherever they are read.
+            // Devices that are sealed are checked wherever they are read.
             (Data::Devices(_), _) | (_, Checked::AtImport) => Verity::Off,
         },
         xattrs: XattrNamespace::Trusted,
@@ -425,7 +425,7 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::MetadataExt as _;
 
-    use image::erofs::{DataBlob, Placed, Profile, Stored, Versions, write_native};
+    use image::erofs::{DeviceFile, Placed, Profile, Stored, Versions, write_native};
     use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
     use image::verity::{Algorithm, ObjectId, digest};
 
@@ -533,7 +533,7 @@ mod tests {
         kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
     }
 
-    /// An image whose one file is in a blob, behind a block of something else.
+    /// An image whose one file is in a device, behind a block of something else.
     struct Native {
         folder: tempfile::TempDir,
         bytes: Vec<u8>,
@@ -544,7 +544,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let bytes: Vec<u8> = (0..=255).cycle().take(3 * 4096 + 5).collect();
             let object = ObjectId::new(digest(Algorithm::Sha256, &bytes));
-            let blob = [&[0xee; 4096][..], &bytes, &[0; 4096 - 5]].concat();
+            let data = [&[0xee; 4096][..], &bytes, &[0; 4096 - 5]].concat();
             let mut builder = Builder::new();
             let size = bytes.len() as u64;
             let content =
@@ -554,8 +554,10 @@ mod tests {
             let find = |_: &_| {
                 Some(Placed::Whole(Stored { device: 0, offset: 4096, fingerprint: [7; 32] }))
             };
-            let device =
-                DataBlob { id: digest(Algorithm::Sha256, &blob).into(), bytes: blob.len() as u64 };
+            let device = DeviceFile {
+                id: digest(Algorithm::Sha256, &data).into(),
+                bytes: data.len() as u64,
+            };
             let devices = [device];
             let native = image::erofs::Native::new(&devices, &find);
             let mut give = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| {
@@ -563,17 +565,17 @@ mod tests {
             };
             let mut out = File::create(folder.path().join("image")).unwrap();
             write_native(&builder.finish(), &native, &mut give, &mut out).unwrap();
-            std::fs::write(folder.path().join("blob"), blob).unwrap();
+            std::fs::write(folder.path().join("device"), data).unwrap();
             Self { folder, bytes }
         }
 
         fn root(&self, shape: &Shape<'_>, workshop: Workshop) -> Root {
             let open = |name| File::open(self.folder.path().join(name)).unwrap();
-            let (image, blob) = (open("image"), open("blob"));
+            let (image, device) = (open("image"), open("device"));
             let layers = Layers {
                 name: "quire:native",
                 image: image.as_fd(),
-                data: Data::Devices(&[blob.as_fd()]),
+                data: Data::Devices(&[device.as_fd()]),
                 acl: Acl::Keep,
                 domain: Some("test"),
                 backing: Backing::File,
@@ -583,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_over_blobs_is_mounted_alone_until_something_is_written() {
+    fn an_image_over_devices_is_mounted_alone_until_something_is_written() {
         if !is_root() {
             return;
         }

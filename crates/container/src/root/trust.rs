@@ -22,7 +22,7 @@ pub struct Trust {
     pub digest: Option<ImageId>,
     /// The images with which pages of equal files are shared.
     pub domain: PageDomain,
-    /// What the kernel reads an image over data blobs from.
+    /// What the kernel reads an image over devices from.
     pub backing: Backing,
 }
 

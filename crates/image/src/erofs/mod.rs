@@ -7,6 +7,6 @@ pub mod read;
 mod write;
 
 pub use write::{
-    Contents, DEVICES_MAX, DataBlob, Flavor, Native, Piece, Placed, Profile, Run, Standalone,
+    Contents, DEVICES_MAX, DeviceFile, Flavor, Native, Piece, Placed, Profile, Run, Standalone,
     Stored, Summary, Version, Versions, WriteError, write, write_native, write_with,
 };

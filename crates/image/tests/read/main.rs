@@ -9,8 +9,8 @@
     reason = "tests fail by panicking"
 )]
 
-mod blobs;
 mod composefs;
+mod devices;
 mod given;
 mod hostile;
 mod laid_out;

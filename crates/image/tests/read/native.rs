@@ -1,4 +1,4 @@
-//! Images over data blobs: what the kernel shows of them is what they were made of.
+//! Images over devices: what the kernel shows of them is what they were made of.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use quire_image::erofs::read::{
     self, ByteOffset, DeviceRange, FileType, Image, ImageTree, Located, Place, ReadAt, examine,
     native_tree,
 };
-use quire_image::erofs::{DataBlob, Native, Placed, Stored, Summary, write_native};
+use quire_image::erofs::{DeviceFile, Native, Placed, Stored, Summary, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Node, Tree};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
@@ -21,14 +21,14 @@ use crate::source::{Fill, list};
 use crate::standalone::{Objects, external, give, largest, links, random_tree, tree_of};
 use crate::tools::{newer, run, skipped};
 
-/// Data blobs, and where in them objects are.
+/// Devices, and where in them objects are.
 #[derive(Default)]
-pub struct Blobs {
+pub struct Devices {
     pub bytes: Vec<Vec<u8>>,
     pub stored: BTreeMap<ObjectId, Stored>,
 }
 
-/// How objects come into a blob.
+/// How objects come into a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Way {
     /// At multiples of 4096.
@@ -37,41 +37,41 @@ pub enum Way {
     Tar,
 }
 
-impl Blobs {
+impl Devices {
     pub fn find(&self, id: &ObjectId) -> Option<Placed<'_>> {
         self.stored.get(id).copied().map(Placed::Whole)
     }
 
     pub fn add(&mut self, objects: &Objects, way: Way) {
-        let device = self.bytes.len() as u16;
-        let mut blob = Vec::new();
+        let number = self.bytes.len() as u16;
+        let mut device = Vec::new();
         for (id, bytes) in objects {
             let fingerprint = Sha256::digest(bytes).into();
             let block = match way {
                 Way::Packed => 4096,
                 Way::Tar => {
-                    blob.extend_from_slice(&[0x77; 512]);
+                    device.extend_from_slice(&[0x77; 512]);
                     512
                 }
             };
-            let stored = Stored { device, offset: blob.len() as u64, fingerprint };
+            let stored = Stored { device: number, offset: device.len() as u64, fingerprint };
             self.stored.insert(*id, stored);
-            blob.extend_from_slice(bytes);
-            blob.resize(blob.len().next_multiple_of(block), 0);
+            device.extend_from_slice(bytes);
+            device.resize(device.len().next_multiple_of(block), 0);
         }
-        if blob.is_empty() {
-            blob = vec![0; 4096];
+        if device.is_empty() {
+            device = vec![0; 4096];
         }
-        blob.resize(blob.len().next_multiple_of(4096), 0);
-        self.bytes.push(blob);
+        device.resize(device.len().next_multiple_of(4096), 0);
+        self.bytes.push(device);
     }
 
-    pub fn table(&self) -> Vec<DataBlob> {
-        let blob = |bytes: &Vec<u8>| DataBlob {
+    pub fn table(&self) -> Vec<DeviceFile> {
+        let device = |bytes: &Vec<u8>| DeviceFile {
             id: digest(Algorithm::Sha256, bytes).into(),
             bytes: bytes.len() as u64,
         };
-        self.bytes.iter().map(blob).collect()
+        self.bytes.iter().map(device).collect()
     }
 
     pub fn slices(&self) -> Vec<&[u8]> {
@@ -81,7 +81,7 @@ impl Blobs {
     /// Writes them to files.
     pub fn files(&self, dir: &Path) -> Vec<PathBuf> {
         let write = |(at, bytes): (usize, &Vec<u8>)| {
-            let file = dir.join(format!("blob-{at}"));
+            let file = dir.join(format!("device-{at}"));
             fs::write(&file, bytes).unwrap();
             file
         };
@@ -93,15 +93,15 @@ pub fn sources<'a>(slices: &'a [&'a [u8]]) -> Vec<&'a dyn ReadAt> {
     slices.iter().map(|slice| slice as &dyn ReadAt).collect()
 }
 
-pub fn make(tree: &Tree, objects: &Objects, blobs: &Blobs) -> (Vec<u8>, Summary) {
+pub fn make(tree: &Tree, objects: &Objects, devices: &Devices) -> (Vec<u8>, Summary) {
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
             panic!("{:?} has no contents to give", file.node());
         };
         give(&objects[&object], piece, out)
     };
-    let table = blobs.table();
-    let find = |id: &ObjectId| blobs.find(id);
+    let table = devices.table();
+    let find = |id: &ObjectId| devices.find(id);
     let uuid = *b"sixteen bytes id";
     let native = Native { uuid, ..Native::new(&table, &find) };
     let mut image = Vec::new();
@@ -111,20 +111,20 @@ pub fn make(tree: &Tree, objects: &Objects, blobs: &Blobs) -> (Vec<u8>, Summary)
 }
 
 /// Objects by turns in one of `ways`, or in the image itself.
-pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Random) -> Blobs {
+pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Random) -> Devices {
     let mut parts = vec![Objects::new(); ways.len() + in_image];
     let count = parts.len();
     for (id, bytes) in objects {
         parts[random.next(count)].insert(*id, bytes.clone());
     }
-    let mut blobs = Blobs::default();
+    let mut devices = Devices::default();
     for (part, way) in parts.iter().zip(ways) {
-        blobs.add(part, *way);
+        devices.add(part, *way);
     }
-    blobs
+    devices
 }
 
-/// Where objects are: in blobs of these ways, and in the image by so many parts of all.
+/// Where objects are: in devices of these ways, and in the image by so many parts of all.
 const MIXTURES: [(&[Way], usize); 5] = [
     (&[Way::Packed], 0),
     (&[], 1),
@@ -142,7 +142,7 @@ pub fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
     run(&fsck, words.chain([image.display().to_string()]));
 }
 
-/// A directory with some of everything becomes an image over blobs, and the kernel shows that directory again.
+/// A directory with some of everything becomes an image over devices, and the kernel shows that directory again.
 #[test]
 fn the_kernel_shows_the_source() {
     let Some(dir) = prepare("native::the_kernel_shows_the_source") else { return };
@@ -155,16 +155,16 @@ fn the_kernel_shows_the_source() {
     let (tree, objects) = tree_of(&source, &listing);
     let mut random = Random(1);
     for (ways, in_image) in MIXTURES {
-        let blobs = spread(&objects, ways, in_image, &mut random);
+        let devices = spread(&objects, ways, in_image, &mut random);
         let what = format!("{ways:?}");
-        let (bytes, _) = make(&tree, &objects, &blobs);
+        let (bytes, _) = make(&tree, &objects, &devices);
         fs::write(&image, &bytes).unwrap();
-        let files = blobs.files(dir.path());
+        let files = devices.files(dir.path());
         check_with_fsck(&image, &files);
         let shown = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
         compare_source(&what, &shown, &listing, &[]);
         assert_eq!(links(&shown), links(&listing), "{what}");
-        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
+        let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&devices.slices()));
         compare(&what, &ours, &shown);
         examine(&bytes, 1 << 24).unwrap();
     }
@@ -182,11 +182,11 @@ fn the_kernel_shows_what_we_read() {
     for (case, (tree, objects)) in trees.iter().enumerate() {
         let mixtures = if case < 12 { &MIXTURES[..] } else { &MIXTURES[4..5] };
         for (ways, in_image) in mixtures.iter().copied() {
-            let blobs = spread(objects, ways, in_image, &mut random);
-            let (bytes, _) = make(tree, objects, &blobs);
+            let devices = spread(objects, ways, in_image, &mut random);
+            let (bytes, _) = make(tree, objects, &devices);
             fs::write(&image, &bytes).unwrap();
-            let files = blobs.files(dir.path());
-            let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&blobs.slices()));
+            let files = devices.files(dir.path());
+            let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &sources(&devices.slices()));
             let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
             compare(&format!("case {case}, {ways:?}"), &ours, &theirs);
             if case % 4 == 0 {
@@ -196,13 +196,13 @@ fn the_kernel_shows_what_we_read() {
     }
 }
 
-/// The objects of blobs by their addresses, as an index beside each blob knows them.
-fn by_address(blobs: &Blobs, objects: &Objects) -> BTreeMap<(u16, u64), ObjectId> {
+/// The objects of devices by their addresses, as an index beside each device knows them.
+fn by_address(devices: &Devices, objects: &Objects) -> BTreeMap<(u16, u64), ObjectId> {
     let on_device = |(id, stored): (&ObjectId, &Stored)| {
         let is_there = !objects[id].is_empty();
         is_there.then_some(((stored.device + 1, stored.offset), *id))
     };
-    blobs.stored.iter().filter_map(on_device).collect()
+    devices.stored.iter().filter_map(on_device).collect()
 }
 
 /// Whether two trees have the same names with the same inodes.
@@ -258,8 +258,8 @@ pub fn canonical(tree: &Tree, objects: &mut Objects, inline_max: usize) -> Tree 
     builder.finish()
 }
 
-fn check_fingerprints(what: &str, image: &Image<&[u8]>, blobs: &Blobs) {
-    let (slices, mut walk) = (blobs.slices(), image.walk());
+fn check_fingerprints(what: &str, image: &Image<&[u8]>, devices: &Devices) {
+    let (slices, mut walk) = (devices.slices(), image.walk());
     while let Some(step) = walk.next().unwrap() {
         let mut bytes = vec![0; step.inode.size() as usize];
         let is_file = step.inode.file_type() == FileType::Regular && !bytes.is_empty();
@@ -272,14 +272,14 @@ fn check_fingerprints(what: &str, image: &Image<&[u8]>, blobs: &Blobs) {
 }
 
 /// What of devices is used is what the objects of the tree take there.
-fn check_ranges(what: &str, image: &Image<&[u8]>, read: &ImageTree, blobs: &Blobs) {
+fn check_ranges(what: &str, image: &Image<&[u8]>, read: &ImageTree, devices: &Devices) {
     let mut expected = BTreeMap::new();
     let mut walk = read.tree.walk();
     while let Some((_, entry)) = walk.next() {
         let Node::Regular(Content::External { size, object, .. }) = entry.inode.node() else {
             continue;
         };
-        let Some(stored) = blobs.stored.get(&object.unwrap()) else { continue };
+        let Some(stored) = devices.stored.get(&object.unwrap()) else { continue };
         if size > 0 {
             let nid = read.nids[entry.inode.id().index()];
             expected.insert(nid, (stored.device + 1, stored.offset, size));
@@ -305,8 +305,8 @@ fn trees_come_back() {
         let tree = canonical(&tree, &mut objects, 64);
         for (ways, in_image) in MIXTURES {
             let what = format!("case {case}, {ways:?}");
-            let blobs = spread(&objects, ways, in_image, &mut random);
-            let addresses = by_address(&blobs, &objects);
+            let devices = spread(&objects, ways, in_image, &mut random);
+            let addresses = by_address(&devices, &objects);
             let find = |at: &Located<'_>| {
                 let Place::Data(device, offset) = at.runs[0].place else {
                     panic!("{what}: {at:?}")
@@ -317,17 +317,17 @@ fn trees_come_back() {
                 assert_eq!(at.fingerprint, Some(Sha256::digest(bytes).into()), "{what}");
                 Some(id)
             };
-            let (bytes, _) = make(&tree, &objects, &blobs);
+            let (bytes, _) = make(&tree, &objects, &devices);
             let image = Image::open(&bytes[..]).unwrap();
             let wanted =
                 read::Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
             let read = native_tree(&image, wanted).unwrap();
             check_same(&what, &read.tree, &tree);
-            check_fingerprints(&what, &image, &blobs);
+            check_fingerprints(&what, &image, &devices);
             let table: Vec<_> = image.devices().iter().map(|slot| slot.device_id()).collect();
-            let expected: Vec<_> = blobs.table().iter().map(|blob| Some(blob.id)).collect();
+            let expected: Vec<_> = devices.table().iter().map(|device| Some(device.id)).collect();
             assert_eq!(table, expected, "{what}");
-            check_ranges(&what, &image, &read, &blobs);
+            check_ranges(&what, &image, &read, &devices);
         }
     }
 }

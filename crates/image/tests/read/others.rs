@@ -1,4 +1,4 @@
-//! Images over data blobs against what other programs make and say.
+//! Images over devices against what other programs make and say.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use quire_image::tree::{Content, Node};
 use quire_image::verity::{Algorithm, digest};
 use sha2::{Digest as _, Sha256};
 
-use crate::blobs::{SIZES, flat};
+use crate::devices::{SIZES, flat};
 use crate::hostile::Random;
 use crate::mkfs::{self, mounted, prepare};
-use crate::native::{Blobs, Way, make, spread};
+use crate::native::{Devices, Way, make, spread};
 use crate::source::list;
 use crate::standalone::{Objects, tree_of};
 use crate::tools::{find, folder, newer, run, skipped};
@@ -41,9 +41,9 @@ fn fingerprints_are_those_of_mkfs() {
     let words = ["--xattr-inode-digest", "-Exattr-name-filter"].map(Path::new);
     run(&mkfs, words.into_iter().chain([&*theirs, &source]));
     let theirs = fs::read(&theirs).unwrap();
-    let mut blobs = Blobs::default();
-    blobs.add(&objects, Way::Packed);
-    let (ours, _) = make(&tree, &objects, &blobs);
+    let mut devices = Devices::default();
+    devices.add(&objects, Way::Packed);
+    let (ours, _) = make(&tree, &objects, &devices);
     // From the length of the prefix on, with its padding to 4 bytes.
     let prefix = |image: &[u8]| {
         assert_eq!((image[1024 + 91], image[1024 + 105]), (1, 0));
@@ -100,7 +100,7 @@ fn a_tar_of_gnu_tar() {
     let (tree, objects) = tree_of(&source, &listing);
     // "block 3: ./1", of which the next block is the first of the file.
     let text = run(&tar, [Path::new("-tRf"), &archive]);
-    let mut blobs = Blobs { bytes: vec![fs::read(&archive).unwrap()], stored: BTreeMap::new() };
+    let mut devices = Devices { bytes: vec![fs::read(&archive).unwrap()], stored: BTreeMap::new() };
     for line in String::from_utf8(text).unwrap().lines() {
         let Some((block, name)) = line.strip_prefix("block ").unwrap().split_once(": ./") else {
             continue;
@@ -109,10 +109,10 @@ fn a_tar_of_gnu_tar() {
         let offset = (block.parse::<u64>().unwrap() + 1) * 512;
         let fingerprint = Sha256::digest(&bytes).into();
         let stored = Stored { device: 0, offset, fingerprint };
-        blobs.stored.insert(digest(Algorithm::Sha256, &bytes).into(), stored);
+        devices.stored.insert(digest(Algorithm::Sha256, &bytes).into(), stored);
     }
-    assert_eq!(blobs.stored.len(), SIZES.len());
-    let (bytes, _) = make(&tree, &objects, &blobs);
+    assert_eq!(devices.stored.len(), SIZES.len());
+    let (bytes, _) = make(&tree, &objects, &devices);
     fs::write(&image, &bytes).unwrap();
     let shown = mounted(&image, [&*archive], &mountpoint);
     mkfs::compare_source("mounted", &shown, &listing, &[]);
@@ -125,16 +125,16 @@ fn a_tar_of_gnu_tar() {
     assert_eq!(ranges, sizes);
 }
 
-/// A blob that is not the one is seen by the tag.
+/// A device that is not the one is seen by the tag.
 #[test]
 fn devices_have_names_and_lengths() {
     let mut objects = Objects::new();
     let tree = flat(&SIZES, &mut objects);
-    let blobs = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(5));
-    let (bytes, _) = make(&tree, &objects, &blobs);
+    let devices = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(5));
+    let (bytes, _) = make(&tree, &objects, &devices);
     let opened = Image::open(&bytes[..]).unwrap();
-    assert_eq!(opened.devices().len(), blobs.bytes.len());
-    for (slot, bytes) in opened.devices().iter().zip(&blobs.bytes) {
+    assert_eq!(opened.devices().len(), devices.bytes.len());
+    for (slot, bytes) in opened.devices().iter().zip(&devices.bytes) {
         assert_eq!(slot.device_id(), Some(digest(Algorithm::Sha256, bytes).into()));
         assert_eq!(slot.bytes(), Some(bytes.len() as u64));
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use quire_image::erofs::read::{
     ByteOffset, Device, Image, Located, Objects as Wanted, Place, examine, native_tree,
 };
-use quire_image::erofs::{DataBlob, Native, Placed, Run, WriteError, write_native};
+use quire_image::erofs::{DeviceFile, Native, Placed, Run, WriteError, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
@@ -63,8 +63,9 @@ impl Case {
 
     fn write(&self) -> Result<Vec<u8>, WriteError> {
         let id = |bytes: &Vec<u8>| digest(Algorithm::Sha256, bytes);
-        let blob = |bytes: &Vec<u8>| DataBlob { id: id(bytes).into(), bytes: bytes.len() as u64 };
-        let devices: Vec<_> = self.devices.iter().map(blob).collect();
+        let device =
+            |bytes: &Vec<u8>| DeviceFile { id: id(bytes).into(), bytes: bytes.len() as u64 };
+        let devices: Vec<_> = self.devices.iter().map(device).collect();
         let find = |object: &ObjectId| {
             let (_, (bytes, runs)) =
                 self.files.iter().find(|(name, _)| Self::id(name) == *object).unwrap();
@@ -201,7 +202,7 @@ fn the_kernel_reads_pieces() {
         examine(&bytes, 1 << 24).unwrap();
         fs::write(&image, &bytes).unwrap();
         let write = |(at, bytes): (usize, &Vec<u8>)| {
-            let file = dir.path().join(format!("blob-{at}"));
+            let file = dir.path().join(format!("device-{at}"));
             fs::write(&file, bytes).unwrap();
             file
         };

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, Image, ReadAt, examine};
-use quire_image::erofs::{DataBlob, Native, Placed, Run, Stored, write_native};
+use quire_image::erofs::{DeviceFile, Native, Placed, Run, Stored, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -150,11 +150,11 @@ fn image(files: &[Wanted]) -> Vec<u8> {
         let inode = builder.inode(&METADATA, XattrsId::NONE, node).unwrap();
         builder.insert(InodeId::ROOT, file.name.as_bytes(), inode, Link::Equal).unwrap();
     }
-    let blob = |name: &str, blocks| DataBlob {
+    let device = |name: &str, blocks| DeviceFile {
         id: digest(Algorithm::Sha256, name.as_bytes()).into(),
         bytes: blocks * BLOCK,
     };
-    let devices = [blob("narrow", 64), blob("wide", BLOCKS)];
+    let devices = [device("narrow", 64), device("wide", BLOCKS)];
     let find = |id: &ObjectId| Some(files.iter().find(|it| it.id() == *id).unwrap().placed());
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on devices");
     let native = Native::new(&devices, &find);
@@ -220,12 +220,12 @@ fn blocks_beyond_32_bits_are_found() {
 #[test]
 fn narrow_devices_take_no_feature() {
     let narrow: Vec<_> = files().into_iter().filter(|it| it.name == "narrow").collect();
-    let blobs = |blocks| {
+    let devices = |blocks| {
         let id = digest(Algorithm::Sha256, b"one");
-        [DataBlob { id: id.into(), bytes: blocks * BLOCK }]
+        [DeviceFile { id: id.into(), bytes: blocks * BLOCK }]
     };
     let has_feature = |blocks| {
-        let devices = blobs(blocks);
+        let devices = devices(blocks);
         let find = |_: &ObjectId| Some(narrow[0].placed());
         let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on devices");
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Data blobs, object by object.
+//! Devices, object by object.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Read as _;
@@ -12,7 +12,7 @@ use super::{Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, c
 use crate::disk::DiskError;
 use crate::parallel;
 use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
-use crate::shelf::images::BlobRange;
+use crate::shelf::images::DevicePart;
 use crate::shelf::item::StoreItem;
 use crate::shelf::sparse::SparseFile;
 use crate::store::Store;
@@ -20,16 +20,16 @@ use crate::store::Store;
 /// How many objects a thread takes at once.
 const RUN: usize = 64;
 
-/// Which objects are in data blobs.
+/// Which objects are in devices.
 #[derive(Debug, Default)]
-pub(super) struct InBlobs {
-    /// Those that are as they should be, in one blob at least.
+pub(super) struct InDevices {
+    /// Those that are as they should be, in one device at least.
     pub(super) sound: BTreeSet<ObjectId>,
     /// The others.
     pub(super) damaged: BTreeSet<ObjectId>,
 }
 
-impl InBlobs {
+impl InDevices {
     /// Objects in pieces are as sound as their pieces are, wherever these are, but for those that are bad themselves.
     fn add_pieces(&mut self, indexes: &BTreeMap<DeviceId, Arc<Index>>, bad: &BTreeSet<ObjectId>) {
         let records = || indexes.values().flat_map(|it| &it.records);
@@ -63,27 +63,27 @@ pub(super) enum Scope {
     Images,
 }
 
-/// Where something is: in this blob, at this entry.
+/// Where something is: in this device, at this entry.
 type Place = (DeviceId, Entry);
 
-/// A blob that is there, and an object of it.
+/// A device that is there, and an object of it.
 type Job<'i> = (DeviceId, &'i Arc<Index>, &'i Entry);
 
 impl Store {
-    /// Checks data blobs, and says whom damage hurts.
+    /// Checks devices, and says whom damage hurts.
     pub(super) fn check_data(
         &self,
         users: &Users<'_>,
         scope: Scope,
         options: FsckOptions,
         report: &mut FsckReport,
-    ) -> Result<InBlobs, FsckError> {
+    ) -> Result<InDevices, FsckError> {
         let mut wanted: BTreeSet<DeviceId> =
             users.images.values().flat_map(|it| it.devices.keys().copied()).collect();
         let needed = wanted.clone();
         let there = self.devices.list()?.names.into_iter().filter_map(|file| match file {
-            devices::DataFile::Blob(id) => Some(id),
-            // Without its blob, what a crash may leave.
+            devices::DataFile::Device(id) => Some(id),
+            // Without its device, what a crash may leave.
             devices::DataFile::Index(_) => None,
         });
         let there: BTreeSet<DeviceId> = there.collect();
@@ -95,7 +95,7 @@ impl Store {
                 report.checked += 1;
                 if let Some(why) = self.sparse.lack(id)? {
                     let item = StoreItem::Sparse(SparseFile::Device(*id));
-                    report.damage.push((Damage::Bad(item, why), users.harm_of_blob(id)));
+                    report.damage.push((Damage::Bad(item, why), users.harm_of_device(id)));
                 }
             }
         }
@@ -103,15 +103,15 @@ impl Store {
             wanted.extend(&there);
         }
         let mut indexes = BTreeMap::new();
-        for blob in &wanted {
+        for device in &wanted {
             report.checked += 1;
-            match self.check_blob(blob, there.contains(blob), users)? {
-                Ok(index) => drop(indexes.insert(*blob, index)),
+            match self.check_device(device, there.contains(device), users)? {
+                Ok(index) => drop(indexes.insert(*device, index)),
                 // Nobody needs it: garbage.
-                Err(Damage::Bad(StoreItem::DataIndex(_), _))
-                    if !needed.contains(blob) && !self.has_index(blob)? => {}
-                Err(damage @ Damage::Bad(StoreItem::DataIndex(_), _)) => report.add(damage),
-                Err(damage) => report.damage.push((damage, users.harm_of_blob(blob))),
+                Err(Damage::Bad(StoreItem::DeviceIndex(_), _))
+                    if !needed.contains(device) && !self.has_index(device)? => {}
+                Err(damage @ Damage::Bad(StoreItem::DeviceIndex(_), _)) => report.add(damage),
+                Err(damage) => report.damage.push((damage, users.harm_of_device(device))),
             }
         }
         for (image, contents) in &users.images {
@@ -121,99 +121,104 @@ impl Store {
             }
         }
         let mut jobs: Vec<Job<'_>> = Vec::new();
-        for (blob, index) in &indexes {
+        for (device, index) in &indexes {
             let all = index.entries.iter();
-            jobs.extend(all.map(|entry| (*blob, index, entry)));
+            jobs.extend(all.map(|entry| (*device, index, entry)));
         }
         let used = (scope == Scope::Images).then(|| Used::of(users));
         if let Some(used) = &used {
-            jobs.retain(|(blob, _, entry)| used.meets(blob, entry.offset, entry.until()));
+            jobs.retain(|(device, _, entry)| used.meets(device, entry.offset, entry.until()));
         }
         // As they are on the disk; ends in the order of the frames that have them.
-        jobs.sort_by_key(|(blob, _, entry)| (*blob, entry.offset));
-        let mut in_blobs = InBlobs::default();
+        jobs.sort_by_key(|(device, _, entry)| (*device, entry.offset));
+        let mut in_devices = InDevices::default();
         let mut bad = Vec::new();
         for (job, damage) in jobs.iter().zip(self.hash_stored(&jobs, options)?) {
-            let (blob, _, entry) = job;
+            let (device, _, entry) = job;
             report.checked += 1;
             match damage {
                 None => {
                     report.bytes += entry.size;
-                    in_blobs.sound.insert(entry.object());
+                    in_devices.sound.insert(entry.object());
                 }
                 Some(why) => {
-                    in_blobs.damaged.insert(entry.object());
+                    in_devices.damaged.insert(entry.object());
                     bad.push(Bad {
-                        blob: *blob,
+                        device: *device,
                         object: entry.object(),
-                        at: (*blob, **entry),
+                        at: (*device, **entry),
                         why,
                     });
                 }
             }
         }
         let mut bad_records = BTreeSet::new();
-        for (blob, index) in &indexes {
+        for (device, index) in &indexes {
             for record in &index.records {
-                let resolved = || self.resolved(blob, index, record);
+                let resolved = || self.resolved(device, index, record);
                 if used.as_ref().is_some_and(|it| !resolved().is_some_and(|of| it.has_all_of(&of)))
                 {
                     continue;
                 }
                 report.checked += 1;
                 // Whatever is wrong with a piece was told.
-                if record.parts().any(|it| is_one_of(&in_blobs.damaged, &it)) {
+                if record.parts().any(|it| is_one_of(&in_devices.damaged, &it)) {
                     continue;
                 }
-                if let Some((at, why)) = self.record_damage(blob, index, record)? {
+                if let Some((at, why)) = self.record_damage(device, index, record)? {
                     bad_records.insert(record.object());
-                    bad.push(Bad { blob: *blob, object: record.object(), at, why });
+                    bad.push(Bad { device: *device, object: record.object(), at, why });
                 }
             }
         }
-        in_blobs.add_pieces(&indexes, &bad_records);
+        in_devices.add_pieces(&indexes, &bad_records);
         self.tell_harm(bad, users, report)?;
-        Ok(in_blobs)
+        Ok(in_devices)
     }
 
-    fn has_index(&self, blob: &DeviceId) -> Result<bool, DiskError> {
-        Ok(self.devices.directory.there()?.stat(devices::index_name(blob))?.is_some())
+    fn has_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
+        Ok(self.devices.directory.there()?.stat(devices::index_name(device))?.is_some())
     }
 
-    /// The file of a blob and its index, but for what is in them.
-    fn check_blob(
+    /// The file of a device and its index, but for what is in them.
+    fn check_device(
         &self,
-        blob: &DeviceId,
+        device: &DeviceId,
         is_there: bool,
         users: &Users<'_>,
     ) -> Result<Result<Arc<Index>, Damage>, FsckError> {
         if !is_there {
-            return Ok(Err(Damage::Bad(StoreItem::DataBlob(*blob), "it is missing".to_owned())));
+            return Ok(Err(Damage::Bad(StoreItem::Device(*device), "it is missing".to_owned())));
         }
-        let damage = match self.devices.index_damage(blob) {
+        let damage = match self.devices.index_damage(device) {
             Ok(None) => None,
             Ok(Some(devices::DataError::Index { reason, .. })) => {
-                Some(Damage::Bad(StoreItem::DataIndex(*blob), reason.to_owned()))
+                Some(Damage::Bad(StoreItem::DeviceIndex(*device), reason.to_owned()))
             }
             Ok(Some(devices::DataError::Length { expected, actual, .. })) => Some(Damage::Bad(
-                StoreItem::DataBlob(*blob),
+                StoreItem::Device(*device),
                 format!("it has {actual} bytes, not {expected}"),
             )),
-            Ok(Some(error)) => Some(Damage::Bad(StoreItem::DataBlob(*blob), chain(&error))),
-            Err(error) => Some(Damage::Bad(StoreItem::DataIndex(*blob), fault::damage(&error)?)),
+            Ok(Some(error)) => Some(Damage::Bad(StoreItem::Device(*device), chain(&error))),
+            Err(error) => {
+                Some(Damage::Bad(StoreItem::DeviceIndex(*device), fault::damage(&error)?))
+            }
         };
         if let Some(damage) = damage {
             return Ok(Err(damage));
         }
-        let index = self.devices.index_of(blob)?;
+        let index = self.devices.index_of(device)?;
         let Some(index) = index else {
-            return Ok(Err(Damage::Bad(StoreItem::DataIndex(*blob), "it is not there".to_owned())));
+            return Ok(Err(Damage::Bad(
+                StoreItem::DeviceIndex(*device),
+                "it is not there".to_owned(),
+            )));
         };
-        let stated = users.images.values().filter_map(|it| it.devices.get(blob));
+        let stated = users.images.values().filter_map(|it| it.devices.get(device));
         let actual = index.header.bytes;
         if let Some(expected) = stated.copied().find(|it| *it != actual) {
             let why = format!("it has {actual} bytes, not {expected}, as an image says");
-            return Ok(Err(Damage::Bad(StoreItem::DataBlob(*blob), why)));
+            return Ok(Err(Damage::Bad(StoreItem::Device(*device), why)));
         }
         Ok(Ok(index))
     }
@@ -235,35 +240,35 @@ impl Store {
 
     fn stored_damage(
         &self,
-        (blob, index, entry): &Job<'_>,
+        (device, index, entry): &Job<'_>,
         buffer: &mut [u8],
     ) -> Result<Option<String>, FsckError> {
-        match self.devices.open_part(&index.stored(blob, entry), index) {
+        match self.devices.open_part(&index.stored(device, entry), index) {
             Ok(reader) => differs(reader, buffer, &entry.object(), &entry.sha256),
             Err(error) => fault::damage(&error).map(Some),
         }
     }
 
     /// Where the pieces of an object are, if they are there.
-    fn resolved(&self, blob: &DeviceId, index: &Index, record: &Record) -> Option<StoredObject> {
+    fn resolved(&self, device: &DeviceId, index: &Index, record: &Record) -> Option<StoredObject> {
         let find = |id: &[u8; 32], len| self.devices.find_piece(id, len).ok().flatten();
-        devices::resolve(index, blob, record, &find)
+        devices::resolve(index, device, record, &find)
     }
 
     /// What is wrong with an object in pieces whose pieces are sound, if they are there; and the first of these, which
     /// files that have it begin with.
     fn record_damage(
         &self,
-        blob: &DeviceId,
+        device: &DeviceId,
         index: &Index,
         record: &Record,
     ) -> Result<Option<(Place, String)>, FsckError> {
-        let Some(stored) = self.resolved(blob, index, record) else { return Ok(None) };
+        let Some(stored) = self.resolved(device, index, record) else { return Ok(None) };
         let first = stored.pieces.iter().flat_map(|it| it.iter()).find_map(|it| it.stored.as_ref());
-        let (first_blob, offset, size) =
-            first.map_or((*blob, 0, 0), |it| (it.blob, it.offset, it.size));
+        let (first_device, offset, size) =
+            first.map_or((*device, 0, 0), |it| (it.device, it.offset, it.size));
         let (id, sha256) = (record.id, record.sha256);
-        let at = (first_blob, Entry { id, offset, size, sha256 });
+        let at = (first_device, Entry { id, offset, size, sha256 });
         if record.size > RECORD_BYTES_MAX {
             return Ok(Some((at, format!("{} bytes are more than any file has", record.size))));
         }
@@ -274,22 +279,24 @@ impl Store {
         Ok(why.map(|why| (at, why)))
     }
 
-    /// Whether an object in a data blob is what its index says.
+    /// Whether an object in a device is what its index says.
     pub(crate) fn is_sound_stored(
         &self,
-        blob: &DeviceId,
+        device: &DeviceId,
         object: &ObjectId,
     ) -> Result<bool, FsckError> {
-        let Ok(Some(index)) = fault::found(self.devices.index_of(blob))? else { return Ok(false) };
+        let Ok(Some(index)) = fault::found(self.devices.index_of(device))? else {
+            return Ok(false);
+        };
         let Some(key) = devices::key(object) else { return Ok(true) };
         if let Some(record) = index.record(&key)
-            && self.record_damage(blob, &index, record)?.is_some()
+            && self.record_damage(device, &index, record)?.is_some()
         {
             return Ok(false);
         }
         let mut buffer = vec![0; 1 << 20];
         for entry in index.places(&key) {
-            if self.stored_damage(&(*blob, &index, entry), &mut buffer)?.is_some() {
+            if self.stored_damage(&(*device, &index, entry), &mut buffer)?.is_some() {
                 return Ok(false);
             }
         }
@@ -297,7 +304,7 @@ impl Store {
     }
 }
 
-/// What images have of data blobs.
+/// What images have of devices.
 struct Used(BTreeMap<DeviceId, Ranges>);
 
 impl Used {
@@ -305,13 +312,13 @@ impl Used {
         let mut used: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
         for range in users.images.values().flat_map(|it| &it.ranges) {
             let until = range.offset.saturating_add(range.len);
-            used.entry(range.blob).or_default().push((range.offset, until));
+            used.entry(range.device).or_default().push((range.offset, until));
         }
-        Self(used.into_iter().map(|(blob, ranges)| (blob, Ranges::new(ranges))).collect())
+        Self(used.into_iter().map(|(device, ranges)| (device, Ranges::new(ranges))).collect())
     }
 
-    fn meets(&self, blob: &DeviceId, from: u64, until: u64) -> bool {
-        self.0.get(blob).is_some_and(|it| it.meet(from, until))
+    fn meets(&self, device: &DeviceId, from: u64, until: u64) -> bool {
+        self.0.get(device).is_some_and(|it| it.meet(from, until))
     }
 
     /// Whether an object in pieces may be one of these images' files: they have each of its pieces. Of one that is all
@@ -321,7 +328,7 @@ impl Used {
         let mut has_any = false;
         let has_all = pieces.filter_map(|it| it.stored.as_ref()).all(|it| {
             has_any = true;
-            self.meets(&it.blob, it.offset, it.offset.saturating_add(it.size))
+            self.meets(&it.device, it.offset, it.offset.saturating_add(it.size))
         });
         has_all && has_any
     }
@@ -367,14 +374,14 @@ fn differs(
 /// Something that an image needs and an index does not know: then nothing vouches for it.
 fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
-        let at = first_unknown(range, indexes.get(&range.blob)?)?;
+        let at = first_unknown(range, indexes.get(&range.device)?)?;
         let why = format!("it does not know what is at {at}, which an image needs");
-        Some(Damage::Bad(StoreItem::DataIndex(range.blob), why))
+        Some(Damage::Bad(StoreItem::DeviceIndex(range.device), why))
     })
 }
 
 /// Where a range begins to be in no object. It may have several, one behind the other.
-fn first_unknown(range: &BlobRange, index: &Index) -> Option<u64> {
+fn first_unknown(range: &DevicePart, index: &Index) -> Option<u64> {
     let until = range.offset.saturating_add(range.len);
     let mut at = range.offset;
     while at < until {

@@ -1,4 +1,4 @@
-//! Whom damage to objects in data blobs hurts.
+//! Whom damage to objects in devices hurts.
 
 use std::collections::BTreeMap;
 
@@ -6,45 +6,45 @@ use image::verity::{DeviceId, ObjectId};
 
 use super::{Damage, FsckError, FsckReport, Harm, Users};
 use crate::shelf::devices::{Entry, Ranges};
-use crate::shelf::images::{BlobRange, Use};
+use crate::shelf::images::{DevicePart, Use};
 use crate::shelf::item::StoreItem;
 use crate::store::Store;
 
-/// An object of a data blob that is not what an index says.
+/// An object of a device that is not what an index says.
 pub(super) struct Bad {
-    /// The blob of that index.
-    pub(super) blob: DeviceId,
+    /// The device of that index.
+    pub(super) device: DeviceId,
     pub(super) object: ObjectId,
     /// Where it begins, or where its first piece does.
     pub(super) at: (DeviceId, Entry),
     pub(super) why: String,
 }
 
-/// Where damaged objects are in their blobs: as much may be damaged as there is.
+/// Where damaged objects are in their devices: as much may be damaged as there is.
 struct Places(BTreeMap<DeviceId, (Ranges, Vec<usize>)>);
 
 impl Places {
     fn of(bad: &[Bad]) -> Self {
-        let mut blobs: BTreeMap<DeviceId, Vec<(u64, u64, usize)>> = BTreeMap::new();
-        for (number, Bad { at: (blob, entry), .. }) in bad.iter().enumerate() {
+        let mut devices: BTreeMap<DeviceId, Vec<(u64, u64, usize)>> = BTreeMap::new();
+        for (number, Bad { at: (device, entry), .. }) in bad.iter().enumerate() {
             if entry.size > 0 {
-                blobs.entry(*blob).or_default().push((entry.offset, entry.until(), number));
+                devices.entry(*device).or_default().push((entry.offset, entry.until(), number));
             }
         }
-        let sorted = blobs.into_iter().map(|(blob, mut places)| {
+        let sorted = devices.into_iter().map(|(device, mut places)| {
             // As `Ranges` has them.
             places.sort_unstable();
             let (ranges, numbers) = places.into_iter().map(|it| ((it.0, it.1), it.2)).unzip();
-            (blob, (Ranges::new(ranges), numbers))
+            (device, (Ranges::new(ranges), numbers))
         });
         Self(sorted.collect())
     }
 
     /// The numbers of the damaged objects of which a range has bytes.
-    fn hit(&self, range: &BlobRange) -> impl Iterator<Item = usize> + use<'_> {
+    fn hit(&self, range: &DevicePart) -> impl Iterator<Item = usize> + use<'_> {
         let (from, until) = (range.offset, range.offset.saturating_add(range.len));
-        let blob = self.0.get(&range.blob);
-        blob.into_iter().flat_map(move |(ranges, numbers)| {
+        let device = self.0.get(&range.device);
+        device.into_iter().flat_map(move |(ranges, numbers)| {
             ranges.meeting(from, until).filter_map(|at| numbers.get(at).copied())
         })
     }
@@ -83,8 +83,8 @@ impl Store {
                 harm[at].push(Harm { image: *image, refs: refs.clone(), paths });
             }
         }
-        for (Bad { blob, object, why, .. }, harm) in bad.into_iter().zip(harm) {
-            report.damage.push((Damage::Stored { object, blob, why }, harm));
+        for (Bad { device, object, why, .. }, harm) in bad.into_iter().zip(harm) {
+            report.damage.push((Damage::Stored { object, device, why }, harm));
         }
         Ok(())
     }
@@ -108,7 +108,7 @@ mod tests {
             Store::open(directory.path(), crate::Who::this_process(), OpenOptions::create())
                 .unwrap();
         let id = |text: &str| image::verity::digest(Algorithm::Sha256, text.as_bytes());
-        let blob = id("blob");
+        let device = id("device");
         let entry = |number: u64| Entry {
             id: *id("object").as_bytes().first_chunk().unwrap(),
             offset: number * 8192,
@@ -116,14 +116,14 @@ mod tests {
             sha256: [0; 32],
         };
         let bad = (0..COUNT).map(|it| Bad {
-            blob: blob.into(),
+            device: device.into(),
             object: id("object").into(),
-            at: (blob.into(), entry(it)),
+            at: (device.into(), entry(it)),
             why: String::new(),
         });
         // Beside all that is damaged, so that each is looked at.
-        let ranges = (0..COUNT).map(|it| BlobRange {
-            blob: blob.into(),
+        let ranges = (0..COUNT).map(|it| DevicePart {
+            device: device.into(),
             offset: it * 8192 + 4096,
             len: 4096,
             size: 4096,

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
-use super::data::InBlobs;
+use super::data::InDevices;
 use super::{FsckReport, Harm};
-use crate::shelf::images::BlobRange;
+use crate::shelf::images::DevicePart;
 use crate::shelf::refs::{RefName, Reference};
 use image::digest::Digest;
 
@@ -15,10 +15,10 @@ use image::digest::Digest;
 pub(super) struct Contents {
     /// With the sizes that the image says, in order, each pair once.
     pub(super) needs: BTreeSet<(ObjectId, u64)>,
-    /// Of a native image, its data blobs with the length that it says.
+    /// Of a native image, its devices with the length that it says.
     pub(super) devices: BTreeMap<DeviceId, u64>,
     /// What it has of them.
-    pub(super) ranges: Vec<BlobRange>,
+    pub(super) ranges: Vec<DevicePart>,
 }
 
 /// Who needs what.
@@ -30,24 +30,25 @@ pub(super) struct Users<'a> {
 }
 
 impl Users<'_> {
-    /// What has to be a file: all that images need, and what layers need that no data blob has.
-    pub(super) fn needed(&self, in_blobs: &InBlobs) -> BTreeSet<ObjectId> {
+    /// What has to be a file: all that images need, and what layers need that no device has.
+    pub(super) fn needed(&self, in_devices: &InDevices) -> BTreeSet<ObjectId> {
         let images = self.images.values().flat_map(|it| it.needs.iter().map(|it| it.0));
-        let in_blob = |id: &&ObjectId| in_blobs.sound.contains(id) || in_blobs.damaged.contains(id);
-        let layers = self.layers.values().flatten().filter(|it| !in_blob(it));
+        let in_device =
+            |id: &&ObjectId| in_devices.sound.contains(id) || in_devices.damaged.contains(id);
+        let layers = self.layers.values().flatten().filter(|it| !in_device(it));
         images.chain(layers.copied()).collect()
     }
 
-    /// Layers that have an object in a damaged state in a data blob, and nowhere else.
+    /// Layers that have an object in a damaged state in a device, and nowhere else.
     pub(super) fn add_hurt_layers(
         &self,
         files: &[ObjectId],
-        in_blobs: &InBlobs,
+        in_devices: &InDevices,
         report: &mut FsckReport,
     ) {
         let is_hurt = |id: &&ObjectId| {
-            in_blobs.damaged.contains(id)
-                && !in_blobs.sound.contains(id)
+            in_devices.damaged.contains(id)
+                && !in_devices.sound.contains(id)
                 && files.binary_search(id).is_err()
         };
         for (layer, objects) in &self.layers {
@@ -58,9 +59,9 @@ impl Users<'_> {
         }
     }
 
-    /// All of the images that have a blob as a device.
-    pub(super) fn harm_of_blob(&self, blob: &DeviceId) -> Vec<Harm> {
-        let images = self.images.iter().filter(|it| it.1.devices.contains_key(blob));
+    /// All of the images that have a device as a device.
+    pub(super) fn harm_of_device(&self, device: &DeviceId) -> Vec<Harm> {
+        let images = self.images.iter().filter(|it| it.1.devices.contains_key(device));
         images
             .map(|(image, _)| Harm { image: *image, refs: self.names(image), paths: Vec::new() })
             .collect()

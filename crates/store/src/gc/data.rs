@@ -1,4 +1,4 @@
-//! What is needed of data blobs, and taking the rest out of them.
+//! What is needed of devices, and taking the rest out of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::AsFd as _;
@@ -11,44 +11,44 @@ use super::GcError;
 use crate::disk::DiskError;
 use crate::inventory::Inventory;
 use crate::shelf::devices::{self, DATA_BLOCK, Entry, Index, Ranges, Record};
-use crate::shelf::images::{self, BlobRange, ImageFile};
+use crate::shelf::images::{self, DevicePart, ImageFile};
 use crate::store::Store;
 
 /// Bytes that a file system frees at once: a page.
 const PAGE: u64 = 4096;
 
-/// Bytes of a data blob that nobody needs, though the blob is kept.
+/// Bytes of a device that nobody needs, though the device is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dead {
-    /// The blob.
-    pub blob: DeviceId,
+    /// The device.
+    pub device: DeviceId,
     /// Bytes on disk.
     pub bytes: u64,
     /// Whether `gc` can free them.
     pub freeing: Freeing,
 }
 
-/// Whether bytes can be taken out of a data blob.
+/// Whether bytes can be taken out of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Freeing {
     /// Yes.
     Now,
-    /// Somebody has the blob mounted or open: when that ends.
+    /// Somebody has the device mounted or open: when that ends.
     InUse,
     /// Imports are running, which may rely on them: when they have ended.
     Imports,
-    /// The blob is sealed by fs-verity: with the last thing that needs it.
+    /// The device is sealed by fs-verity: with the last thing that needs it.
     Sealed,
-    /// The file system cannot free parts of files: with the last thing that needs the blob.
+    /// The file system cannot free parts of files: with the last thing that needs the device.
     Unsupported,
 }
 
-/// What somebody needs of data blobs.
+/// What somebody needs of devices.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NeededData {
-    /// Every blob that is kept.
-    pub(super) blobs: BTreeMap<DeviceId, NeededParts>,
+    /// Every device that is kept.
+    pub(super) devices: BTreeMap<DeviceId, NeededParts>,
 }
 
 /// What somebody needs of one.
@@ -60,29 +60,29 @@ pub(super) struct NeededParts {
     pub(super) objects: HashSet<[u8; 32]>,
 }
 
-/// The indexes of blobs.
+/// The indexes of devices.
 #[derive(Debug, Default)]
 pub(super) struct Indexes {
-    /// In order of the blobs' ids.
-    blobs: Vec<(DeviceId, Arc<Index>)>,
-    /// The first bytes of the id of each object, whole or in pieces, and the number of a blob that may have it, in order:
-    /// of many blobs only few have to be looked into.
+    /// In order of the devices' ids.
+    devices: Vec<(DeviceId, Arc<Index>)>,
+    /// The first bytes of the id of each object, whole or in pieces, and the number of a device that may have it, in order:
+    /// of many devices only few have to be looked into.
     holders: Vec<(u64, u32)>,
 }
 
 impl FromIterator<(DeviceId, Arc<Index>)> for Indexes {
     fn from_iter<I: IntoIterator<Item = (DeviceId, Arc<Index>)>>(indexes: I) -> Self {
-        let mut blobs: Vec<_> = indexes.into_iter().collect();
-        blobs.sort_unstable_by_key(|(blob, _)| *blob);
+        let mut devices: Vec<_> = indexes.into_iter().collect();
+        devices.sort_unstable_by_key(|(device, _)| *device);
         let mut holders = Vec::new();
-        for ((_, index), number) in blobs.iter().zip(0..) {
+        for ((_, index), number) in devices.iter().zip(0..) {
             let ids = index.entries.iter().map(|it| &it.id);
             let ids = ids.chain(index.records.iter().map(|it| &it.id));
             holders.extend(ids.map(|id| (first_bytes(id), number)));
         }
         holders.sort_unstable();
         holders.dedup();
-        Self { blobs, holders }
+        Self { devices, holders }
     }
 }
 
@@ -91,31 +91,31 @@ fn first_bytes(id: &[u8; 32]) -> u64 {
 }
 
 impl Indexes {
-    fn get(&self, blob: &DeviceId) -> Option<&Arc<Index>> {
-        let at = self.blobs.binary_search_by_key(&blob, |(blob, _)| blob).ok()?;
-        Some(&self.blobs[at].1)
+    fn get(&self, device: &DeviceId) -> Option<&Arc<Index>> {
+        let at = self.devices.binary_search_by_key(&device, |(device, _)| device).ok()?;
+        Some(&self.devices[at].1)
     }
 
-    /// The blobs that may have an object, in order of their ids.
+    /// The devices that may have an object, in order of their ids.
     fn holding(&self, id: &[u8; 32]) -> impl Iterator<Item = (&DeviceId, &Arc<Index>)> + use<'_> {
         let wanted = first_bytes(id);
         let first = self.holders.partition_point(|(id, _)| *id < wanted);
         let holders = self.holders[first..].iter().take_while(move |(id, _)| *id == wanted);
         holders.map(|(_, number)| {
-            let (blob, index) = &self.blobs[*number as usize];
-            (blob, index)
+            let (device, index) = &self.devices[*number as usize];
+            (device, index)
         })
     }
 }
 
 impl NeededData {
     /// An image needs all of its devices, and a part of them to be as it is.
-    pub(super) fn device(&mut self, blob: DeviceId) {
-        self.blobs.entry(blob).or_default();
+    pub(super) fn device(&mut self, device: DeviceId) {
+        self.devices.entry(device).or_default();
     }
 
-    pub(super) fn range(&mut self, range: &BlobRange) {
-        let parts = self.blobs.entry(range.blob).or_default();
+    pub(super) fn range(&mut self, range: &DevicePart) {
+        let parts = self.devices.entry(range.device).or_default();
         parts.ranges.push((range.offset, range.offset.saturating_add(range.len)));
     }
 
@@ -149,39 +149,41 @@ impl NeededData {
         as_files
     }
 
-    /// Whether a blob that is kept anyway has the object, or says of which pieces it is; it is needed there then.
+    /// Whether a device that is kept anyway has the object, or says of which pieces it is; it is needed there then.
     fn in_kept(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
         let mut recorded = Vec::new();
-        for (blob, index) in indexes.holding(&key) {
-            let Some(parts) = self.blobs.get_mut(blob) else { continue };
+        for (device, index) in indexes.holding(&key) {
+            let Some(parts) = self.devices.get_mut(device) else { continue };
             if !index.places(&key).is_empty() {
                 parts.objects.insert(key);
                 return true;
             }
-            recorded.extend(index.record(&key).map(|record| (*blob, index, record)));
+            recorded.extend(index.record(&key).map(|record| (*device, index, record)));
         }
-        recorded.into_iter().any(|(blob, index, it)| self.place_pieces(blob, index, it, indexes))
+        recorded
+            .into_iter()
+            .any(|(device, index, it)| self.place_pieces(device, index, it, indexes))
     }
 
-    /// Likewise, in any blob, which is kept for it.
+    /// Likewise, in any device, which is kept for it.
     fn in_any(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
         let has = |it: &(&DeviceId, &Arc<Index>)| !it.1.places(&key).is_empty();
-        if let Some((blob, _)) = indexes.holding(&key).find(has) {
-            self.blobs.entry(*blob).or_default().objects.insert(key);
+        if let Some((device, _)) = indexes.holding(&key).find(has) {
+            self.devices.entry(*device).or_default().objects.insert(key);
             return true;
         }
-        indexes.holding(&key).any(|(blob, index)| {
+        indexes.holding(&key).any(|(device, index)| {
             let record = index.record(&key);
-            record.is_some_and(|it| self.place_pieces(*blob, index, it, indexes))
+            record.is_some_and(|it| self.place_pieces(*device, index, it, indexes))
         })
     }
 
     /// Finds a place for every piece of an object, and keeps them there; false if one is nowhere.
     fn place_pieces(
         &mut self,
-        blob: DeviceId,
+        device: DeviceId,
         own: &Index,
         record: &Record,
         indexes: &Indexes,
@@ -190,15 +192,16 @@ impl NeededData {
         for piece in &record.pieces {
             let Some(id) = piece.id else { continue };
             let has = |index: &Index| index.piece(&id, piece.len).is_some();
-            let holding = || indexes.holding(&id).filter(|(_, it)| has(it)).map(|(blob, _)| blob);
-            let kept = || holding().find(|it| self.blobs.contains_key(it));
-            let place = if has(own) { Some(&blob) } else { kept().or_else(|| holding().next()) };
+            let holding =
+                || indexes.holding(&id).filter(|(_, it)| has(it)).map(|(device, _)| device);
+            let kept = || holding().find(|it| self.devices.contains_key(it));
+            let place = if has(own) { Some(&device) } else { kept().or_else(|| holding().next()) };
             let Some(place) = place else { return false };
             places.push((*place, id));
         }
-        self.device(blob);
+        self.device(device);
         for (place, id) in places {
-            self.blobs.entry(place).or_default().objects.insert(id);
+            self.devices.entry(place).or_default().objects.insert(id);
         }
         true
     }
@@ -208,7 +211,7 @@ fn key(object: &ObjectId) -> Option<[u8; 32]> {
     object.as_bytes().try_into().ok()
 }
 
-/// What a blob keeps and what it loses.
+/// What a device keeps and what it loses.
 #[derive(Debug, PartialEq, Eq)]
 struct Cut {
     /// Entries that are kept, in their order.
@@ -219,7 +222,7 @@ struct Cut {
     free: Vec<(u64, u64)>,
 }
 
-/// The objects of a blob that somebody needs.
+/// The objects of a device that somebody needs.
 fn live(index: &Index, needed: &NeededParts) -> Vec<Entry> {
     let ranges = Ranges::new(needed.ranges.clone());
     let is_live = |entry: &&Entry| {
@@ -230,8 +233,8 @@ fn live(index: &Index, needed: &NeededParts) -> Vec<Entry> {
 }
 
 impl Cut {
-    /// None if all of the blob is needed, but for what is between objects. Objects in pieces are kept as long as the pieces
-    /// are in `pieces`, what is needed of all blobs.
+    /// None if all of the device is needed, but for what is between objects. Objects in pieces are kept as long as the pieces
+    /// are in `pieces`, what is needed of all devices.
     fn of(
         index: &Index,
         needed: &NeededParts,
@@ -249,7 +252,7 @@ impl Cut {
         live.sort_unstable();
         let mut free = Vec::new();
         let mut at: u64 = 0;
-        // The last block says what the blob is.
+        // The last block says what the device is.
         let imprint = index.header.bytes.saturating_sub(DATA_BLOCK);
         for (from, until) in live.into_iter().chain([(imprint, u64::MAX)]) {
             let (start, end) = (at.next_multiple_of(PAGE), from / PAGE * PAGE);
@@ -262,7 +265,7 @@ impl Cut {
     }
 }
 
-/// A blob that loses something.
+/// A device that loses something.
 #[derive(Debug)]
 pub(super) struct Trimming {
     pub(super) dead: Dead,
@@ -273,12 +276,12 @@ pub(super) struct Trimming {
 impl Store {
     /// Every index, or why nothing can be decided.
     pub(super) fn readable_indexes(&self, found: &Inventory) -> Result<Indexes, GcError> {
-        let there = |id: &&DeviceId| found.data_blobs.binary_search(id).is_ok();
-        if found.data_indexes.is_empty() {
+        let there = |id: &&DeviceId| found.devices.binary_search(id).is_ok();
+        if found.device_indexes.is_empty() {
             return Ok(Indexes::default());
         }
         let indexes = self.devices.indexes()?;
-        for id in found.data_indexes.iter().filter(there) {
+        for id in found.device_indexes.iter().filter(there) {
             if !indexes.contains_key(id)
                 && let Some(source) = self.devices.index_damage(id)?
             {
@@ -288,7 +291,7 @@ impl Store {
         Ok(indexes.into_iter().collect())
     }
 
-    /// What an image needs of data blobs; objects that it has in itself go to `inside`.
+    /// What an image needs of devices; objects that it has in itself go to `inside`.
     pub(super) fn needed_of_native(
         file: &ImageFile,
         needed: &mut NeededData,
@@ -296,15 +299,15 @@ impl Store {
     ) -> Result<(), images::ContentsError> {
         for device in images::devices(file)?.uses {
             // A device that is none of ours keeps nothing.
-            if let Some(blob) = device.blob {
-                needed.device(blob);
+            if let Some(device) = device.device {
+                needed.device(device);
             }
         }
         inside.extend(images::inside(file)?);
         Ok(())
     }
 
-    /// What can be taken out of blobs that are kept.
+    /// What can be taken out of devices that are kept.
     pub(super) fn trimmings(
         &self,
         needed: &NeededData,
@@ -315,15 +318,15 @@ impl Store {
         let mut can_punch = None;
         let mut kept = Vec::new();
         let mut pieces = HashSet::new();
-        for (blob, parts) in &needed.blobs {
-            let Some(index) = indexes.get(blob) else { continue };
+        for (device, parts) in &needed.devices {
+            let Some(index) = indexes.get(device) else { continue };
             let live = live(index, parts);
             pieces.extend(live.iter().map(|it| it.id));
-            kept.push((blob, parts, index, live));
+            kept.push((device, parts, index, live));
         }
-        for (blob, parts, index, live) in kept {
+        for (device, parts, index, live) in kept {
             let Some(cut) = Cut::of(index, parts, live, &pieces) else { continue };
-            let name = devices::blob_name(blob);
+            let name = devices::device_name(device);
             let data = self.devices.directory.there()?;
             let Some((file, _)) = data.read(&name)? else { continue };
             let bytes = allocated(&file, &cut.free);
@@ -339,26 +342,26 @@ impl Store {
                 Freeing::Unsupported
             } else if importing {
                 Freeing::Imports
-            } else if self.devices.is_in_use(blob)? {
+            } else if self.devices.is_in_use(device)? {
                 Freeing::InUse
             } else {
                 Freeing::Now
             };
-            let (dead, index) = (Dead { blob: *blob, bytes, freeing }, Arc::clone(index));
+            let (dead, index) = (Dead { device: *device, bytes, freeing }, Arc::clone(index));
             found.push(Trimming { dead, index, cut });
         }
         Ok(found)
     }
 
-    /// Takes objects out of the index, durably, and then out of the blob: `false` if the file system cannot do that. The
+    /// Takes objects out of the index, durably, and then out of the device: `false` if the file system cannot do that. The
     /// store is locked exclusively, and no import runs.
     pub(super) fn trim(&self, trimming: &Trimming) -> Result<bool, DiskError> {
         let Trimming { dead, index, cut } = trimming;
         if (cut.kept.len(), cut.records.len()) != (index.entries.len(), index.records.len()) {
-            self.devices.drop_entries(&dead.blob, index, &cut.kept, &cut.records)?;
+            self.devices.drop_entries(&dead.device, index, &cut.kept, &cut.records)?;
         }
         let data = self.devices.directory.there()?;
-        data.punch(devices::blob_name(&dead.blob), &cut.free)
+        data.punch(devices::device_name(&dead.device), &cut.free)
     }
 }
 

@@ -51,7 +51,7 @@ impl Native {
         let image = Image::open(Cached::new(file))?;
         // Refuses images of which so little says so much that reading them would take for ever.
         image.device_ranges(|_| {})?;
-        let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
+        let devices: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
         let superblock = image.superblock();
         let mut native = Self {
             inodes: superblock.inodes,
@@ -75,10 +75,10 @@ impl Native {
                 while let Some(extent) = image.map(&inode, ByteOffset(offset))? {
                     offset = offset.saturating_add(extent.len);
                     if let Place::Data(device, start) = extent.place
-                        && let Some(Some(blob)) = device.slot().and_then(|slot| blobs.get(slot))
+                        && let Some(Some(device)) = device.slot().and_then(|slot| devices.get(slot))
                     {
                         let range = start.0..start.0.saturating_add(extent.len);
-                        native.parts.push((*blob, range, native.files.len()));
+                        native.parts.push((*device, range, native.files.len()));
                     }
                 }
             }
@@ -90,9 +90,11 @@ impl Native {
         Ok(native)
     }
 
-    /// Where in data blobs its files are.
+    /// Where in devices its files are.
     pub(super) fn parts(&self) -> impl Iterator<Item = (DeviceId, Range<u64>, Data)> + '_ {
-        self.parts.iter().map(|(blob, range, file)| (*blob, range.clone(), self.files[*file].data))
+        self.parts
+            .iter()
+            .map(|(device, range, file)| (*device, range.clone(), self.files[*file].data))
     }
 
     /// Looks at each file of a mount; nothing if it is one of another image.

@@ -124,11 +124,11 @@ pub(crate) fn id_of<K>(name: &[u8]) -> Option<Id<K>> {
     (id.to_string().as_bytes() == name).then_some(id)
 }
 
-/// A data blob that an image has as a device.
+/// A device that an image has as a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceUse {
     /// Its name; none if the device table has something else.
-    pub(crate) blob: Option<DeviceId>,
+    pub(crate) device: Option<DeviceId>,
     /// Its length, as the image says.
     pub(crate) bytes: u64,
 }
@@ -151,10 +151,10 @@ pub(crate) struct Devices {
 pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
     let image = Image::open(image)?;
     let block = image.superblock().block_bits.size();
-    let uses = image
-        .devices()
-        .iter()
-        .map(|slot| DeviceUse { blob: id_of(&slot.tag), bytes: slot.blocks.saturating_mul(block) });
+    let uses = image.devices().iter().map(|slot| DeviceUse {
+        device: id_of(&slot.tag),
+        bytes: slot.blocks.saturating_mul(block),
+    });
     let uses: Vec<_> = uses.collect();
     let form = if is_native(&image) {
         let header = image.superblock().native;
@@ -174,14 +174,14 @@ pub(crate) enum Use {
         /// Length in bytes, as the image says.
         size: u64,
     },
-    /// A range of a data blob. A file in several pieces is told with each of them.
-    Range(BlobRange),
+    /// A range of a device. A file in several pieces is told with each of them.
+    Range(DevicePart),
 }
 
-/// A part of a data blob.
+/// A part of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BlobRange {
-    pub(crate) blob: DeviceId,
+pub(crate) struct DevicePart {
+    pub(crate) device: DeviceId,
     pub(crate) offset: u64,
     /// Bytes, at least 1.
     pub(crate) len: u64,
@@ -222,7 +222,7 @@ fn ranges<S: ReadAt>(
 ) -> Result<(), ContentsError> {
     // Refuses images of which so little says so much that reading them would take for ever.
     image.device_ranges(|_| {})?;
-    let blobs: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
+    let devices: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
     let mut walk = image.walk();
     while let Some(step) = walk.next()? {
         let inode = step.inode;
@@ -233,10 +233,10 @@ fn ranges<S: ReadAt>(
         while let Some(extent) = image.map(&inode, ByteOffset(at))? {
             at = at.saturating_add(extent.len);
             if let Place::Data(device, offset) = extent.place
-                && let Some(Some(blob)) = device.slot().and_then(|slot| blobs.get(slot))
+                && let Some(Some(device)) = device.slot().and_then(|slot| devices.get(slot))
             {
-                let range = BlobRange {
-                    blob: *blob,
+                let range = DevicePart {
+                    device: *device,
                     offset: offset.0,
                     len: extent.len,
                     size: inode.size(),

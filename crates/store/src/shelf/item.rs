@@ -4,7 +4,7 @@ use std::fmt;
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
-use super::devices::{blob_name, index_name};
+use super::devices::{device_name, index_name};
 use super::downloads::BlobFile;
 use super::objects::split;
 use super::sparse::SparseFile;
@@ -24,10 +24,10 @@ pub enum StoreItem {
     Manifest(Digest),
     /// A file that a pull left.
     Blob(BlobFile),
-    /// A data blob.
-    DataBlob(DeviceId),
-    /// The index of a data blob.
-    DataIndex(DeviceId),
+    /// A device.
+    Device(DeviceId),
+    /// The index of a device.
+    DeviceIndex(DeviceId),
     /// A file of a sparse device.
     Sparse(SparseFile),
     /// A ref.
@@ -48,8 +48,8 @@ impl StoreItem {
             Self::Layer(_) => "layer",
             Self::Manifest(_) => "manifest",
             Self::Blob(file) => file.kind(),
-            Self::DataBlob(_) => "data blob",
-            Self::DataIndex(_) => "index of a data blob",
+            Self::Device(_) => "device",
+            Self::DeviceIndex(_) => "device index",
             Self::Sparse(file) => file.kind(),
             Self::Ref(_) => "name",
             Self::Container(_) => "container",
@@ -65,7 +65,7 @@ impl StoreItem {
             Self::Image(id) => id.to_string(),
             Self::Layer(digest) | Self::Manifest(digest) => digest.to_string(),
             Self::Blob(file) => file.name(),
-            Self::DataBlob(id) | Self::DataIndex(id) => id.to_string(),
+            Self::Device(id) | Self::DeviceIndex(id) => id.to_string(),
             Self::Sparse(file) => file.device().to_string(),
             Self::Ref(name) | Self::Container(name) | Self::Leftover(name) => name.clone(),
         }
@@ -77,8 +77,8 @@ impl StoreItem {
             Self::Object(id) => split(id).1,
             Self::Layer(digest) | Self::Manifest(digest) => digest.file_name(),
             Self::Blob(file) => file.file_name(),
-            Self::DataBlob(id) => blob_name(id),
-            Self::DataIndex(id) => index_name(id),
+            Self::Device(id) => device_name(id),
+            Self::DeviceIndex(id) => index_name(id),
             Self::Sparse(file) => file.file_name(),
             Self::Image(_) | Self::Ref(_) | Self::Container(_) | Self::Leftover(_) => self.name(),
         }

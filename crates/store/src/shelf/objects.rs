@@ -21,7 +21,7 @@ pub enum LookupError {
     /// An object that a caller knows is there is not.
     #[error("object {0} is not in the store")]
     NoObject(ObjectId),
-    /// A data blob that is absent or damaged.
+    /// A device that is absent or damaged.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The disk.

@@ -21,7 +21,7 @@ pub struct Seconds(pub i64);
 pub enum Form {
     /// Whole files in `objects/`, through a composefs image.
     Objects,
-    /// In packed data blobs, through EROFS alone.
+    /// In packed devices, through EROFS alone.
     Packed,
     /// In layers' tars, through EROFS alone.
     Tar,

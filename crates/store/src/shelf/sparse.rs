@@ -1,4 +1,4 @@
-//! Sparse devices: data blobs of which not every byte is here yet, or is known to be right.
+//! Sparse devices: devices of which not every byte is here yet, or is known to be right.
 //!
 //! `sparse/ID` and `sparse/ID.state`, laid out as `docs/format/object-store.md`, "Sparse devices", says.
 

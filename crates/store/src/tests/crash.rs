@@ -222,7 +222,7 @@ fn a_wrong_order_is_found_out() {
     }
 }
 
-/// Likewise, over data blobs: the new image shares objects with one that is there, and brings some.
+/// Likewise, over devices: the new image shares objects with one that is there, and brings some.
 fn record_packed() -> Recorded {
     record(
         |store| {
@@ -240,7 +240,7 @@ fn record_packed() -> Recorded {
 }
 
 #[test]
-fn an_import_of_a_data_blob_survives_a_crash_at_any_moment() {
+fn an_import_of_a_device_survives_a_crash_at_any_moment() {
     let recorded = record_packed();
     let seen = judge_import(&recorded, 9).unwrap();
     assert!(seen > 20, "{seen} states");
@@ -282,9 +282,9 @@ fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
     assert_eq!(was_known.get(), [true; 2], "before and after");
 }
 
-/// The first data blob of a store brings its directory.
+/// The first device of a store brings its directory.
 #[test]
-fn the_first_data_blob_survives_a_crash_at_any_moment() {
+fn the_first_device_survives_a_crash_at_any_moment() {
     let recorded = record(
         |store| {
             import(store, "kept", &sample("kept", 2)).unwrap();
@@ -333,21 +333,21 @@ fn a_directory_for_data_that_another_import_made_survives_a_crash() {
 }
 
 #[test]
-fn a_wrong_order_of_data_blobs_is_found_out() {
+fn a_wrong_order_of_devices_is_found_out() {
     let is_data = |change: &Change, index: bool| {
         let Change::Rename(_, to) = change else { return false };
         to.parent().unwrap().ends_with("data")
             && to.extension().is_some_and(|it| it == "index") == index
     };
     let at = |changes: &[Change], index| changes.iter().position(|it| is_data(it, index)).unwrap();
-    // The image before the blob.
+    // The image before the device.
     let mut wrong = record_packed();
     let image = wrong.changes.iter().position(
         |it| matches!(it, Change::Rename(_, to) if to.parent().unwrap().ends_with("images")),
     );
-    let blob = at(&wrong.changes, false);
+    let device = at(&wrong.changes, false);
     let image = wrong.changes.remove(image.unwrap());
-    wrong.changes.insert(blob, image);
+    wrong.changes.insert(device, image);
     judge_import(&wrong, 9).unwrap_err();
     // The index is not there when the image is.
     let mut wrong = record_packed();
@@ -358,7 +358,7 @@ fn a_wrong_order_of_data_blobs_is_found_out() {
     judge_import(&wrong, 9).unwrap_err();
 }
 
-/// A blob that an image needs some of, and nobody the rest.
+/// A device that an image needs some of, and nobody the rest.
 fn record_trimming() -> Recorded {
     record(
         |store| {
@@ -382,7 +382,7 @@ fn judge_trimming(recorded: &Recorded) -> Result<usize, Failure> {
 }
 
 #[test]
-fn taking_objects_out_of_a_blob_survives_a_crash_at_any_moment() {
+fn taking_objects_out_of_a_device_survives_a_crash_at_any_moment() {
     let recorded = record_trimming();
     assert!(recorded.changes.iter().any(|it| matches!(it, Change::Punch(..))));
     let seen = judge_trimming(&recorded).unwrap();
@@ -402,7 +402,7 @@ fn taking_bytes_out_first_is_found_out() {
 }
 
 #[test]
-fn removing_a_blob_survives_a_crash_at_any_moment() {
+fn removing_a_device_survives_a_crash_at_any_moment() {
     let recorded = record(
         |store| {
             import_as(store, "kept", &sample("kept", 9), Form::Packed).unwrap();

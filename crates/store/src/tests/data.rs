@@ -1,4 +1,4 @@
-//! Data blobs: made, found, read, and kept as long as something needs them.
+//! Devices: made, found, read, and kept as long as something needs them.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -13,13 +13,13 @@ use image::verity::{Algorithm, DeviceId, ImageId, ObjectId, digest};
 
 use super::{Failure, check, import, import_as, open, sample};
 use crate::{
-    BlobKind, DataBlob, Digest, DraftError, Form, LookupError, OpenOptions, Store, Transaction,
-    TransactionError, Where,
+    DeviceKind, Digest, DraftError, Form, LookupError, OpenOptions, Store, StoredDevice,
+    Transaction, TransactionError, Where,
 };
 
-/// Puts files into one packed blob, each into pages of its own.
-pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<DataBlob, Failure> {
-    let mut draft = import.data_blob(BlobKind::Packed)?;
+/// Puts files into one packed device, each into pages of its own.
+pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<StoredDevice, Failure> {
+    let mut draft = import.device(DeviceKind::Packed)?;
     for bytes in files {
         let offset = draft.position();
         draft.write_all(bytes)?;
@@ -29,7 +29,7 @@ pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<DataBl
     Ok(draft.finish()?)
 }
 
-/// An image over data blobs: objects that none has get into a new one.
+/// An image over devices: objects that none has get into a new one.
 pub(super) fn add_native(
     import: &Transaction<'_>,
     tree: &Tree,
@@ -51,11 +51,11 @@ pub(super) fn add_native(
         if stored.size == 0 {
             continue;
         }
-        let size = match import.store().devices.index_of(&stored.blob)? {
+        let size = match import.store().devices.index_of(&stored.device)? {
             Some(index) => index.header.bytes,
-            None => import.made_bytes(&stored.blob).unwrap(),
+            None => import.made_bytes(&stored.device).unwrap(),
         };
-        let device = image::erofs::DataBlob { id: stored.blob, bytes: size };
+        let device = image::erofs::DeviceFile { id: stored.device, bytes: size };
         if !devices.contains(&device) {
             devices.push(device);
         }
@@ -82,7 +82,7 @@ pub(super) fn add_native(
     Ok(draft.finish()?)
 }
 
-/// Where an object is that was there a moment ago. A `gc` beside the import may have set its blob aside; reading brings
+/// Where an object is that was there a moment ago. A `gc` beside the import may have set its device aside; reading brings
 /// it back.
 pub(super) fn find_again(
     import: &Transaction<'_>,
@@ -114,23 +114,23 @@ fn bytes_of(store: &Store, object: &ObjectId) -> Vec<u8> {
 }
 
 #[test]
-fn objects_in_a_blob_are_found_and_read() {
+fn objects_in_a_device_are_found_and_read() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    // Opened before there is a blob: it must notice.
+    // Opened before there is a device: it must notice.
     let other =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
-    let files = files("blob ");
+    let files = files("device ");
     assert_eq!(other.devices.find(&id(&files[0])).unwrap(), None);
 
     let import = store.begin().unwrap();
-    let blob = pack(&import, &files).unwrap();
-    // The last block says what the blob is.
-    assert_eq!(blob.bytes, 8192 + 4096 + 20480 + 8192 + 74 * 4096 + 4096 + 512);
+    let device = pack(&import, &files).unwrap();
+    // The last block says what the device is.
+    assert_eq!(device.bytes, 8192 + 4096 + 20480 + 8192 + 74 * 4096 + 4096 + 512);
     for bytes in &files {
         // Before the commit, only for the import itself.
         let (object, size) = (id(bytes), bytes.len() as u64);
-        let Some(Where::Blob(stored)) = import.reuse_anywhere(&object, size).unwrap() else {
+        let Some(Where::Device(stored)) = import.reuse_anywhere(&object, size).unwrap() else {
             panic!()
         };
         let mut read = Vec::new();
@@ -142,8 +142,8 @@ fn objects_in_a_blob_are_found_and_read() {
     import.commit().unwrap();
 
     // The name is what an independent hash of the file says.
-    let file = std::fs::read(directory.path().join("data").join(blob.id.to_string())).unwrap();
-    assert_eq!((id(&file), file.len() as u64), (ObjectId::new(*blob.id.digest()), blob.bytes));
+    let file = std::fs::read(directory.path().join("data").join(device.id.to_string())).unwrap();
+    assert_eq!((id(&file), file.len() as u64), (ObjectId::new(*device.id.digest()), device.bytes));
     for bytes in &files {
         let object = id(bytes);
         for store in [&store, &other] {
@@ -152,24 +152,24 @@ fn objects_in_a_blob_are_found_and_read() {
             assert_eq!(bytes_of(store, &object), *bytes);
         }
         let stored = other.devices.find(&object).unwrap().unwrap();
-        assert_eq!((stored.blob, stored.size), (blob.id, bytes.len() as u64));
+        assert_eq!((stored.device, stored.size), (device.id, bytes.len() as u64));
         assert_eq!(stored.sha256, *Sha256::digest(bytes));
         let start = usize::try_from(stored.offset).unwrap();
         assert_eq!(file[start..start + bytes.len()], *bytes);
         if !bytes.is_empty() {
             assert_eq!(
-                other.devices.find_at(&blob.id, stored.offset).unwrap(),
+                other.devices.find_at(&device.id, stored.offset).unwrap(),
                 Some(stored.clone())
             );
         }
-        assert_eq!(other.devices.find_in(&object, [&blob.id]).unwrap(), Some(stored));
+        assert_eq!(other.devices.find_in(&object, [&device.id]).unwrap(), Some(stored));
         assert_eq!(
             other.devices.find_in(&object, [&DeviceId::new(*object.digest())]).unwrap(),
             None
         );
     }
     assert!(matches!(
-        store.object(&ObjectId::new(*blob.id.digest())),
+        store.object(&ObjectId::new(*device.id.digest())),
         Err(LookupError::NoObject(_))
     ));
     check(&store).unwrap();
@@ -206,7 +206,7 @@ fn a_draft_can_be_read_back() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let import = store.begin().unwrap();
-    let mut draft = import.data_blob(BlobKind::Tar).unwrap();
+    let mut draft = import.device(DeviceKind::Tar).unwrap();
     let bytes: Vec<u8> = (0..700_000_u32).flat_map(u32::to_le_bytes).collect();
     draft.write_all(&bytes).unwrap();
     let end = bytes.len();
@@ -230,7 +230,7 @@ fn a_tar_says_which_layer_it_is() {
     let layer = Digest::sha256(b"layer");
     let make = |kind, layer: Option<Digest>| {
         let import = store.begin().unwrap();
-        let mut draft = import.data_blob(kind).unwrap();
+        let mut draft = import.device(kind).unwrap();
         draft.write_all(&[b'h'; 512]).unwrap();
         draft.write_all(&[b'f'; 600]).unwrap();
         draft.align().unwrap();
@@ -239,15 +239,15 @@ fn a_tar_says_which_layer_it_is() {
         if let Some(layer) = layer {
             draft.set_layer(layer);
         }
-        let blob = draft.finish()?;
+        let device = draft.finish()?;
         import.commit().unwrap();
-        Ok::<DataBlob, DraftError>(blob)
+        Ok::<StoredDevice, DraftError>(device)
     };
-    assert!(matches!(make(BlobKind::Tar, None), Err(DraftError::Layer { .. })));
-    assert!(matches!(make(BlobKind::Packed, Some(layer)), Err(DraftError::Layer { .. })));
-    let blob = make(BlobKind::Tar, Some(layer)).unwrap();
-    assert_eq!(blob.bytes, 512 + 1024 + 512);
-    assert_eq!(store.devices.index_of(&blob.id).unwrap().unwrap().header.layer, Some(layer));
+    assert!(matches!(make(DeviceKind::Tar, None), Err(DraftError::Layer { .. })));
+    assert!(matches!(make(DeviceKind::Packed, Some(layer)), Err(DraftError::Layer { .. })));
+    let device = make(DeviceKind::Tar, Some(layer)).unwrap();
+    assert_eq!(device.bytes, 512 + 1024 + 512);
+    assert_eq!(store.devices.index_of(&device.id).unwrap().unwrap().header.layer, Some(layer));
     assert_eq!(bytes_of(&store, &id(&[b'f'; 600])), [b'f'; 600]);
     // A layer is there with all of its objects only: sparse ones stand nowhere in a tar.
     let (file, sparse, other) = (id(&[b'f'; 600]), vec![b's'; 9000], Digest::sha256(b"other"));
@@ -269,7 +269,7 @@ fn what_cannot_be_is_refused() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let import = store.begin().unwrap();
-    let mut draft = import.data_blob(BlobKind::Packed).unwrap();
+    let mut draft = import.device(DeviceKind::Packed).unwrap();
     draft.write_all(&[1; 5000]).unwrap();
     draft.add(id(b"a"), [0; 32], 0, 9000);
     let error = draft.finish().unwrap_err();
@@ -285,7 +285,7 @@ fn what_cannot_be_is_refused() {
     )
     .unwrap();
     let import = store.begin().unwrap();
-    assert!(matches!(import.data_blob(BlobKind::Packed), Err(DraftError::NoDataBlobs(_))));
+    assert!(matches!(import.device(DeviceKind::Packed), Err(DraftError::NoDevices(_))));
 }
 
 /// Everything in a native image is found again.
@@ -297,7 +297,7 @@ fn a_native_image_is_opened_with_its_devices() {
     let first = import_as(&store, "one", &one, Form::Packed).unwrap();
     let second = import_as(&store, "two", &two, Form::Packed).unwrap();
     check(&store).unwrap();
-    // All that is shared is in the first one's blob.
+    // All that is shared is in the first one's device.
     assert_eq!(store.open_image(&first).unwrap().devices.len(), 1);
     let opened = store.open_image(&second).unwrap();
     assert_eq!((opened.form, opened.devices.len()), (Form::Packed, 2));
@@ -339,8 +339,8 @@ fn an_image_of_an_earlier_version_is_refused() {
     let store = open(directory.path());
     let files = sample("old", 12);
     let image = import_as(&store, "old", &files, Form::Packed).unwrap();
-    let blobs = || store.devices.directory.there().unwrap().list().unwrap().len();
-    let before = blobs();
+    let devices = || store.devices.directory.there().unwrap().list().unwrap().len();
+    let before = devices();
     let bytes = std::fs::read(directory.path().join("images").join(image.to_string())).unwrap();
     // Without a header, and with one of version 1.
     for (at, other) in [(0, 0), (8, 1)] {
@@ -359,7 +359,7 @@ fn an_image_of_an_earlier_version_is_refused() {
         import.commit().unwrap();
         super::check_clean(&store).unwrap();
         assert_eq!(store.images.ids().unwrap(), [image]);
-        assert_eq!(blobs(), before);
+        assert_eq!(devices(), before);
         let memory = store.memory().unwrap().finish().unwrap();
         assert!(memory.unreadable.is_empty(), "{:?}", memory.unreadable);
         let error = store.open_image(&image).unwrap_err().to_string();
@@ -372,14 +372,14 @@ fn an_image_of_an_earlier_version_is_refused() {
 }
 
 #[test]
-fn a_blob_that_is_not_as_the_image_says_is_never_mounted() {
+fn a_device_that_is_not_as_the_image_says_is_never_mounted() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
     let opened = store.open_image(&image).unwrap();
-    let (blob, bytes) = (opened.devices[0].id, opened.devices[0].bytes);
+    let (device, bytes) = (opened.devices[0].id, opened.devices[0].bytes);
     drop(opened);
-    let path = directory.path().join("data").join(blob.to_string());
+    let path = directory.path().join("data").join(device.to_string());
     let mut permissions = std::fs::metadata(&path).unwrap().permissions();
     std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
     std::fs::set_permissions(&path, permissions).unwrap();
@@ -390,11 +390,11 @@ fn a_blob_that_is_not_as_the_image_says_is_never_mounted() {
     for length in [0, bytes - 4096, bytes - 1, bytes + 4096] {
         std::fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
         let text = why();
-        let wanted = format!("data blob {blob} has {length} bytes, not {bytes}");
+        let wanted = format!("device {device} has {length} bytes, not {bytes}");
         assert!(text.contains(&wanted) && text.contains("quire fsck"), "{text}");
     }
     std::fs::remove_file(&path).unwrap();
-    assert!(why().contains(&format!("data blob {blob} is not in the store")), "{}", why());
+    assert!(why().contains(&format!("device {device} is not in the store")), "{}", why());
     std::fs::create_dir(&path).unwrap();
     assert!(why().contains("no regular file"), "{}", why());
     std::fs::remove_dir(&path).unwrap();
@@ -419,7 +419,7 @@ fn a_native_image_of_small_files_has_no_devices() {
 }
 
 #[test]
-fn an_image_without_its_blob_is_not_committed() {
+fn an_image_without_its_device_is_not_committed() {
     let (here, there) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let store = open(here.path());
     let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
@@ -433,7 +433,7 @@ fn an_image_without_its_blob_is_not_committed() {
     assert!(matches!(error, TransactionError::NoDevice { .. }), "{error}");
 }
 
-/// Two versions of a file have most pieces in common: the images have other parts of the same blob.
+/// Two versions of a file have most pieces in common: the images have other parts of the same device.
 #[test]
 fn pieces_of_two_images_are_in_memory_for_both() {
     let directory = TempDir::new().unwrap();

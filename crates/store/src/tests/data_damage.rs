@@ -1,4 +1,4 @@
-//! Damage to data blobs is found, told, and made way for.
+//! Damage to devices is found, told, and made way for.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,21 +16,21 @@ struct Damaged {
     store: Store,
     one: ImageId,
     two: ImageId,
-    blob: DeviceId,
+    device: DeviceId,
 }
 
-/// Two images that share a blob.
+/// Two images that share a device.
 fn two_images() -> Damaged {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let one = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
     let two = import_as(&store, "two", &sample("two", 12), Form::Packed).unwrap();
-    let blob = store.devices.find(&id(&sample("one", 12)["own-9"])).unwrap().unwrap().blob;
+    let device = store.devices.find(&id(&sample("one", 12)["own-9"])).unwrap().unwrap().device;
     check(&store).unwrap();
-    Damaged { directory, store, one, two, blob }
+    Damaged { directory, store, one, two, device }
 }
 
-/// Nothing can be punched out of what fs-verity protects: the blobs become files like others.
+/// Nothing can be punched out of what fs-verity protects: the devices become files like others.
 fn unseal(it: &Damaged) {
     for file in fs::read_dir(it.directory.path().join("data")).unwrap() {
         let path = file.unwrap().path();
@@ -40,12 +40,12 @@ fn unseal(it: &Damaged) {
 }
 
 impl Damaged {
-    fn blob(&self) -> PathBuf {
-        self.directory.path().join("data").join(self.blob.to_string())
+    fn device(&self) -> PathBuf {
+        self.directory.path().join("data").join(self.device.to_string())
     }
 
     fn index(&self) -> PathBuf {
-        self.directory.path().join("data").join(format!("{}.index", self.blob))
+        self.directory.path().join("data").join(format!("{}.index", self.device))
     }
 
     fn fsck(&self) -> FsckReport {
@@ -72,13 +72,13 @@ fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
     let mut told = Vec::new();
     for (damage, harm) in &report.damage {
         let what = match damage {
-            Damage::Stored { object, blob, .. } if *blob == damaged.blob => {
+            Damage::Stored { object, device, .. } if *device == damaged.device => {
                 format!("object {object}")
             }
-            Damage::Bad(StoreItem::DataBlob(blob), why) if *blob == damaged.blob => {
-                format!("blob {why}")
+            Damage::Bad(StoreItem::Device(device), why) if *device == damaged.device => {
+                format!("device {why}")
             }
-            Damage::Bad(StoreItem::DataIndex(blob), why) if *blob == damaged.blob => {
+            Damage::Bad(StoreItem::DeviceIndex(device), why) if *device == damaged.device => {
                 format!("index {why}")
             }
             other => panic!("{other:?}"),
@@ -99,14 +99,14 @@ fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
 }
 
 #[test]
-fn a_flipped_bit_in_a_blob_is_told_with_paths() {
+fn a_flipped_bit_in_a_device_is_told_with_paths() {
     for (file, expected) in
         [("own-9", &["one /own-9"][..]), ("shared-9", &["one /shared-9", "two /shared-9"])]
     {
         let it = two_images();
         let object = id(&sample("one", 12)[file]);
         let stored = it.store.devices.find(&object).unwrap().unwrap();
-        flip(&it.blob(), usize::try_from(stored.offset).unwrap() * 8 + 8011);
+        flip(&it.device(), usize::try_from(stored.offset).unwrap() * 8 + 8011);
         let report = it.fsck();
         let mut wanted = vec![format!("object {object}")];
         wanted.extend(expected.iter().map(ToString::to_string));
@@ -128,30 +128,30 @@ fn a_hole_that_something_needs_is_damage() {
     let stored = it.store.devices.find(&object).unwrap().unwrap();
     let range = (stored.offset, stored.offset + 4096);
     unseal(&it);
-    it.store.devices.directory.there().unwrap().punch(it.blob.to_string(), &[range]).unwrap();
+    it.store.devices.directory.there().unwrap().punch(it.device.to_string(), &[range]).unwrap();
     let told = told(&it.fsck(), &it);
     assert_eq!(told, [format!("object {object}"), "one /shared-9".into(), "two /shared-9".into()]);
     it.mend();
 }
 
 #[test]
-fn a_blob_that_is_cut_off_or_gone_is_told_with_its_images() {
+fn a_device_that_is_cut_off_or_gone_is_told_with_its_images() {
     for cut in [true, false] {
         let it = two_images();
-        let bytes = fs::read(it.blob()).unwrap();
+        let bytes = fs::read(it.device()).unwrap();
         let length = bytes.len() - 4096;
         let why = match cut {
             true => {
-                replace(&it.blob(), &bytes[..length]);
-                format!("blob it has {length} bytes, not {}", bytes.len())
+                replace(&it.device(), &bytes[..length]);
+                format!("device it has {length} bytes, not {}", bytes.len())
             }
             false => {
-                fs::remove_file(it.blob()).unwrap();
-                "blob it is missing".to_owned()
+                fs::remove_file(it.device()).unwrap();
+                "device it is missing".to_owned()
             }
         };
         let report = it.fsck();
-        let about = |it: &&(Damage, _)| matches!(it.0, Damage::Bad(StoreItem::DataBlob(_), _));
+        let about = |it: &&(Damage, _)| matches!(it.0, Damage::Bad(StoreItem::Device(_), _));
         let report =
             FsckReport { damage: report.damage.iter().filter(about).cloned().collect(), ..report };
         assert_eq!(told(&report, &it), [why, "one".into(), "two".into()]);
@@ -177,7 +177,7 @@ fn every_flipped_bit_of_an_index_is_found() {
         let is_told = report
             .damage
             .iter()
-            .any(|(damage, _)| matches!(damage, Damage::Bad(StoreItem::DataIndex(blob), _) if *blob == it.blob));
+            .any(|(damage, _)| matches!(damage, Damage::Bad(StoreItem::DeviceIndex(device), _) if *device == it.device));
         assert!(is_told, "bit {bit}: {:?}", report.damage);
         replace(&it.index(), &good);
     }
@@ -187,39 +187,39 @@ fn every_flipped_bit_of_an_index_is_found() {
     it.mend();
     // An index that does not know what an image has.
     let it = two_images();
-    let index = it.store.devices.index_of(&it.blob).unwrap().unwrap();
-    it.store.devices.drop_entries(&it.blob, &index, &index.entries[1..], &[]).unwrap();
+    let index = it.store.devices.index_of(&it.device).unwrap().unwrap();
+    it.store.devices.drop_entries(&it.device, &index, &index.entries[1..], &[]).unwrap();
     let report = it.fsck();
     let why = |damage: &Damage| match damage {
-        Damage::Bad(StoreItem::DataIndex(_), why) => why.clone(),
+        Damage::Bad(StoreItem::DeviceIndex(_), why) => why.clone(),
         _ => String::new(),
     };
     let found = report.damage.iter().any(|it| why(&it.0).contains("does not know what is at"));
     assert!(found, "{:?}", report.damage);
 }
 
-/// The blob is whole: what is in it is found again as soon as somebody says what that is.
+/// The device is whole: what is in it is found again as soon as somebody says what that is.
 #[test]
 fn an_import_writes_a_damaged_index_again() {
     let it = two_images();
     let object = id(&sample("one", 12)["own-9"]);
     for repairs in [false, true] {
         flip(&it.index(), 130 * 8);
-        let error = it.store.devices.index_damage(&it.blob).unwrap().unwrap().to_string();
-        assert!(error.contains(&it.blob.to_string()), "{error}");
+        let error = it.store.devices.index_damage(&it.device).unwrap().unwrap().to_string();
+        assert!(error.contains(&it.device.to_string()), "{error}");
         assert!(error.contains("an import of the image that it belongs to writes it again"));
         assert_eq!(it.store.devices.find(&object).unwrap(), None);
         if repairs {
             assert_eq!(it.store.remove_damaged(&it.fsck()).unwrap(), 1);
         }
         it.again();
-        assert_eq!(it.store.devices.find(&object).unwrap().unwrap().blob, it.blob);
+        assert_eq!(it.store.devices.find(&object).unwrap().unwrap().device, it.device);
         it.store.open_image(&it.one).unwrap();
     }
 }
 
 #[test]
-fn strays_beside_data_blobs_are_told() {
+fn strays_beside_devices_are_told() {
     let it = two_images();
     let stray = it.directory.path().join("data").join("stray");
     fs::write(&stray, b"").unwrap();
@@ -230,7 +230,7 @@ fn strays_beside_data_blobs_are_told() {
 }
 
 #[test]
-fn du_counts_data_blobs_once() {
+fn du_counts_devices_once() {
     use std::os::unix::fs::MetadataExt as _;
     let it = two_images();
     import(&it.store, "three", &sample("three", 3)).unwrap();
@@ -242,14 +242,14 @@ fn du_counts_data_blobs_once() {
         .map(|it| (it.path(), it.metadata().unwrap().blocks() * 512))
         .collect();
     assert_eq!(used.data, sizes.iter().map(|it| it.1).sum::<u64>());
-    let blobs: u64 = sizes.iter().filter(|it| it.0.extension().is_none()).map(|it| it.1).sum();
+    let devices: u64 = sizes.iter().filter(|it| it.0.extension().is_none()).map(|it| it.1).sum();
     let find = |image| used.images.iter().find(|it| it.image == image).unwrap();
     let (one, two) = (find(it.one), find(it.two));
     assert_eq!((one.shared, one.shared_with[0].image), (two.shared, it.two));
     assert!(one.shared >= 8192, "{one:?}");
     assert_eq!(used.unused_data, 0);
     let own: u64 = used.images.iter().map(|it| it.own).sum();
-    assert_eq!(own + one.shared, used.objects - used.unused_objects + used.image_files + blobs);
+    assert_eq!(own + one.shared, used.objects - used.unused_objects + used.image_files + devices);
     it.store.remove_ref(&name("one")).unwrap();
     let plan = it.store.plan_gc(NOW).unwrap();
     assert_eq!(used.unused_data, 0);
@@ -259,7 +259,7 @@ fn du_counts_data_blobs_once() {
     assert_eq!(after.unused_data, 0);
 }
 
-/// How much smaller the index of the blob has become on the disk.
+/// How much smaller the index of the device has become on the disk.
 fn index_shrunk(it: &Damaged, before: &[(PathBuf, u64)]) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     let before = before.iter().find(|(path, _)| *path == it.index()).unwrap().1;

@@ -79,7 +79,7 @@ fn whatever_change_of_gc_fails_nothing_is_lost() {
 }
 
 #[test]
-fn whatever_change_of_a_data_blob_fails_the_store_is_the_old_one_or_the_new_one() {
+fn whatever_change_of_a_device_fails_the_store_is_the_old_one_or_the_new_one() {
     let import_one = |store: &Store| -> Result<(), Failure> {
         import_as(store, "new", &sample("new", 9), Form::Packed).map(drop)
     };
@@ -95,7 +95,7 @@ fn whatever_change_of_a_data_blob_fails_the_store_is_the_old_one_or_the_new_one(
 }
 
 #[test]
-fn whatever_change_fails_while_a_blob_is_trimmed_nothing_is_lost() {
+fn whatever_change_fails_while_a_device_is_trimmed_nothing_is_lost() {
     let collect = |store: &Store| -> Result<(), Failure> {
         import_as(store, "gone", &sample("gone", 12), Form::Packed)?;
         import_as(store, "new", &sample("new", 12), Form::Packed)?;

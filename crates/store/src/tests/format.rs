@@ -228,7 +228,7 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // Come with the first data blob, and the first sparse device.
+    // Come with the first device, and the first sparse device.
     found.extend(["data".to_owned(), "sparse".to_owned()]);
     found.sort_unstable();
     wanted.sort_unstable();

@@ -86,7 +86,7 @@ fn runs_of_zeros_are_holes() {
     }
 }
 
-/// `gc` takes parts out of data blobs, too. Neither is the other's damage.
+/// `gc` takes parts out of devices, too. Neither is the other's damage.
 #[test]
 fn holes_of_zeros_are_none_of_gc() {
     let directory = TempDir::new().unwrap();

@@ -15,8 +15,8 @@ use super::damage::{flip, replace};
 use super::data::{find_again, id};
 use super::{Failure, NOW, Random, check, check_clean, name, open};
 use crate::{
-    BlobKind, Damage, DataBlob, Form, FsckOptions, OpenOptions, Piece, Reference, Seconds, Store,
-    StoredObject, Transaction,
+    Damage, DeviceKind, Form, FsckOptions, OpenOptions, Piece, Reference, Seconds, Store,
+    StoredDevice, StoredObject, Transaction,
 };
 
 /// Bytes of a piece, here; any number of blocks will do.
@@ -35,12 +35,12 @@ pub(super) fn bytes_of(pattern: &str) -> Vec<u8> {
     whole.chain(last.chars().flat_map(|it| piece(it, 5000))).collect()
 }
 
-/// Adds objects to a new blob: pieces that are neither zeros nor anywhere yet.
+/// Adds objects to a new device: pieces that are neither zeros nor anywhere yet.
 pub(super) fn pack_pieces(
     import: &Transaction<'_>,
     files: &[Vec<u8>],
-) -> Result<DataBlob, Failure> {
-    let mut draft = import.data_blob(BlobKind::Packed)?;
+) -> Result<StoredDevice, Failure> {
+    let mut draft = import.device(DeviceKind::Packed)?;
     let mut here = std::collections::BTreeSet::new();
     for bytes in files {
         let mut pieces: Vec<Piece> = Vec::new();
@@ -88,12 +88,12 @@ fn add_image(
     if !new.is_empty() {
         pack_pieces(import, &new)?;
     }
-    let mut devices: Vec<image::erofs::DataBlob> = Vec::new();
+    let mut devices: Vec<image::erofs::DeviceFile> = Vec::new();
     let mut runs = BTreeMap::new();
     for bytes in files.values() {
         let stored = find_again(import, bytes)?;
         let mut number = |it: &StoredObject| -> u16 {
-            let device = image::erofs::DataBlob { id: it.blob, bytes: it.blob_bytes };
+            let device = image::erofs::DeviceFile { id: it.device, bytes: it.device_bytes };
             let at = devices.iter().position(|it| *it == device).unwrap_or_else(|| {
                 devices.push(device);
                 devices.len() - 1
@@ -140,12 +140,12 @@ pub(super) fn import_pieces(
     Ok(image)
 }
 
-/// Bytes of data blobs on the disk.
+/// Bytes of devices on the disk.
 fn allocated(store: &Store) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     let files = fs::read_dir(store.path().join("data")).unwrap().map(|it| it.unwrap().path());
-    let blobs = files.filter(|it| it.extension().is_none());
-    blobs.map(|it| it.metadata().unwrap().blocks() * 512).sum()
+    let devices = files.filter(|it| it.extension().is_none());
+    devices.map(|it| it.metadata().unwrap().blocks() * 512).sum()
 }
 
 fn read(store: &Store, object: &ObjectId) -> Vec<u8> {
@@ -180,13 +180,15 @@ fn pieces_are_stored_once_and_zeros_never() {
     let one = import_pieces(&store, "one", &ONE).unwrap();
     // a b c d and 5000 bytes of e, which are two blocks; and the last block, which says what it is.
     let expected = 5 * 8192 + 512;
-    let blobs: Vec<_> = store.open_image(&one).unwrap().devices.iter().map(|it| it.bytes).collect();
-    assert_eq!(blobs, [expected]);
+    let devices: Vec<_> =
+        store.open_image(&one).unwrap().devices.iter().map(|it| it.bytes).collect();
+    assert_eq!(devices, [expected]);
     check_files(&store, &one, &ONE);
     let two = import_pieces(&store, "two", &TWO).unwrap();
-    let blobs: Vec<_> = store.open_image(&two).unwrap().devices.iter().map(|it| it.bytes).collect();
+    let devices: Vec<_> =
+        store.open_image(&two).unwrap().devices.iter().map(|it| it.bytes).collect();
     // X, and the short a.
-    assert_eq!(blobs.iter().sum::<u64>() - expected, 2 * 8192 + 512);
+    assert_eq!(devices.iter().sum::<u64>() - expected, 2 * 8192 + 512);
     check_files(&store, &two, &TWO);
     check(&store).unwrap();
     check_clean(&store).unwrap();
@@ -237,13 +239,13 @@ fn an_import_reads_its_own_pieces_before_they_are_committed() {
     assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
 }
 
-/// The first image goes; what the second needs of its blob stays, and the rest is punched out.
+/// The first image goes; what the second needs of its device stays, and the rest is punched out.
 #[test]
 fn gc_keeps_the_pieces_that_others_need() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import_pieces(&store, "one", &ONE).unwrap();
-    // Nothing of it is new but its name: all is in the other's blob, or nowhere.
+    // Nothing of it is new but its name: all is in the other's device, or nowhere.
     let files = [("turned", "d.ba-e"), ("zeros", "....")];
     let two = import_pieces(&store, "two", &files).unwrap();
     let before = allocated(&store);
@@ -268,7 +270,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     assert_eq!(fs::read_dir(directory.path().join("data")).unwrap().count(), 0);
 }
 
-/// A blob of which nothing is on a device, but that says of which pieces a file is.
+/// A device of which nothing is on a device, but that says of which pieces a file is.
 #[test]
 fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     let directory = TempDir::new().unwrap();
@@ -282,7 +284,7 @@ fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     check_files(&store, &two, &files);
     // And that of an image that is gone, goes.
     import_pieces(&store, "three", &[("again", "abab")]).unwrap();
-    let three = store.devices.find(&id(&bytes_of("abab"))).unwrap().unwrap().blob;
+    let three = store.devices.find(&id(&bytes_of("abab"))).unwrap().unwrap().device;
     store.remove_ref(&name("three")).unwrap();
     check_clean(&store).unwrap();
     assert!(!directory.path().join(format!("data/{three}")).exists());
@@ -329,7 +331,7 @@ fn an_import_of_pieces_survives_a_crash_at_any_moment() {
 }
 
 #[test]
-fn taking_pieces_out_of_a_blob_survives_a_crash_at_any_moment() {
+fn taking_pieces_out_of_a_device_survives_a_crash_at_any_moment() {
     let recorded = super::crash::record(
         |store| {
             import_pieces(store, "one", &ONE).unwrap();
@@ -424,7 +426,7 @@ fn readers_imports_and_gc_of_pieces_do_not_hurt_each_other() {
     check_files(&store, &kept, &ONE);
 }
 
-/// Nothing can be punched out of what fs-verity protects: the blobs become files like others.
+/// Nothing can be punched out of what fs-verity protects: the devices become files like others.
 fn unseal(store: &Store) {
     for file in fs::read_dir(store.path().join("data")).unwrap() {
         let path = file.unwrap().path();
@@ -441,12 +443,12 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     let two = import_pieces(&store, "two", &TWO).unwrap();
     unseal(&store);
     let piece = store.devices.find(&id(&bytes_of("b"))).unwrap().unwrap();
-    let path = directory.path().join("data").join(piece.blob.to_string());
+    let path = directory.path().join("data").join(piece.device.to_string());
     flip(&path, usize::try_from(piece.offset).unwrap() * 8 + 8011);
     let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
     let [(damage, harm)] = report.damage.as_slice() else { panic!("{:#?}", report.damage) };
     assert!(
-        matches!(damage, Damage::Stored { object, blob, .. } if (*object, *blob) == (piece.object, piece.blob))
+        matches!(damage, Damage::Stored { object, device, .. } if (*object, *device) == (piece.object, piece.device))
     );
     let mut told: Vec<_> = harm
         .iter()
@@ -476,7 +478,7 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     check_files(&store, &two, &TWO);
 }
 
-/// The blob of one image has a file of another in it, and a large one that the other has nothing or a part of.
+/// The device of one image has a file of another in it, and a large one that the other has nothing or a part of.
 #[test]
 fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let directory = TempDir::new().unwrap();
@@ -485,12 +487,12 @@ fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let small = import_pieces(&store, "small", &[("small", "x")]).unwrap();
     let part = import_pieces(&store, "part", &[("file", "ab")]).unwrap();
     let damaged = store.devices.find(&id(&bytes_of("c"))).unwrap().unwrap();
-    let blob = directory.path().join(format!("data/{}", damaged.blob));
-    flip(&blob, usize::try_from(damaged.offset).unwrap() * 8 + 9);
+    let device = directory.path().join(format!("data/{}", damaged.device));
+    flip(&device, usize::try_from(damaged.offset).unwrap() * 8 + 9);
     let verify = |image| store.verify(image, FsckOptions { threads: 1 }).unwrap();
     let report = verify(&small);
     assert_eq!(report.damage, []);
-    // The image, its one blob, its piece, and its file, which is made of that.
+    // The image, its one device, its piece, and its file, which is made of that.
     assert_eq!(report.checked, 4);
     assert_eq!(verify(&part).damage, []);
     let report = verify(&large);
@@ -508,7 +510,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     import_pieces(&store, "one", &ONE).unwrap();
     let stored = store.devices.find(&id(&bytes_of("abcd-e"))).unwrap().unwrap();
     let pieces = stored.pieces.clone().unwrap();
-    let device = [image::erofs::DataBlob { id: stored.blob, bytes: stored.blob_bytes }];
+    let device = [image::erofs::DeviceFile { id: stored.device, bytes: stored.device_bytes }];
     let at = |it: usize| pieces[it].stored.as_ref().unwrap().offset;
     let run = |len, place: Option<u64>| Run { len, place: place.map(|it| (0, it)) };
     let named = |runs: &[Run], fingerprint: [u8; 32]| {
@@ -522,7 +524,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
         let find = |_: &ObjectId| Some(Placed::Pieces { runs, fingerprint });
         let native = Native::new(&device, &find);
         let import = store.begin().unwrap();
-        assert!(import.reuse_data_blob(&stored.blob).unwrap());
+        assert!(import.reuse_device(&stored.device).unwrap());
         let mut draft = import.image().unwrap();
         let mut contents = |_: image::tree::Inode<'_>, _, _: &mut dyn std::io::Write| panic!();
         write_native(&builder.finish(), &native, &mut contents, &mut draft).unwrap();

@@ -9,16 +9,16 @@ use crate::{Damage, Form, FsckOptions, Store};
 
 const ONE_THREAD: FsckOptions = FsckOptions { threads: 1 };
 
-/// Has the only record of the only blob say something else, with right hashes. Answers the blob.
+/// Has the only record of the only device say something else, with right hashes. Answers the device.
 fn change_record(store: &Store, change: impl Fn(&mut crate::shelf::devices::Record)) -> DeviceId {
     let indexes = store.devices.indexes().unwrap();
-    let (blob, index) = indexes.first_key_value().unwrap();
+    let (device, index) = indexes.first_key_value().unwrap();
     let mut records = index.records.clone();
     assert_eq!((indexes.len(), records.len()), (1, 1));
     change(&mut records[0]);
     let _lock = store.lock_exclusive().unwrap();
-    store.devices.drop_entries(blob, index, &index.entries, &records).unwrap();
-    *blob
+    store.devices.drop_entries(device, index, &index.entries, &records).unwrap();
+    *device
 }
 
 #[test]
@@ -39,12 +39,12 @@ fn an_object_is_compared_with_its_pieces() {
         let store = open(&folder.path().join("store"));
         let image = import_pieces(&store, "one", &[("file", "abc.d-e")]).unwrap();
         check_clean(&store).unwrap();
-        let blob = change_record(&store, change);
+        let device = change_record(&store, change);
         for report in [store.fsck(ONE_THREAD), store.verify(&image, ONE_THREAD)] {
             let report = report.unwrap();
             let [(damage, harm)] = &report.damage[..] else { panic!("{:#?}", report.damage) };
             assert!(
-                matches!(damage, Damage::Stored { object, blob: told, .. } if (*object, *told) == (id(&bytes), blob)),
+                matches!(damage, Damage::Stored { object, device: told, .. } if (*object, *told) == (id(&bytes), device)),
                 "{damage:?}"
             );
             assert_eq!(harm.len(), 1);

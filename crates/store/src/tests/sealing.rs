@@ -65,7 +65,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
 }
 
 #[test]
-fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
+fn a_device_is_sealed_and_sealed_again_when_it_has_lost_something() {
     let directory = Unsealed(TempDir::new().unwrap());
     let sealing = Some(Sealing::VerityOrImmutable);
     let options = OpenOptions { sealing, ..OpenOptions::create() };
@@ -77,7 +77,7 @@ fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
         let device = &opened.devices[0];
         (device.id, sealed(device.file.as_fd()).unwrap(), opened.kernel_verity)
     };
-    let (blob, found, kernel_verity) = state(&gone);
+    let (device, found, kernel_verity) = state(&gone);
     assert_eq!(kernel_verity, found == Sealed::Verity);
     store.remove_ref(&name("gone")).unwrap();
     let (plan, swept) = store.gc(NOW).unwrap();
@@ -87,7 +87,7 @@ fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
         }
         Sealed::Immutable => {
             assert_eq!(swept.trimmed, plan.dead[0].bytes);
-            let path = directory.0.path().join("data").join(blob.to_string());
+            let path = directory.0.path().join("data").join(device.to_string());
             assert!(std::fs::remove_file(&path).is_err());
         }
         Sealed::No => {
@@ -95,18 +95,18 @@ fn a_data_blob_is_sealed_and_sealed_again_when_it_has_lost_something() {
         }
     }
     let devices = store.open_image(&kept).unwrap().devices;
-    let file = &devices.iter().find(|it| it.id == blob).unwrap().file;
+    let file = &devices.iter().find(|it| it.id == device).unwrap().file;
     assert_eq!(sealed(file.as_fd()).unwrap(), found);
     drop(devices);
     check(&store).unwrap();
     // Set aside while an import runs, taken back, and removed in the end.
     store.remove_ref(&name("kept")).unwrap();
     let transaction = store.begin().unwrap();
-    assert!(transaction.reuse_data_blob(&blob).unwrap());
+    assert!(transaction.reuse_device(&device).unwrap());
     store.gc(NOW).unwrap();
     transaction.commit().unwrap();
     let (file, _) =
-        store.devices.directory.there().unwrap().read(blob.to_string()).unwrap().unwrap();
+        store.devices.directory.there().unwrap().read(device.to_string()).unwrap().unwrap();
     assert_eq!(sealed(file.as_fd()).unwrap(), found);
     drop(file);
     check_clean(&store).unwrap();

@@ -198,7 +198,7 @@ fn an_image_is_not_verified_by_bytes_that_nobody_knows() {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
         let (image, device) = image_over_sparse(&directory, &store, is_sealed);
-        // The layer's objects were in the blob that is gone.
+        // The layer's objects were in the device that is gone.
         assert!(damage(&store).iter().all(|it| matches!(it, Damage::Missing(_))));
         let report = store.verify(&image, FsckOptions { threads: 1 }).unwrap();
         let told: Vec<_> = report.damage.iter().map(|it| &it.0).collect();

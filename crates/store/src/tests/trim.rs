@@ -1,4 +1,4 @@
-//! What nobody needs of data blobs goes, and nothing else.
+//! What nobody needs of devices goes, and nothing else.
 
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,11 +12,11 @@ use super::{NOW, check, check_clean, import, import_as, name, open, sample};
 use crate::trace::{Holes, Recorder, Trace};
 use crate::{Form, Freeing, GcPlan, OpenOptions, Store, StoreItem};
 
-/// Bytes on disk of all data blobs, indexes not counted.
+/// Bytes on disk of all devices, indexes not counted.
 fn allocated(store: &Store) -> u64 {
     let data = std::fs::read_dir(store.path().join("data")).unwrap();
-    let blobs = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
-    blobs.map(|it| it.metadata().unwrap().blocks() * 512).sum()
+    let devices = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
+    devices.map(|it| it.metadata().unwrap().blocks() * 512).sum()
 }
 
 fn names(store: &Store) -> usize {
@@ -35,7 +35,7 @@ fn freeing(plan: &GcPlan) -> Vec<Freeing> {
     plan.dead.iter().map(|it| it.freeing).collect()
 }
 
-/// One blob that two images need, and then only one of them.
+/// One device that two images need, and then only one of them.
 fn half_dead(store: &Store) -> ImageId {
     import_as(store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     let kept = import_as(store, "kept", &sample("kept", 12), Form::Packed).unwrap();
@@ -44,7 +44,7 @@ fn half_dead(store: &Store) -> ImageId {
 }
 
 #[test]
-fn what_nobody_needs_of_a_blob_is_freed() {
+fn what_nobody_needs_of_a_device_is_freed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let kept = half_dead(&store);
@@ -67,7 +67,7 @@ fn what_nobody_needs_of_a_blob_is_freed() {
     assert_eq!(bytes, sample("any", 12)["shared-9"]);
     assert_eq!(store.open_image(&kept).unwrap().devices.len(), 2);
     check_clean(&store).unwrap();
-    // Its bytes are not taken for there: it comes again, in the same blob, which is whole then.
+    // Its bytes are not taken for there: it comes again, in the same device, which is whole then.
     import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     check(&store).unwrap();
     assert!(store.devices.find(&own("gone")).unwrap().is_some());
@@ -78,7 +78,7 @@ fn what_nobody_needs_of_a_blob_is_freed() {
 }
 
 #[test]
-fn an_equal_blob_replaces_one_with_holes() {
+fn an_equal_device_replaces_one_with_holes() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let kept = half_dead(&store);
@@ -88,11 +88,11 @@ fn an_equal_blob_replaces_one_with_holes() {
             all.push(bytes);
         }
     }
-    let old = store.devices.find(&shared()).unwrap().unwrap().blob;
+    let old = store.devices.find(&shared()).unwrap().unwrap().device;
     store.gc(NOW).unwrap();
     let import = store.begin().unwrap();
-    let blob = pack(&import, &all).unwrap();
-    assert_eq!(blob.id, old, "the test makes the same blob");
+    let device = pack(&import, &all).unwrap();
+    assert_eq!(device.id, old, "the test makes the same device");
     // It is no damage.
     let commit = || {
         import.commit().unwrap();
@@ -141,7 +141,7 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
         half_dead(&store);
-        // Nothing can be punched out of what fs-verity protects: the blobs become files like others.
+        // Nothing can be punched out of what fs-verity protects: the devices become files like others.
         for file in std::fs::read_dir(directory.path().join("data")).unwrap() {
             let path = file.unwrap().path();
             super::damage::replace(&path, &std::fs::read(&path).unwrap());
@@ -171,12 +171,12 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
 }
 
 #[test]
-fn an_import_keeps_what_it_has_found_in_a_blob() {
+fn an_import_keeps_what_it_has_found_in_a_device() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     half_dead(&store);
     let files = sample("gone", 12);
-    // Of a blob that stays, and of one that goes.
+    // Of a device that stays, and of one that goes.
     import_as(&store, "other", &sample("other", 12), Form::Packed).unwrap();
     store.remove_ref(&name("other")).unwrap();
     let transaction = store.begin().unwrap();
@@ -185,13 +185,13 @@ fn an_import_keeps_what_it_has_found_in_a_blob() {
     assert!(transaction.reuse_stored(&own("gone"), size + 1).unwrap().is_none());
     let size = sample("other", 12)["own-9"].len() as u64;
     let other = transaction.reuse_stored(&own("other"), size).unwrap().unwrap();
-    assert!(transaction.reuse_data_blob(&other.blob).unwrap());
+    assert!(transaction.reuse_device(&other.device).unwrap());
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
-    assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::DataBlob(other.blob)));
+    assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));
     assert_eq!(store.devices.find(&own("other")).unwrap(), None);
     transaction.commit().unwrap();
-    assert_eq!(store.devices.find(&own("other")).unwrap().unwrap().blob, other.blob);
+    assert_eq!(store.devices.find(&own("other")).unwrap().unwrap().device, other.device);
     let mut read = Vec::new();
     store.object(&own("other")).unwrap().read_to_end(&mut read).unwrap();
     assert_eq!(read, sample("other", 12)["own-9"]);
@@ -207,13 +207,13 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     let files = sample("one", 12);
     let size = files["own-9"].len() as u64;
     let file = |name: &str| store.objects.open(&own(name)).unwrap().is_some();
-    // From files to a blob: the files go.
+    // From files to a device: the files go.
     import(&store, "one", &files).unwrap();
     import_as(&store, "one", &files, Form::Packed).unwrap();
     assert!(file("one") && store.devices.find(&own("one")).unwrap().is_some());
     check_clean(&store).unwrap();
     assert!(!file("one") && store.has(&own("one"), size).unwrap());
-    // And back: the blob goes.
+    // And back: the device goes.
     import(&store, "one", &files).unwrap();
     check_clean(&store).unwrap();
     assert!(file("one"));
@@ -225,7 +225,7 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     store.set_ref(&two, &crate::Reference { manifest, ..one }).unwrap();
     check_clean(&store).unwrap();
     assert!(store.devices.find(&own("two")).unwrap().is_some());
-    // What the files of the other image have, the blob need not have.
+    // What the files of the other image have, the device need not have.
     assert_eq!(store.devices.find(&shared()).unwrap(), None);
     let transaction = store.begin().unwrap();
     let layers = store.layers.diff_ids().unwrap();
@@ -258,9 +258,9 @@ fn gc_does_nothing_when_an_index_is_damaged() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let import = store.begin().unwrap();
-    let blob = pack(&import, &files("a")).unwrap();
+    let device = pack(&import, &files("a")).unwrap();
     import.commit().unwrap();
-    let path = directory.path().join("data").join(format!("{}.index", blob.id));
+    let path = directory.path().join("data").join(format!("{}.index", device.id));
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[140] ^= 1;
     std::fs::remove_file(&path).unwrap();

@@ -137,7 +137,7 @@ impl Transaction<'_> {
         files.extend(state.objects.values().filter_map(Found::number));
         for data in state.data.values() {
             if let Data::Here(made) = data {
-                files.extend([made.blob, made.index_file]);
+                files.extend([made.device, made.index_file]);
             }
         }
         files.extend(state.users.values().filter_map(Found::number));
@@ -277,7 +277,7 @@ impl State {
         let objects = self.objects.iter().filter(move |it| there(it.1));
         let objects = objects.map(|(id, _)| StoreItem::Object(*id));
         let data = self.data.iter().filter(|it| matches!(it.1, Data::Store));
-        let data = data.flat_map(|(id, _)| [StoreItem::DataBlob(*id), StoreItem::DataIndex(*id)]);
+        let data = data.flat_map(|(id, _)| [StoreItem::Device(*id), StoreItem::DeviceIndex(*id)]);
         let users = self.users.iter().filter(move |it| there(it.1));
         objects.chain(data).chain(users.map(|(item, _)| item.clone()))
     }

@@ -1,4 +1,4 @@
-//! Data blobs of an import.
+//! Devices of an import.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -6,16 +6,18 @@ use std::sync::Arc;
 use image::verity::{DeviceId, Id, ObjectId};
 use rustix::io::Errno;
 
-use super::device::{self, DataBlobDraft};
+use super::device::{self, DeviceDraft};
 use super::draft::{DraftError, Scrap};
 use super::{Found, State, Transaction};
 use crate::disk::DiskError;
-use crate::shelf::devices::{self, BlobKind, DataBlob, Index, ObjectReader, StoredObject, Where};
+use crate::shelf::devices::{
+    self, DeviceKind, Index, ObjectReader, StoredDevice, StoredObject, Where,
+};
 use crate::shelf::item::StoreItem;
 use crate::shelf::objects::LookupError;
 use crate::store::mode_of;
 
-/// A data blob that an import has made or relies on.
+/// A device that an import has made or relies on.
 #[derive(Debug)]
 pub(super) enum Data {
     /// In the import's own directory: the numbers of its files.
@@ -24,39 +26,39 @@ pub(super) enum Data {
     Store,
 }
 
-/// A blob that was made, and its index.
+/// A device that was made, and its index.
 #[derive(Debug)]
 pub(super) struct Made {
-    pub(super) blob: u64,
+    pub(super) device: u64,
     pub(super) index_file: u64,
     index: Arc<Index>,
 }
 
 impl State {
-    /// Where in finished blobs an object is that can be a piece of another.
+    /// Where in finished devices an object is that can be a piece of another.
     fn made_piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
-        self.data.iter().find_map(|(blob, data)| match data {
-            Data::Here(made) => devices::piece_of(&made.index, blob, id, len),
+        self.data.iter().find_map(|(device, data)| match data {
+            Data::Here(made) => devices::piece_of(&made.index, device, id, len),
             Data::Store => None,
         })
     }
 }
 
 impl Transaction<'_> {
-    /// A new data blob: its bytes come in order, and what objects are in them.
+    /// A new device: its bytes come in order, and what objects are in them.
     ///
     /// # Errors
     /// [`DraftError`] when its file cannot be made, or the store is one of SHA-512.
-    pub fn data_blob(&self, kind: BlobKind) -> Result<DataBlobDraft<'_>, DraftError> {
-        DataBlobDraft::new(self, kind)
+    pub fn device(&self, kind: DeviceKind) -> Result<DeviceDraft<'_>, DraftError> {
+        DeviceDraft::new(self, kind)
     }
 
-    /// Whether the store, or this import, has this data blob with its index; if so it is protected from `gc` until the
+    /// Whether the store, or this import, has this device with its index; if so it is protected from `gc` until the
     /// import ends, with all that is in it now.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
-    pub fn reuse_data_blob(&self, id: &DeviceId) -> Result<bool, DraftError> {
+    pub fn reuse_device(&self, id: &DeviceId) -> Result<bool, DraftError> {
         if self.state().data.contains_key(id) {
             return Ok(true);
         }
@@ -68,7 +70,7 @@ impl Transaction<'_> {
         Ok(there.is_some())
     }
 
-    /// Where in a data blob an object is, of those that this import has finished or that the store has. The blob is
+    /// Where in a device an object is, of those that this import has finished or that the store has. The device is
     /// protected from `gc` until the import ends; the object is counted as reused. An object with another size is none.
     ///
     /// # Errors
@@ -90,8 +92,8 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// Where in a packed blob an object is that can be a piece of another, of those that this import has finished or that
-    /// the store has; the blob is protected from `gc` until the import ends.
+    /// Where in a packed device an object is that can be a piece of another, of those that this import has finished or that
+    /// the store has; the device is protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -113,8 +115,8 @@ impl Transaction<'_> {
     /// Protects from `gc` what has an object's bytes, until the import ends.
     pub(super) fn rely_on(&self, stored: &StoredObject) {
         let mut state = self.state();
-        for blob in stored.blobs() {
-            state.data.entry(blob.id).or_insert(Data::Store);
+        for device in stored.devices() {
+            state.data.entry(device.id).or_insert(Data::Store);
         }
     }
 
@@ -128,34 +130,34 @@ impl Transaction<'_> {
         if self.reuse(id, size)? {
             return Ok(Some(Where::File));
         }
-        Ok(self.reuse_stored(id, size)?.map(Box::new).map(Where::Blob))
+        Ok(self.reuse_stored(id, size)?.map(Box::new).map(Where::Device))
     }
 
-    /// Opens an object in a data blob, also in one that this import has made and not committed.
+    /// Opens an object in a device, also in one that this import has made and not committed.
     ///
     /// # Errors
     /// [`LookupError`] when it cannot be read.
     pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
         if stored.pieces.is_some() {
-            let made = |blob: &DeviceId| {
-                let made = match self.state().data.get(blob) {
-                    Some(Data::Here(made)) => (made.blob, Arc::clone(&made.index)),
+            let made = |device: &DeviceId| {
+                let made = match self.state().data.get(device) {
+                    Some(Data::Here(made)) => (made.device, Arc::clone(&made.index)),
                     _ => return Ok(None),
                 };
                 Ok(Some((self.read_back(made.0)?, made.1)))
             };
             return self.store.stored_pieces(stored, &made);
         }
-        let made = match self.state().data.get(&stored.blob) {
-            Some(Data::Here(made)) => Some((made.blob, Arc::clone(&made.index))),
+        let made = match self.state().data.get(&stored.device) {
+            Some(Data::Here(made)) => Some((made.device, Arc::clone(&made.index))),
             _ => None,
         };
-        let Some((blob, index)) = made else { return self.store.stored_object(stored) };
-        let reader = devices::open_made(&index, stored, self.read_back(blob)?);
+        let Some((device, index)) = made else { return self.store.stored_object(stored) };
+        let reader = devices::open_made(&index, stored, self.read_back(device)?);
         reader.ok_or(LookupError::NoObject(stored.object))
     }
 
-    /// Where in data blobs an object is.
+    /// Where in devices an object is.
     pub(super) fn data_of(&self, id: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         match self.made(id) {
             Some(found) => Ok(Some(found)),
@@ -163,7 +165,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Where in finished blobs of this import an object is, or its pieces.
+    /// Where in finished devices of this import an object is, or its pieces.
     pub(super) fn made(&self, id: &ObjectId) -> Option<StoredObject> {
         let state = self.state();
         let find = |id: &[u8; 32], len| {
@@ -171,16 +173,16 @@ impl Transaction<'_> {
             // What cannot be read is found out when it is opened.
             made.or_else(|| self.store.devices.find_piece(id, len).ok().flatten())
         };
-        state.data.iter().find_map(|(blob, data)| match data {
-            Data::Here(made) => devices::first_of(&made.index, blob, id, &find),
+        state.data.iter().find_map(|(device, data)| match data {
+            Data::Here(made) => devices::first_of(&made.index, device, id, &find),
             Data::Store => None,
         })
     }
 
-    /// Length of a blob that this import has made.
+    /// Length of a device that this import has made.
     #[cfg(test)]
-    pub(crate) fn made_bytes(&self, blob: &DeviceId) -> Option<u64> {
-        match self.state().data.get(blob)? {
+    pub(crate) fn made_bytes(&self, device: &DeviceId) -> Option<u64> {
+        match self.state().data.get(device)? {
             Data::Here(made) => Some(made.index.header.bytes),
             Data::Store => None,
         }
@@ -202,15 +204,15 @@ impl Transaction<'_> {
         DraftError::Lookup { id: *id.digest(), source: Box::new(source.into()) }
     }
 
-    /// Takes a blob whose file is written; its index is written here.
-    pub(crate) fn finish_data_blob(
+    /// Takes a device whose file is written; its index is written here.
+    pub(crate) fn finish_device(
         &self,
         scrap: Scrap<'_>,
-        blob: DataBlob,
+        device: StoredDevice,
         encoded: &[u8],
     ) -> Result<(), DraftError> {
         let disk = |source| self.write_failed(device::WHAT, source);
-        if matches!(self.state().data.get(&blob.id), Some(Data::Here(_))) {
+        if matches!(self.state().data.get(&device.id), Some(Data::Here(_))) {
             // The same bytes have the same objects in them; what one of two did not say is found in neither.
             return Ok(());
         }
@@ -224,21 +226,21 @@ impl Transaction<'_> {
                 self.fail();
                 DraftError::Index { source }
             })?;
-        let there = self.store.devices.index_of(&blob.id);
-        let there = there.map_err(|source| self.lookup_failed(&blob.id, source))?;
+        let there = self.store.devices.index_of(&device.id);
+        let there = there.map_err(|source| self.lookup_failed(&device.id, source))?;
         let data = match there {
             Some(there) if there.has_all_of(&index) => Data::Store,
             _ => {
                 self.seal(scrap.number(), device::WHAT)?;
-                let (blob_file, index_file) = (scrap.keep(), index_scrap.keep());
-                Data::Here(Made { blob: blob_file, index_file, index: Arc::new(index) })
+                let (device_file, index_file) = (scrap.keep(), index_scrap.keep());
+                Data::Here(Made { device: device_file, index_file, index: Arc::new(index) })
             }
         };
-        self.state().data.insert(blob.id, data);
+        self.state().data.insert(device.id, data);
         Ok(())
     }
 
-    /// Publishes data blobs, durably, and then their indexes: an index promises what is in its blob.
+    /// Publishes devices, durably, and then their indexes: an index promises what is in its device.
     pub(super) fn publish_data(&self, state: &State) -> Result<(), DiskError> {
         let mut made = Vec::new();
         for (id, data) in &state.data {
@@ -260,15 +262,15 @@ impl Transaction<'_> {
         let directory = self.store.devices.directory.there()?;
         let mut sealer = super::commit::Sealer::new(self);
         for (id, made) in &made {
-            let name = devices::blob_name(id);
+            let name = devices::device_name(id);
             let there = directory.stat(&name)?;
             if there.is_none() {
-                self.place(made.blob, Found::Here(made.blob), directory, &name)?;
+                self.place(made.device, Found::Here(made.device), directory, &name)?;
             } else if self.lacks_objects(id)? {
-                tracing::debug!(name, "replacing a data blob that lacks objects");
-                self.replace(made.blob, directory, &name)?;
+                tracing::debug!(name, "replacing a device that lacks objects");
+                self.replace(made.device, directory, &name)?;
             } else {
-                self.place(made.blob, Found::Better(made.blob), directory, &name)?;
+                self.place(made.device, Found::Better(made.device), directory, &name)?;
             }
             sealer.seal(directory, &name);
         }
@@ -285,16 +287,16 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Whether a blob that is there is as its index says, which knows fewer objects than an import has: `gc` made holes,
+    /// Whether a device that is there is as its index says, which knows fewer objects than an import has: `gc` made holes,
     /// or a crash or a repair left no index.
-    fn lacks_objects(&self, blob: &DeviceId) -> Result<bool, DiskError> {
+    fn lacks_objects(&self, device: &DeviceId) -> Result<bool, DiskError> {
         let has_none =
-            self.store.devices.directory.there()?.stat(devices::index_name(blob))?.is_none();
-        let index = self.store.devices.index_of(blob)?;
+            self.store.devices.directory.there()?.stat(devices::index_name(device))?.is_none();
+        let index = self.store.devices.index_of(device)?;
         Ok(has_none || index.is_some())
     }
 
-    /// Every data blob that a new image has as a device is one that this import made or has found.
+    /// Every device that a new image has as a device is one that this import made or has found.
     pub(super) fn check_devices(&self, state: &State) -> Result<(), super::TransactionError> {
         for (item, found) in &state.users {
             let (StoreItem::Image(image), Some(number)) = (item, found.number()) else { continue };
@@ -306,12 +308,12 @@ impl Transaction<'_> {
             // What is no image is found when it is opened.
             let Ok(devices) = crate::shelf::images::devices(&file) else { continue };
             for device in devices.uses {
-                let blob = match device.blob {
-                    Some(blob) if state.data.contains_key(&blob) => continue,
-                    Some(blob) => blob.to_string(),
+                let device = match device.device {
+                    Some(device) if state.data.contains_key(&device) => continue,
+                    Some(device) => device.to_string(),
                     None => "that is none of a store's".to_owned(),
                 };
-                return Err(super::TransactionError::NoDevice { image: Box::new(*image), blob });
+                return Err(super::TransactionError::NoDevice { image: Box::new(*image), device });
             }
         }
         Ok(())

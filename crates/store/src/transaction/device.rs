@@ -1,4 +1,4 @@
-//! A data blob in the making.
+//! A device in the making.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use super::Transaction;
 use super::draft::{DraftError, Scrap};
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::devices::{
-    BlobKind, Builder, DATA_BLOCK, DataBlob, Entry, Header, Piece, PieceKey, Record, key,
+    Builder, DATA_BLOCK, DeviceKind, Entry, Header, Piece, PieceKey, Record, StoredDevice, key,
 };
 use image::digest::Digest;
 
@@ -18,14 +18,14 @@ use image::digest::Digest;
 const BUFFER: usize = 256 << 10;
 const ZEROS: [u8; 4096] = [0; 4096];
 /// What messages call it.
-pub(crate) const WHAT: &str = "a data blob";
+pub(crate) const WHAT: &str = "a device";
 
-/// A data blob in the making: write its bytes, and [`add`](Self::add) the objects that are in them. Dropping it leaves
+/// A device in the making: write its bytes, and [`add`](Self::add) the objects that are in them. Dropping it leaves
 /// nothing behind.
 #[derive(Debug)]
-pub struct DataBlobDraft<'t> {
+pub struct DeviceDraft<'t> {
     transaction: &'t Transaction<'t>,
-    kind: BlobKind,
+    kind: DeviceKind,
     layer: Option<Digest>,
     scrap: Scrap<'t>,
     file: NewFile,
@@ -38,14 +38,14 @@ pub struct DataBlobDraft<'t> {
     failed: Option<io::Error>,
 }
 
-impl<'t> DataBlobDraft<'t> {
+impl<'t> DeviceDraft<'t> {
     pub(crate) fn new(
         transaction: &'t Transaction<'t>,
-        kind: BlobKind,
+        kind: DeviceKind,
     ) -> Result<Self, DraftError> {
         let algorithm = transaction.store().algorithm();
         if algorithm != Algorithm::Sha256 {
-            return Err(DraftError::NoDataBlobs(algorithm));
+            return Err(DraftError::NoDevices(algorithm));
         }
         let disk = |source| transaction.write_failed(WHAT, source);
         let (scrap, file) = Scrap::new(transaction).map_err(disk)?;
@@ -77,7 +77,7 @@ impl<'t> DataBlobDraft<'t> {
 
     /// What it is made of.
     #[must_use]
-    pub const fn kind(&self) -> BlobKind {
+    pub const fn kind(&self) -> DeviceKind {
         self.kind
     }
 
@@ -102,7 +102,7 @@ impl<'t> DataBlobDraft<'t> {
 
     /// Says that an object is at `offset`, which means nothing for an empty one. One object may be at several places.
     ///
-    /// That it begins with a block, is within the blob and overlaps no other one is checked by [`finish`](Self::finish);
+    /// That it begins with a block, is within the device and overlaps no other one is checked by [`finish`](Self::finish);
     /// that its bytes are there, `fsck` checks.
     pub fn add(&mut self, object: ObjectId, sha256: [u8; 32], offset: u64, size: u64) {
         let Some(id) = key(&object) else {
@@ -113,7 +113,7 @@ impl<'t> DataBlobDraft<'t> {
         self.index.add(Entry { id, offset, size, sha256 });
     }
 
-    /// Says that an object is made of others, which need not be in this blob: in any data blob of the store when somebody
+    /// Says that an object is made of others, which need not be in this device: in any device of the store when somebody
     /// asks for it. Those that are to be in this one are [`add`](Self::add)ed like others.
     ///
     /// That the pieces are as long as the object is checked by [`finish`](Self::finish); that they have its bytes,
@@ -175,12 +175,12 @@ impl<'t> DataBlobDraft<'t> {
         Ok(())
     }
 
-    /// Names the blob by its bytes, filled up to a whole block. It becomes visible when the transaction is committed; if
+    /// Names the device by its bytes, filled up to a whole block. It becomes visible when the transaction is committed; if
     /// the store has an equal one by then, with all that was added here, that one stays.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be written, or an object cannot be where it was said to be.
-    pub fn finish(mut self) -> Result<DataBlob, DraftError> {
+    pub fn finish(mut self) -> Result<StoredDevice, DraftError> {
         let transaction = self.transaction;
         self.align()?;
         let imprint = self.index.imprint(self.kind, self.layer.as_ref());
@@ -191,7 +191,7 @@ impl<'t> DataBlobDraft<'t> {
         let Self { kind, layer, scrap, file, hasher, index, failed, .. } = self;
         let bytes = hasher.size();
         let id = hasher.finish();
-        if (kind == BlobKind::Tar) != layer.is_some() {
+        if (kind == DeviceKind::Tar) != layer.is_some() {
             transaction.fail();
             return Err(DraftError::Layer { kind });
         }
@@ -205,13 +205,13 @@ impl<'t> DataBlobDraft<'t> {
         })?;
         drop(file);
         drop(self.written);
-        let blob = DataBlob { id: id.into(), bytes, kind };
-        transaction.finish_data_blob(scrap, blob, &encoded)?;
-        Ok(blob)
+        let device = StoredDevice { id: id.into(), bytes, kind };
+        transaction.finish_device(scrap, device, &encoded)?;
+        Ok(device)
     }
 }
 
-impl io::Write for DataBlobDraft<'_> {
+impl io::Write for DeviceDraft<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = self.take(bytes);
         taken.map_err(|error| self.transaction.io_failed(WHAT, error))?;

@@ -6,7 +6,7 @@ use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
 
 use super::Transaction;
 use crate::disk::{DiskError, NewFile};
-use crate::shelf::devices::BlobKind;
+use crate::shelf::devices::DeviceKind;
 use crate::shelf::objects::LookupError;
 use image::digest::Digest;
 
@@ -17,7 +17,7 @@ pub enum DraftError {
     /// Its file could not be written.
     #[error("cannot add {what} to the store")]
     Write {
-        /// "an object", "an image" or "a data blob".
+        /// "an object", "an image" or "a device".
         what: &'static str,
         /// Why.
         source: DiskError,
@@ -25,25 +25,25 @@ pub enum DraftError {
     /// fs-verity could not be turned on, though the file system has it.
     #[error("cannot seal {what}")]
     Seal {
-        /// "an object", "an image" or "a data blob".
+        /// "an object", "an image" or "a device".
         what: &'static str,
         /// Why.
         source: kernel::verity::VerityError,
     },
     /// A store of another hash: an image's device table has room for a SHA-256 digest only.
-    #[error("a store of {0} has no data blobs: make one of sha256")]
-    NoDataBlobs(Algorithm),
-    /// A tar without a layer, or a packed blob with one.
-    #[error("cannot end a data blob: {} names the layer that it is", match .kind {
-        BlobKind::Packed => "no packed one",
-        BlobKind::Tar => "each that is a tar",
+    #[error("a store of {0} has no devices: make one of sha256")]
+    NoDevices(Algorithm),
+    /// A tar without a layer, or a packed device with one.
+    #[error("cannot end a device: {} names the layer that it is", match .kind {
+        DeviceKind::Packed => "no packed one",
+        DeviceKind::Tar => "each that is a tar",
     })]
     Layer {
         /// What it is made of.
-        kind: BlobKind,
+        kind: DeviceKind,
     },
-    /// What is in a data blob could not be put down.
-    #[error("cannot make the index of a data blob")]
+    /// What is in a device could not be put down.
+    #[error("cannot make the index of a device")]
     Index {
         /// Why.
         source: io::Error,

@@ -1,11 +1,11 @@
-//! In which form an import finds data: whole files, packed blobs, layers' tars.
+//! In which form an import finds data: whole files, packed devices, layers' tars.
 
 use image::verity::ObjectId;
 
 use super::data::Data;
 use super::{Found, Transaction};
 use crate::disk::length;
-use crate::shelf::devices::{BlobKind, DataBlob, ObjectReader, StoredObject};
+use crate::shelf::devices::{DeviceKind, ObjectReader, StoredDevice, StoredObject};
 use crate::shelf::objects::LookupError;
 use crate::transaction::draft::DraftError;
 use image::digest::Digest;
@@ -31,7 +31,7 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// Whether the store, or this import, has all of these in packed blobs, which are protected from `gc`.
+    /// Whether the store, or this import, has all of these in packed devices, which are protected from `gc`.
     ///
     /// # Errors
     /// [`DraftError`] when they cannot be looked up.
@@ -44,13 +44,13 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// Where in a packed blob an object is, of those that this import has finished or that the store has; the blob is
+    /// Where in a packed device an object is, of those that this import has finished or that the store has; the device is
     /// protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_packed(&self, id: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
-        let is_packed = |it: &StoredObject| it.kind == BlobKind::Packed;
+        let is_packed = |it: &StoredObject| it.kind == DeviceKind::Packed;
         let found = match self.made(id).filter(is_packed) {
             Some(found) => Some(found),
             None => {
@@ -64,31 +64,31 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// The data blob that is a layer's tar, if the store has it; it is protected from `gc` until the import ends.
+    /// The device that is a layer's tar, if the store has it; it is protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
-    pub fn reuse_tar(&self, diff_id: &Digest) -> Result<Option<DataBlob>, DraftError> {
+    pub fn reuse_tar(&self, diff_id: &Digest) -> Result<Option<StoredDevice>, DraftError> {
         let found = self.store.devices.tar_of(diff_id);
         let found = found.map_err(|source| {
             self.fail();
             DraftError::Tar { diff_id: Box::new(*diff_id), source: Box::new(source.into()) }
         })?;
-        if let Some(blob) = &found {
-            self.state().data.entry(blob.id).or_insert(Data::Store);
+        if let Some(device) = &found {
+            self.state().data.entry(device.id).or_insert(Data::Store);
         }
         Ok(found)
     }
 
     /// Whether the store has a layer's tar, and all of these objects in it or, those that stand nowhere in it as a whole, in
-    /// packed blobs. They are protected from `gc`.
+    /// packed devices. They are protected from `gc`.
     ///
     /// # Errors
     /// [`DraftError`] when they cannot be looked up.
     pub fn has_tar(&self, diff_id: &Digest, objects: &[ObjectId]) -> Result<bool, DraftError> {
-        let Some(blob) = self.reuse_tar(diff_id)? else { return Ok(false) };
+        let Some(device) = self.reuse_tar(diff_id)? else { return Ok(false) };
         for id in objects {
-            let found = self.store.devices.find_in(id, [&blob.id]);
+            let found = self.store.devices.find_in(id, [&device.id]);
             if found.map_err(|source| self.lookup_failed(id, source))?.is_none()
                 && self.reuse_packed(id)?.is_none()
             {
@@ -98,7 +98,7 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// Where in the tars of these layers an object is; the blob is protected from `gc` until the import ends.
+    /// Where in the tars of these layers an object is; the device is protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -108,8 +108,8 @@ impl Transaction<'_> {
         layers: &[Digest],
     ) -> Result<Option<StoredObject>, DraftError> {
         for layer in layers {
-            let Some(blob) = self.reuse_tar(layer)? else { continue };
-            let found = self.store.devices.find_in(id, [&blob.id]);
+            let Some(device) = self.reuse_tar(layer)? else { continue };
+            let found = self.store.devices.find_in(id, [&device.id]);
             if let Some(found) = found.map_err(|source| self.lookup_failed(id, source))? {
                 return Ok(Some(found));
             }

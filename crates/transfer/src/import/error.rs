@@ -96,7 +96,7 @@ pub enum ImportError {
     /// The data cannot be packed.
     #[error("cannot pack the data")]
     Pack(#[source] Box<PackError>),
-    /// The image over data blobs cannot be made.
+    /// The image over devices cannot be made.
     #[error("cannot make the image")]
     Native(#[source] Box<NativeError>),
     /// A layer is not what it should be.

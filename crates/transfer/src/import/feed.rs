@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write as _};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-use store::DataBlobDraft;
+use store::DeviceDraft;
 
 use super::decode::{DecodeError, Decoded, Decoder};
 use image::digest::{Digest, DigestHasher};
@@ -31,7 +31,7 @@ pub(super) struct Feed<'t> {
     at: usize,
     hasher: DigestHasher,
     length: u64,
-    copy: Option<DataBlobDraft<'t>>,
+    copy: Option<DeviceDraft<'t>>,
     /// Why it could not be written down.
     failed: Option<io::Error>,
 }
@@ -42,13 +42,13 @@ pub(super) struct Tar<'t> {
     pub(super) diff_id: Digest,
     /// How many they are.
     pub(super) length: u64,
-    pub(super) copy: Option<DataBlobDraft<'t>>,
+    pub(super) copy: Option<DeviceDraft<'t>>,
 }
 
 /// A channel for a tar whose digest is wanted by the algorithm of `diff_id`, else by SHA-256; it is written to `copy`.
 pub(super) fn feed<'t>(
     diff_id: Option<&Digest>,
-    copy: Option<DataBlobDraft<'t>>,
+    copy: Option<DeviceDraft<'t>>,
 ) -> (Spout, Feed<'t>) {
     let (full_in, full) = sync_channel(PIECES);
     let (spent, spent_out) = channel();

@@ -9,7 +9,7 @@ use image::tar::recipe::{ObjectPositions, Skeleton};
 use image::tar::{Entry, Event, Kind, Reader, TarError};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, Hasher, ObjectId};
-use store::{Blob, BlobKind, Committed, DataBlobDraft, LayerDraft, LayerInfo, walk};
+use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
 use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
 use super::failure::LayerFailure;
@@ -89,7 +89,7 @@ pub(super) struct Gathered<'t> {
 /// A layer's tar that was written down, and where in it the bytes of files are.
 #[derive(Debug)]
 pub(super) struct KeptTar<'t> {
-    pub(super) draft: DataBlobDraft<'t>,
+    pub(super) draft: DeviceDraft<'t>,
     /// In the order of the tar.
     pub(super) files: Vec<TarFile>,
     /// Those whose bytes are not together in the tar, with their sizes: they are objects.
@@ -144,7 +144,7 @@ pub(super) fn unpack<'t>(
     let decoder = decoder(source, wanted, shared, progress)?;
     let copy = match shared.keep {
         Keep::Object => None,
-        Keep::InTar => Some(shared.target.data_blob(BlobKind::Tar).map_err(LayerFailure::Data)?),
+        Keep::InTar => Some(shared.target.device(DeviceKind::Tar).map_err(LayerFailure::Data)?),
     };
     let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
     let (tar, gatherer, decoded) = pour(decoder, wanted, copy, read)?;
@@ -200,7 +200,7 @@ fn decoder<'a, R: Read>(
 fn pour<'t, T>(
     decoder: Decoder<'_, impl Read + Send>,
     wanted: &Wanted<'_>,
-    copy: Option<DataBlobDraft<'t>>,
+    copy: Option<DeviceDraft<'t>>,
     read: impl FnOnce(&mut Feed<'t>) -> Result<T, LayerFailure>,
 ) -> Result<(Tar<'t>, T, Decoded), LayerFailure> {
     let (spout, mut feed) = feed::feed(wanted.diff_id, copy);

@@ -426,7 +426,7 @@ impl Job<'_> {
 
     /// A layer was read.
     fn read(&self, blob: &mut dyn BlobSource) {
-        // Of data blobs nothing is kept before all of them are.
+        // Of devices nothing is kept before all of them are.
         if self.options.form == Form::Objects {
             blob.done();
         }
@@ -479,7 +479,7 @@ impl Job<'_> {
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<Gathered<'t>, LayerFailure> {
         match (self.options.durable, shared.keep) {
-            // Data blobs are made of all tars, when all of them are here.
+            // Devices are made of all tars, when all of them are here.
             (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
                 layer::unpack(reader, wanted, shared, read)
             }

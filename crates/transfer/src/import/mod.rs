@@ -103,7 +103,7 @@ pub struct Options<'a> {
     pub durable: Durable,
     /// Where the data goes.
     pub form: Form,
-    /// What packed blobs leave out.
+    /// What packed devices leave out.
     pub dedup: Dedup,
     /// Entries that no tree can hold.
     pub unsupported: Unsupported,

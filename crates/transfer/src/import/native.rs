@@ -1,25 +1,25 @@
-//! Imports whose data goes into data blobs.
+//! Imports whose data goes into devices.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use image::tree::{Content, Node, Tree};
 use image::verity::ObjectId;
-use store::{DataBlob, DraftError, Form, ObjectReader, StoredObject, Transaction};
+use store::{DraftError, Form, ObjectReader, StoredDevice, StoredObject, Transaction};
 
 use super::layer::{KeptTar, TarFile};
 use super::{ImportError, Job, check_paths};
 use crate::native::{self, Dedup, Packed, Packer, Places, Written};
 use image::digest::Digest;
 
-/// Finds an object of a size in a data blob.
+/// Finds an object of a size in a device.
 type Find<'f> = dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportError> + 'f;
 
 /// A layer's tar, by its digest.
 type Tar<'t> = (Digest, KeptTar<'t>);
 
 impl Job<'_> {
-    /// Writes an image over data blobs, if one is wanted: of these layers, of which some have their tars here, and the
+    /// Writes an image over devices, if one is wanted: of these layers, of which some have their tars here, and the
     /// others are in the store.
     pub(super) fn native(
         &self,
@@ -45,9 +45,9 @@ impl Job<'_> {
                 for TarFile { object, sha256, offset, size } in &files {
                     draft.add(*object, *sha256, *offset, *size);
                 }
-                let blob = draft.finish().map_err(ImportError::Object)?;
+                let device = draft.finish().map_err(ImportError::Object)?;
                 for file in files {
-                    found.entry(file.object).or_insert_with(|| file.stored(&blob));
+                    found.entry(file.object).or_insert_with(|| file.stored(&device));
                 }
                 continue;
             }
@@ -58,7 +58,7 @@ impl Job<'_> {
             }
             self.pack_own(&mut packer, &sparse)?;
             packer.end_layer()?;
-            // All of it is in blobs: the tar takes room no longer.
+            // All of it is in devices: the tar takes room no longer.
             drop(draft);
         }
         if self.options.form == Form::Tar {
@@ -67,7 +67,7 @@ impl Job<'_> {
         found.extend(packer.finish()?);
         let places = Found { transaction, found };
         let written = native::write(transaction, tree, &places)?;
-        // They are in the blobs.
+        // They are in the devices.
         transaction.forget_objects();
         Ok(Some(written))
     }
@@ -120,22 +120,22 @@ impl Job<'_> {
 
     /// Packs the objects of a tree, in its order, and writes its image.
     pub(super) fn pack(&self, tree: &Tree) -> Result<Written, ImportError> {
-        let written = self.over_blobs(tree, &|_, _| Ok(None))?;
-        // They are in the blobs.
+        let written = self.over_devices(tree, &|_, _| Ok(None))?;
+        // They are in the devices.
         self.transaction.forget_objects();
         Ok(written)
     }
 
-    /// Writes the image of a tree whose objects are in data blobs of the store, of whatever kind; those that are not are
+    /// Writes the image of a tree whose objects are in devices of the store, of whatever kind; those that are not are
     /// packed.
     pub(crate) fn derived(&self, tree: &Tree) -> Result<Written, ImportError> {
         check_paths(tree)?;
-        self.over_blobs(tree, &|object, size| {
+        self.over_devices(tree, &|object, size| {
             self.transaction.reuse_stored(object, size).map_err(ImportError::Object)
         })
     }
 
-    fn over_blobs(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
+    fn over_devices(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
         let transaction = &*self.transaction;
         let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
         let (mut found, mut objects) = (HashMap::new(), Vec::new());
@@ -172,12 +172,12 @@ pub(super) fn each_object(
 }
 
 impl TarFile {
-    fn stored(&self, blob: &DataBlob) -> StoredObject {
+    fn stored(&self, device: &StoredDevice) -> StoredObject {
         StoredObject {
             object: self.object,
-            blob: blob.id,
-            blob_bytes: blob.bytes,
-            kind: blob.kind,
+            device: device.id,
+            device_bytes: device.bytes,
+            kind: device.kind,
             offset: self.offset,
             size: self.size,
             sha256: self.sha256,
@@ -189,7 +189,7 @@ impl TarFile {
 /// Where the data of an import's files is.
 struct Found<'t> {
     transaction: &'t Transaction<'t>,
-    /// What is in the blobs of this import, or was found for them.
+    /// What is in the devices of this import, or was found for them.
     found: HashMap<ObjectId, StoredObject>,
 }
 

@@ -1,6 +1,6 @@
-//! Images whose data is in data blobs, for EROFS by itself: packing objects, and writing such images.
+//! Images whose data is in devices, for EROFS by itself: packing objects, and writing such images.
 //!
-//! `docs/decisions/0010-native.md` says why, `docs/format/object-store.md` what a data blob is.
+//! `docs/decisions/0010-native.md` says why, `docs/format/object-store.md` what a device is.
 
 mod pack;
 mod waiting;
@@ -11,10 +11,10 @@ pub(crate) use pack::{Packed, Packer};
 pub use write::NativeError;
 pub(crate) use write::{Places, Written, copy, write};
 
-/// What a packed blob leaves out.
+/// What a packed device leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dedup {
-    /// All that is in any packed blob of the store: least on the disk. An image's bytes then depend on what the store had.
+    /// All that is in any packed device of the store: least on the disk. An image's bytes then depend on what the store had.
     #[default]
     Store,
     /// What is in the same layer already. An image's bytes then depend on its layers alone.

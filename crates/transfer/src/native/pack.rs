@@ -1,4 +1,4 @@
-//! Packed blobs: objects one behind the other, small ones where larger ones leave room. Large ones are cut into pieces.
+//! Packed devices: objects one behind the other, small ones where larger ones leave room. Large ones are cut into pieces.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write as _};
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use image::verity::{Algorithm, DeviceId, Hasher, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 use store::{
-    BlobKind, DataBlob, DataBlobDraft, DraftError, Piece, StoredObject, StoredPiece, Transaction,
+    DeviceDraft, DeviceKind, DraftError, Piece, StoredDevice, StoredObject, StoredPiece,
+    Transaction,
 };
 
 use super::Dedup;
@@ -21,18 +22,18 @@ const PIECE: usize = 256 << 10;
 const CUT_FROM: u64 = 256 << 10;
 /// Bytes of a piece.
 const CHUNK: usize = 64 << 10;
-/// The length of a blob that is being made: none has it in the end.
+/// The length of a device that is being made: none has it in the end.
 const UNFINISHED: u64 = 0;
 
 /// Why objects cannot be packed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
-    /// The blob cannot be written.
-    #[error("cannot write a packed blob")]
+    /// The device cannot be written.
+    #[error("cannot write a packed device")]
     Write(#[source] io::Error),
     /// Nor be added to the store.
-    #[error("cannot add a packed blob to the store")]
+    #[error("cannot add a packed device to the store")]
     Draft(#[from] DraftError),
     /// The bytes are not to be had.
     #[error("cannot read object {object}")]
@@ -65,17 +66,17 @@ pub(crate) struct Packed<'a> {
     pub(crate) sha256: Option<[u8; 32]>,
 }
 
-/// Packs objects, a blob after the other, in the order in which they come.
+/// Packs objects, a device after the other, in the order in which they come.
 #[derive(Debug)]
 pub(crate) struct Packer<'t> {
     transaction: &'t Transaction<'t>,
     dedup: Dedup,
     cancel: &'t AtomicBool,
     /// Begun when there is something to put in.
-    draft: Option<DataBlobDraft<'t>>,
-    /// What is in this layer's blob.
+    draft: Option<DeviceDraft<'t>>,
+    /// What is in this layer's device.
     pending: Vec<StoredObject>,
-    /// Pieces of objects that are in this layer's blob: where they begin, and their SHA-256.
+    /// Pieces of objects that are in this layer's device: where they begin, and their SHA-256.
     pieces: HashMap<ObjectId, (u64, [u8; 32])>,
     /// What has no place in it yet.
     waiting: Waiting,
@@ -166,7 +167,7 @@ impl<'t> Packer<'t> {
             return Ok(());
         }
         if self.draft.is_none() {
-            self.draft = Some(self.transaction.data_blob(BlobKind::Packed)?);
+            self.draft = Some(self.transaction.device(DeviceKind::Packed)?);
         }
         let stored = match file.size {
             CUT_FROM.. => self.cut(file, read)?,
@@ -196,7 +197,7 @@ impl<'t> Packer<'t> {
         Ok(())
     }
 
-    /// Fills what is left of a page of the blob with objects that wait, as far as they fit.
+    /// Fills what is left of a page of the device with objects that wait, as far as they fit.
     fn fill_page(&mut self) -> Result<(), PackError> {
         let draft = self.draft.as_mut().expect("it was begun");
         loop {
@@ -219,7 +220,7 @@ impl<'t> Packer<'t> {
         Ok(())
     }
 
-    /// Puts an object into the blob.
+    /// Puts an object into the device.
     fn whole(
         &mut self,
         file: &Packed<'_>,
@@ -245,7 +246,7 @@ impl<'t> Packer<'t> {
         Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
     }
 
-    /// Puts those pieces of an object into the blob that are in none yet, and are not all zeros.
+    /// Puts those pieces of an object into the device that are in none yet, and are not all zeros.
     fn cut(
         &mut self,
         file: &Packed<'_>,
@@ -283,7 +284,7 @@ impl<'t> Packer<'t> {
         Ok(StoredObject { pieces: Some(pieces.into()), ..unfinished(object, size, sha256) })
     }
 
-    /// Finds a piece, or puts it into the blob.
+    /// Finds a piece, or puts it into the device.
     fn piece(&mut self, bytes: &[u8]) -> Result<StoredObject, PackError> {
         let (id, size) = (ObjectId::new(digest(Algorithm::Sha256, bytes)), bytes.len() as u64);
         if let Some((offset, sha256)) = self.pieces.get(&id) {
@@ -301,7 +302,7 @@ impl<'t> Packer<'t> {
         Ok(stored)
     }
 
-    /// Ends a layer: what comes next is in another blob.
+    /// Ends a layer: what comes next is in another device.
     pub(crate) fn end_layer(&mut self) -> Result<(), PackError> {
         if self.dedup == Dedup::Layer {
             self.seen.clear();
@@ -311,13 +312,13 @@ impl<'t> Packer<'t> {
             self.page_of_small()?;
         }
         if let Some(draft) = self.draft.take() {
-            let blob = draft.finish()?;
+            let device = draft.finish()?;
             for mut stored in self.pending.drain(..) {
-                finish(&mut stored, &blob);
+                finish(&mut stored, &device);
                 if let Some(pieces) = &mut stored.pieces {
                     let pieces = Arc::get_mut(pieces).expect("nobody has seen it yet");
                     pieces.iter_mut().filter_map(|it| it.stored.as_mut()).for_each(|it| {
-                        finish(it, &blob);
+                        finish(it, &device);
                     });
                 }
                 self.found.entry(stored.object).or_insert(stored);
@@ -333,9 +334,9 @@ impl<'t> Packer<'t> {
     }
 }
 
-/// Puts a whole object into a blob, where that ends now.
+/// Puts a whole object into a device, where that ends now.
 fn place(
-    draft: &mut DataBlobDraft<'_>,
+    draft: &mut DeviceDraft<'_>,
     object: ObjectId,
     sha256: [u8; 32],
     bytes: &[u8],
@@ -347,17 +348,17 @@ fn place(
     Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
 }
 
-/// In a blob whose name is not known yet: it has that of the object until it is.
+/// In a device whose name is not known yet: it has that of the object until it is.
 fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
-    let kind = BlobKind::Packed;
-    let blob = DeviceId::new(*object.digest());
-    let (blob_bytes, offset, pieces) = (UNFINISHED, 0, None);
-    StoredObject { object, blob, blob_bytes, kind, offset, size, sha256, pieces }
+    let kind = DeviceKind::Packed;
+    let device = DeviceId::new(*object.digest());
+    let (device_bytes, offset, pieces) = (UNFINISHED, 0, None);
+    StoredObject { object, device, device_bytes, kind, offset, size, sha256, pieces }
 }
 
-fn finish(stored: &mut StoredObject, blob: &DataBlob) {
-    if stored.blob_bytes == UNFINISHED {
-        (stored.blob, stored.blob_bytes) = (blob.id, blob.bytes);
+fn finish(stored: &mut StoredObject, device: &StoredDevice) {
+    if stored.device_bytes == UNFINISHED {
+        (stored.device, stored.device_bytes) = (device.id, device.bytes);
     }
 }
 

@@ -1,13 +1,13 @@
 //! Small objects that wait for a place between larger ones.
 //!
-//! An object of a page or more begins at a multiple of 4096 in its blob, as pages of files do in memory and on disks. What
+//! An object of a page or more begins at a multiple of 4096 in its device, as pages of files do in memory and on disks. What
 //! its last page leaves is as much as all small objects of an ordinary image need.
 
 use std::collections::VecDeque;
 
 use image::verity::ObjectId;
 
-/// Bytes of a block of the blob.
+/// Bytes of a block of the device.
 const BLOCK: u16 = 512;
 const _: () = assert!(store::DATA_BLOCK == BLOCK as u64);
 /// What longer objects begin at a multiple of.

@@ -1,13 +1,13 @@
-//! Writing an image whose data is in data blobs.
+//! Writing an image whose data is in devices.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::ops::Range;
 
-use image::erofs::{DataBlob, Native, Piece, Placed, Run, Stored, WriteError, write_native};
+use image::erofs::{DeviceFile, Native, Piece, Placed, Run, Stored, WriteError, write_native};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{DeviceId, ImageId, ObjectId};
-use store::{BlobKind, DraftError, StoredObject, StoredPiece, Transaction};
+use store::{DeviceKind, DraftError, StoredObject, StoredPiece, Transaction};
 
 /// The xattr by which kernels share pages. Source: erofs-utils `mkfs/main.c`.
 const FINGERPRINT: &str = "erofs.fingerprint.v1";
@@ -48,28 +48,28 @@ pub enum NativeError {
 
 /// Where the data of an image's files is.
 pub(crate) trait Places {
-    /// In which data blob an object is; `None` for those that are to be in the image itself.
+    /// In which device an object is; `None` for those that are to be in the image itself.
     fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError>;
 
     /// Writes an object's bytes from `start` on.
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()>;
 }
 
-/// Writes the image of a tree over data blobs. Answers its id, and its length.
+/// Writes the image of a tree over devices. Answers its id, and its length.
 pub(crate) fn write(
     transaction: &Transaction<'_>,
     tree: &Tree,
     places: &dyn Places,
 ) -> Result<Written, NativeError> {
-    let (found, blobs) = survey(tree, places)?;
-    let has_tar = blobs.iter().any(|(_, kind)| *kind == BlobKind::Tar);
+    let (found, devices) = survey(tree, places)?;
+    let has_tar = devices.iter().any(|(_, kind)| *kind == DeviceKind::Tar);
     let numbers: HashMap<DeviceId, u16> =
-        blobs.iter().zip(0..).map(|((blob, _), number)| (blob.id, number)).collect();
-    let devices: Vec<DataBlob> = blobs.iter().map(|(blob, _)| *blob).collect();
-    let number = |blob: &DeviceId| numbers.get(blob).copied().unwrap_or_default();
+        devices.iter().zip(0..).map(|((device, _), number)| (device.id, number)).collect();
+    let devices: Vec<DeviceFile> = devices.iter().map(|(device, _)| *device).collect();
+    let number = |device: &DeviceId| numbers.get(device).copied().unwrap_or_default();
     let run = |piece: &StoredPiece| Run {
         len: piece.len,
-        place: piece.stored.as_ref().map(|it| (number(&it.blob), it.offset)),
+        place: piece.stored.as_ref().map(|it| (number(&it.device), it.offset)),
     };
     let in_pieces = found.iter().filter_map(|(object, stored)| {
         let pieces = stored.pieces.as_ref()?;
@@ -82,7 +82,7 @@ pub(crate) fn write(
         if let Some(runs) = runs.get(object) {
             return Some(Placed::Pieces { runs, fingerprint });
         }
-        let (device, offset) = (number(&stored.blob), stored.offset);
+        let (device, offset) = (number(&stored.device), stored.offset);
         Some(Placed::Whole(Stored { device, offset, fingerprint }))
     };
     let native = Native { has_tar, ..Native::new(&devices, &find) };
@@ -108,16 +108,16 @@ pub(crate) struct Written {
     pub(crate) image: ImageId,
     /// Bytes of the image.
     pub(crate) bytes: u64,
-    /// Whether a blob of it is a tar.
+    /// Whether a device of it is a tar.
     pub(crate) has_tar: bool,
 }
 
-type Found = (HashMap<ObjectId, StoredObject>, Vec<(DataBlob, BlobKind)>);
+type Found = (HashMap<ObjectId, StoredObject>, Vec<(DeviceFile, DeviceKind)>);
 
-/// Finds all objects, and which blobs they are in, in the order in which the tree needs them.
+/// Finds all objects, and which devices they are in, in the order in which the tree needs them.
 fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
     let mut found = HashMap::new();
-    let mut blobs = Vec::new();
+    let mut devices = Vec::new();
     let mut known = BTreeSet::new();
     let mut walk = tree.walk();
     check(&[], &tree.root())?;
@@ -134,18 +134,18 @@ fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
             continue;
         }
         let Some(stored) = places.find(&object)? else { continue };
-        // An empty file is nowhere. Of one in pieces, also the blob is a device whose index tells so: then it is there
+        // An empty file is nowhere. Of one in pieces, also the device is a device whose index tells so: then it is there
         // as long as the image is.
         if stored.size > 0 {
-            for store::DataBlob { id, bytes, kind } in stored.blobs() {
+            for store::StoredDevice { id, bytes, kind } in stored.devices() {
                 if known.insert(id) {
-                    blobs.push((DataBlob { id, bytes }, kind));
+                    devices.push((DeviceFile { id, bytes }, kind));
                 }
             }
         }
         found.insert(object, stored);
     }
-    Ok((found, blobs))
+    Ok((found, devices))
 }
 
 /// Overlayfs has its marks in files of its layers: in an image that is one, nothing may look like these.

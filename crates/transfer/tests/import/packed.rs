@@ -1,4 +1,4 @@
-//! Where objects lie in packed blobs.
+//! Where objects lie in packed devices.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn import(home: &Home) {
 }
 
 #[test]
-fn pages_of_files_are_pages_of_the_blob_and_little_is_wasted() {
+fn pages_of_files_are_pages_of_the_device_and_little_is_wasted() {
     let home = Home::new();
     // Where a rule changes, and much in between; less than what is cut into pieces.
     let edges = [65, 511, 512, 513, 3583, 3584, 3585, 4095, 4096, 4097, 8192, 100_000];
@@ -47,13 +47,13 @@ fn pages_of_files_are_pages_of_the_blob_and_little_is_wasted() {
             assert_eq!(first / 4096, last / 4096, "{} bytes at {first}", bytes.len());
             assert_eq!(first % 512, 0);
         }
-        let file = fs::read(home.path("store/data").join(stored.blob.to_string())).unwrap();
+        let file = fs::read(home.path("store/data").join(stored.device.to_string())).unwrap();
         let there = &file[usize::try_from(first).unwrap()..][..bytes.len()];
         assert!(there == bytes, "{} bytes at {first}", bytes.len());
-        places.push((stored.blob, stored.blob_bytes));
+        places.push((stored.device, stored.device_bytes));
     }
     places.dedup();
-    let [(_, length)] = places[..] else { panic!("{} blobs", places.len()) };
+    let [(_, length)] = places[..] else { panic!("{} devices", places.len()) };
     // Small files all lie in room that is there anyway.
     let blocks = all.iter().map(|it| it.len().next_multiple_of(512) as u64).sum::<u64>();
     let pages = all.iter().map(|it| it.len().next_multiple_of(4096) as u64).sum::<u64>();
@@ -74,11 +74,11 @@ fn small_files_alone_share_pages() {
     assert!(blocks > 2 << 20);
     let stored =
         home.store.devices.find(&digest(Algorithm::Sha256, &all[0]).into()).unwrap().unwrap();
-    assert!(stored.blob_bytes < blocks + blocks / 50, "{} for {blocks}", stored.blob_bytes);
+    assert!(stored.device_bytes < blocks + blocks / 50, "{} for {blocks}", stored.device_bytes);
 }
 
 #[test]
-fn the_same_tree_is_the_same_blob() {
+fn the_same_tree_is_the_same_device() {
     if !testing::long_tests() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Pulls into data blobs.
+//! Pulls into devices.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
 }
 
 #[test]
-fn a_pull_into_data_blobs_goes_on_where_it_stopped() {
+fn a_pull_into_devices_goes_on_where_it_stopped() {
     for form in [Form::Packed, Form::Tar] {
         let served = Arc::new(served(vec![layer("a", 1 << 20), layer("b", 5 << 20)]));
         let (server, is_mended) =

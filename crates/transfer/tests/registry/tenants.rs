@@ -175,10 +175,10 @@ impl Tenants {
 /// An archive as `docker save` writes it. Newer ones name a layer's file by the digest that its bytes should have.
 fn archive_of(layers: &[Told], age: Age) -> Vec<u8> {
     let config = config(layers);
-    let in_blobs = |digest: Digest| digest.to_string().replace("sha256:", "blobs/sha256/");
+    let in_devices = |digest: Digest| digest.to_string().replace("sha256:", "blobs/sha256/");
     let config_name = match age {
         Age::Old => "config.json".to_owned(),
-        Age::New => in_blobs(digest(&config)),
+        Age::New => in_devices(digest(&config)),
     };
     let mut archive = Tar::default();
     archive.entry(&config_name, b'0', "", &config);
@@ -186,7 +186,7 @@ fn archive_of(layers: &[Told], age: Age) -> Vec<u8> {
     for (at, layer) in layers.iter().enumerate() {
         let name = match age {
             Age::Old => format!("layer{at}/layer.tar"),
-            Age::New => in_blobs(layer.diff_id),
+            Age::New => in_devices(layer.diff_id),
         };
         if !names.contains(&name) {
             archive.entry(&name, b'0', "", layer.bytes.as_deref().unwrap_or_default());

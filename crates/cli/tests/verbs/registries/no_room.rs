@@ -193,7 +193,7 @@ fn a_full_table_of_inodes() {
     let Some((from, _daemon, target)) = registry() else { return };
     let Some(small) = Small::new() else { return };
     let full = format!("the file system at {} was full (", small.disk.display());
-    // Data blobs take few: with 300 they fit.
+    // Devices take few: with 300 they fit.
     for (form, free) in [("packed", 3), ("objects", 3), ("objects", 300)] {
         small.leave_inodes(free);
         let words = ["No space left on device", &full, " inodes are free"];

@@ -1,4 +1,4 @@
-//! What only images over data blobs have: objects by their addresses, fingerprints, and what of a device is used.
+//! What only images over devices have: objects by their addresses, fingerprints, and what of a device is used.
 
 use hashbrown::HashMap;
 
@@ -13,7 +13,7 @@ use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
 use crate::tree::{Content, Location};
 use crate::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 
-/// How files of an image over data blobs become objects.
+/// How files of an image over devices become objects.
 #[derive(Clone, Copy)]
 pub struct Objects<'o> {
     /// What objects are named by.
@@ -57,7 +57,7 @@ pub struct DeviceRange {
     pub len: u64,
 }
 
-/// Makes a tree of an image over data blobs, as it was written: files on devices are external by the objects that
+/// Makes a tree of an image over devices, as it was written: files on devices are external by the objects that
 /// [`Objects::find`] knows, and without one where it knows none; the objects of files in the image are computed. Where
 /// fingerprints are is not part of the tree.
 ///
@@ -235,7 +235,7 @@ impl<S: ReadAt> Image<S> {
 }
 
 impl DeviceSlot {
-    /// The data blob that the slot names: its tag is the id in lower case hexadecimal digits.
+    /// The device that the slot names: its tag is the id in lower case hexadecimal digits.
     #[must_use]
     pub fn device_id(&self) -> Option<DeviceId> {
         let id = DeviceId::from_hex(&self.tag).ok()?;

@@ -79,7 +79,7 @@ pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, Rea
 pub(super) struct Reader<'i, S> {
     image: &'i Image<S>,
     view: View,
-    /// Of images over data blobs, which have the plain view.
+    /// Of images over devices, which have the plain view.
     native: Option<Files<'i>>,
     builder: Builder,
     /// By a step's number: the inode in the tree; `None` for whiteouts, which are left out.

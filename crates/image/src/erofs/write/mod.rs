@@ -17,7 +17,7 @@ use std::io;
 use crate::tree::{Inode, Tree};
 use crate::verity::DeviceId;
 use composefs::Survey;
-pub use plain::{DEVICES_MAX, DataBlob, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
+pub use plain::{DEVICES_MAX, DeviceFile, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
 use plan::Plan;
 
 /// What kind of image the writer makes.
@@ -169,16 +169,16 @@ pub enum WriteError {
     /// What was first read of the ends of files is not what was there when all of them was read.
     #[error("files changed while the image was written")]
     ContentChanged,
-    /// A data blob that is not named by SHA-256.
-    #[error("data blob {id} is named by sha512, but a device table has room for sha256 only")]
-    BlobAlgorithm {
-        /// The blob.
+    /// A device that is not named by SHA-256.
+    #[error("device {id} is named by sha512, but a device table has room for sha256 only")]
+    DeviceAlgorithm {
+        /// The device.
         id: DeviceId,
     },
-    /// A data blob that is not blocks, or no blocks, or too many.
-    #[error("data blob {id} has {bytes} bytes, not 1 to 2^48 - 1 blocks of {block}")]
-    BlobLength {
-        /// The blob.
+    /// A device that is not blocks, or no blocks, or too many.
+    #[error("device {id} has {bytes} bytes, not 1 to 2^48 - 1 blocks of {block}")]
+    DeviceLength {
+        /// The device.
         id: DeviceId,
         /// Its length.
         bytes: u64,
@@ -187,7 +187,7 @@ pub enum WriteError {
     },
     /// A file that was said to be where it cannot be.
     #[error(
-        "\"{}\" has {size} bytes, which cannot be at byte {} of data blob {}",
+        "\"{}\" has {size} bytes, which cannot be at byte {} of device {}",
         path.escape_ascii(), stored.offset, stored.device
     )]
     Misplaced {
@@ -200,7 +200,7 @@ pub enum WriteError {
     },
     /// A file whose pieces cannot be where they are said to be.
     #[error(
-        "\"{}\" has {size} bytes, which cannot be in the pieces of data blobs that were said to have them",
+        "\"{}\" has {size} bytes, which cannot be in the pieces of devices that were said to have them",
         path.escape_ascii()
     )]
     MisplacedPieces {

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use image::verity::{Algorithm, Id, digest, kind};
 
 use super::{Cut, Indexes, NeededData, NeededParts, live};
-use crate::BlobKind;
+use crate::DeviceKind;
 use crate::shelf::devices::{Builder, DATA_BLOCK, Entry, Header, Index};
 
 fn id<K>(text: &str) -> Id<K> {
     digest(Algorithm::Sha256, text.as_bytes()).into()
 }
 
-/// An index of objects by name, offset and bytes in the blob.
-fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
+/// An index of objects by name, offset and bytes in the device.
+fn index(kind: DeviceKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
     use std::io::Write as _;
     let mut builder = Builder::default();
     let mut until = 0;
@@ -21,9 +21,9 @@ fn index(kind: BlobKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
         builder.add(Entry { id: key, offset: *offset, size: *size, sha256: [0; 32] });
         until = until.max(offset + size);
     }
-    let layer = (kind == BlobKind::Tar).then(|| image::digest::Digest::sha256(b"layer"));
-    // With the block that says what the blob is.
-    let unit = if kind == BlobKind::Tar { DATA_BLOCK } else { 4096 };
+    let layer = (kind == DeviceKind::Tar).then(|| image::digest::Digest::sha256(b"layer"));
+    // With the block that says what the device is.
+    let unit = if kind == DeviceKind::Tar { DATA_BLOCK } else { 4096 };
     let bytes = until.next_multiple_of(unit) + DATA_BLOCK;
     let bytes = builder.encode(&Header { kind, bytes, dropped, layer }).unwrap();
     let mut file = tempfile::tempfile().unwrap();
@@ -55,7 +55,7 @@ fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Optio
 #[test]
 fn what_nobody_needs_is_cut() {
     let objects = [("a", 0, 8192), ("b", 8192, 5000), ("c", 16384, 4096), ("empty", 0, 0)];
-    let packed = index(BlobKind::Packed, 0, &objects);
+    let packed = index(DeviceKind::Packed, 0, &objects);
     check(&packed, &[(0, 8192), (8192, 13192), (16384, 20480)], &["empty"], None);
     check(&packed, &[], &[], Some((&[], &[(0, 20480)])));
     check(&packed, &[], &["b", "empty"], Some((&["b", "empty"], &[(0, 8192), (16384, 20480)])));
@@ -71,14 +71,14 @@ fn what_nobody_needs_is_cut() {
     // An object ends within a page that nothing else is in.
     check(&packed, &[(8192, 8193)], &[], Some((&["b"], &[(0, 8192), (16384, 20480)])));
     // After the crash of one that had dropped something, what is between is free too.
-    let again = index(BlobKind::Packed, 1, &[("c", 16384, 4096)]);
+    let again = index(DeviceKind::Packed, 1, &[("c", 16384, 4096)]);
     check(&again, &[], &["c"], Some((&["c"], &[(0, 16384)])));
 }
 
 #[test]
 fn only_whole_pages_of_a_tar_are_cut() {
     let objects = [("a", 512, 10_000), ("b", 11_264, 100), ("c", 12_288, 9000)];
-    let tar = index(BlobKind::Tar, 0, &objects);
+    let tar = index(DeviceKind::Tar, 0, &objects);
     // Headers between objects stay as long as all of the objects do.
     check(&tar, &[(512, 10_512), (11_264, 11_364), (12_288, 21_288)], &[], None);
     check(&tar, &[(11_264, 11_364)], &[], Some((&["b"], &[(0, 8192), (12_288, 20_480)])));
@@ -90,9 +90,13 @@ fn objects_of_layers_are_where_they_are_kept_anyway() {
     let indexes: Indexes = [
         (
             id("1"),
-            Arc::new(index(BlobKind::Packed, 0, &[("a", 0, 10), ("b", 4096, 10), ("x", 8192, 1)])),
+            Arc::new(index(
+                DeviceKind::Packed,
+                0,
+                &[("a", 0, 10), ("b", 4096, 10), ("x", 8192, 1)],
+            )),
         ),
-        (id("2"), Arc::new(index(BlobKind::Packed, 0, &[("a", 0, 10), ("c", 4096, 10)]))),
+        (id("2"), Arc::new(index(DeviceKind::Packed, 0, &[("a", 0, 10), ("c", 4096, 10)]))),
     ]
     .into_iter()
     .collect();
@@ -111,24 +115,24 @@ fn objects_of_layers_are_where_they_are_kept_anyway() {
             .copied()
             .collect();
         as_files.sort_unstable();
-        let has = |blob: &str, object: &str| {
+        let has = |device: &str, object: &str| {
             let key: [u8; 32] = id::<kind::Object>(object).as_bytes().try_into().unwrap();
-            needed.blobs.get(&id(blob)).is_some_and(|it| it.objects.contains(&key))
+            needed.devices.get(&id(device)).is_some_and(|it| it.objects.contains(&key))
         };
         let mut found = as_files.join(" ");
-        for blob in ["1", "2"] {
-            if needed.blobs.contains_key(&id(blob)) {
-                found += &format!(", {blob}:");
+        for device in ["1", "2"] {
+            if needed.devices.contains_key(&id(device)) {
+                found += &format!(", {device}:");
             }
-            for object in ["a", "b", "c", "x"].iter().filter(|it| has(blob, it)) {
+            for object in ["a", "b", "c", "x"].iter().filter(|it| has(device, it)) {
                 found += object;
             }
         }
         found
     };
-    // A file is enough; what is in blobs only keeps those.
+    // A file is enough; what is in devices only keeps those.
     assert_eq!(place(&[]), "a f lost, 1:b, 2:c");
-    // A blob that is there anyway makes the file unnecessary.
+    // A device that is there anyway makes the file unnecessary.
     assert_eq!(place(&["1"]), "f lost, 1:ab, 2:c");
     assert_eq!(place(&["2"]), "f lost, 1:b, 2:ac");
 }

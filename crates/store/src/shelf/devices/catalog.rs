@@ -1,4 +1,4 @@
-//! The indexes of all data blobs of a store, held in memory.
+//! The indexes of all devices of a store, held in memory.
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -9,10 +9,10 @@ use image::verity::{Algorithm, DeviceId, ObjectId};
 use rustix::fs::Stat;
 
 use super::{
-    BlobKind, Builder, DataBlob, DataError, DataFile, DeviceShelf, Entry, Header, Index,
-    ObjectReader, Record, StoredObject, first_of, piece_of, reader,
+    Builder, DataError, DataFile, DeviceKind, DeviceShelf, Entry, Header, Index, ObjectReader,
+    Record, StoredDevice, StoredObject, first_of, piece_of, reader,
 };
-use super::{blob_name, index_name};
+use super::{device_name, index_name};
 use crate::disk::{Directory, DiskError, length};
 use crate::shelf::is_file_of;
 use crate::shelf::objects::LookupError;
@@ -35,14 +35,14 @@ impl Stamp {
     }
 }
 
-/// One blob, with an index that could be read.
+/// One device, with an index that could be read.
 #[derive(Debug, Clone)]
 struct Loaded {
     stamp: Stamp,
     index: Arc<Index>,
 }
 
-/// Opens a blob that is not published yet, and has its index.
+/// Opens a device that is not published yet, and has its index.
 pub(crate) type OpenMade<'f> =
     dyn Fn(&DeviceId) -> Result<Option<(File, Arc<Index>)>, LookupError> + 'f;
 
@@ -51,44 +51,44 @@ pub(crate) type OpenMade<'f> =
 pub(crate) struct Catalog {
     /// Of the directory, when it was listed.
     listed: Option<Stamp>,
-    blobs: BTreeMap<DeviceId, Loaded>,
-    /// In which blob an object is, as a whole.
+    devices: BTreeMap<DeviceId, Loaded>,
+    /// In which device an object is, as a whole.
     objects: HashMap<[u8; 32], DeviceId>,
     /// Which objects are in pieces.
     in_pieces: HashSet<[u8; 32]>,
 }
 
 impl Catalog {
-    /// Where an object is as a whole, in a blob that will do.
+    /// Where an object is as a whole, in a device that will do.
     fn whole(&self, key: &[u8; 32], is_good: impl Fn(&Index) -> bool) -> Option<StoredObject> {
-        let blob = self.objects.get(key)?;
-        let one = self.blobs.get_key_value(blob);
-        let mut blobs = one.into_iter().chain(&self.blobs);
-        blobs.find_map(|(blob, loaded)| {
-            is_good(&loaded.index).then(|| first(&loaded.index, blob, key)).flatten()
+        let device = self.objects.get(key)?;
+        let one = self.devices.get_key_value(device);
+        let mut devices = one.into_iter().chain(&self.devices);
+        devices.find_map(|(device, loaded)| {
+            is_good(&loaded.index).then(|| first(&loaded.index, device, key)).flatten()
         })
     }
 
     /// Where an object is that can be a piece of another.
     fn piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
-        let one = self.blobs.get_key_value(self.objects.get(id)?);
-        let mut blobs = one.into_iter().chain(&self.blobs);
-        blobs.find_map(|(blob, loaded)| piece_of(&loaded.index, blob, id, len))
+        let one = self.devices.get_key_value(self.objects.get(id)?);
+        let mut devices = one.into_iter().chain(&self.devices);
+        devices.find_map(|(device, loaded)| piece_of(&loaded.index, device, id, len))
     }
 
     /// Where the pieces of an object are, if every one is somewhere.
     fn in_pieces(&self, object: &ObjectId) -> Option<StoredObject> {
         let key = key(object).filter(|key| self.in_pieces.contains(key))?;
-        let mut blobs = self.blobs.iter().filter(|(_, it)| it.index.record(&key).is_some());
-        blobs.find_map(|(blob, loaded)| {
-            first_of(&loaded.index, blob, object, &|id, len| self.piece(id, len))
+        let mut devices = self.devices.iter().filter(|(_, it)| it.index.record(&key).is_some());
+        devices.find_map(|(device, loaded)| {
+            first_of(&loaded.index, device, object, &|id, len| self.piece(id, len))
         })
     }
 
     /// Looks again which indexes there are, and reads those that are new or different.
     fn list(&mut self, data: &Directory) -> Result<(), DiskError> {
         let listed = Stamp::of(&data.stat_self()?);
-        let mut before = std::mem::take(&mut self.blobs);
+        let mut before = std::mem::take(&mut self.devices);
         let mut is_less = false;
         let mut new = Vec::new();
         for file in data.list()? {
@@ -97,16 +97,17 @@ impl Catalog {
             let stamp = Stamp::of(&stat);
             match before.remove(&id) {
                 Some(known)
-                    if known.stamp == stamp && blob_is_there(data, &id, &known.index)?.is_ok() =>
+                    if known.stamp == stamp
+                        && device_is_there(data, &id, &known.index)?.is_ok() =>
                 {
-                    self.blobs.insert(id, known);
+                    self.devices.insert(id, known);
                 }
                 known => {
                     is_less |= known.is_some();
                     match load(data, &id)? {
                         Ok(Some(loaded)) => {
                             new.push(id);
-                            self.blobs.insert(id, loaded);
+                            self.devices.insert(id, loaded);
                         }
                         Ok(None) => {}
                         Err(error) => tracing::warn!(%error, "what it has is not found"),
@@ -117,10 +118,10 @@ impl Catalog {
         if is_less || !before.is_empty() {
             self.objects.clear();
             self.in_pieces.clear();
-            new = self.blobs.keys().copied().collect();
+            new = self.devices.keys().copied().collect();
         }
         for id in new {
-            let Some(loaded) = self.blobs.get(&id) else { continue };
+            let Some(loaded) = self.devices.get(&id) else { continue };
             for entry in &loaded.index.entries {
                 self.objects.entry(entry.id).or_insert(id);
             }
@@ -131,38 +132,38 @@ impl Catalog {
     }
 }
 
-/// Reads the index of a blob, if there is one; the blob must be there, with all of its length.
+/// Reads the index of a device, if there is one; the device must be there, with all of its length.
 fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataError>, DiskError> {
     let name = index_name(id);
     let (file, stat) = match data.read(&name) {
         Ok(Some(found)) => found,
         Ok(None) => return Ok(Ok(None)),
         Err(error) if error.is_not_a_file() => {
-            return Ok(Err(DataError::Index { blob: *id, reason: "it is no regular file" }));
+            return Ok(Err(DataError::Index { device: *id, reason: "it is no regular file" }));
         }
         Err(error) => return Err(error),
     };
     let read = Index::read(&file, length(&stat));
     let index = match read.map_err(|source| data.failed("read", &name, source))? {
         Ok(index) => index,
-        Err(reason) => return Ok(Err(DataError::Index { blob: *id, reason })),
+        Err(reason) => return Ok(Err(DataError::Index { device: *id, reason })),
     };
-    if let Err(error) = blob_is_there(data, id, &index)? {
+    if let Err(error) = device_is_there(data, id, &index)? {
         return Ok(Err(error));
     }
     Ok(Ok(Some(Loaded { stamp: Stamp::of(&stat), index: Arc::new(index) })))
 }
 
-/// Whether the blob of an index is there, as long as it must be: not after a crash while it was removed, or damage.
-fn blob_is_there(
+/// Whether the device of an index is there, as long as it must be: not after a crash while it was removed, or damage.
+fn device_is_there(
     data: &Directory,
     id: &DeviceId,
     index: &Index,
 ) -> Result<Result<(), DataError>, DiskError> {
     let expected = index.header.bytes;
-    Ok(match data.stat(blob_name(id))? {
-        Some(blob) if is_file_of(&blob, expected) => Ok(()),
-        Some(blob) => Err(DataError::Length { blob: *id, expected, actual: length(&blob) }),
+    Ok(match data.stat(device_name(id))? {
+        Some(device) if is_file_of(&device, expected) => Ok(()),
+        Some(device) => Err(DataError::Length { device: *id, expected, actual: length(&device) }),
         None => Err(DataError::Absent(*id)),
     })
 }
@@ -177,7 +178,7 @@ pub(crate) enum Look {
 }
 
 impl DeviceShelf {
-    /// Where in a data blob an object is, in whichever has it.
+    /// Where in a device an object is, in whichever has it.
     ///
     /// Only for looking, as [`Store::has`](crate::Store::has).
     ///
@@ -206,21 +207,21 @@ impl DeviceShelf {
         Ok(self.catalog(Look::Quick)?.and_then(|catalog| catalog.piece(id, len)))
     }
 
-    /// As [`find`](Self::find), in a packed blob.
+    /// As [`find`](Self::find), in a packed device.
     pub(crate) fn find_packed(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
-        let whole = catalog.whole(&key, |index| index.header.kind == BlobKind::Packed);
+        let whole = catalog.whole(&key, |index| index.header.kind == DeviceKind::Packed);
         // A tar has none.
         Ok(whole.or_else(|| catalog.in_pieces(object)))
     }
 
-    /// The data blob that is a layer's tar.
-    pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<DataBlob>, DiskError> {
+    /// The device that is a layer's tar.
+    pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<StoredDevice>, DiskError> {
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
-        let found = catalog.blobs.iter().find_map(|(id, loaded)| {
+        let found = catalog.devices.iter().find_map(|(id, loaded)| {
             let header = &loaded.index.header;
-            (header.layer == Some(*diff_id) && header.dropped == 0).then_some(DataBlob {
+            (header.layer == Some(*diff_id) && header.dropped == 0).then_some(StoredDevice {
                 id: *id,
                 bytes: header.bytes,
                 kind: header.kind,
@@ -229,57 +230,61 @@ impl DeviceShelf {
         Ok(found)
     }
 
-    /// As [`find`](Self::find), in one of these blobs, the first that has it.
+    /// As [`find`](Self::find), in one of these devices, the first that has it.
     ///
     /// # Errors
     /// As [`find`](Self::find).
     pub fn find_in<'b>(
         &self,
         object: &ObjectId,
-        blobs: impl IntoIterator<Item = &'b DeviceId>,
+        devices: impl IntoIterator<Item = &'b DeviceId>,
     ) -> Result<Option<StoredObject>, DiskError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
-        let found = blobs.into_iter().find_map(|blob| {
-            catalog.blobs.get(blob).and_then(|loaded| first(&loaded.index, blob, &key))
+        let found = devices.into_iter().find_map(|device| {
+            catalog.devices.get(device).and_then(|loaded| first(&loaded.index, device, &key))
         });
         Ok(found)
     }
 
-    /// Which object begins at a place in a blob: so a native image's files get their names back.
+    /// Which object begins at a place in a device: so a native image's files get their names back.
     ///
     /// # Errors
     /// As [`find`](Self::find).
-    pub fn find_at(&self, blob: &DeviceId, offset: u64) -> Result<Option<StoredObject>, DiskError> {
-        let index = self.index_of(blob)?;
-        Ok(index.and_then(|index| Some(index.stored(blob, index.at(offset)?))))
+    pub fn find_at(
+        &self,
+        device: &DeviceId,
+        offset: u64,
+    ) -> Result<Option<StoredObject>, DiskError> {
+        let index = self.index_of(device)?;
+        Ok(index.and_then(|index| Some(index.stored(device, index.at(offset)?))))
     }
 
-    /// The index of a blob, as far as it can be read.
-    pub(crate) fn index_of(&self, blob: &DeviceId) -> Result<Option<Arc<Index>>, DiskError> {
+    /// The index of a device, as far as it can be read.
+    pub(crate) fn index_of(&self, device: &DeviceId) -> Result<Option<Arc<Index>>, DiskError> {
         let Some(data) = self.directory.get()? else { return Ok(None) };
         let mut catalog = self.lock_catalog();
-        if let Some(known) = catalog.blobs.get(blob)
-            && data.stat(index_name(blob))?.is_some_and(|it| Stamp::of(&it) == known.stamp)
-            && blob_is_there(data, blob, &known.index)?.is_ok()
+        if let Some(known) = catalog.devices.get(device)
+            && data.stat(index_name(device))?.is_some_and(|it| Stamp::of(&it) == known.stamp)
+            && device_is_there(data, device, &known.index)?.is_ok()
         {
             return Ok(Some(Arc::clone(&known.index)));
         }
         catalog.list(data)?;
-        Ok(catalog.blobs.get(blob).map(|it| Arc::clone(&it.index)))
+        Ok(catalog.devices.get(device).map(|it| Arc::clone(&it.index)))
     }
 
     /// All indexes that can be read. What is wrong with the others, [`DeviceShelf::index_damage`] tells.
     pub(crate) fn indexes(&self) -> Result<BTreeMap<DeviceId, Arc<Index>>, DiskError> {
         let Some(catalog) = self.catalog(Look::Thorough)? else { return Ok(BTreeMap::new()) };
-        Ok(catalog.blobs.iter().map(|(id, it)| (*id, Arc::clone(&it.index))).collect())
+        Ok(catalog.devices.iter().map(|(id, it)| (*id, Arc::clone(&it.index))).collect())
     }
 
-    /// What is wrong with the index of a blob, if anything.
-    pub(crate) fn index_damage(&self, blob: &DeviceId) -> Result<Option<DataError>, DiskError> {
-        Ok(match load(self.directory.there()?, blob)? {
+    /// What is wrong with the index of a device, if anything.
+    pub(crate) fn index_damage(&self, device: &DeviceId) -> Result<Option<DataError>, DiskError> {
+        Ok(match load(self.directory.there()?, device)? {
             Ok(Some(_)) => None,
-            Ok(None) => Some(DataError::Index { blob: *blob, reason: "it is not there" }),
+            Ok(None) => Some(DataError::Index { device: *device, reason: "it is not there" }),
             Err(error) => Some(error),
         })
     }
@@ -310,13 +315,13 @@ impl DeviceShelf {
         if stored.pieces.is_some() {
             return self.open_pieces(stored, &|_| Ok(None));
         }
-        let index = self.index_of(&stored.blob)?;
+        let index = self.index_of(&stored.device)?;
         self.open_part(stored, &*index.ok_or(LookupError::NoObject(stored.object))?)
     }
 
-    /// Opens an object in pieces, of which some may be in blobs that `made` knows. The store's lock is held.
+    /// Opens an object in pieces, of which some may be in devices that `made` knows. The store's lock is held.
     ///
-    /// Every blob is opened once: so `gc` leaves all of them alone.
+    /// Every device is opened once: so `gc` leaves all of them alone.
     pub(crate) fn open_pieces(
         &self,
         stored: &StoredObject,
@@ -324,15 +329,15 @@ impl DeviceShelf {
     ) -> Result<ObjectReader, LookupError> {
         let absent = || LookupError::NoObject(stored.object);
         let pieces = stored.pieces.as_deref().unwrap_or_default();
-        let mut blobs = BTreeMap::new();
+        let mut devices = BTreeMap::new();
         let mut files = Vec::new();
         for piece in pieces.iter().filter_map(|it| it.stored.as_ref()) {
-            if let Slot::Vacant(new) = blobs.entry(piece.blob) {
-                let (file, index) = match made(&piece.blob)? {
+            if let Slot::Vacant(new) = devices.entry(piece.device) {
+                let (file, index) = match made(&piece.device)? {
                     Some(made) => made,
                     None => {
-                        let index = self.index_of(&piece.blob)?.ok_or_else(absent)?;
-                        (self.open(&piece.blob, index.header.bytes)?.0, index)
+                        let index = self.index_of(&piece.device)?.ok_or_else(absent)?;
+                        (self.open(&piece.device, index.header.bytes)?.0, index)
                     }
                 };
                 new.insert((files.len(), index));
@@ -340,7 +345,7 @@ impl DeviceShelf {
             }
         }
         let open = |piece: &StoredObject| {
-            let (file, index) = blobs.get(&piece.blob)?;
+            let (file, index) = devices.get(&piece.device)?;
             let place = index.place(&key(&piece.object)?, piece.offset);
             place.is_some_and(|it| it.size == piece.size).then_some(*file)
         };
@@ -353,11 +358,11 @@ impl DeviceShelf {
         stored: &StoredObject,
         index: &Index,
     ) -> Result<ObjectReader, LookupError> {
-        let (object, blob) = (stored.object, stored.blob);
+        let (object, device) = (stored.object, stored.device);
         let absent = || LookupError::NoObject(object);
         let key = key(&object).ok_or_else(absent)?;
         let entry = index.place(&key, stored.offset).ok_or_else(absent)?;
-        let (file, _) = self.open(&blob, index.header.bytes)?;
+        let (file, _) = self.open(&device, index.header.bytes)?;
         Ok(ObjectReader::part(file, entry.offset, entry.size))
     }
 
@@ -365,13 +370,13 @@ impl DeviceShelf {
     /// and no import runs.
     pub(crate) fn drop_entries(
         &self,
-        blob: &DeviceId,
+        device: &DeviceId,
         index: &Index,
         keep: &[Entry],
         records: &[Record],
     ) -> Result<(), DiskError> {
         let data = self.directory.there()?;
-        let name = index_name(blob);
+        let name = index_name(device);
         let failed = |source| data.failed("make", &name, source);
         if data.stat(&name)?.is_none() {
             return Ok(());
@@ -390,11 +395,11 @@ impl DeviceShelf {
     }
 }
 
-pub(super) fn first(index: &Index, blob: &DeviceId, key: &[u8; 32]) -> Option<StoredObject> {
-    index.places(key).first().map(|entry| index.stored(blob, entry))
+pub(super) fn first(index: &Index, device: &DeviceId, key: &[u8; 32]) -> Option<StoredObject> {
+    index.places(key).first().map(|entry| index.stored(device, entry))
 }
 
-/// Data blobs have SHA-256 ids only.
+/// Devices have SHA-256 ids only.
 pub(crate) fn key(object: &ObjectId) -> Option<[u8; 32]> {
     let bytes = (object.algorithm() == Algorithm::Sha256).then(|| object.as_bytes())?;
     bytes.try_into().ok()

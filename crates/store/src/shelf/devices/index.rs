@@ -1,6 +1,6 @@
-//! The index of a data blob: which object is where in it.
+//! The index of a device: which object is where in it.
 //!
-//! The format: `docs/format/object-store.md`, "Data blobs".
+//! The format: `docs/format/object-store.md`, "Devices".
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod build;
@@ -19,14 +19,14 @@ use std::os::unix::fs::FileExt as _;
 use image::verity::{DeviceId, ObjectId};
 use sha2::{Digest as _, Sha256};
 
-use super::{BlobKind, DATA_BLOCK, StoredObject};
+use super::{DATA_BLOCK, DeviceKind, StoredObject};
 use image::digest::Digest;
 
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"quiredat";
 /// Before the hash; its last byte is the version.
 const END: &[u8; 8] = b"datend\0\x02";
-/// The first bytes of a blob's last block.
+/// The first bytes of a device's last block.
 const IMPRINT: &[u8; 8] = b"quireblb";
 const HEADER: usize = 128;
 /// Where in the header the numbers of entries, of objects in pieces, and of their pieces are.
@@ -37,11 +37,11 @@ const TRAILER: usize = 40;
 /// A longer file is no index: it is held in memory.
 const SIZE_MAX: u64 = 4 << 30;
 
-/// One object of a blob.
+/// One object of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Entry {
     pub(crate) id: [u8; 32],
-    /// Where in the blob it begins, in bytes; 0 for an empty object.
+    /// Where in the device it begins, in bytes; 0 for an empty object.
     pub(crate) offset: u64,
     /// Bytes.
     pub(crate) size: u64,
@@ -54,29 +54,33 @@ impl Entry {
         ObjectId::from_bytes(&self.id).expect("32 bytes")
     }
 
-    /// Where in the blob it ends.
+    /// Where in the device it ends.
     pub(crate) const fn until(&self) -> u64 {
         self.offset.saturating_add(self.size)
     }
 
-    /// What is wrong with it, in a blob of this length.
+    /// What is wrong with it, in a device of this length.
     fn check(&self, bytes: u64) -> Result<(), &'static str> {
         if self.size == 0 {
-            return if self.offset == 0 { Ok(()) } else { Err("nothing has a place in the blob") };
+            return if self.offset == 0 {
+                Ok(())
+            } else {
+                Err("nothing has a place in the device")
+            };
         }
         if !self.offset.is_multiple_of(DATA_BLOCK) {
             return Err("an object does not begin with a block");
         }
-        // The last block says what the blob is.
+        // The last block says what the device is.
         let last = bytes.saturating_sub(DATA_BLOCK);
         match self.offset.checked_add(self.size) {
             Some(until) if until <= last => Ok(()),
-            _ => Err("an object is not within the blob"),
+            _ => Err("an object is not within the device"),
         }
     }
 }
 
-/// Sorts by place those with bytes in the blob, and refuses any that overlap.
+/// Sorts by place those with bytes in the device, and refuses any that overlap.
 fn by_offset(entries: &[Entry]) -> Result<Vec<u32>, &'static str> {
     let count = u32::try_from(entries.len()).map_err(|_many| "it has too many objects")?;
     let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| entries.get(at));
@@ -93,11 +97,11 @@ fn by_offset(entries: &[Entry]) -> Result<Vec<u32>, &'static str> {
     Ok(order)
 }
 
-/// What an index says of its blob.
+/// What an index says of its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
-    pub(crate) kind: BlobKind,
-    /// Length of the blob.
+    pub(crate) kind: DeviceKind,
+    /// Length of the device.
     pub(crate) bytes: u64,
     /// How many objects `gc` has dropped: their bytes, and those between, may be gone.
     pub(crate) dropped: u64,
@@ -129,8 +133,8 @@ impl Header {
             return Err("it is no index of this format");
         }
         let kind = match fields.u32()? {
-            1 => BlobKind::Packed,
-            2 => BlobKind::Tar,
+            1 => DeviceKind::Packed,
+            2 => DeviceKind::Tar,
             _ => return Err("it is of an unknown kind"),
         };
         if u64::from(fields.u32()?) != DATA_BLOCK {
@@ -141,9 +145,9 @@ impl Header {
         fields.take::<4>()?;
         let layer: [u8; 64] = fields.take()?;
         let layer = match (kind, layer_len) {
-            (BlobKind::Packed, 0) => None,
-            (BlobKind::Tar, 32) => layer.first_chunk::<32>().map(Digest::from_sha256),
-            (BlobKind::Tar, 64) => Some(Digest::from_sha512(&layer)),
+            (DeviceKind::Packed, 0) => None,
+            (DeviceKind::Tar, 32) => layer.first_chunk::<32>().map(Digest::from_sha256),
+            (DeviceKind::Tar, 64) => Some(Digest::from_sha512(&layer)),
             _ => return Err("its layer makes no sense"),
         };
         let header_again = Self { kind, bytes, dropped, layer };
@@ -152,7 +156,7 @@ impl Header {
             return Err("its header makes no sense");
         }
         if !bytes.is_multiple_of(DATA_BLOCK) {
-            return Err("its blob is not of whole blocks");
+            return Err("its device is not of whole blocks");
         }
         Ok(header_again)
     }
@@ -271,7 +275,7 @@ impl Index {
         self.places(id).iter().find(|it| it.offset == offset)
     }
 
-    /// The object that begins at this place in the blob.
+    /// The object that begins at this place in the device.
     pub(crate) fn at(&self, offset: u64) -> Option<&Entry> {
         let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| self.entries.get(at));
         let found =
@@ -279,7 +283,7 @@ impl Index {
         found.ok().and_then(|found| self.order.get(found)).and_then(entry)
     }
 
-    /// The last object that begins at this place in the blob or before it.
+    /// The last object that begins at this place in the device or before it.
     pub(crate) fn before(&self, offset: u64) -> Option<&Entry> {
         let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| self.entries.get(at));
         let after =
@@ -299,18 +303,18 @@ impl Index {
         self.records.get(usize::try_from(*at).ok()?)
     }
 
-    /// An object that can be a piece of another: all of it in whole blocks of the blob, or with zeros behind it.
+    /// An object that can be a piece of another: all of it in whole blocks of the device, or with zeros behind it.
     pub(crate) fn piece(&self, id: &[u8; 32], len: u64) -> Option<&Entry> {
         let found = self.places(id).iter().find(|it| it.size == len);
-        found.filter(|_| self.header.kind == BlobKind::Packed)
+        found.filter(|_| self.header.kind == DeviceKind::Packed)
     }
 
     /// Where an entry says that its object is.
-    pub(crate) fn stored(&self, blob: &DeviceId, entry: &Entry) -> StoredObject {
+    pub(crate) fn stored(&self, device: &DeviceId, entry: &Entry) -> StoredObject {
         StoredObject {
             object: entry.object(),
-            blob: *blob,
-            blob_bytes: self.header.bytes,
+            device: *device,
+            device_bytes: self.header.bytes,
             kind: self.header.kind,
             offset: entry.offset,
             size: entry.size,

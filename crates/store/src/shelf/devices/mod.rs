@@ -1,6 +1,6 @@
-//! Data blobs: files that hold many objects' bytes, and that EROFS images have as devices.
+//! Devices: files that hold many objects' bytes, and that EROFS images have as devices.
 //!
-//! `data/ID` and `data/ID.index`, laid out as `docs/format/object-store.md`, "Data blobs", says.
+//! `data/ID` and `data/ID.index`, laid out as `docs/format/object-store.md`, "Devices", says.
 
 mod catalog;
 mod index;
@@ -31,15 +31,15 @@ use super::{LateDirectory, Listing, is_in_use};
 use crate::disk::{Directory, DiskError, length, on_disk};
 use crate::work::Tmp;
 
-/// The directory, which the first data blob brings.
+/// The directory, which the first device brings.
 pub(crate) const DATA: &str = "data";
 
 /// Ends the name of an index.
 const INDEX: &str = ".index";
 
-/// What a data blob is made of.
+/// What a device is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BlobKind {
+pub enum DeviceKind {
     /// Whole objects in blocks of 512 bytes: what is longer than seven of these begins at a multiple of 4096, what is not
     /// crosses none.
     Packed,
@@ -47,7 +47,7 @@ pub enum BlobKind {
     Tar,
 }
 
-impl BlobKind {
+impl DeviceKind {
     /// As indexes have it.
     pub(crate) const fn number(self) -> u32 {
         match self {
@@ -57,32 +57,32 @@ impl BlobKind {
     }
 }
 
-/// Bytes in a block of a data blob: every object in it begins at a multiple of this.
+/// Bytes in a block of a device: every object in it begins at a multiple of this.
 pub const DATA_BLOCK: u64 = 512;
 
-/// A data blob that was added.
+/// A device that was added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DataBlob {
+pub struct StoredDevice {
     /// Its name: the fs-verity digest of its bytes. An image's device table has it in hex.
     pub id: DeviceId,
     /// Length in bytes, whole blocks.
     pub bytes: u64,
     /// What it is made of.
-    pub kind: BlobKind,
+    pub kind: DeviceKind,
 }
 
-/// Where in a data blob an object is.
+/// Where in a device an object is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
     /// The object.
     pub object: ObjectId,
-    /// The blob; of an object in pieces, the one whose index says which they are.
-    pub blob: DeviceId,
-    /// Length of the blob in bytes.
-    pub blob_bytes: u64,
-    /// What the blob is made of.
-    pub kind: BlobKind,
-    /// Where in the blob it begins, in bytes; 0 for an empty object, and for one in pieces.
+    /// The device; of an object in pieces, the one whose index says which they are.
+    pub device: DeviceId,
+    /// Length of the device in bytes.
+    pub device_bytes: u64,
+    /// What the device is made of.
+    pub kind: DeviceKind,
+    /// Where in the device it begins, in bytes; 0 for an empty object, and for one in pieces.
     pub offset: u64,
     /// Length of the whole object in bytes.
     pub size: u64,
@@ -93,10 +93,10 @@ pub struct StoredObject {
 }
 
 impl StoredObject {
-    /// The blobs that its bytes are in, and the one that says so, some perhaps more than once.
-    pub fn blobs(&self) -> impl Iterator<Item = DataBlob> {
+    /// The devices that its bytes are in, and the one that says so, some perhaps more than once.
+    pub fn devices(&self) -> impl Iterator<Item = StoredDevice> {
         let pieces = self.pieces.iter().flat_map(|it| it.iter());
-        let of = |it: &Self| DataBlob { id: it.blob, bytes: it.blob_bytes, kind: it.kind };
+        let of = |it: &Self| StoredDevice { id: it.device, bytes: it.device_bytes, kind: it.kind };
         let pieces = pieces.filter_map(move |it| it.stored.as_ref().map(of));
         std::iter::once(of(self)).chain(pieces)
     }
@@ -107,12 +107,12 @@ impl StoredObject {
 pub enum Where {
     /// A file in `objects/`, as composefs images need it.
     File,
-    /// In a data blob.
-    Blob(Box<StoredObject>),
+    /// In a device.
+    Device(Box<StoredObject>),
 }
 
-/// The file of a data blob.
-pub(crate) fn blob_name(id: &DeviceId) -> String {
+/// The file of a device.
+pub(crate) fn device_name(id: &DeviceId) -> String {
     id.to_string()
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn index_name(id: &DeviceId) -> String {
 /// A file in `data/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DataFile {
-    Blob(DeviceId),
+    Device(DeviceId),
     Index(DeviceId),
 }
 
@@ -134,53 +134,58 @@ impl DataFile {
         let sha256 = |id: &DeviceId| id.algorithm() == image::verity::Algorithm::Sha256;
         match name.strip_suffix(INDEX.as_bytes()) {
             Some(name) => id_of(name).filter(sha256).map(Self::Index),
-            None => id_of(name).filter(sha256).map(Self::Blob),
+            None => id_of(name).filter(sha256).map(Self::Device),
         }
     }
 }
 
-/// Opens an object in a blob that is not published yet.
-pub(crate) fn open_made(index: &Index, stored: &StoredObject, blob: File) -> Option<ObjectReader> {
+/// Opens an object in a device that is not published yet.
+pub(crate) fn open_made(
+    index: &Index,
+    stored: &StoredObject,
+    device: File,
+) -> Option<ObjectReader> {
     let entry = index.place(&catalog::key(&stored.object)?, stored.offset)?;
-    Some(ObjectReader::part(blob, entry.offset, entry.size))
+    Some(ObjectReader::part(device, entry.offset, entry.size))
 }
 
 /// What an index says of where an object is: all of it, or its pieces, which `find` finds.
 pub(crate) fn first_of(
     index: &Index,
-    blob: &DeviceId,
+    device: &DeviceId,
     object: &ObjectId,
     find: &dyn Fn(&[u8; 32], u64) -> Option<StoredObject>,
 ) -> Option<StoredObject> {
     let key = catalog::key(object)?;
-    catalog::first(index, blob, &key).or_else(|| resolve(index, blob, index.record(&key)?, find))
+    catalog::first(index, device, &key)
+        .or_else(|| resolve(index, device, index.record(&key)?, find))
 }
 
-/// A piece of an object in this blob.
+/// A piece of an object in this device.
 pub(crate) fn piece_of(
     index: &Index,
-    blob: &DeviceId,
+    device: &DeviceId,
     id: &[u8; 32],
     len: u64,
 ) -> Option<StoredObject> {
-    index.piece(id, len).map(|entry| index.stored(blob, entry))
+    index.piece(id, len).map(|entry| index.stored(device, entry))
 }
 
-/// Why a data blob cannot be used.
+/// Why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// There is none of this name.
-    #[error("data blob {0} is not in the store")]
+    #[error("device {0} is not in the store")]
     Absent(DeviceId),
     /// Something else than a file has its name.
-    #[error("data blob {0} is no regular file")]
+    #[error("device {0} is no regular file")]
     NotAFile(DeviceId),
     /// Its file is shorter or longer than it must be.
-    #[error("data blob {blob} has {actual} bytes, not {expected}: `quire fsck` tells what is lost")]
+    #[error("device {device} has {actual} bytes, not {expected}: `quire fsck` tells what is lost")]
     Length {
         /// Which one.
-        blob: DeviceId,
+        device: DeviceId,
         /// As the image or the index says.
         expected: u64,
         /// As found.
@@ -188,17 +193,17 @@ pub enum DataError {
     },
     /// Its index is not as it was written.
     #[error(
-        "the index of data blob {blob} is damaged: {reason}; an import of the image that it belongs to writes it again"
+        "the index of device {device} is damaged: {reason}; an import of the image that it belongs to writes it again"
     )]
     Index {
         /// Which one.
-        blob: DeviceId,
+        device: DeviceId,
         /// What is wrong with it.
         reason: &'static str,
     },
 }
 
-/// `data/`: data blobs and their indexes.
+/// `data/`: devices and their indexes.
 #[derive(Debug)]
 pub struct DeviceShelf {
     pub(crate) directory: LateDirectory,
@@ -219,16 +224,16 @@ impl DeviceShelf {
         }
     }
 
-    /// Opens a blob of this length.
+    /// Opens a device of this length.
     pub(crate) fn open(&self, id: &DeviceId, bytes: u64) -> Result<(File, Stat), LookupError> {
         let found = match self.directory.get()? {
-            Some(data) => data.read(blob_name(id)),
+            Some(data) => data.read(device_name(id)),
             None => Ok(None),
         };
         match found {
             Ok(Some((_, stat))) if length(&stat) != bytes => {
-                let (blob, actual) = (*id, length(&stat));
-                Err(DataError::Length { blob, expected: bytes, actual }.into())
+                let (device, actual) = (*id, length(&stat));
+                Err(DataError::Length { device, expected: bytes, actual }.into())
             }
             Ok(Some(found)) => Ok(found),
             Ok(None) => Err(DataError::Absent(*id).into()),
@@ -237,25 +242,25 @@ impl DeviceShelf {
         }
     }
 
-    /// A blob's file, if it can be opened.
+    /// A device's file, if it can be opened.
     pub(crate) fn file(&self, id: &DeviceId) -> Option<(File, Stat)> {
-        self.directory.get().ok()??.read(blob_name(id)).ok()?
+        self.directory.get().ok()??.read(device_name(id)).ok()?
     }
 
-    /// Bytes on disk of each blob.
+    /// Bytes on disk of each device.
     pub(crate) fn sizes(&self) -> Result<Vec<(DeviceId, u64)>, DiskError> {
         let mut sizes = Vec::new();
         for file in self.list()?.names {
-            if let DataFile::Blob(id) = file {
-                let stat = self.directory.there()?.stat(blob_name(&id))?;
+            if let DataFile::Device(id) = file {
+                let stat = self.directory.there()?.stat(device_name(&id))?;
                 sizes.push((id, stat.map_or(0, |stat| on_disk(&stat))));
             }
         }
         Ok(sizes)
     }
 
-    /// Whether a mount or a process has the blob open. When in doubt, yes.
+    /// Whether a mount or a process has the device open. When in doubt, yes.
     pub(crate) fn is_in_use(&self, id: &DeviceId) -> Result<bool, DiskError> {
-        Ok(self.directory.get()?.is_some_and(|data| is_in_use(data, &blob_name(id))))
+        Ok(self.directory.get()?.is_some_and(|data| is_in_use(data, &device_name(id))))
     }
 }

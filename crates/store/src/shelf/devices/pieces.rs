@@ -10,7 +10,7 @@ use super::{Index, StoredObject};
 /// A run of an object's bytes, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// The object that has the same bytes, alone, in a packed blob; `None` for zeros, which are nowhere.
+    /// The object that has the same bytes, alone, in a packed device; `None` for zeros, which are nowhere.
     pub object: Option<ObjectId>,
     /// Bytes: whole blocks, but for an object's last piece.
     pub len: u64,
@@ -28,7 +28,7 @@ pub struct StoredPiece {
 /// Finds the pieces of an object: where its record is, else with `find`. None if one is nowhere.
 pub(crate) fn resolve(
     index: &Index,
-    blob: &DeviceId,
+    device: &DeviceId,
     record: &Record,
     find: &dyn Fn(&[u8; 32], u64) -> Option<StoredObject>,
 ) -> Option<StoredObject> {
@@ -36,16 +36,16 @@ pub(crate) fn resolve(
     for piece in &record.pieces {
         let stored = match &piece.id {
             None => None,
-            Some(id) => {
-                Some(super::piece_of(index, blob, id, piece.len).or_else(|| find(id, piece.len))?)
-            }
+            Some(id) => Some(
+                super::piece_of(index, device, id, piece.len).or_else(|| find(id, piece.len))?,
+            ),
         };
         pieces.push(StoredPiece { len: piece.len, stored });
     }
     Some(StoredObject {
         object: record.object(),
-        blob: *blob,
-        blob_bytes: index.header.bytes,
+        device: *device,
+        device_bytes: index.header.bytes,
         kind: index.header.kind,
         offset: 0,
         size: record.size,

@@ -21,7 +21,7 @@ use crate::erofs::layout::{
     NATIVE_HAS_ACL, NATIVE_HAS_TAR, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader,
 };
 use crate::tree::Tree;
-pub use native::{DEVICES_MAX, DataBlob, Native, Placed, Run, Stored};
+pub use native::{DEVICES_MAX, DeviceFile, Native, Placed, Run, Stored};
 use plan::Plan;
 use prefixes::Prefixes;
 use survey::Survey;

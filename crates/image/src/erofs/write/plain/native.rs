@@ -12,13 +12,13 @@ pub(super) const BLOCK_SIZE: BlockSize = BlockSize::B512;
 /// Devices that an image may have: the root has to be near its beginning.
 pub const DEVICES_MAX: usize = 4096;
 
-/// How an image over data blobs is made. Without any it is self-contained.
+/// How an image over devices is made. Without any it is self-contained.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
     /// Whether a device is a tar, which the image's header says.
     pub has_tar: bool,
     /// The device table.
-    pub devices: &'a [DataBlob],
+    pub devices: &'a [DeviceFile],
     /// Where an object's bytes are; `None` for those that are to be in the image itself. Asked once for each object.
     pub find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
     /// The volume's uuid; zeros for none.
@@ -28,7 +28,10 @@ pub struct Native<'a> {
 impl<'a> Native<'a> {
     /// Without a uuid, and without a tar.
     #[must_use]
-    pub fn new(devices: &'a [DataBlob], find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>) -> Self {
+    pub fn new(
+        devices: &'a [DeviceFile],
+        find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
+    ) -> Self {
         Self { has_tar: false, devices, find, uuid: [0; 16] }
     }
 }
@@ -44,7 +47,7 @@ impl fmt::Debug for Native<'_> {
 
 /// A file with many files' bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DataBlob {
+pub struct DeviceFile {
     /// Its name, which goes into the device table. By SHA-256.
     pub id: DeviceId,
     /// Its length, a multiple of 512.

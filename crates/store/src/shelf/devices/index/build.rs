@@ -6,7 +6,7 @@ use std::io;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    BlobKind, COUNTS, DATA_BLOCK, END, Entry, Header, IMPRINT, Record, by_offset, records,
+    COUNTS, DATA_BLOCK, DeviceKind, END, Entry, Header, IMPRINT, Record, by_offset, records,
 };
 use image::digest::Digest;
 
@@ -28,9 +28,9 @@ impl Builder {
         self.records.push(record);
     }
 
-    /// What stands at the end of the blob, so that blobs with other objects in them have other names, also where these
-    /// differ in what kind of blob it is alone.
-    pub(crate) fn imprint(&mut self, kind: BlobKind, layer: Option<&Digest>) -> Vec<u8> {
+    /// What stands at the end of the device, so that devices with other objects in them have other names, also where these
+    /// differ in what kind of device it is alone.
+    pub(crate) fn imprint(&mut self, kind: DeviceKind, layer: Option<&Digest>) -> Vec<u8> {
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|it| (it.id, it.offset));
         let mut hasher = Sha256::new();

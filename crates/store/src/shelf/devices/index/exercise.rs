@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 
 use super::{Builder, Index};
 
-/// Reads a file as the index of a data blob, for fuzzers: what is accepted holds together, and comes back when it is
+/// Reads a file as the index of a device, for fuzzers: what is accepted holds together, and comes back when it is
 /// written.
 ///
 /// # Errors

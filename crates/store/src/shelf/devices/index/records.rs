@@ -1,4 +1,4 @@
-//! Objects in pieces: which other objects of data blobs, one behind the other, have an object's bytes.
+//! Objects in pieces: which other objects of devices, one behind the other, have an object's bytes.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use image::verity::ObjectId;
 use sha2::{Digest as _, Sha256};
 
-use super::{BlobKind, DATA_BLOCK, Fields};
+use super::{DATA_BLOCK, DeviceKind, Fields};
 
 /// Bytes of a record, and of a piece of one.
 pub(super) const RECORD: usize = 96;
@@ -20,7 +20,7 @@ pub(crate) struct Piece {
     pub(crate) len: u64,
 }
 
-/// An object in pieces. Its pieces may be in other blobs; as long as one is nowhere, the object is not there.
+/// An object in pieces. Its pieces may be in other devices; as long as one is nowhere, the object is not there.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Record {
     pub(crate) id: [u8; 32],
@@ -60,9 +60,9 @@ impl Record {
         self.pieces.iter().filter_map(|it| it.id)
     }
 
-    /// What is wrong with it, in a blob of this kind.
-    pub(super) fn check(&self, kind: BlobKind) -> Result<(), &'static str> {
-        if kind != BlobKind::Packed {
+    /// What is wrong with it, in a device of this kind.
+    pub(super) fn check(&self, kind: DeviceKind) -> Result<(), &'static str> {
+        if kind != DeviceKind::Packed {
             return Err("a tar has objects in pieces");
         }
         let mut left = self.size;
@@ -112,7 +112,7 @@ pub(super) fn encode(records: &[Record], file: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// What makes blobs with other records other blobs.
+/// What makes devices with other records other devices.
 pub(super) fn hash(records: &[Record], hasher: &mut Sha256) {
     for record in records {
         hasher.update(record.id);
@@ -125,7 +125,7 @@ pub(super) fn hash(records: &[Record], hasher: &mut Sha256) {
 pub(super) fn decode(
     records: &[u8],
     mut pieces: &[u8],
-    kind: BlobKind,
+    kind: DeviceKind,
 ) -> Result<Vec<Record>, &'static str> {
     let mut found: Vec<Record> = Vec::new();
     let mut next = 0_u64;

@@ -10,7 +10,9 @@ use image::verity::{Algorithm, ObjectId, digest};
 use proptest::prelude::{any, proptest};
 use sha2::{Digest as _, Sha256};
 
-use super::{BlobKind, Builder, COUNTS, DATA_BLOCK, ENTRY, Entry, HEADER, Header, Index, TRAILER};
+use super::{
+    Builder, COUNTS, DATA_BLOCK, DeviceKind, ENTRY, Entry, HEADER, Header, Index, TRAILER,
+};
 use super::{Piece, Record};
 use crate::Digest;
 
@@ -24,8 +26,8 @@ fn entry(text: &str, offset: u64, size: u64) -> Entry {
 }
 
 const fn packed(pages: u64) -> Header {
-    // One block more says what the blob is.
-    Header { kind: BlobKind::Packed, bytes: pages * 4096 + DATA_BLOCK, dropped: 0, layer: None }
+    // One block more says what the device is.
+    Header { kind: DeviceKind::Packed, bytes: pages * 4096 + DATA_BLOCK, dropped: 0, layer: None }
 }
 
 fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
@@ -70,7 +72,7 @@ fn what_was_added_is_found() {
 #[test]
 fn the_file_is_as_the_document_says() {
     let layer = Digest::sha256(b"tar");
-    let header = Header { kind: BlobKind::Tar, bytes: 2048, dropped: 7, layer: Some(layer) };
+    let header = Header { kind: DeviceKind::Tar, bytes: 2048, dropped: 7, layer: Some(layer) };
     let bytes = encode(&header, &[entry("one", 512, 600), entry("two", 0, 0)]);
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(&bytes[..8], b"quiredat");
@@ -121,9 +123,9 @@ fn what_makes_no_sense_is_refused() {
     refused(|bytes, _| bytes[100] = 1, "header");
     refused(|bytes, _| put(bytes, 16, 4 * 4096 + 511), "whole blocks");
     refused(|bytes, [a, _]| put(bytes, a + 64, 511), "begin with a block");
-    refused(|bytes, [a, _]| put(bytes, a + 64, 4 * 4096), "within the blob");
-    refused(|bytes, [a, _]| put(bytes, a + 64, 0xffff_ffff_ffff_f000), "within the blob");
-    refused(|bytes, [a, _]| put(bytes, a + 72, u64::MAX), "within the blob");
+    refused(|bytes, [a, _]| put(bytes, a + 64, 4 * 4096), "within the device");
+    refused(|bytes, [a, _]| put(bytes, a + 64, 0xffff_ffff_ffff_f000), "within the device");
+    refused(|bytes, [a, _]| put(bytes, a + 72, u64::MAX), "within the device");
     refused(|bytes, [a, _]| put(bytes, a + 72, 8193), "overlap");
     refused(|bytes, [_, empty]| put(bytes, empty + 64, 512), "nothing has a place");
     for count in [0, 2, 4, u64::MAX / 80, u64::MAX] {
@@ -238,7 +240,7 @@ fn objects_in_pieces_that_make_no_sense_are_refused() {
     let layer = Some(Digest::sha256(b"tar"));
     let mut builder = Builder::default();
     builder.add_record(record("one", &[("x", 10)]));
-    let tar = Header { kind: BlobKind::Tar, bytes: 512, dropped: 0, layer };
+    let tar = Header { kind: DeviceKind::Tar, bytes: 512, dropped: 0, layer };
     assert!(builder.encode(&tar).unwrap_err().to_string().contains("a tar has"));
 
     // The same in a file, after a change that has right hashes.
@@ -279,14 +281,14 @@ fn objects_in_pieces_that_make_no_sense_are_refused() {
     read(&good).unwrap();
 }
 
-/// Other objects in pieces make another blob, though its bytes and objects are the same.
+/// Other objects in pieces make another device, though its bytes and objects are the same.
 #[test]
 fn objects_in_pieces_are_in_the_imprint() {
     let imprint = |records: &[Record]| {
         let mut builder = Builder::default();
         builder.add(entry("a", 0, 5000));
         records.iter().for_each(|it| builder.add_record(it.clone()));
-        builder.imprint(BlobKind::Packed, None)
+        builder.imprint(DeviceKind::Packed, None)
     };
     let records = [
         record("one", &[("x", 4096), ("a", 10)]),

@@ -1,4 +1,4 @@
-//! Images over data blobs, rule by rule.
+//! Images over devices, rule by rule.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
-use quire_image::erofs::{DEVICES_MAX, DataBlob, Native, Placed, Stored, write_native};
+use quire_image::erofs::{DEVICES_MAX, DeviceFile, Native, Placed, Stored, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 
 use crate::hostile::{self, Random};
 use crate::mkfs::{self, mounted, prepare};
-use crate::native::{Blobs, Way, canonical, check_with_fsck, make, sources, spread};
+use crate::native::{Devices, Way, canonical, check_with_fsck, make, sources, spread};
 use crate::source::acl;
 use crate::standalone::{METADATA, Objects, external, give, random_tree};
 
@@ -50,9 +50,9 @@ pub const SIZES: [(&str, usize); 9] = [
 fn where_files_are() {
     let mut objects = Objects::new();
     let tree = flat(&SIZES, &mut objects);
-    let mut blobs = Blobs::default();
-    blobs.add(&objects, Way::Packed);
-    let (bytes, _) = make(&tree, &objects, &blobs);
+    let mut devices = Devices::default();
+    devices.add(&objects, Way::Packed);
+    let (bytes, _) = make(&tree, &objects, &devices);
     let image = Image::open(&bytes[..]).unwrap();
     let slot = &image.devices()[0];
     // A tag that is no object id of ours: digits of the other case, and none.
@@ -62,8 +62,8 @@ fn where_files_are() {
     other.tag = [0; 64];
     assert_eq!(other.device_id(), None);
     assert_eq!(slot.first_block, bytes.len() as u64 / 512);
-    assert_eq!(slot.blocks, blobs.bytes[0].len() as u64 / 512);
-    assert_eq!(slot.tag, *digest(Algorithm::Sha256, &blobs.bytes[0]).to_string().as_bytes());
+    assert_eq!(slot.blocks, devices.bytes[0].len() as u64 / 512);
+    assert_eq!(slot.tag, *digest(Algorithm::Sha256, &devices.bytes[0]).to_string().as_bytes());
     let (mut found, mut nids) = (Vec::new(), Vec::new());
     for (name, size) in SIZES {
         let nid = image.lookup(&image.root().unwrap(), name.as_bytes()).unwrap().unwrap();
@@ -111,9 +111,9 @@ fn the_order_of_insertion_does_not_matter() {
             let inode = builder.inode(&METADATA, XattrsId::NONE, node).unwrap();
             builder.insert(InodeId::ROOT, name.as_bytes(), inode, Link::Equal).unwrap();
         }
-        let blobs = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(9));
+        let devices = spread(&objects, &[Way::Packed, Way::Packed], 1, &mut Random(9));
         let tree = builder.finish();
-        make(&tree, &objects, &blobs).0
+        make(&tree, &objects, &devices).0
     };
     let names: Vec<_> = SIZES[1..].iter().zip(0..).map(|((name, _), at)| (*name, at)).collect();
     let backwards: Vec<_> = names.iter().rev().copied().collect();
@@ -123,19 +123,19 @@ fn the_order_of_insertion_does_not_matter() {
 /// A device that does not fit into the space of addresses is named in tables of chunks as others are.
 #[test]
 fn more_than_one_address_space_holds() {
-    let Some(dir) = prepare("blobs::more_than_one_address_space_holds") else { return };
+    let Some(dir) = prepare("devices::more_than_one_address_space_holds") else { return };
     let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
     fs::create_dir(&mountpoint).unwrap();
     for way in [Way::Packed, Way::Tar] {
         let mut objects = Objects::new();
         let tree = flat(&SIZES, &mut objects);
-        let mut blobs = Blobs::default();
-        blobs.add(&Objects::new(), Way::Packed);
-        blobs.add(&objects, way);
-        let mut table = blobs.table();
+        let mut devices = Devices::default();
+        devices.add(&Objects::new(), Way::Packed);
+        devices.add(&objects, way);
+        let mut table = devices.table();
         // 2 TiB; what is read of it is only that it is not read.
         table[0].bytes = 512 * u64::from(u32::MAX);
-        let find = |id: &ObjectId| blobs.find(id);
+        let find = |id: &ObjectId| devices.find(id);
         let uuid = [0; 16];
         let native = Native { uuid, ..Native::new(&table, &find) };
         let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
@@ -151,8 +151,8 @@ fn more_than_one_address_space_holds() {
         assert_eq!(starts, [0, bytes.len() as u64 / 512]);
         assert_eq!(opened.superblock().incompat & incompat::CHUNKED_FILE, incompat::CHUNKED_FILE);
         fs::write(&image, &bytes).unwrap();
-        let files = blobs.files(dir.path());
-        let ours = mkfs::read(&opened, &sources(&blobs.slices()));
+        let files = devices.files(dir.path());
+        let ours = mkfs::read(&opened, &sources(&devices.slices()));
         let theirs = mounted(&image, files.iter().map(PathBuf::as_path), &mountpoint);
         mkfs::compare("chunks", &ours, &theirs);
         for bytes in objects.values() {
@@ -168,28 +168,26 @@ fn what_cannot_be_is_refused() {
     let mut objects = Objects::new();
     let tree = flat(&[("a", 10_000)], &mut objects);
     let (&id, content) = objects.iter().next().unwrap();
-    let blob = |bytes| DataBlob { id: digest(Algorithm::Sha256, b"blob").into(), bytes };
-    let refused = |blobs: &[DataBlob], place: Option<(u16, u64)>| {
+    let device = |bytes| DeviceFile { id: digest(Algorithm::Sha256, b"device").into(), bytes };
+    let refused = |devices: &[DeviceFile], place: Option<(u16, u64)>| {
         let find = |asked: &ObjectId| {
             assert_eq!(*asked, id);
             let (device, offset) = place?;
             Some(Placed::Whole(Stored { device, offset, fingerprint: [7; 32] }))
         };
-        let native = Native { has_tar: false, devices: blobs, find: &find, uuid: [0; 16] };
+        let native = Native { has_tar: false, devices, find: &find, uuid: [0; 16] };
         let mut image = Vec::new();
         let mut contents = |_: Inode<'_>, piece, out: &mut dyn io::Write| give(content, piece, out);
         let written = write_native(&tree, &native, &mut contents, &mut image);
         assert!(written.is_ok() || image.is_empty());
         written.map(|_| ()).map_err(|error| error.to_string())
     };
-    let good = [blob(8 * 4096)];
+    let good = [device(8 * 4096)];
     assert_eq!(refused(&good, None), Ok(()));
     assert_eq!(refused(&good, Some((0, 0))), Ok(()));
     assert_eq!(refused(&good, Some((0, 44 * 512))), Ok(()));
     let misplaced = |offset, device| {
-        Err(format!(
-            "\"/a\" has 10000 bytes, which cannot be at byte {offset} of data blob {device}"
-        ))
+        Err(format!("\"/a\" has 10000 bytes, which cannot be at byte {offset} of device {device}"))
     };
     for (device, offset) in [
         // Its end is outside, at first by one block.
@@ -201,21 +199,20 @@ fn what_cannot_be_is_refused() {
     ] {
         assert_eq!(refused(&good, Some((device, offset))), misplaced(offset, device));
     }
-    let name = digest(Algorithm::Sha256, b"blob");
+    let name = digest(Algorithm::Sha256, b"device");
     for bytes in [0, 4095, 4097, 1 << 60] {
-        let expected =
-            format!("data blob {name} has {bytes} bytes, not 1 to 2^48 - 1 blocks of 512");
-        assert_eq!(refused(&[blob(bytes)], None), Err(expected));
+        let expected = format!("device {name} has {bytes} bytes, not 1 to 2^48 - 1 blocks of 512");
+        assert_eq!(refused(&[device(bytes)], None), Err(expected));
     }
-    let wide = DataBlob { id: digest(Algorithm::Sha512, b"blob").into(), bytes: 4096 };
+    let wide = DeviceFile { id: digest(Algorithm::Sha512, b"device").into(), bytes: 4096 };
     let expected = format!(
-        "data blob {} is named by sha512, but a device table has room for sha256 only",
+        "device {} is named by sha512, but a device table has room for sha256 only",
         wide.id
     );
     assert_eq!(refused(&[wide], None), Err(expected));
-    assert_eq!(refused(&vec![blob(3 * 4096); DEVICES_MAX], Some((4095, 0))), Ok(()));
-    let many = refused(&vec![blob(4096); DEVICES_MAX + 1], None);
-    assert_eq!(many, Err("the image is too large: it has more than 4096 data blobs".to_owned()));
+    assert_eq!(refused(&vec![device(3 * 4096); DEVICES_MAX], Some((4095, 0))), Ok(()));
+    let many = refused(&vec![device(4096); DEVICES_MAX + 1], None);
+    assert_eq!(many, Err("the image is too large: it has more than 4096 devices".to_owned()));
 }
 
 /// The first bytes say whether an inode has an ACL, wherever that is. A header of an earlier version says nothing; one of
@@ -239,9 +236,9 @@ fn a_native_image_says_whether_it_has_acls() {
                 let file = format!("{at}");
                 builder.insert(InodeId::ROOT, file.as_bytes(), inode, Link::Equal).unwrap();
             }
-            let (none, blobs) = (Objects::new(), Blobs::default());
+            let (none, devices) = (Objects::new(), Devices::default());
             let tree = builder.finish();
-            let (mut image, _) = make(&tree, &none, &blobs);
+            let (mut image, _) = make(&tree, &none, &devices);
             let expected = [&b"quireimg"[..], &[2, 0, 0, 0, flag, 0, 0, 0], &[0; 1008]].concat();
             assert!(image[..1024] == expected, "{}", String::from_utf8_lossy(name));
             let read = |image: &Vec<u8>| Image::open(&image[..]).unwrap().superblock().clone();
@@ -300,7 +297,7 @@ fn large_xattrs() -> (Tree, Objects) {
 #[test]
 fn ends_behind_large_xattrs() {
     let (tree, objects) = large_xattrs();
-    let (bytes, _) = make(&tree, &objects, &Blobs::default());
+    let (bytes, _) = make(&tree, &objects, &Devices::default());
     let image = Image::open(&bytes[..]).unwrap();
     let mut walk = tree.walk();
     while let Some((path, entry)) = walk.next() {
@@ -321,11 +318,11 @@ fn ends_behind_large_xattrs() {
 
 #[test]
 fn the_kernel_reads_ends_behind_large_xattrs() {
-    let Some(dir) = prepare("blobs::the_kernel_reads_ends_behind_large_xattrs") else { return };
+    let Some(dir) = prepare("devices::the_kernel_reads_ends_behind_large_xattrs") else { return };
     let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
     fs::create_dir(&mountpoint).unwrap();
     let (tree, objects) = large_xattrs();
-    let (bytes, _) = make(&tree, &objects, &Blobs::default());
+    let (bytes, _) = make(&tree, &objects, &Devices::default());
     fs::write(&image, &bytes).unwrap();
     check_with_fsck(&image, &[]);
     let ours = mkfs::read(&Image::open(&bytes[..]).unwrap(), &[]);
@@ -351,11 +348,11 @@ fn large_files_and_many_devices() {
     let inode = builder.inode(&METADATA, XattrsId::NONE, Node::Regular(node)).unwrap();
     builder.insert(InodeId::ROOT, b"a", inode, Link::Equal).unwrap();
     let tree = builder.finish();
-    let blob = |at: usize| DataBlob {
+    let device = |at: usize| DeviceFile {
         id: digest(Algorithm::Sha256, &at.to_le_bytes()).into(),
         bytes: if at == DEVICES_MAX - 1 { 1 << 33 } else { 4096 },
     };
-    let devices: Vec<_> = (0..DEVICES_MAX).map(blob).collect();
+    let devices: Vec<_> = (0..DEVICES_MAX).map(device).collect();
     let device = u16::try_from(DEVICES_MAX - 1).unwrap();
     // 8388617 blocks and 392 bytes.
     let stored = Stored { device, offset: 3 * 4096, fingerprint: [1; 32] };
@@ -386,7 +383,7 @@ fn files_of_one_object_and_other_sizes_are_refused() {
     }
     let stored = Stored { device: 0, offset: 0, fingerprint: [1; 32] };
     let (devices, find) =
-        ([DataBlob { id: id.into(), bytes: 8192 }], |_: &ObjectId| Some(Placed::Whole(stored)));
+        ([DeviceFile { id: id.into(), bytes: 8192 }], |_: &ObjectId| Some(Placed::Whole(stored)));
     let native = Native::new(&devices, &find);
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
     let error = write_native(&builder.finish(), &native, &mut contents, &mut io::sink());
@@ -397,7 +394,7 @@ fn files_of_one_object_and_other_sizes_are_refused() {
 /// Names that many pairs have are long prefixes, if that makes the image smaller; the kernel shows them as they were.
 #[test]
 fn long_names_are_prefixes() {
-    let Some(dir) = prepare("blobs::long_names_are_prefixes") else { return };
+    let Some(dir) = prepare("devices::long_names_are_prefixes") else { return };
     let (image, mountpoint) = (dir.path().join("i.img"), dir.path().join("m"));
     fs::create_dir(&mountpoint).unwrap();
     let make_with = |name: &str, count: usize| {
@@ -411,7 +408,7 @@ fn long_names_are_prefixes() {
             let inode = builder.inode(&METADATA, xattrs, node).unwrap();
             builder.insert(InodeId::ROOT, value.as_bytes(), inode, Link::Equal).unwrap();
         }
-        let (tree, none) = (builder.finish(), Blobs::default());
+        let (tree, none) = (builder.finish(), Devices::default());
         let made = make(&tree, &Objects::new(), &none);
         fs::write(&image, &made.0).unwrap();
         let ours = mkfs::read(&Image::open(&made.0[..]).unwrap(), &[]);
@@ -438,8 +435,8 @@ fn damaged() {
     let (tree, mut objects) = random_tree(&mut Random(98));
     let tree = canonical(&tree, &mut objects, 64);
     for (seed, ways) in [(6, [Way::Packed, Way::Packed]), (7, [Way::Tar, Way::Packed])] {
-        let blobs = spread(&objects, &ways, 1, &mut Random(seed));
-        let (bytes, _) = make(&tree, &objects, &blobs);
+        let devices = spread(&objects, &ways, 1, &mut Random(seed));
+        let (bytes, _) = make(&tree, &objects, &devices);
         hostile::damage(&bytes, 250, seed);
     }
 }
