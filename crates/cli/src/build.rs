@@ -16,12 +16,14 @@ use rustix::io::Errno;
 use serde::Serialize;
 use store::{OpenOptions, Store};
 use tempfile::{TempDir, TempPath};
+use transfer::import::BUDGET;
 
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::import::{Wishes, work};
+use crate::import::of_tree;
 use crate::report;
+use crate::surroundings::Surroundings;
 use crate::target;
 
 /// How everything begins that a build puts beside its output for the time being.
@@ -87,14 +89,9 @@ fn build_in(
 ) -> anyhow::Result<Answer> {
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, context.who(), OpenOptions::create())?;
-    let wishes = Wishes {
-        name: None,
-        tree: &args.tree,
-        form: crate::forms::OBJECTS,
-        platform: None,
-        budget: transfer::import::BUDGET,
-    };
-    let done = work(context, &store, source, &wishes)?;
+    let wishes = of_tree(&args.tree);
+    let done = Surroundings::new(context, &store, BUDGET)
+        .during(|surroundings| transfer::import::import(&store, source, surroundings, &wishes))??;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {
         give_objects(

@@ -1,8 +1,6 @@
 //! `commit`, `snapshot`, and what `diff` shows of a container: what it changed against its image.
 
 use std::ffi::OsStr;
-use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
@@ -10,24 +8,20 @@ use container::changes::Report;
 use container::life::known::KnownContainer;
 use container::life::look::{LookedContainer, Meanwhile};
 use container::life::stop::signal_number;
-use image::erofs::Versions;
 use image::tree::Tree;
-use oci::manifest::Platform;
 use serde::Serialize;
-use store::{Digest, OpenOptions, RefName, Resolved, Store, walk};
+use store::{Digest, OpenOptions, RefName, Resolved, Store};
 use transfer::commit::{Change, Commit, check};
 use transfer::export::Output;
-use transfer::import::{BUDGET, Durable, Limits, Options, OtherPlatform, Unsupported};
-use transfer::native::Dedup;
-use transfer::progress::Event;
+use transfer::import::{BUDGET, ImportWishes};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
 use crate::export::{check_output, output};
-use crate::import::{give_up_when, tell};
-use crate::progress::Progress;
+use crate::import::tell;
 use crate::signals::until_signal;
+use crate::surroundings::Surroundings;
 use crate::{describe, report};
 
 /// Must be called before there are threads.
@@ -154,11 +148,8 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
     drop(crate::policy::permit(context, &store, below)?);
     check(&store, &manifest)?;
     let paused = looked.paused.take();
-    let progress = Progress::new(context);
-    let cancel = Arc::new(AtomicBool::new(false));
-    give_up_when(&store, &cancel);
-    let now = now();
-    let created = report::time(now.0).replace(' ', "T") + "Z";
+    let surroundings = Surroundings::new(context, &store, BUDGET);
+    let created = report::time(surroundings.now.0).replace(' ', "T") + "Z";
     let command = looked.found.command().join(" ");
     let made = Commit {
         manifest: &manifest,
@@ -169,36 +160,14 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
         command: &command,
         changes: &args.change,
     };
-    let (platform, scratch) = (Platform::linux(std::env::consts::ARCH), std::env::temp_dir());
-    let options = Options {
-        name: Some(&name),
-        now,
-        platform: &platform,
-        other_platform: OtherPlatform::Tell,
-        limits: Limits::default(),
-        budget: BUDGET,
-        durable: Durable::Together,
-        // What is below is in this form already.
-        form: looked.image.form,
-        dedup: Dedup::Store,
-        threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
-        unsupported: Unsupported::Refuse,
-        xattrs: walk::Xattrs::All,
-        times: walk::Times::Exact,
-        versions: Versions::default(),
-        objects: None,
-        scratch: &scratch,
-        progress: &|event: Event<'_>| progress.tell(event),
-        cancel: &cancel,
-    };
-    let work = || {
-        looked.through(&store, paused, &cancel, |tar| -> anyhow::Result<_> {
-            Ok(transfer::commit::commit(&store, &made, tar, &options)?)
+    // What is below is in this form already.
+    let form = looked.image.form;
+    let wishes = ImportWishes { name: Some(&name), form, ..ImportWishes::default() };
+    let (report, done) = surroundings.during(|surroundings| {
+        looked.through(&store, paused, surroundings.cancel, |tar| -> anyhow::Result<_> {
+            Ok(transfer::commit::commit(&store, &made, tar, surroundings, &wishes)?)
         })
-    };
-    let result = until_signal(&cancel, work)?;
-    progress.finish();
-    let (report, done) = result?;
+    })??;
     tell_skipped(context, &report);
     tell(context, &done)?;
     Ok(Answer::Yes)

@@ -1,14 +1,14 @@
 //! `convert`: an image of the store gets another form.
 
-use anyhow::Context as _;
 use store::{OpenOptions, RefName};
-use transfer::import::Stored;
+use transfer::import::{ImportWishes, Stored};
 
 use crate::Answer;
-use crate::args::{self, TreeOptions};
+use crate::args;
 use crate::context::Context;
-use crate::forms::choose;
-use crate::import::{self, Wishes};
+use crate::forms::{Choice, choose};
+use crate::import::tell;
+use crate::surroundings::{Surroundings, budget};
 
 pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
@@ -17,13 +17,8 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     let found = permitted.found();
     let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;
     let name = new.as_ref().or(found.name.as_ref());
-    let wishes = Wishes {
-        name,
-        tree: &TreeOptions::default(),
-        form: choose(&args.form, &store)?,
-        platform: None,
-        budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
-    };
+    let Choice { form, dedup } = choose(&args.form, &store)?;
+    let wishes = ImportWishes { name, form, dedup, ..ImportWishes::default() };
     // From here on `gc` leaves the image alone.
     let _open = store.open_image(&found.image)?;
     let image = Stored {
@@ -31,9 +26,10 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
         manifest: found.manifest.as_ref(),
         name: found.name.as_ref(),
     };
-    let done = import::with_options(context, &store, &wishes, |options| {
-        transfer::import::convert(&store, &image, options)
-    })??;
-    import::tell(context, &done)?;
+    let done =
+        Surroundings::new(context, &store, budget(args.memory)?).during(|surroundings| {
+            transfer::import::convert(&store, &image, surroundings, &wishes)
+        })??;
+    tell(context, &done)?;
     Ok(Answer::Yes)
 }

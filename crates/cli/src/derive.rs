@@ -4,14 +4,14 @@ use anyhow::Context as _;
 use serde::Serialize;
 use store::{Form, OpenImage, OpenOptions, RefName, Resolved, Store};
 use transfer::derive::{Filtered, Globs};
-use transfer::import::{BUDGET, Options};
+use transfer::import::{BUDGET, ImportWishes};
 
 use crate::Answer;
-use crate::args::{self, TreeOptions};
+use crate::args;
 use crate::context::Context;
-use crate::forms::Choice;
-use crate::import::{self, ImportReport, Wishes, tell};
+use crate::import::{ImportReport, tell};
 use crate::report;
+use crate::surroundings::Surroundings;
 
 /// What `merge --json` prints.
 #[derive(Serialize)]
@@ -46,9 +46,10 @@ pub(crate) fn merge(context: &Context, args: &args::Merge) -> anyhow::Result<Ans
     let store = context.open(OpenOptions::write())?;
     let sources = Sources::find(context, &store, &args.images)?;
     let images: Vec<_> = sources.found.iter().map(|it| it.image).collect();
-    let done = work(context, &store, &name, sources.form(), |options| {
-        transfer::derive::merge(&store, &images, options)
-    })??;
+    let wishes =
+        ImportWishes { name: Some(&name), form: sources.form(), ..ImportWishes::default() };
+    let done = Surroundings::new(context, &store, BUDGET)
+        .during(|surroundings| transfer::derive::merge(&store, &images, surroundings, &wishes))??;
     sources.tell_config(context, &name);
     if context.json {
         report::json(&MergeReport {
@@ -67,8 +68,10 @@ pub(crate) fn filter(context: &Context, args: &args::Filter) -> anyhow::Result<A
     let store = context.open(OpenOptions::write())?;
     let sources = Sources::find(context, &store, std::slice::from_ref(&args.name))?;
     let found = sources.found.first().context("no image was named")?;
-    let done = work(context, &store, &name, sources.form(), |options| {
-        transfer::derive::filter(&store, &found.image, &globs, options)
+    let wishes =
+        ImportWishes { name: Some(&name), form: sources.form(), ..ImportWishes::default() };
+    let done = Surroundings::new(context, &store, BUDGET).during(|surroundings| {
+        transfer::derive::filter(&store, &found.image, &globs, surroundings, &wishes)
     })??;
     let Filtered { report: done, kept, of, unmatched } = done;
     for glob in &unmatched {
@@ -129,22 +132,4 @@ impl Sources {
             ));
         }
     }
-}
-
-/// Does `make` until it is done or told to stop, with progress shown.
-fn work<T: Send, E: Send>(
-    context: &Context,
-    store: &Store,
-    name: &RefName,
-    form: Form,
-    make: impl FnOnce(&Options<'_>) -> Result<T, E> + Send,
-) -> anyhow::Result<Result<T, E>> {
-    let wishes = Wishes {
-        name: Some(name),
-        tree: &TreeOptions::default(),
-        form: Choice::of(form),
-        platform: None,
-        budget: BUDGET,
-    };
-    import::with_options(context, store, &wishes, make)
 }

@@ -26,10 +26,9 @@ use transfer::progress::Event;
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, Outside};
-use crate::import::give_up_when;
 use crate::progress::Progress;
 use crate::report::{Bytes, Seconds};
-use crate::signals::until_signal;
+use crate::signals::{give_up_when, until_signal};
 use crate::{describe, report};
 
 pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<Answer> {
@@ -477,13 +476,13 @@ impl Job<'_> {
             None => None,
         };
         Ok(said.unwrap_or_else(|| {
-            let here = Platform::linux(std::env::consts::ARCH);
+            let here = Platform::of_this_machine();
             self.context.remark(&format!(
                 "{} does not say which processor it is for: the disk is for {here}, as this machine is; --platform says \
                  another",
                 self.args.name
             ));
-            here.architecture
+            here.architecture.clone()
         }))
     }
 

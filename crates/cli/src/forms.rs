@@ -17,16 +17,6 @@ pub(crate) struct Choice {
     pub(crate) dedup: Dedup,
 }
 
-/// As composefs has it.
-pub(crate) const OBJECTS: Choice = Choice::of(Form::Objects);
-
-impl Choice {
-    /// All that is not said is as it usually is.
-    pub(crate) const fn of(form: Form) -> Self {
-        Self { form, dedup: Dedup::Store }
-    }
-}
-
 /// What `auto` is for a store in this directory, and why.
 pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
     match page_sharing().can {

@@ -1,39 +1,39 @@
 //! `import`: a source becomes an image in the store.
 
-use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
-use image::erofs::Versions;
 use oci::manifest::Platform;
 use oci::source::Source;
 use serde::Serialize;
-use store::{OpenOptions, RefName, Store, walk};
-use transfer::import::{Durable, Limits, Options, OtherPlatform, Report, Unsupported};
-use transfer::progress::Event;
+use store::{OpenOptions, RefName, walk};
+use transfer::import::{ImportWishes, OtherPlatform, Report, Unsupported};
 
 use crate::Answer;
 use crate::args::{self, TreeOptions};
-use crate::context::{Context, now};
-use crate::progress::Progress;
+use crate::context::Context;
+use crate::forms::{Choice, choose};
 use crate::report::{Bytes, Seconds};
-use crate::signals::until_signal;
+use crate::surroundings::{Surroundings, budget};
 use crate::{describe, report};
 
 pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<Answer> {
     let source = Source::parse(&args.source)?;
     let name: Option<RefName> = args.name.as_deref().map(str::parse).transpose()?;
     let store = context.open(OpenOptions::create())?;
-    let wishes = Wishes {
+    let (platform, other_platform) = platform(args.platform.as_deref())?;
+    let Choice { form, dedup } = choose(&args.form, &store)?;
+    let wishes = ImportWishes {
         name: name.as_ref(),
-        tree: &args.tree,
-        form: crate::forms::choose(&args.form, &store)?,
-        platform: args.platform.as_deref(),
-        budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
+        platform: &platform,
+        other_platform,
+        form,
+        dedup,
+        ..of_tree(&args.tree)
     };
-    let done = work(context, &store, &source, &wishes)?;
+    let done =
+        Surroundings::new(context, &store, budget(args.memory)?).during(|surroundings| {
+            transfer::import::import(&store, &source, surroundings, &wishes)
+        })??;
     if done.name.is_none() {
         context
             .remark("the image has no name: `quire tag` gives it one before `quire gc` frees it");
@@ -42,85 +42,33 @@ pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<A
     Ok(Answer::Yes)
 }
 
-/// What the user wants of an import, or a build.
-pub(crate) struct Wishes<'a> {
-    pub(crate) name: Option<&'a RefName>,
-    pub(crate) tree: &'a TreeOptions,
-    pub(crate) form: crate::forms::Choice,
-    pub(crate) platform: Option<&'a str>,
-    /// Bytes.
-    pub(crate) budget: usize,
+/// The platform that is asked for, or else this machine's, and what to do with an image of another.
+pub(crate) fn platform(asked: Option<&str>) -> anyhow::Result<(Platform, OtherPlatform)> {
+    Ok(match asked {
+        Some(asked) => (asked.parse()?, OtherPlatform::Refuse),
+        None => (Platform::of_this_machine().clone(), OtherPlatform::Tell),
+    })
 }
 
-/// Imports with progress shown, until done or told to stop.
-pub(crate) fn work(
-    context: &Context,
-    store: &Store,
-    source: &Source,
-    wishes: &Wishes<'_>,
-) -> anyhow::Result<Report> {
-    let import = |options: &Options<'_>| transfer::import::import(store, source, options);
-    Ok(with_options(context, store, wishes, import)??)
-}
-
-/// Does what takes the options of an import, with progress shown, until done or told to stop.
-pub(crate) fn with_options<T: Send, E: Send>(
-    context: &Context,
-    store: &Store,
-    wishes: &Wishes<'_>,
-    work: impl FnOnce(&Options<'_>) -> Result<T, E> + Send,
-) -> anyhow::Result<Result<T, E>> {
-    let platform = match wishes.platform {
-        Some(text) => text.parse()?,
-        None => Platform::linux(std::env::consts::ARCH),
-    };
-    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let progress = Progress::new(context);
-    let cancel = Arc::new(AtomicBool::new(false));
-    give_up_when(store, &cancel);
-    let scratch = std::env::temp_dir();
-    let options = Options {
-        name: wishes.name,
-        now: now(),
-        platform: &platform,
-        other_platform: match wishes.platform {
-            Some(_) => OtherPlatform::Refuse,
-            None => OtherPlatform::Tell,
-        },
-        limits: Limits::default(),
-        budget: wishes.budget,
-        durable: Durable::Together,
-        form: wishes.form.form,
-        dedup: wishes.form.dedup,
-        threads,
-        unsupported: match wishes.tree.skip_unsupported {
+/// What is wanted of the files of directories, tars and dumps.
+pub(crate) fn of_tree(options: &TreeOptions) -> ImportWishes<'_> {
+    ImportWishes {
+        unsupported: match options.skip_unsupported {
             true => Unsupported::Skip,
             false => Unsupported::Refuse,
         },
-        xattrs: match (wishes.tree.xattrs.skip_xattrs, wishes.tree.xattrs.user_xattrs) {
+        xattrs: match (options.xattrs.skip_xattrs, options.xattrs.user_xattrs) {
             (true, _) => walk::Xattrs::None,
             (false, true) => walk::Xattrs::UserOnly,
             (false, false) => walk::Xattrs::All,
         },
-        times: match wishes.tree.whole_seconds {
+        times: match options.whole_seconds {
             true => walk::Times::WholeSeconds,
             false => walk::Times::Exact,
         },
-        versions: Versions::default(),
-        objects: wishes.tree.objects.as_deref(),
-        scratch: &scratch,
-        progress: &|event: Event<'_>| progress.tell(event),
-        cancel: &cancel,
-    };
-    let result = until_signal(&cancel, || work(&options))?;
-    progress.finish();
-    Ok(result)
-}
-
-/// Nobody has to wait for a lock of the store to be heard.
-pub(crate) fn give_up_when(store: &Store, cancel: &Arc<AtomicBool>) {
-    let cancel = Arc::clone(cancel);
-    store.give_up_when(move || cancel.load(Ordering::Relaxed));
+        objects: options.objects.as_deref(),
+        ..ImportWishes::default()
+    }
 }
 
 pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {

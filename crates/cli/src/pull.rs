@@ -5,27 +5,24 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Context as _;
-use image::erofs::Versions;
-use oci::manifest::Platform;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde::Serialize;
-use store::{OpenOptions, RefName, Who, walk};
-use transfer::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
-use transfer::progress::Event;
-use transfer::pull::{Layers, Pulled, default_name};
+use store::{OpenOptions, RefName, Who};
+use transfer::import::{ImportWishes, Unsupported};
+use transfer::pull::{Layers, PullWishes, Pulled, default_name};
 
 use crate::Answer;
 use crate::args::{self, RegistryOptions};
-use crate::context::{Context, now};
-use crate::import::{ImportReport, give_up_when, tell};
+use crate::context::Context;
+use crate::forms::{Choice, choose_again};
+use crate::import::{ImportReport, platform, tell};
 use crate::progress::Progress;
 use crate::report;
-use crate::signals::until_signal;
+use crate::surroundings::{Surroundings, budget};
 
 /// At least so many layers are fetched at once: one connection seldom fills a line.
-const LAYERS_MIN: usize = 3;
+const LAYERS_MIN: NonZeroUsize = NonZeroUsize::new(3).expect("it is not 0");
 
 /// How registries are talked to: what the environment says, and the options.
 pub(crate) fn settings(
@@ -91,61 +88,39 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
         Some(name) => name.parse()?,
         None => default_name(&reference)?,
     };
-    let platform: Platform = match &args.platform {
-        Some(text) => text.parse()?,
-        None => Platform::linux(std::env::consts::ARCH),
-    };
+    let (platform, other_platform) = platform(args.platform.as_deref())?;
     let store = context.open(OpenOptions::create())?;
     let policies = crate::policy::policies(context)?;
-    let cancel = Arc::new(AtomicBool::new(false));
-    give_up_when(&store, &cancel);
-    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let threads = NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3");
-    let progress = Arc::new(Progress::new(context).with_events(context.json));
-    let told = Arc::clone(&progress);
+    let mut surroundings = Surroundings::new(context, &store, budget(args.memory)?);
+    surroundings.threads = surroundings.threads.max(LAYERS_MIN);
+    surroundings.progress = Arc::new(Progress::new(context).with_events(context.json));
+    let told = Arc::clone(&surroundings.progress);
     let pauses = Pauses::to(move |pause| told.pause(pause));
     let here = store.refs.get(&name).ok().flatten();
-    let form = crate::forms::choose_again(&args.form, &store, here.map(|it| it.form))?;
-    let scratch = std::env::temp_dir();
-    let options = transfer::pull::Options {
-        import: Options {
+    let Choice { form, dedup } = choose_again(&args.form, &store, here.map(|it| it.form))?;
+    let wishes = PullWishes {
+        import: ImportWishes {
             name: Some(&name),
-            now: now(),
             platform: &platform,
-            other_platform: match args.platform {
-                Some(_) => OtherPlatform::Refuse,
-                None => OtherPlatform::Tell,
-            },
-            limits: Limits::default(),
-            budget: usize::try_from(args.memory << 20).context("--memory is too much")?,
-            durable: Durable::EachLayer,
-            form: form.form,
-            dedup: form.dedup,
-            threads,
+            other_platform,
+            form,
+            dedup,
             unsupported: match args.skip_unsupported {
                 true => Unsupported::Skip,
                 false => Unsupported::Refuse,
             },
-            xattrs: walk::Xattrs::All,
-            times: walk::Times::Exact,
-            versions: Versions::default(),
-            objects: None,
-            scratch: &scratch,
-            progress: &|event: Event<'_>| progress.tell(event),
-            cancel: &cancel,
+            ..ImportWishes::default()
         },
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
     };
-    let work = || -> anyhow::Result<Pulled> {
+    let settings = settings(context.who(), &args.registry, &surroundings.cancel, pauses);
+    let pulled = surroundings.during(|surroundings| -> anyhow::Result<Pulled> {
         // Its thread takes over which signals are blocked here.
-        let registry =
-            Registry::new(&reference, &settings(context.who(), &args.registry, &cancel, pauses))?;
-        Ok(transfer::pull::pull(&store, &registry, &reference, &options)?)
-    };
-    let result = until_signal(&cancel, work)?;
-    progress.finish();
-    match result? {
+        let registry = Registry::new(&reference, &settings)?;
+        Ok(transfer::pull::pull(&store, &registry, &reference, surroundings, &wishes)?)
+    })?;
+    match pulled? {
         Pulled::Image(done) if context.json => {
             report::json_line(&PullReport { import: ImportReport::of(&done), event: "pulled" })?;
         }

@@ -16,11 +16,10 @@ use transfer::push::{Pushed, Sent, Wish};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::import::give_up_when;
 use crate::progress::Progress;
 use crate::pull::settings;
 use crate::report;
-use crate::signals::until_signal;
+use crate::signals::{give_up_when, until_signal};
 
 /// At least so many layers are sent at once.
 const LAYERS_MIN: usize = 3;

@@ -1,11 +1,13 @@
 //! Which signals a verb takes, and what they do to its work.
 
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use kernel::process::{Signal, Signals};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use store::Store;
 
 use crate::report;
 
@@ -21,6 +23,12 @@ pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::CONT,
     Signal::ALARM,
 ];
+
+/// Nobody has to wait for a lock of the store to be heard.
+pub(crate) fn give_up_when(store: &Store, cancel: &Arc<AtomicBool>) {
+    let cancel = Arc::clone(cancel);
+    store.give_up_when(move || cancel.load(Ordering::Relaxed));
+}
 
 /// Does `work` with `cancel` set as soon as Ctrl-C or a request to end arrives; a second one
 /// ends the process.

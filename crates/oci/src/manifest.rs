@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 use serde::Deserialize;
 
@@ -186,6 +187,13 @@ impl Platform {
             architecture: architecture.to_owned(),
             variant: String::new(),
         }
+    }
+
+    /// Linux on the processor that this program was made for.
+    #[must_use]
+    pub fn of_this_machine() -> &'static Self {
+        static THIS: LazyLock<Platform> = LazyLock::new(|| Platform::linux(std::env::consts::ARCH));
+        &THIS
     }
 
     /// How well an image fits: the larger the better. `None` where it does not.

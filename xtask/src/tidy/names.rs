@@ -14,7 +14,6 @@ const SHARED_NAMES: &[(&str, usize)] = &[
     ("Files", 4),
     ("Layer", 4),
     ("Named", 4),
-    ("Options", 5),
     ("Piece", 5),
     ("Place", 5),
     ("Plan", 4),
@@ -24,8 +23,6 @@ const SHARED_NAMES: &[(&str, usize)] = &[
 
 /// Results of results, by file. An enum with a word for each case says more.
 const NESTED_RESULTS: &[(&str, usize)] = &[
-    ("crates/cli/src/derive.rs", 1),
-    ("crates/cli/src/import.rs", 1),
     ("crates/container/src/root/filestore.rs", 1),
     ("crates/store/src/disk/room.rs", 1),
     ("crates/store/src/fault.rs", 1),

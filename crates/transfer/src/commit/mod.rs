@@ -15,7 +15,7 @@ use store::Store;
 pub use change::{Change, ChangeError};
 
 use crate::import::stacked::{self, Below};
-use crate::import::{ImportError, Options, Report};
+use crate::import::{ImportError, ImportSurroundings, ImportWishes, Report};
 use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
 use oci::manifest::LAYERS_MAX;
@@ -72,7 +72,8 @@ pub fn commit(
     store: &Store,
     commit: &Commit<'_>,
     tar: impl Read + Send,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Report, CommitError> {
     let Parts { diff_ids, manifest, config } = Parts::read(store, commit.manifest)?;
     let below = Below { tree: commit.tree, diff_ids: &diff_ids };
@@ -81,7 +82,7 @@ pub fn commit(
         let manifest = documents::manifest(&manifest, &config, blob);
         (config, manifest)
     };
-    let made = stacked::import(store, below, tar, documents, options);
+    let made = stacked::import(store, below, tar, documents, surroundings, wishes);
     made.map_err(|error| CommitError::Import(Box::new(error)))
 }
 

@@ -16,7 +16,7 @@ use store::{Form, Store};
 pub use globs::{Glob, GlobError, Globs};
 
 use crate::export::{self, ExportError};
-use crate::import::{ImportError, Job, Made, Options, Report};
+use crate::import::{ImportError, ImportSurroundings, ImportWishes, Job, Made, Report};
 
 /// Why there is no new image. The store is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -67,18 +67,19 @@ pub struct Filtered {
 pub fn merge(
     store: &Store,
     images: &[ImageId],
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Report, DeriveError> {
     let start = Instant::now();
-    let job = Job::begin(store, options)?;
+    let job = Job::begin(store, surroundings, wishes)?;
     let mut builder = Builder::new();
     for image in images {
-        go_on(options)?;
-        let laid = builder.lay_some(&read(store, image)?, |_, _| unless_cancelled(options));
+        go_on(surroundings)?;
+        let laid = builder.lay_some(&read(store, image)?, |_, _| unless_cancelled(surroundings));
         laid.map_err(|error| entry(image, error))?;
     }
-    go_on(options)?;
-    finish(job, builder.finish(), options, start)
+    go_on(surroundings)?;
+    finish(job, builder.finish(), surroundings, wishes, start)
 }
 
 /// Makes an image of a part of another.
@@ -89,25 +90,26 @@ pub fn filter(
     store: &Store,
     image: &ImageId,
     globs: &Globs,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Filtered, DeriveError> {
     let start = Instant::now();
-    let job = Job::begin(store, options)?;
-    go_on(options)?;
+    let job = Job::begin(store, surroundings, wishes)?;
+    go_on(surroundings)?;
     let whole = read(store, image)?;
     let mut builder = Builder::new();
     let mut matcher = globs.matcher();
-    let laid = builder.lay_some(&whole, |path, entry| match unless_cancelled(options) {
+    let laid = builder.lay_some(&whole, |path, entry| match unless_cancelled(surroundings) {
         Choice::Keep => matcher.choose(path, entry),
         left => left,
     });
     laid.map_err(|error| entry(image, error))?;
-    go_on(options)?;
+    go_on(surroundings)?;
     let unmatched = matcher.unmatched(&whole);
     let tree = builder.finish();
     let (kept, of) = (names(&tree), names(&whole));
     drop(whole);
-    let report = finish(job, tree, options, start)?;
+    let report = finish(job, tree, surroundings, wishes, start)?;
     Ok(Filtered { report, kept, of, unmatched })
 }
 
@@ -115,12 +117,13 @@ pub fn filter(
 fn finish(
     job: Job<'_>,
     tree: Tree,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
     start: Instant,
 ) -> Result<Report, DeriveError> {
-    if options.form != Form::Objects {
+    if wishes.form != Form::Objects {
         let written = job.derived(&tree)?;
-        return Ok(job.finish(Made::of(tree, Some(written)), options.name.cloned(), start)?);
+        return Ok(job.finish(Made::of(tree, Some(written)), wishes.name.cloned(), start)?);
     }
     let mut claimed = HashSet::new();
     for (file, content) in tree.files() {
@@ -130,13 +133,13 @@ fn finish(
             return Err(ImportError::File { path: file.path(), reason }.into());
         };
         if claimed.insert((object, size)) {
-            go_on(options)?;
+            go_on(surroundings)?;
             if !job.claim(&object, size)? {
                 return Err(ImportError::Gone { object, path: file.path() }.into());
             }
         }
     }
-    Ok(job.finish(Made::of(tree, None), options.name.cloned(), start)?)
+    Ok(job.finish(Made::of(tree, None), wishes.name.cloned(), start)?)
 }
 
 fn read(store: &Store, image: &ImageId) -> Result<Tree, DeriveError> {
@@ -147,16 +150,16 @@ fn entry(image: &ImageId, error: LayError) -> DeriveError {
     DeriveError::Entry { image: Box::new(*image), path: error.path, source: error.source }
 }
 
-fn go_on(options: &Options<'_>) -> Result<(), DeriveError> {
-    match options.cancel.load(Ordering::Relaxed) {
+fn go_on(surroundings: &ImportSurroundings<'_>) -> Result<(), DeriveError> {
+    match surroundings.cancel.load(Ordering::Relaxed) {
         true => Err(ImportError::Cancelled.into()),
         false => Ok(()),
     }
 }
 
 /// Nothing more of a tree, once nobody wants it.
-fn unless_cancelled(options: &Options<'_>) -> Choice {
-    match options.cancel.load(Ordering::Relaxed) {
+fn unless_cancelled(surroundings: &ImportSurroundings<'_>) -> Choice {
+    match surroundings.cancel.load(Ordering::Relaxed) {
         true => Choice::Leave,
         false => Choice::Keep,
     }

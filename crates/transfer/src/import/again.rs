@@ -54,7 +54,7 @@ impl Job<'_> {
         if !blob.is_hashed || info.is_in(&blob.digest) {
             return Ok(());
         }
-        if self.options.durable == Durable::Together {
+        if self.wishes.durable == Durable::Together {
             return Ok(self.transaction.add_blob(layer, blob.clone())?);
         }
         // As a layer that was unpacked: what comes after it may fail.
@@ -104,7 +104,7 @@ impl Job<'_> {
     fn has_data(&self, layer: &Layer) -> Result<bool, LayerFailure> {
         let transaction = &self.transaction;
         let info = layer.info();
-        let has = match (self.options.form, self.options.dedup) {
+        let has = match (self.wishes.form, self.wishes.dedup) {
             (Form::Objects, _) => transaction.has_files(&info.objects),
             (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
             // Its blob shall be that of this layer alone.

@@ -12,7 +12,9 @@ use store::{Form, ObjectReader, RefName, Store};
 
 use super::layers::{BlobSource, Found, LayerSource, Title};
 use super::native::each_object;
-use super::{ImportError, Job, LayerFailure, Made, Options, Origins, Report};
+use super::{
+    ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Origins, Report,
+};
 use crate::native::PackError;
 use crate::progress::Event;
 use crate::stored::StoredImage;
@@ -40,19 +42,20 @@ pub struct Stored<'a> {
 pub fn convert(
     store: &Store,
     image: &Stored<'_>,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let origins = store.downloads.origins(image.image).map_err(ImportError::Origin)?;
-    let job = Job::begin(store, options)?.from(Origins::Same(origins));
-    if let Some(name) = image.name.filter(|name| options.name == Some(*name)) {
+    let job = Job::begin(store, surroundings, wishes)?.from(Origins::Same(origins));
+    if let Some(name) = image.name.filter(|name| wishes.name == Some(*name)) {
         job.transaction.expect_ref(name.clone(), *image.image);
     }
     let made = match image.manifest {
         Some(manifest) => job.layers(&from_store(store, manifest)?)?,
         None => job.tree(image.image)?,
     };
-    job.finish(made, options.name.cloned(), start)
+    job.finish(made, wishes.name.cloned(), start)
 }
 
 /// The layers that the store has.
@@ -108,14 +111,14 @@ impl Read for Failing {
 impl Job<'_> {
     /// The image of a tree that came without layers.
     fn tree(&self, image: &ImageId) -> Result<Made, ImportError> {
-        (self.options.progress)(Event::Walking);
+        (self.surroundings.progress)(Event::Walking);
         let store = self.transaction.store();
         let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;
         let tree = store.tree(&opened, Owners::AsWritten);
         let tree = tree
             .map_err(|source| ImportError::Tree { image: *image, source: Box::new(source) })?
             .tree;
-        if self.options.form == Form::Objects {
+        if self.wishes.form == Form::Objects {
             self.objects(&tree)?;
         }
         self.made(tree)
@@ -155,7 +158,7 @@ impl Job<'_> {
     }
 
     fn go_on(&self) -> Result<(), ImportError> {
-        match self.options.cancel.load(Ordering::Relaxed) {
+        match self.surroundings.cancel.load(Ordering::Relaxed) {
             true => Err(ImportError::Cancelled),
             false => Ok(()),
         }

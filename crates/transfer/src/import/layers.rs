@@ -18,7 +18,10 @@ use super::failure::LayerFailure;
 use super::layer::{self, Gathered, Shared, Totals, Wanted};
 use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
-use super::{DecodeError, Durable, ImportError, Job, Made, Options, Times, feed, platform};
+use super::{
+    DecodeError, Durable, ImportError, ImportSurroundings, ImportWishes, Job, Made, Times, feed,
+    platform,
+};
 use crate::chunked::Tar;
 use crate::progress::Event;
 use image::digest::Digest;
@@ -118,10 +121,11 @@ pub(crate) struct Found<'a> {
 pub(super) fn from_layout(
     layout: &Layout,
     choice: &Choice,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Found<'static>, ImportError> {
-    let found = layout.find(choice, options.platform).map_err(ImportError::layout)?;
-    platform::check(&found.settings, options).map_err(ImportError::Platform)?;
+    let found = layout.find(choice, wishes.platform).map_err(ImportError::layout)?;
+    platform::check(&found.settings, surroundings, wishes).map_err(ImportError::Platform)?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
         // Opened now, so that one that is not there is found before any work is done.
@@ -170,8 +174,8 @@ impl Job<'_> {
     /// Reads all layers and lays them one over the other.
     pub(super) fn layers(&self, found: &Found<'_>) -> Result<Made, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
-        (self.options.progress)(Event::Layers(&sizes));
-        let stop = Stop::new(self.options.cancel);
+        (self.surroundings.progress)(Event::Layers(&sizes));
+        let stop = Stop::new(self.surroundings.cancel);
         let totals = Totals::default();
         let gathered = self.gather(&found.layers, &stop, &totals)?;
         let names: Vec<_> = found.layers.iter().map(|it| it.name.as_str()).collect();
@@ -208,7 +212,7 @@ impl Job<'_> {
         }
         let (config_digest, config) = match config {
             Some(config) => config,
-            None => documents::config(self.options.platform, &reports),
+            None => documents::config(self.wishes.platform, &reports),
         };
         let (digest, manifest) = match manifest {
             Some(manifest) => manifest,
@@ -240,7 +244,8 @@ impl Job<'_> {
             |source| ImportError::Docker { input: input.clone(), source: Box::new(source) };
         let archive = Archive::open(self.archive(input)?).map_err(failed)?;
         let found = archive.find(choice).map_err(failed)?;
-        platform::check(&found.settings, self.options).map_err(ImportError::Platform)?;
+        platform::check(&found.settings, &self.surroundings, &self.wishes)
+            .map_err(ImportError::Platform)?;
         let layers = found.layers.into_iter().zip(found.settings.diff_ids());
         let layers = layers.map(|(layer, diff_id)| LayerSource {
             name: diff_id.to_string(),
@@ -264,21 +269,21 @@ impl Job<'_> {
             DecodeError::Stopped => ImportError::Cancelled,
             source => ImportError::Unpack { input: input.clone(), source: Box::new(source) },
         };
-        let stop = Stop::new(self.options.cancel);
-        let stream = Stream::open(input, self.options.cancel).map_err(opened)?;
+        let stop = Stop::new(self.surroundings.cancel);
+        let stream = Stream::open(input, self.surroundings.cancel).map_err(opened)?;
         let file = match (input, stream.size()) {
             (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
             // Of standard input the first bytes may be somebody else's.
             _ => None,
         };
-        let limits = &self.options.limits;
+        let limits = &self.wishes.limits;
         let decoder = Decoder::new(stream, Expected::default(), limits, &stop, &|_| {});
         let mut decoder = decoder.map_err(unpacked)?;
         if let Some(mut file) = file.filter(|_| !decoder.is_compressed()) {
             file.rewind().map_err(opened)?;
             return Ok(file);
         }
-        let scratch = self.options.scratch;
+        let scratch = self.surroundings.scratch;
         let failed = |source| ImportError::Scratch { directory: scratch.to_owned(), source };
         let mut file = tempfile::tempfile_in(scratch).map_err(failed)?;
         let mut buffer = vec![0; 256 << 10];
@@ -301,23 +306,23 @@ impl Job<'_> {
         stop: &'t Stop<'t>,
         totals: &Totals,
     ) -> Result<Vec<Gathered<'t>>, ImportError> {
-        let options = self.options;
-        let readers = options.threads.get().min(sources.len());
-        let budget = options.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
+        let Self { surroundings, wishes, .. } = self;
+        let readers = surroundings.threads.get().min(sources.len());
+        let budget = surroundings.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
         let queue = Queue::new(budget, stop);
         let shared = Shared {
             target: &self.transaction,
             queue: &queue,
             stop,
-            limits: &options.limits,
+            limits: &wishes.limits,
             totals,
-            keep: match options.form {
+            keep: match wishes.form {
                 Form::Objects => Keep::Object,
                 Form::Packed | Form::Tar => Keep::InTar,
             },
-            unsupported: options.unsupported,
-            xattrs: options.xattrs,
-            times: options.times,
+            unsupported: wishes.unsupported,
+            xattrs: wishes.xattrs,
+            times: wishes.times,
         };
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
@@ -343,7 +348,7 @@ impl Job<'_> {
             })
         };
         let read = thread::scope(|scope| {
-            for _ in 0..options.threads.get() {
+            for _ in 0..surroundings.threads.get() {
                 let named = thread::Builder::new().name("store".to_owned());
                 if let Err(error) = named.spawn_scoped(scope, || queue.work()) {
                     stop.fail(ThreadError(error).into());
@@ -371,7 +376,7 @@ impl Job<'_> {
         source: &LayerSource<'_>,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Gathered<'t>, LayerFailure> {
-        let progress = self.options.progress;
+        let progress = self.surroundings.progress;
         let known = match &source.diff_id {
             Some(diff_id) => self.transaction.reuse_layer(diff_id)?,
             None => None,
@@ -427,7 +432,7 @@ impl Job<'_> {
     /// A layer was read.
     fn read(&self, blob: &mut dyn BlobSource) {
         // Of devices nothing is kept before all of them are.
-        if self.options.form == Form::Objects {
+        if self.wishes.form == Form::Objects {
             blob.done();
         }
     }
@@ -441,7 +446,7 @@ impl Job<'_> {
         here: &mut Option<Here<'t>>,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<Gathered<'t>>, LayerFailure> {
-        let progress = self.options.progress;
+        let progress = self.surroundings.progress;
         let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
             return Ok(None);
         };
@@ -478,7 +483,7 @@ impl Job<'_> {
         shared: &Shared<'t, '_, '_>,
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<Gathered<'t>, LayerFailure> {
-        match (self.options.durable, shared.keep) {
+        match (self.wishes.durable, shared.keep) {
             // Devices are made of all tars, when all of them are here.
             (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
                 layer::unpack(reader, wanted, shared, read)

@@ -24,18 +24,18 @@ mod recipe;
 mod running;
 pub(crate) mod stacked;
 mod stop;
+mod surroundings;
+mod wishes;
 
-use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use image::erofs::Profile;
 use image::erofs::read::PATH_MAX;
-use image::erofs::{Profile, Versions};
 use image::tree::Tree;
 use image::verity::{Algorithm, ImageId, ObjectId};
-use store::{Committed, Form, Origin, RefName, Reference, Seconds, Store, walk};
+use store::{Committed, Form, Origin, RefName, Reference, Store};
 
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;
@@ -46,6 +46,8 @@ pub use limits::{LimitError, Limits};
 pub use platform::{OtherPlatform, PlatformMismatch};
 pub use running::{IncomingLayer, LayerImport, MadeImage, RunningImport};
 pub use stacked::preview;
+pub use surroundings::{BUDGET, ImportSurroundings};
+pub use wishes::{Durable, ImportWishes, Unsupported};
 
 #[cfg(any(test, feature = "registry"))]
 pub(crate) use layers::Found;
@@ -54,83 +56,11 @@ pub(crate) use layers::{BlobSource, LayerSource, Title};
 
 use objects::Target;
 
-use crate::native::{Dedup, Written};
+use crate::native::Written;
 use crate::progress::Event;
 use image::digest::Digest;
 use oci::layout::Layout;
-use oci::manifest::Platform;
 use oci::source::Source;
-
-/// What to do with an entry of a tar that no tree can hold, such as a socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Unsupported {
-    /// Refuse the layer.
-    #[default]
-    Refuse,
-    /// Leave the entry out, and report it.
-    Skip,
-}
-
-/// When what was imported becomes durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Durable {
-    /// All of it at the end: a failed import leaves nothing.
-    #[default]
-    Together,
-    /// Each layer as soon as it is complete and was compared: a failed import leaves those, which the next one need not
-    /// read again. Pin them, or `gc` takes them.
-    EachLayer,
-}
-
-/// How to import.
-#[derive(Clone, Copy)]
-pub struct Options<'a> {
-    /// What the image is to be called. Without a name it is garbage as soon as it is there.
-    pub name: Option<&'a RefName>,
-    /// The time, for the ref.
-    pub now: Seconds,
-    /// Which of several images.
-    pub platform: &'a Platform,
-    /// What is done with one whose config names another.
-    pub other_platform: OtherPlatform,
-    /// Bounds on what the source may make of itself.
-    pub limits: Limits,
-    /// Bytes of memory for data on its way, besides the tree. About 2 MiB are needed for each layer at work.
-    pub budget: usize,
-    /// Threads that hash and write; as many layers are read at once.
-    pub threads: NonZeroUsize,
-    /// When layers become durable.
-    pub durable: Durable,
-    /// Where the data goes.
-    pub form: Form,
-    /// What packed devices leave out.
-    pub dedup: Dedup,
-    /// Entries that no tree can hold.
-    pub unsupported: Unsupported,
-    /// Which xattrs of directories and tars are kept. Dumps have what they have.
-    pub xattrs: walk::Xattrs,
-    /// Which times of directories and tars are kept. Dumps have what they have.
-    pub times: walk::Times,
-    /// The versions of the composefs format that the image may have.
-    pub versions: Versions,
-    /// Where a dump's objects may be found besides the store: a folder of them, as `mkcomposefs --digest-store` fills.
-    pub objects: Option<&'a Path>,
-    /// Where compressed archives are unpacked for a while, to a file without a name.
-    pub scratch: &'a Path,
-    /// Is told what happens, from any thread.
-    pub progress: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Set to end the import soon, with nothing left behind.
-    pub cancel: &'a AtomicBool,
-}
-
-impl std::fmt::Debug for Options<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// The default [`Options::budget`]: 64 MiB.
-pub const BUDGET: usize = 64 << 20;
 
 /// One layer of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -184,21 +114,22 @@ pub struct Times {
 pub fn import(
     store: &Store,
     source: &Source,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, options)?;
+    let job = Job::begin(store, surroundings, wishes)?;
     let made = match source {
         Source::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
-            job.layers(&layers::from_layout(&layout, choice, options)?)?
+            job.layers(&layers::from_layout(&layout, choice, surroundings, wishes)?)?
         }
         Source::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
-        Source::Tar(input) => job.layers(&layers::from_tar(input, options.cancel)?)?,
+        Source::Tar(input) => job.layers(&layers::from_tar(input, surroundings.cancel)?)?,
         Source::Directory(directory) => job.directory(directory)?,
         Source::Dump(input) => job.dump(input)?,
     };
-    let name = match options.name {
+    let name = match wishes.name {
         Some(name) => Some(name.clone()),
         None => default_name(source, made.name.as_deref()),
     };
@@ -216,23 +147,33 @@ pub(crate) fn import_found(
     store: &Store,
     found: &Found<'_>,
     origins: Origins,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, options)?.from(origins);
+    let job = Job::begin(store, surroundings, wishes)?.from(origins);
     let made = job.layers(found)?;
-    let report = job.finish(made, options.name.cloned(), start)?;
-    layers::kept(found, options.form);
+    let report = job.finish(made, wishes.name.cloned(), start)?;
+    layers::kept(found, wishes.form);
     Ok(report)
 }
 
 impl<'a> Job<'a> {
-    pub(crate) fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
+    pub(crate) fn begin(
+        store: &'a Store,
+        surroundings: &ImportSurroundings<'a>,
+        wishes: &ImportWishes<'a>,
+    ) -> Result<Self, ImportError> {
         if store.algorithm() != Algorithm::Sha256 {
             return Err(ImportError::Algorithm(store.algorithm()));
         }
         let transaction = Arc::new(store.begin().map_err(ImportError::Transaction)?);
-        Ok(Self { transaction, options, origins: Origins::Local })
+        Ok(Self {
+            transaction,
+            surroundings: *surroundings,
+            wishes: *wishes,
+            origins: Origins::Local,
+        })
     }
 
     /// The same for an image that does not come from here.
@@ -252,13 +193,13 @@ impl<'a> Job<'a> {
         name: Option<RefName>,
         start: Instant,
     ) -> Result<Report, ImportError> {
-        let Self { transaction, options, origins } = self;
+        let Self { transaction, surroundings, wishes, origins } = self;
         made.times.data = start.elapsed();
         let start = Instant::now();
-        (options.progress)(Event::Writing);
+        (surroundings.progress)(Event::Writing);
         let inodes = made.tree.inode_count();
         check_paths(&made.tree)?;
-        let mut form = options.form;
+        let mut form = wishes.form;
         let (image, image_bytes) = match made.written {
             Some(Written { image, bytes, has_tar }) => {
                 // Of a `merge` or `filter`, another image's tar may have what was to be packed.
@@ -267,7 +208,7 @@ impl<'a> Job<'a> {
             }
             None => {
                 let mut draft = transaction.image().map_err(ImportError::Object)?;
-                let profile = Profile::Composefs(options.versions);
+                let profile = Profile::Composefs(wishes.versions);
                 let summary = image::erofs::write(&made.tree, &profile, &mut draft)
                     .map_err(ImportError::Image)?;
                 (draft.finish().map_err(ImportError::Object)?, summary.bytes)
@@ -279,15 +220,15 @@ impl<'a> Job<'a> {
         }
         if let Some(name) = &name {
             let reference =
-                Reference { image, manifest: made.manifest, form, created: options.now };
+                Reference { image, manifest: made.manifest, form, created: surroundings.now };
             transaction.set_ref(name.clone(), reference);
         }
         made.times.image = start.elapsed();
         let start = Instant::now();
-        if options.cancel.load(Ordering::Relaxed) {
+        if surroundings.cancel.load(Ordering::Relaxed) {
             return Err(ImportError::Cancelled);
         }
-        (options.progress)(Event::Committing);
+        (surroundings.progress)(Event::Committing);
         let transaction = Arc::into_inner(transaction).expect("all threads have ended");
         let mut objects = transaction.commit().map_err(ImportError::Transaction)?;
         objects += made.committed;
@@ -368,10 +309,11 @@ impl Origins {
     }
 }
 
-/// An import at work: a transaction, and how it is to be done.
+/// An import at work: a transaction, what it works with, and how it is to be done.
 pub(crate) struct Job<'a> {
     transaction: Target<'a>,
-    options: &'a Options<'a>,
+    surroundings: ImportSurroundings<'a>,
+    wishes: ImportWishes<'a>,
     origins: Origins,
 }
 

@@ -27,20 +27,20 @@ impl Job<'_> {
         layers: &[Digest],
         tars: Vec<Option<Tar<'_>>>,
     ) -> Result<Option<Written>, ImportError> {
-        if self.options.form == Form::Objects {
+        if self.wishes.form == Form::Objects {
             return Ok(None);
         }
         check_paths(tree)?;
         let transaction = &*self.transaction;
         let mut found = HashMap::new();
-        let dedup = match self.options.form {
+        let dedup = match self.wishes.form {
             // What is beside the tars is little, and an image of tars is the same on every host.
             Form::Tar => Dedup::Layer,
-            _ => self.options.dedup,
+            _ => self.wishes.dedup,
         };
-        let mut packer = Packer::new(transaction, dedup, self.options.cancel);
+        let mut packer = Packer::new(transaction, dedup, self.surroundings.cancel);
         for (diff_id, KeptTar { mut draft, files, sparse }) in tars.into_iter().flatten() {
-            if self.options.form == Form::Tar {
+            if self.wishes.form == Form::Tar {
                 draft.set_layer(diff_id);
                 for TarFile { object, sha256, offset, size } in &files {
                     draft.add(*object, *sha256, *offset, *size);
@@ -61,7 +61,7 @@ impl Job<'_> {
             // All of it is in devices: the tar takes room no longer.
             drop(draft);
         }
-        if self.options.form == Form::Tar {
+        if self.wishes.form == Form::Tar {
             self.pack_others(&mut packer, tree, layers, &mut found)?;
         }
         found.extend(packer.finish()?);
@@ -137,7 +137,7 @@ impl Job<'_> {
 
     fn over_devices(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
         let transaction = &*self.transaction;
-        let mut packer = Packer::new(transaction, self.options.dedup, self.options.cancel);
+        let mut packer = Packer::new(transaction, self.wishes.dedup, self.surroundings.cancel);
         let (mut found, mut objects) = (HashMap::new(), Vec::new());
         each_object(tree, |object, size| {
             match find(object, size)? {

@@ -21,26 +21,28 @@ use oci::source::Input;
 impl Job<'_> {
     /// A root filesystem as it is.
     pub(super) fn directory(&self, path: &Path) -> Result<Made, ImportError> {
-        (self.options.progress)(Event::Walking);
+        (self.surroundings.progress)(Event::Walking);
         let opened = |source| ImportError::Open { input: Input::File(path.to_owned()), source };
         let directory = files::directory(path).map_err(opened)?;
         let options = walk::Options {
             hardlinks: walk::Hardlinks::Keep,
-            xattrs: self.options.xattrs,
-            times: self.options.times,
+            xattrs: self.wishes.xattrs,
+            times: self.wishes.times,
             devices: walk::Devices::Keep,
             inline_max: walk::COMPOSEFS_INLINE_MAX,
-            threads: self.options.threads,
+            threads: self.surroundings.threads,
         };
         let put = |source: &mut walk::Source<'_>| {
-            if self.options.cancel.load(Ordering::Relaxed) {
+            if self.surroundings.cancel.load(Ordering::Relaxed) {
                 return Err(ImportError::Cancelled.into());
             }
             Ok(self.file(source)?)
         };
         match walk::tree(directory.as_fd(), path, &options, put) {
             Ok(tree) => self.made(tree),
-            Err(_) if self.options.cancel.load(Ordering::Relaxed) => Err(ImportError::Cancelled),
+            Err(_) if self.surroundings.cancel.load(Ordering::Relaxed) => {
+                Err(ImportError::Cancelled)
+            }
             Err(error) => Err(ImportError::Walk(Box::new(error))),
         }
     }
@@ -66,8 +68,8 @@ impl Job<'_> {
 
     /// A composefs dump. Its files are in the store already, or are copied from a folder of objects.
     pub(super) fn dump(&self, input: &Input) -> Result<Made, ImportError> {
-        (self.options.progress)(Event::Walking);
-        let cancel = self.options.cancel;
+        (self.surroundings.progress)(Event::Walking);
+        let cancel = self.surroundings.cancel;
         let opened = |source| ImportError::Open { input: input.clone(), source };
         let stream = Stream::open(input, cancel).map_err(opened)?;
         let reader = BufReader::with_capacity(256 << 10, stream);
@@ -94,7 +96,7 @@ impl Job<'_> {
 
     /// What a tree is made into whose files are objects of the store or of this import.
     pub(super) fn made(&self, tree: Tree) -> Result<Made, ImportError> {
-        let written = match self.options.form {
+        let written = match self.wishes.form {
             Form::Objects => None,
             Form::Packed => Some(self.pack(&tree)?),
             Form::Tar => return Err(ImportError::NoLayers),
@@ -104,8 +106,8 @@ impl Job<'_> {
 
     /// Makes sure that the store has all of these, on several threads. Answers the object of each.
     fn collect(&self, wanted: &[Wanted]) -> Result<Vec<ObjectId>, ImportError> {
-        let cancelled = || self.options.cancel.load(Ordering::Relaxed);
-        let found = parallel::each("import", self.options.threads.get(), wanted.len(), |at| {
+        let cancelled = || self.surroundings.cancel.load(Ordering::Relaxed);
+        let found = parallel::each("import", self.surroundings.threads.get(), wanted.len(), |at| {
             if cancelled() { Err(ImportError::Cancelled) } else { self.have(&wanted[at]) }
         });
         if cancelled() { Err(ImportError::Cancelled) } else { found }
@@ -119,7 +121,7 @@ impl Job<'_> {
             return Ok(object);
         }
         let refused = |reason| ImportError::DumpFile { path: wanted.path.clone(), reason };
-        let Some(folder) = self.options.objects else {
+        let Some(folder) = self.wishes.objects else {
             let Some(object) = wanted.object else {
                 return Err(refused("it has no digest, and no folder of objects was given"));
             };

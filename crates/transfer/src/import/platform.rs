@@ -1,10 +1,10 @@
 //! Images of another platform than the one that is wanted.
 
-use super::Options;
+use super::{ImportSurroundings, ImportWishes};
 use crate::progress::Event;
 use oci::manifest::{Config, Platform};
 
-/// What is done with an image whose config names another platform than [`Options::platform`].
+/// What is done with an image whose config names another platform than [`ImportWishes::platform`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OtherPlatform {
     /// It is refused: the user asked for that platform.
@@ -26,18 +26,22 @@ pub struct PlatformMismatch {
 
 /// Compares what a config says with what is wanted. An index is no proof: what it says of its entries may be wrong, and
 /// many images have none.
-pub(crate) fn check(settings: &Config, options: &Options<'_>) -> Result<(), PlatformMismatch> {
-    let wanted = options.platform;
+pub(crate) fn check(
+    settings: &Config,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
+) -> Result<(), PlatformMismatch> {
+    let wanted = wishes.platform;
     let Some(actual) = settings.platform().filter(|actual| wanted.fit(actual).is_none()) else {
         return Ok(());
     };
-    match options.other_platform {
+    match wishes.other_platform {
         OtherPlatform::Refuse => {
             let (wanted, actual) = (Box::new(wanted.clone()), Box::new(actual));
             Err(PlatformMismatch { wanted, actual })
         }
         OtherPlatform::Tell => {
-            (options.progress)(Event::OtherPlatform { image: &actual, wanted });
+            (surroundings.progress)(Event::OtherPlatform { image: &actual, wanted });
             Ok(())
         }
     }

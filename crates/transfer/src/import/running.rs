@@ -11,7 +11,7 @@ use store::{RefName, Store};
 use super::layer::{Gathered, Totals};
 use super::layers::{Document, LayerSource, Once, Title};
 use super::stop::Stop;
-use super::{ImportError, Job, LayerReport, Made, Options, Report};
+use super::{ImportError, ImportSurroundings, ImportWishes, Job, LayerReport, Made, Report};
 use crate::stored::StoredError;
 
 /// An import that is open: begin it, hand it [`layers`](Self::layers), and finish it. Dropping it leaves nothing behind
@@ -76,13 +76,17 @@ impl<'a> LayerImport<'a> {
     ///
     /// # Errors
     /// [`ImportError`].
-    pub fn begin(store: &'a Store, options: &'a Options<'a>) -> Result<Self, ImportError> {
+    pub fn begin(
+        store: &'a Store,
+        surroundings: &ImportSurroundings<'a>,
+        wishes: &ImportWishes<'a>,
+    ) -> Result<Self, ImportError> {
         Ok(Self {
-            job: Job::begin(store, options)?,
-            stop: Stop::new(options.cancel),
+            job: Job::begin(store, surroundings, wishes)?,
+            stop: Stop::new(surroundings.cancel),
             totals: Totals::default(),
             start: Instant::now(),
-            name: options.name.cloned(),
+            name: wishes.name.cloned(),
         })
     }
 
@@ -92,7 +96,7 @@ impl<'a> LayerImport<'a> {
         RunningImport { import: self, gathered: Vec::new(), names: Vec::new() }
     }
 
-    /// Makes an image durable and visible, by the name of the options.
+    /// Makes an image durable and visible, by the name that was wished for.
     ///
     /// # Errors
     /// [`ImportError`]; then nothing was changed.
@@ -102,8 +106,8 @@ impl<'a> LayerImport<'a> {
 }
 
 impl<'i> RunningImport<'i> {
-    /// Reads one layer, compares all that is claimed of it, and stores what is in it, on the threads of the options. The
-    /// bounds of the options are on all layers together.
+    /// Reads one layer, compares all that is claimed of it, and stores what is in it, on as many threads as there may
+    /// be. The limits are on all layers together.
     ///
     /// # Errors
     /// [`ImportError`]; the import has failed then, and takes no further layer.

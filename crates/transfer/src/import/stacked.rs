@@ -11,7 +11,10 @@ use store::{Blob, Store};
 use super::layer::Totals;
 use super::layers::{LayerSource, Once, Title};
 use super::stop::Stop;
-use super::{ImportError, Job, LayerFailure, Made, Options, Report, Times, copy, layer};
+use super::{
+    ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Report, Times, copy,
+    layer,
+};
 use crate::progress::Event;
 use image::digest::Digest;
 
@@ -36,12 +39,13 @@ pub(crate) fn import(
     below: Below<'_>,
     tar: impl Read + Send,
     documents: impl FnOnce(&Digest, &Blob) -> (Named, Named),
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, options)?;
+    let job = Job::begin(store, surroundings, wishes)?;
     let made = job.stacked(below, tar, documents)?;
-    job.finish(made, options.name.cloned(), start)
+    job.finish(made, wishes.name.cloned(), start)
 }
 
 /// The trees that an image has, and would have with one more layer. Nothing is stored.
@@ -78,7 +82,7 @@ impl Job<'_> {
         tar: impl Read + Send,
         documents: impl FnOnce(&Digest, &Blob) -> (Named, Named),
     ) -> Result<Made, ImportError> {
-        (self.options.progress)(Event::Layers(&[None]));
+        (self.surroundings.progress)(Event::Layers(&[None]));
         let number = below.diff_ids.len() + 1;
         for diff_id in below.diff_ids {
             // From here on `gc` leaves it, and what is in it, alone.
@@ -97,7 +101,7 @@ impl Job<'_> {
             title: Title::Bytes,
             is_wanted: false,
         };
-        let stop = Stop::new(self.options.cancel);
+        let stop = Stop::new(self.surroundings.cancel);
         let mut gathered = self.gather(&[source], &stop, &Totals::default())?;
         let gathered = gathered.pop().expect("as many as there were sources");
         let tree = put(gathered.layer, below.tree, number)?;

@@ -14,7 +14,8 @@ use store::{DiskError, Origin, RefName, Reference as StoredReference, Store};
 
 use crate::evidence::{self, EvidenceError};
 use crate::import::{
-    self, Durable, Found, ImportError, LayerSource, PlatformMismatch, Report, Title, platform,
+    self, Durable, Found, ImportError, ImportSurroundings, ImportWishes, LayerSource,
+    PlatformMismatch, Report, Title, platform,
 };
 use image::digest::Digest;
 use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform};
@@ -29,19 +30,19 @@ const DEPTH_MAX: usize = 4;
 
 /// How to pull.
 #[derive(Clone, Copy)]
-pub struct Options<'a> {
+pub struct PullWishes<'a> {
     /// As for any import. `durable` is not looked at: each layer becomes durable on its own.
-    pub import: import::Options<'a>,
+    pub import: ImportWishes<'a>,
     /// Whether the layers are kept as they came, too.
     pub layers: Layers,
     /// Which images are accepted.
     pub policies: &'a Policies,
 }
 
-impl std::fmt::Debug for Options<'_> {
+impl std::fmt::Debug for PullWishes<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut options = f.debug_struct("Options");
-        options.field("import", &self.import).field("layers", &self.layers).finish()
+        let mut wishes = f.debug_struct("PullWishes");
+        wishes.field("import", &self.import).field("layers", &self.layers).finish_non_exhaustive()
     }
 }
 
@@ -190,15 +191,16 @@ pub fn pull(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
-    options: &Options<'_>,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &PullWishes<'_>,
 ) -> Result<Pulled, PullError> {
-    let remote = find(store, registry, reference, options.import.platform)?;
-    let fits = platform::check(&remote.settings, &options.import);
+    let remote = find(store, registry, reference, wishes.import.platform)?;
+    let fits = platform::check(&remote.settings, surroundings, &wishes.import);
     fits.map_err(|source| PullError::Platform { reference: Box::new(reference.clone()), source })?;
     let manifest = remote.manifest.0;
     // Before all else: what is refused is not downloaded, and an image that is here may have new signatures.
     let repository = Repository::new(reference.registry(), reference.repository());
-    let admitted = admit(options.policies, registry, &repository, &manifest, remote.indexes);
+    let admitted = admit(wishes.policies, registry, &repository, &manifest, remote.indexes);
     let (verdict, evidence) = admitted.map_err(|source| PullError::Policy {
         reference: Box::new(reference.clone()),
         source: Box::new(source),
@@ -211,7 +213,7 @@ pub fn pull(
     };
     let not_imported =
         |source| PullError::Import { reference: Box::new(reference.clone()), source };
-    if let Some(done) = here(store, options, &manifest, &remote.image.layers) {
+    if let Some(done) = here(store, wishes, &manifest, &remote.image.layers) {
         keep()?;
         if let Pulled::UpToDate { image, .. } = &done {
             note_origin(store, image, &manifest, &repository).map_err(not_imported)?;
@@ -219,7 +221,7 @@ pub fn pull(
         return Ok(done);
     }
     // Before anything of it is in the store, so that gc never sees it without.
-    store.downloads.pin(&manifest, options.import.now).map_err(PullError::Pin)?;
+    store.downloads.pin(&manifest, surroundings.now).map_err(PullError::Pin)?;
     let note = || -> Result<(), ImportError> {
         let transaction = store.begin().map_err(ImportError::Transaction)?;
         for (digest, bytes) in [&remote.config, &remote.manifest] {
@@ -230,8 +232,8 @@ pub fn pull(
     note().map_err(not_imported)?;
     keep()?;
     let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
-    let wanted = |layer: &Descriptor| options.layers == Layers::Keep && !is_kept(store, layer);
-    let import::Options { budget, threads, .. } = options.import;
+    let wanted = |layer: &Descriptor| wishes.layers == Layers::Keep && !is_kept(store, layer);
+    let ImportSurroundings { budget, threads, .. } = *surroundings;
     let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get())
         .map_err(|error| not_imported(error.into()))?;
     let layers = layers.into_iter().zip(tables).map(|((layer, diff_id), table)| LayerSource {
@@ -241,7 +243,7 @@ pub fn pull(
             store,
             layer,
             diff_id,
-            options.layers,
+            wishes.layers,
             table,
         ))),
         media_type: layer.media_type.clone(),
@@ -259,9 +261,11 @@ pub fn pull(
         name: None,
     };
     let budget = budget.saturating_sub(memory);
-    let import = import::Options { durable: Durable::EachLayer, budget, ..options.import };
+    let surroundings = ImportSurroundings { budget, ..*surroundings };
+    let import = ImportWishes { durable: Durable::EachLayer, ..wishes.import };
     let origins = import::Origins::Pulled(repository.to_string());
-    let report = import::import_found(store, &found, origins, &import).map_err(not_imported)?;
+    let report = import::import_found(store, &found, origins, &surroundings, &import)
+        .map_err(not_imported)?;
     if let Err(error) = store.downloads.unpin(&manifest) {
         tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
     }
@@ -288,17 +292,17 @@ fn note_origin(
 /// Whether the store has all that was asked for.
 fn here(
     store: &Store,
-    options: &Options<'_>,
+    wishes: &PullWishes<'_>,
     manifest: &Digest,
     layers: &[Descriptor],
 ) -> Option<Pulled> {
-    let name = options.import.name?;
+    let name = wishes.import.name?;
     let StoredReference { image, manifest: named, form, .. } = store.refs.get(name).ok()??;
-    let has_layers = match options.layers {
+    let has_layers = match wishes.layers {
         Layers::Forget => true,
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
     };
-    let is_so = named == Some(*manifest) && form == options.import.form;
+    let is_so = named == Some(*manifest) && form == wishes.import.form;
     let same = is_so && has_layers && store.open_image(&image).is_ok();
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }

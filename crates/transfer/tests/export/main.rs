@@ -22,7 +22,7 @@ use image::tree::Tree;
 use image::verity::ImageId;
 use quire_transfer as transfer;
 
-use home::{Home, NEVER};
+use home::{Home, NEVER, usual_wishes};
 use oci::source::Source;
 use store::Digest;
 use testing::chain;
@@ -43,7 +43,8 @@ impl Home {
     fn import(&self, kind: &str, path: &Path) -> Report {
         let text = format!("{kind}:{}", path.display());
         let source = Source::parse(OsStr::new(&text)).unwrap();
-        transfer::import::import(&self.store, &source, &self.import_options()).unwrap()
+        transfer::import::import(&self.store, &source, &self.surroundings(), &usual_wishes())
+            .unwrap()
     }
 
     /// Puts a blob into the store, as a pull with `--keep-layers` does.

@@ -7,8 +7,8 @@ use std::path::Path;
 use store::{Form, FsckOptions};
 
 use super::build::{Layout, Pack, Tar, pack};
-use super::{Home, chain};
-use quire_transfer::import::{ImportError, Limits, Options, Report};
+use super::{Home, chain, usual_wishes};
+use quire_transfer::import::{ImportError, ImportWishes, Limits, Report};
 
 const MIB: u64 = 1 << 20;
 
@@ -38,13 +38,13 @@ fn room(path: &Path) -> u64 {
 fn import(
     home: &Home,
     layers: &[(Vec<u8>, Pack)],
-    options: &Options<'_>,
+    wishes: &ImportWishes<'_>,
 ) -> Result<Report, ImportError> {
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
     let (image, _) = layout.image(layers);
     layout.add(image, None, None);
-    home.import_with("oci", "layout", options)
+    home.import_with("oci", "layout", wishes)
 }
 
 #[test]
@@ -63,8 +63,7 @@ fn zeros_take_no_room_in_any_form() {
         ] {
             let home = Home::new();
             let before = room(&home.path("store"));
-            let report =
-                import(&home, &layers, &Options { form, ..home.import_options() }).unwrap();
+            let report = import(&home, &layers, &ImportWishes { form, ..usual_wishes() }).unwrap();
             let taken = room(&home.path("store")) - before;
             assert!(taken < MIB, "{form:?}: {what}: {taken} bytes");
             assert!(home.store.fsck_deep(FsckOptions { threads: 2 }).unwrap().is_sound());
@@ -83,13 +82,13 @@ fn bombs_in_many_parts_are_refused() {
     let names = ["a", "b", "c", "d", "e", "f"];
     let check = |layers: Vec<(Vec<u8>, Pack)>, expect: &str| {
         let home = Home::new();
-        let options = Options { limits, ..home.import_options() };
+        let wishes = ImportWishes { limits, ..usual_wishes() };
         let packed: usize = layers.iter().map(|(tar, how)| pack(tar, *how).len()).sum();
         assert!(packed < 20_000);
         let one = Home::new();
-        import(&one, &layers[..1], &Options { limits, ..one.import_options() }).unwrap();
+        import(&one, &layers[..1], &ImportWishes { limits, ..usual_wishes() }).unwrap();
         let before = home.files();
-        let error = chain(&import(&home, &layers, &options).unwrap_err());
+        let error = chain(&import(&home, &layers, &wishes).unwrap_err());
         assert!(error.contains(expect), "{error}");
         assert_eq!(home.files(), before);
     };

@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
-use image::erofs::Versions;
 use oci::manifest::Platform;
-use quire_transfer::import::{Durable, Limits, Options, OtherPlatform, Unsupported};
-use quire_transfer::native::Dedup;
-use store::{OpenOptions, Seconds, Store, walk};
+use quire_transfer::import::{ImportSurroundings, ImportWishes};
+use store::{OpenOptions, Seconds, Store};
 
 static AMD64: LazyLock<Platform> = LazyLock::new(|| "linux/amd64".parse().unwrap());
 /// Nobody cancels.
@@ -37,27 +35,20 @@ impl Home {
         self.folder.path().join(name)
     }
 
-    /// Without a name, and so that every thread has somebody to race with.
-    pub(crate) fn import_options(&self) -> Options<'_> {
-        Options {
-            name: None,
+    /// Such that every thread has somebody to race with.
+    pub(crate) fn surroundings(&self) -> ImportSurroundings<'_> {
+        ImportSurroundings {
             now: Seconds(1_700_000_000),
-            platform: &AMD64,
-            other_platform: OtherPlatform::Tell,
-            limits: Limits::default(),
-            budget: 8 << 20,
-            durable: Durable::Together,
-            form: store::Form::Objects,
-            dedup: Dedup::Store,
             threads: NonZeroUsize::new(3).unwrap(),
-            unsupported: Unsupported::Refuse,
-            xattrs: walk::Xattrs::All,
-            times: walk::Times::Exact,
-            versions: Versions::default(),
-            objects: None,
+            budget: 8 << 20,
             scratch: self.folder.path(),
             progress: &|_| {},
             cancel: &NEVER,
         }
     }
+}
+
+/// The same on every machine.
+pub(crate) fn usual_wishes() -> ImportWishes<'static> {
+    ImportWishes { platform: &AMD64, ..ImportWishes::default() }
 }

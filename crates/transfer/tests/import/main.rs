@@ -18,7 +18,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use home::Home;
+use home::{Home, usual_wishes};
 use image::erofs::read::{Image, Owners, View, to_tree};
 use image::tree::{Content, Node, Tree};
 use image::verity::ImageId;
@@ -27,23 +27,41 @@ use quire_transfer as transfer;
 use oci::source::Source;
 use store::Digest;
 use testing::chain;
-use transfer::import::{ImportError, Options, Report};
+use transfer::import::{ImportError, ImportSurroundings, ImportWishes, Report};
 
 impl Home {
     /// Imports `KIND:NAME`, where the name is that of a file in the folder.
     fn import(&self, kind: &str, name: &str) -> Result<Report, ImportError> {
-        self.import_with(kind, name, &self.import_options())
+        self.import_with(kind, name, &usual_wishes())
     }
 
     fn import_with(
         &self,
         kind: &str,
         name: &str,
-        options: &Options<'_>,
+        wishes: &ImportWishes<'_>,
     ) -> Result<Report, ImportError> {
+        transfer::import::import(
+            &self.store,
+            &self.source(kind, name),
+            &self.surroundings(),
+            wishes,
+        )
+    }
+
+    fn import_in(
+        &self,
+        kind: &str,
+        name: &str,
+        surroundings: &ImportSurroundings<'_>,
+    ) -> Result<Report, ImportError> {
+        let source = self.source(kind, name);
+        transfer::import::import(&self.store, &source, surroundings, &usual_wishes())
+    }
+
+    fn source(&self, kind: &str, name: &str) -> Source {
         let text = format!("{kind}:{}", self.path(name).display());
-        let source = Source::parse(OsStr::new(&text)).unwrap();
-        transfer::import::import(&self.store, &source, options)
+        Source::parse(OsStr::new(&text)).unwrap()
     }
 
     /// All files of the store with their lengths, but for the numbers that name temporary ones.

@@ -4,8 +4,8 @@ use std::fs;
 
 use image::verity::{Algorithm, digest};
 
-use super::Home;
-use quire_transfer::import::Options;
+use super::{Home, usual_wishes};
+use quire_transfer::import::ImportWishes;
 
 /// Different files of each length.
 fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
@@ -23,8 +23,8 @@ fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
 }
 
 fn import(home: &Home) {
-    let options = Options { form: store::Form::Packed, ..home.import_options() };
-    home.import_with("dir", "tree", &options).unwrap();
+    let wishes = ImportWishes { form: store::Form::Packed, ..usual_wishes() };
+    home.import_with("dir", "tree", &wishes).unwrap();
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use super::{Home, chain};
-use quire_transfer::import::Options;
+use super::{Home, chain, usual_wishes};
+use quire_transfer::import::{ImportSurroundings, ImportWishes};
 
 fn fifo(path: &Path) {
     mkfifoat(CWD, path, Mode::RWXU).unwrap();
@@ -23,10 +23,10 @@ fn check_cancelled(kind: &str, first: Option<&[u8]>) {
     fifo(&path);
     let before = home.files();
     let cancel = AtomicBool::new(false);
-    let options = Options { cancel: &cancel, ..home.import_options() };
+    let surroundings = ImportSurroundings { cancel: &cancel, ..home.surroundings() };
     // Nothing but the cancelling ends it: the pipe stays open.
     std::thread::scope(|scope| {
-        let importing = scope.spawn(|| home.import_with(kind, "pipe.tar", &options));
+        let importing = scope.spawn(|| home.import_in(kind, "pipe.tar", &surroundings));
         // Opening to write waits for the reader. It stays open until all is over.
         let writer = first.map(|bytes| {
             let mut writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -145,8 +145,8 @@ fn an_object_of_a_dump_is_a_file() {
     let dump = "/ 0 40755 2 0 0 0 0.0 - - -\n/a 100 100644 1 0 0 0 0.0 pipe - -\n";
     fs::write(home.path("a.dump"), dump).unwrap();
     let objects = home.path("objects");
-    let options = Options { objects: Some(&objects), ..home.import_options() };
-    let error = chain(&home.import_with("dump", "a.dump", &options).unwrap_err());
+    let wishes = ImportWishes { objects: Some(&objects), ..usual_wishes() };
+    let error = chain(&home.import_with("dump", "a.dump", &wishes).unwrap_err());
     let expect =
         format!("cannot read {}: it is a FIFO, not a regular file", objects.join("pipe").display());
     assert_eq!(error, expect);
@@ -165,11 +165,11 @@ fn objects_of_a_dump_are_in_their_folder() {
     link("..", "folder");
     link("/proc/self/root", "magic");
     link("inside", "within");
-    let options = Options { objects: Some(&objects), ..home.import_options() };
+    let wishes = ImportWishes { objects: Some(&objects), ..usual_wishes() };
     let import = |place: &str| {
         let line = format!("/a 100 100644 1 0 0 0 0.0 {place} - -\n");
         fs::write(home.path("a.dump"), format!("/ 0 40755 2 0 0 0 0.0 - - -\n{line}")).unwrap();
-        home.import_with("dump", "a.dump", &options)
+        home.import_with("dump", "a.dump", &wishes)
     };
     let before = home.files();
     let secret = format!("magic{}", home.path("secret").display());

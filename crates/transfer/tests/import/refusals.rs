@@ -6,13 +6,13 @@ use serde_json::json;
 use store::Digest;
 
 use super::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use super::{Home, chain};
-use quire_transfer::import::{Limits, Options};
+use super::{Home, chain, usual_wishes};
+use quire_transfer::import::{ImportWishes, Limits};
 
 /// Imports what must fail. In the message, `DIR` stands for the folder.
-fn refused(home: &Home, kind: &str, name: &str, options: &Options<'_>, expect: &str) {
+fn refused(home: &Home, kind: &str, name: &str, wishes: &ImportWishes<'_>, expect: &str) {
     let before = home.files();
-    let error = match home.import_with(kind, name, options) {
+    let error = match home.import_with(kind, name, wishes) {
         Ok(report) => panic!("{expect}: it is image {}", report.image),
         Err(error) => chain(&error).replace(home.folder.path().to_str().unwrap(), "DIR"),
     };
@@ -24,7 +24,7 @@ fn check_tar(bytes: &[u8], expect: &str) {
     let home = Home::new();
     fs::write(home.path("a.tar"), bytes).unwrap();
     let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
-    refused(&home, "tar", "a.tar", &home.import_options(), &expect);
+    refused(&home, "tar", "a.tar", &usual_wishes(), &expect);
 }
 
 /// A file that goes through every thread, before what is wrong.
@@ -94,11 +94,11 @@ fn sizes_that_are_claimed() {
     let home = Home::new();
     fs::write(home.path("a.tar"), &bytes).unwrap();
     let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
-    refused(&home, "tar", "a.tar", &home.import_options(), &expect);
+    refused(&home, "tar", "a.tar", &usual_wishes(), &expect);
     let limits = Limits { content_bytes: 1 << 30, ..Limits::default() };
     let expect = "cannot import layer 1 of 1 (DIR/a.tar): \"huge\" is too much: \
                   the image's files have more than 1073741824 bytes";
-    refused(&home, "tar", "a.tar", &Options { limits, ..home.import_options() }, expect);
+    refused(&home, "tar", "a.tar", &ImportWishes { limits, ..usual_wishes() }, expect);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn limits() {
     let size = fs::metadata(home.path("a.tar")).unwrap().len();
     let check = |limits: Limits, expect: &str| {
         let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
-        refused(&home, "tar", "a.tar", &Options { limits, ..home.import_options() }, &expect);
+        refused(&home, "tar", "a.tar", &ImportWishes { limits, ..usual_wishes() }, &expect);
     };
     let limits = Limits::default();
     check(Limits { layer_bytes: 1 << 20, ..limits }, "it unpacks to more than 1048576 bytes");
@@ -143,7 +143,7 @@ fn limits() {
         metadata_bytes: 14,
         ..limits
     };
-    home.import_with("tar", "a.tar", &Options { limits: exact, ..home.import_options() }).unwrap();
+    home.import_with("tar", "a.tar", &ImportWishes { limits: exact, ..usual_wishes() }).unwrap();
 }
 
 /// A layout with two layers, after `harm` was done to it. Of the layers the second is harmed mostly, so that the first
@@ -160,7 +160,7 @@ fn check_layout(harm: &dyn Fn(&mut Layout<'_>, &[Digest]), expect: &str) {
     let expect = expect.replace("BLOB", &blobs[1].to_string());
     let expect = expect
         .replace("FILE", &format!("DIR/layout/blobs/{}", blobs[1]).replace("sha256:", "sha256/"));
-    refused(&home, "oci", "layout", &home.import_options(), &expect);
+    refused(&home, "oci", "layout", &usual_wishes(), &expect);
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn archives() {
         let home = Home::new();
         fs::write(home.path("a.tar"), bytes).unwrap();
         let expect = format!("cannot import from the archive DIR/a.tar: {expect}");
-        refused(&home, "docker-archive", name, &home.import_options(), &expect);
+        refused(&home, "docker-archive", name, &usual_wishes(), &expect);
     };
     let tars = [good().bytes()];
     let archive = docker_archive(&tars, &["debian:12"], Age::Old);

@@ -4,8 +4,8 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::build::{Layout, Pack, Tar, pack};
-use super::{Home, chain};
-use quire_transfer::import::{Durable, IncomingLayer, LayerImport, Limits, Options};
+use super::{Home, chain, usual_wishes};
+use quire_transfer::import::{Durable, ImportWishes, IncomingLayer, LayerImport, Limits};
 use store::Digest;
 
 const LOWER: &str = "d etc,f etc/a one,f etc/b two";
@@ -47,8 +47,8 @@ fn layers_one_by_one_are_the_image_of_the_layout() {
     let whole = home.import("oci", "layout").unwrap();
 
     let name = "one:1".parse().unwrap();
-    let options = Options { name: Some(&name), ..other.import_options() };
-    let import = LayerImport::begin(&other.store, &options).unwrap();
+    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
+    let import = LayerImport::begin(&other.store, &other.surroundings(), &wishes).unwrap();
     let mut running = import.layers();
     for tar in &tars {
         let packed = pack(tar, Pack::Gzip);
@@ -72,11 +72,11 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
     let home = Home::new();
     let [tar, _] = tars();
     let packed = [Pack::Gzip, Pack::Zstd].map(|how| pack(&tar, how));
-    let options = Options { durable: Durable::EachLayer, ..home.import_options() };
+    let wishes = ImportWishes { durable: Durable::EachLayer, ..usual_wishes() };
     // Which blob, whether it is read, and whether its layer counts as one that was here.
     for (blob, is_read) in [(0, true), (0, false), (1, true), (1, false)] {
         let was_read = AtomicBool::new(false);
-        let import = LayerImport::begin(&home.store, &options).unwrap();
+        let import = LayerImport::begin(&home.store, &home.surroundings(), &wishes).unwrap();
         let layer = incoming(&tar, Watched(&packed[blob], &was_read), &packed[blob]);
         let running = import.layers().layer(layer).unwrap();
         assert_eq!(running.reports().count(), 1);
@@ -95,8 +95,8 @@ fn what_is_claimed_of_a_layer_is_compared() {
     let packed = pack(&tar, Pack::Gzip);
     let few = Limits { entries: 3, ..Limits::default() };
     let check = |change: &dyn Fn(&mut IncomingLayer<'_>), limits: Limits, expected: &str| {
-        let options = Options { limits, ..home.import_options() };
-        let import = LayerImport::begin(&home.store, &options).unwrap();
+        let wishes = ImportWishes { limits, ..usual_wishes() };
+        let import = LayerImport::begin(&home.store, &home.surroundings(), &wishes).unwrap();
         let mut layer = incoming(&tar, &packed[..], &packed);
         change(&mut layer);
         let running = import.layers().layer(layer);
@@ -120,8 +120,7 @@ fn what_is_claimed_of_a_layer_is_compared() {
 fn documents_of_other_layers_are_refused() {
     let home = Home::new();
     let [tar, other] = tars();
-    let options = home.import_options();
-    let import = LayerImport::begin(&home.store, &options).unwrap();
+    let import = LayerImport::begin(&home.store, &home.surroundings(), &usual_wishes()).unwrap();
     let config = |diff_id: &Digest| {
         let text = format!(
             r#"{{"architecture":"amd64","os":"linux","rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}}}}"#

@@ -4,9 +4,9 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
-use super::Home;
 use super::build::{Age, Layout, Pack, docker_archive, pack};
-use quire_transfer::import::Options;
+use super::{Home, usual_wishes};
+use quire_transfer::import::ImportWishes;
 use testing::trees::{rich_tree, run};
 
 fn tar(root: &Path, file: &Path, order: &str) -> bool {
@@ -42,31 +42,41 @@ fn directory_tar_layout_archive_dump_and_image() {
         let other = Home::new();
         let text = format!("oci:{}", path.display());
         let source = super::Source::parse(text.as_ref()).unwrap();
-        let report =
-            quire_transfer::import::import(&other.store, &source, &other.import_options()).unwrap();
+        let report = quire_transfer::import::import(
+            &other.store,
+            &source,
+            &other.surroundings(),
+            &usual_wishes(),
+        )
+        .unwrap();
         assert!(!report.layers[0].is_reused);
         assert!(other.rebuilt(&report.layers[0].diff_id) == bytes);
         images.push(("oci:", report.image));
         // And once more, made from the recipe.
-        let again =
-            quire_transfer::import::import(&other.store, &source, &other.import_options()).unwrap();
+        let again = quire_transfer::import::import(
+            &other.store,
+            &source,
+            &other.surroundings(),
+            &usual_wishes(),
+        )
+        .unwrap();
         assert!(again.layers[0].is_reused);
         images.push(("a recipe", again.image));
     }
     let archive = docker_archive(&[bytes], &[], Age::Old);
     fs::write(home.path("a.tar"), pack(&archive, Pack::Gzip)).unwrap();
     let name = "some:name".parse().unwrap();
-    let options = Options { name: Some(&name), ..home.import_options() };
+    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
     images.push((
         "docker-archive:",
-        home.import_with("docker-archive", "a.tar", &options).unwrap().image,
+        home.import_with("docker-archive", "a.tar", &wishes).unwrap().image,
     ));
 
     let mut file = fs::File::create(home.path("root.dump")).unwrap();
     file.write_all(home.dump(&directory).as_bytes()).unwrap();
     images.push(("dump:", home.import("dump", "root.dump").unwrap().image));
     let mut hasher = image::verity::Hasher::new(image::verity::Algorithm::Sha256);
-    let profile = image::erofs::Profile::Composefs(options.versions);
+    let profile = image::erofs::Profile::Composefs(wishes.versions);
     image::erofs::write(&home.tree(&directory), &profile, &mut hasher).unwrap();
     images.push(("its image", hasher.finish().into()));
 

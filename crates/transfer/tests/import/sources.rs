@@ -12,8 +12,8 @@ use serde_json::json;
 use store::{Digest, RefName, walk};
 
 use super::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use super::{Home, chain};
-use quire_transfer::import::{ImportError, Options, Unsupported};
+use super::{Home, chain, usual_wishes};
+use quire_transfer::import::{ImportError, ImportSurroundings, ImportWishes, Unsupported};
 use quire_transfer::progress::Event;
 
 /// Files on both sides of every bound: inline, in batches, and in pieces of their own.
@@ -93,8 +93,8 @@ fn one_thread_and_a_small_budget_give_the_same() {
         let home = Home::new();
         two_layers(&home, Pack::Gzip);
         let threads = NonZeroUsize::new(threads).unwrap();
-        let options = Options { threads, budget, ..home.import_options() };
-        ids.push(home.import_with("oci", "layout", &options).unwrap().image);
+        let surroundings = ImportSurroundings { threads, budget, ..home.surroundings() };
+        ids.push(home.import_in("oci", "layout", &surroundings).unwrap().image);
     }
     ids.dedup();
     assert_eq!(ids.len(), 1);
@@ -115,8 +115,8 @@ fn progress_adds_up() {
         other => events.lock().unwrap().push(format!("{other:?}")),
     };
     let threads = NonZeroUsize::new(1).unwrap();
-    let options = Options { progress: &progress, threads, ..home.import_options() };
-    home.import_with("oci", "layout", &options).unwrap();
+    let surroundings = ImportSurroundings { progress: &progress, threads, ..home.surroundings() };
+    home.import_in("oci", "layout", &surroundings).unwrap();
     assert_eq!(read.load(Ordering::Relaxed), size);
     let expect = format!(
         "{size} bytes, Started {{ layer: 0 }}, Done {{ layer: 0 }}, Started {{ layer: 1 }}, Done {{ layer: 1 }}, Writing, Committing"
@@ -136,9 +136,9 @@ fn what_is_there_is_not_read_again() {
             read.fetch_add(bytes, Ordering::Relaxed);
         }
     };
-    let options = Options { progress: &progress, ..home.import_options() };
+    let surroundings = ImportSurroundings { progress: &progress, ..home.surroundings() };
     let again = |expected: u64, added: &[&str]| {
-        let second = home.import_with("oci", "layout", &options).unwrap();
+        let second = home.import_in("oci", "layout", &surroundings).unwrap();
         assert_eq!(second.image, first.image);
         assert!(second.layers.iter().all(|layer| layer.is_reused));
         assert_eq!(read.swap(0, Ordering::Relaxed), expected);
@@ -326,8 +326,8 @@ fn what_no_tree_can_hold_is_left_out_when_asked_for() {
     tar.entry("socket", b's', "", b"").entry("b", b'0', "", b"2");
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
-    let options = Options { unsupported: Unsupported::Skip, ..home.import_options() };
-    let report = home.import_with("tar", "root.tar", &options).unwrap();
+    let wishes = ImportWishes { unsupported: Unsupported::Skip, ..usual_wishes() };
+    let report = home.import_with("tar", "root.tar", &wishes).unwrap();
     assert_eq!(home.show(&report.image), "a=1 b=2");
     assert_eq!(report.layers[0].skipped, [b"socket".to_vec()]);
     assert!(home.rebuilt(&report.layers[0].diff_id) == tar.bytes());
@@ -341,8 +341,8 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
     let check = |xattrs: walk::Xattrs, times: walk::Times, expect: &str| {
-        let options = Options { xattrs, times, ..home.import_options() };
-        let report = home.import_with("tar", "root.tar", &options).unwrap();
+        let wishes = ImportWishes { xattrs, times, ..usual_wishes() };
+        let report = home.import_with("tar", "root.tar", &wishes).unwrap();
         let dump = home.dump(&report.image);
         assert_eq!(dump.lines().last().unwrap(), format!("/f 0 100644 1 1000 100 0 {expect}"));
         // What was left out is in the layer still.
@@ -371,8 +371,8 @@ fn a_dump_needs_its_objects() {
     assert!(error.ends_with("is not in the store: give the folder that has it"), "{error}");
     assert_eq!(other.files(), before);
     let objects = home.path("store").join("objects");
-    let options = Options { objects: Some(&objects), ..other.import_options() };
-    let third = other.import_with("dump", "root.dump", &options).unwrap();
+    let wishes = ImportWishes { objects: Some(&objects), ..usual_wishes() };
+    let third = other.import_with("dump", "root.dump", &wishes).unwrap();
     assert_eq!((third.image, third.manifest), (first.image, None));
     assert_eq!(other.show(&third.image), home.show(&first.image));
 }
@@ -392,11 +392,11 @@ fn a_dump_whose_objects_are_elsewhere() {
         )
     };
     let folder = home.path("repo");
-    let options = Options { objects: Some(&folder), ..home.import_options() };
+    let wishes = ImportWishes { objects: Some(&folder), ..usual_wishes() };
     let mut ids = Vec::new();
     for digest in [object.to_string(), "-".to_owned()] {
         fs::write(home.path("a.dump"), dump(&digest)).unwrap();
-        ids.push(home.import_with("dump", "a.dump", &options).unwrap().image);
+        ids.push(home.import_with("dump", "a.dump", &wishes).unwrap().image);
     }
     assert_eq!(ids[0], ids[1]);
     assert_eq!(home.show(&ids[0]), "a=o*5000 b=o*5000 c=o*5000");
@@ -405,13 +405,13 @@ fn a_dump_whose_objects_are_elsewhere() {
     let in_place = in_place.replace("ab/cd.file", &object.path());
     let tree = image::dump::parse(in_place.as_bytes(), image::dump::Strictness::Strict).unwrap();
     let mut hasher = Hasher::new(Algorithm::Sha256);
-    write(&tree, &Profile::Composefs(home.import_options().versions), &mut hasher).unwrap();
+    write(&tree, &Profile::Composefs(usual_wishes().versions), &mut hasher).unwrap();
     assert_eq!(ids[0], hasher.finish().into());
 
     let refused = |text: &str, expect: &str| {
         fs::write(home.path("a.dump"), text).unwrap();
         let before = home.files();
-        let error = chain(&home.import_with("dump", "a.dump", &options).unwrap_err());
+        let error = chain(&home.import_with("dump", "a.dump", &wishes).unwrap_err());
         assert!(error.contains(expect), "{error}");
         assert_eq!(home.files(), before);
     };
@@ -441,8 +441,8 @@ fn directories() {
     let tree = home.tree(&report.image);
     assert_eq!(tree.resolve(b"b").unwrap().nlink(), 2);
     let exact = tree.resolve(b"b").unwrap().metadata().mtime;
-    let options = Options { times: walk::Times::Epoch, ..home.import_options() };
-    let epoch = home.import_with("dir", "root", &options).unwrap();
+    let wishes = ImportWishes { times: walk::Times::Epoch, ..usual_wishes() };
+    let epoch = home.import_with("dir", "root", &wishes).unwrap();
     let mtime = home.tree(&epoch.image).resolve(b"b").unwrap().metadata().mtime;
     assert_eq!(mtime, Timestamp::default());
     assert_ne!(mtime, exact);
@@ -455,8 +455,8 @@ fn a_name_given_is_the_name() {
     let home = Home::new();
     fs::write(home.path("root.tar"), lower().bytes()).unwrap();
     let name: RefName = "my/own:1".parse().unwrap();
-    let options = Options { name: Some(&name), ..home.import_options() };
-    assert_eq!(home.import_with("tar", "root.tar", &options).unwrap().name, Some(name.clone()));
+    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
+    assert_eq!(home.import_with("tar", "root.tar", &wishes).unwrap().name, Some(name.clone()));
     let names: Vec<_> = home.store.refs.all().unwrap().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, [name]);
 }
@@ -478,8 +478,9 @@ fn cancelled_at_any_time_leaves_nothing() {
                     cancel.store(true, Ordering::Relaxed);
                 }
             };
-            let options = Options { progress: &progress, cancel: &cancel, ..home.import_options() };
-            match home.import_with(kind, "layout", &options) {
+            let surroundings =
+                ImportSurroundings { progress: &progress, cancel: &cancel, ..home.surroundings() };
+            match home.import_in(kind, "layout", &surroundings) {
                 Err(ImportError::Cancelled) => assert_eq!(home.files(), before),
                 Err(error) => panic!("{}", chain(&error)),
                 Ok(_) => assert!(!cancel.load(Ordering::Relaxed), "{kind} {after}"),

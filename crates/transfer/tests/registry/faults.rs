@@ -11,7 +11,7 @@ use quire_transfer as transfer;
 use transfer::pull::{Layers, PullError, Pulled};
 use transfer::push::PushError;
 
-use super::home::Home;
+use super::home::{Home, usual_wishes};
 use super::proxy::{Proxy, is_blob};
 use super::pulls::{NOW, Served, image, layer, pull_name, push_over, push_to, served};
 use super::*;
@@ -260,7 +260,11 @@ fn estargz(daemon: &Daemon) -> Option<ImageId> {
     let source = format!("oci:{}", layout.display());
     let source = oci::source::Source::parse(source.as_ref()).unwrap();
     let home = Home::new();
-    Some(transfer::import::import(&home.store, &source, &home.import_options()).unwrap().image)
+    Some(
+        transfer::import::import(&home.store, &source, &home.surroundings(), &usual_wishes())
+            .unwrap()
+            .image,
+    )
 }
 
 /// Of ranges nobody can compare anything before the layer is whole.

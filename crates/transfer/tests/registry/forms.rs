@@ -9,10 +9,10 @@ use oci::reference::Reference;
 use oci::registry::Registry;
 use quire_transfer as transfer;
 use store::Form;
-use transfer::import::Options;
-use transfer::pull::{Layers, Pulled, default_name, pull};
+use transfer::import::ImportWishes;
+use transfer::pull::{Layers, PullWishes, Pulled, default_name, pull};
 
-use super::home::Home;
+use super::home::{Home, usual_wishes};
 use super::pulls::{ailing, image, layer, served};
 use super::settings;
 use testing::fake::reply;
@@ -20,10 +20,11 @@ use testing::fake::reply;
 fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pull::PullError> {
     let reference: Reference = format!("{host}/app:1").parse().unwrap();
     let name = default_name(&reference).unwrap();
-    let import = Options { name: Some(&name), form, ..home.import_options() };
+    let import = ImportWishes { name: Some(&name), form, ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let options = transfer::pull::Options { import, layers: Layers::Forget, policies: &policies };
-    pull(&home.store, &Registry::new(&reference, &settings()).unwrap(), &reference, &options)
+    let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
+    let registry = Registry::new(&reference, &settings()).unwrap();
+    pull(&home.store, &registry, &reference, &home.surroundings(), &wishes)
 }
 
 /// The same image by way of objects.
@@ -32,8 +33,8 @@ fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
     let manifest = reference.manifest.as_ref();
     let stored = transfer::import::Stored { image: id, manifest, name: None };
-    let options = Options { name: Some(name), form, ..home.import_options() };
-    transfer::import::convert(&home.store, &stored, &options).unwrap().image
+    let wishes = ImportWishes { name: Some(name), form, ..usual_wishes() };
+    transfer::import::convert(&home.store, &stored, &home.surroundings(), &wishes).unwrap().image
 }
 
 #[test]

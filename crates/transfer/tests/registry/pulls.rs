@@ -13,12 +13,12 @@ use quire_transfer as transfer;
 use oci::policy::Policies;
 use store::{FsckOptions, Seconds};
 use transfer::export::{self, Compression, How};
-use transfer::import::Options;
+use transfer::import::ImportWishes;
 use transfer::progress::Event;
-use transfer::pull::{Layers, PullError, Pulled, default_name, pull};
+use transfer::pull::{Layers, PullError, PullWishes, Pulled, default_name, pull};
 use transfer::push::{PushError, Pushed, Sent, Wish, push};
 
-use super::home::{Home, NEVER};
+use super::home::{Home, NEVER, usual_wishes};
 use super::*;
 use testing::fake::{Reply, Request, Server, content, reply};
 
@@ -108,10 +108,11 @@ pub(super) fn pull_name(
 ) -> Result<Pulled, PullError> {
     let reference: Reference = name.parse().unwrap();
     let name = default_name(&reference).unwrap();
-    let import = Options { name: Some(&name), ..home.import_options() };
+    let import = ImportWishes { name: Some(&name), ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let options = transfer::pull::Options { import, layers, policies: &policies };
-    pull(&home.store, &Registry::new(&reference, settings).unwrap(), &reference, &options)
+    let wishes = PullWishes { import, layers, policies: &policies };
+    let registry = Registry::new(&reference, settings).unwrap();
+    pull(&home.store, &registry, &reference, &home.surroundings(), &wishes)
 }
 
 impl Home {
@@ -151,7 +152,9 @@ impl Home {
         let other = Self::new();
         let source = format!("oci:{}", layout.display());
         let source = oci::source::Source::parse(source.as_ref()).unwrap();
-        transfer::import::import(&other.store, &source, &other.import_options()).unwrap().image
+        transfer::import::import(&other.store, &source, &other.surroundings(), &usual_wishes())
+            .unwrap()
+            .image
     }
 
     /// Gives an image one more name.

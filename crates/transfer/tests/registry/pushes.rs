@@ -9,11 +9,11 @@ use quire_transfer as transfer;
 
 use transfer::commit::{Commit, commit};
 use transfer::export::How;
-use transfer::import::Options;
+use transfer::import::ImportWishes;
 use transfer::pull::{Layers, default_name};
 use transfer::push::{PushError, Sent};
 
-use super::home::Home;
+use super::home::{Home, usual_wishes};
 use super::pulls::{Served, image, layer, pull_name, push_over, push_to, served};
 use super::*;
 use testing::fake::{Reply, Request, Server, content, forward, reply};
@@ -153,8 +153,8 @@ fn derive(home: &Home, below: &str, name: &str) -> Vec<u8> {
     };
     let tar = layer("mine", 50_000).tar;
     let name = named(name);
-    let options = Options { name: Some(&name), ..home.import_options() };
-    commit(&home.store, &made, &tar[..], &options).unwrap();
+    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
+    commit(&home.store, &made, &tar[..], &home.surroundings(), &wishes).unwrap();
     tar
 }
 

@@ -7,11 +7,11 @@ use image::erofs::read::Owners;
 use quire_transfer as transfer;
 use serde_json::json;
 
-use transfer::import::{Options, Report};
+use transfer::import::{ImportWishes, Report};
 use transfer::pull::Layers;
 
 use super::build::{Age, Layout, Pack, Tar, pack};
-use super::home::Home;
+use super::home::{Home, usual_wishes};
 use super::pulls::{MANIFEST, pull_name};
 use super::*;
 use testing::fake::{Server, content, reply};
@@ -91,9 +91,10 @@ impl Tenants {
 
     fn import(&mut self, source: &str, form: store::Form) -> Outcome {
         let name = format!("image{}:latest", self.count).parse().unwrap();
-        let options = Options { name: Some(&name), form, ..self.home.import_options() };
+        let wishes = ImportWishes { name: Some(&name), form, ..usual_wishes() };
         let source = oci::source::Source::parse(source.as_ref()).unwrap();
-        let outcome = transfer::import::import(&self.home.store, &source, &options);
+        let outcome =
+            transfer::import::import(&self.home.store, &source, &self.home.surroundings(), &wishes);
         self.outcome(outcome.map_err(|error| chain(&error)), &name)
     }
 

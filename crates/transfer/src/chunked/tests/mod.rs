@@ -10,15 +10,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use image::erofs::Versions;
 use serde_json::{Value, json};
-use store::{OpenOptions, Seconds, Store, walk};
+use store::{OpenOptions, Seconds, Store};
 
 use super::plan::{Costs, plans_for};
 use super::toc::Format;
 use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
 use crate::import::layers::{BlobSource, Found, LayerSource, Title};
-use crate::import::{self, Durable, ImportError, LayerFailure, Limits, Options, Unsupported};
+use crate::import::{self, Durable, ImportError, ImportSurroundings, ImportWishes, LayerFailure};
 use crate::progress::Event;
 use image::digest::Digest;
 use oci::manifest::{Descriptor, Platform};
@@ -201,22 +200,16 @@ fn run<'a>(
     };
     let events = Mutex::new((0, 0));
     let name = "pulled:latest".parse().unwrap();
-    let options = Options {
+    let wishes = ImportWishes {
         name: Some(&name),
-        now: Seconds(1),
         platform: &Platform::linux("x86_64"),
-        other_platform: import::OtherPlatform::Tell,
-        limits: Limits::default(),
+        durable: Durable::EachLayer,
+        ..ImportWishes::default()
+    };
+    let surroundings = ImportSurroundings {
+        now: Seconds(1),
         budget: import::BUDGET,
         threads: 2.try_into().unwrap(),
-        durable: Durable::EachLayer,
-        form: store::Form::Objects,
-        dedup: crate::native::Dedup::Store,
-        unsupported: Unsupported::Refuse,
-        xattrs: walk::Xattrs::All,
-        times: walk::Times::Exact,
-        versions: Versions::default(),
-        objects: None,
         scratch: &std::env::temp_dir(),
         progress: &|event| {
             let mut events = events.lock().unwrap();
@@ -228,7 +221,7 @@ fn run<'a>(
         },
         cancel: &AtomicBool::new(false),
     };
-    import::import_found(store, &found, import::Origins::Local, &options)?;
+    import::import_found(store, &found, import::Origins::Local, &surroundings, &wishes)?;
     Ok(events.into_inner().unwrap())
 }
 

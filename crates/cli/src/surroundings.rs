@@ -1,0 +1,65 @@
+//! What this process gives to all that makes an image.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use store::{Seconds, Store};
+use transfer::import::ImportSurroundings;
+use transfer::progress::Event;
+
+use crate::context::{Context, now};
+use crate::progress::Progress;
+use crate::signals::{give_up_when, until_signal};
+
+/// Time, processors, memory, and whom to tell and to hear.
+pub(crate) struct Surroundings {
+    pub(crate) now: Seconds,
+    pub(crate) threads: NonZeroUsize,
+    /// Bytes.
+    pub(crate) budget: usize,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) cancel: Arc<AtomicBool>,
+    scratch: PathBuf,
+}
+
+impl Surroundings {
+    /// Work on this store may be told to stop from now on, even while it waits for a lock.
+    pub(crate) fn new(context: &Context, store: &Store, budget: usize) -> Self {
+        let cancel = Arc::new(AtomicBool::new(false));
+        give_up_when(store, &cancel);
+        Self {
+            now: now(),
+            threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+            budget,
+            progress: Arc::new(Progress::new(context)),
+            cancel,
+            scratch: std::env::temp_dir(),
+        }
+    }
+
+    /// Does `work` with progress shown, until it is done or told to stop.
+    pub(crate) fn during<T: Send>(
+        &self,
+        work: impl FnOnce(&ImportSurroundings<'_>) -> T + Send,
+    ) -> anyhow::Result<T> {
+        let surroundings = ImportSurroundings {
+            now: self.now,
+            threads: self.threads,
+            budget: self.budget,
+            scratch: &self.scratch,
+            progress: &|event: Event<'_>| self.progress.tell(event),
+            cancel: &self.cancel,
+        };
+        let done = until_signal(&self.cancel, || work(&surroundings))?;
+        self.progress.finish();
+        Ok(done)
+    }
+}
+
+/// Bytes, of the MiB that `--memory` says.
+pub(crate) fn budget(mebibytes: u64) -> anyhow::Result<usize> {
+    usize::try_from(mebibytes << 20).context("--memory is too much")
+}
