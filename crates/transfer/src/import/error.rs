@@ -18,6 +18,37 @@ use oci::docker::DockerError;
 use oci::layout::LayoutError;
 use oci::source::Input;
 
+/// What differs between a document of an image and what was imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LayersMismatch {
+    /// It names more layers, or fewer.
+    #[error("it names {expected} layers, but {actual} were imported")]
+    Count {
+        /// As the document says.
+        expected: usize,
+        /// So many were imported.
+        actual: usize,
+    },
+    /// It names another layer.
+    #[error("its layer {number} is {expected}, but {actual} was imported")]
+    Layer {
+        /// Which one, from 1: the lowest.
+        number: usize,
+        /// As the document says: a manifest names the blob, a config the tar.
+        expected: Digest,
+        /// What was imported.
+        actual: Digest,
+    },
+    /// It names another config.
+    #[error("its config is {expected}, but {actual} was given")]
+    Config {
+        /// As the manifest says.
+        expected: Digest,
+        /// What was given, or was made.
+        actual: Digest,
+    },
+}
+
 /// Why there is no new image. The store is as it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -90,9 +121,14 @@ pub enum ImportError {
     /// The manifest or the config that the image was made from cannot be used.
     #[error("cannot read what the image was made from")]
     Documents(#[from] StoredError),
-    /// The config of an image is not one of its layers.
-    #[error("config {0} names other layers than those that were imported")]
-    OtherLayers(Box<Digest>),
+    /// A document of an image is not one of its layers.
+    #[error("{document} is a document of another image than the one that was imported")]
+    OtherLayers {
+        /// The manifest or the config.
+        document: Box<Digest>,
+        /// What it names.
+        source: Box<LayersMismatch>,
+    },
     /// The data cannot be packed.
     #[error("cannot pack the data")]
     Pack(#[source] Box<PackError>),
@@ -225,6 +261,11 @@ pub enum ImportError {
 impl ImportError {
     pub(super) fn layout(source: LayoutError) -> Self {
         Self::Layout(Box::new(source))
+    }
+
+    pub(super) fn other_layers(document: &Digest) -> impl Fn(Box<LayersMismatch>) -> Self + use<> {
+        let document = *document;
+        move |source| Self::OtherLayers { document: Box::new(document), source }
     }
 }
 

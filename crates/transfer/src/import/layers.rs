@@ -177,7 +177,7 @@ impl Job<'_> {
         (self.surroundings.progress)(Event::Layers(&sizes));
         let stop = Stop::new(self.surroundings.cancel);
         let totals = Totals::default();
-        let gathered = self.gather(&found.layers, &stop, &totals)?;
+        let gathered = self.gather(&found.layers, 0, &stop, &totals)?;
         let names: Vec<_> = found.layers.iter().map(|it| it.name.as_str()).collect();
         let (manifest, config) = (found.manifest.clone(), found.config.clone());
         self.lay(gathered, &names, manifest, config, found.name.clone())
@@ -299,10 +299,12 @@ impl Job<'_> {
         Ok(file)
     }
 
-    /// Reads all layers at once, as many as there are threads, the largest first.
+    /// Reads all layers at once, as many as there are threads, the largest first. `before` layers were there already:
+    /// these are counted from there.
     pub(super) fn gather<'t>(
         &'t self,
         sources: &[LayerSource<'_>],
+        before: usize,
         stop: &'t Stop<'t>,
         totals: &Totals,
     ) -> Result<Vec<Gathered<'t>>, ImportError> {
@@ -331,15 +333,15 @@ impl Job<'_> {
             if stop.is_set() {
                 return Err(ImportError::Cancelled);
             }
-            self.layer(at, &sources[at], &shared).map_err(|failure| {
+            self.layer(before + at, &sources[at], &shared).map_err(|failure| {
                 // The cause of the others is known already.
                 if !matches!(
                     failure,
                     LayerFailure::Stopped | LayerFailure::Blob(DecodeError::Stopped)
                 ) {
                     stop.fail(ImportError::Layer {
-                        number: at + 1,
-                        count: sources.len(),
+                        number: before + at + 1,
+                        count: before + sources.len(),
                         name: sources[at].name.clone(),
                         source: Box::new(failure),
                     });

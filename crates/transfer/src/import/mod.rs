@@ -39,7 +39,7 @@ use store::{Committed, Form, Origin, RefName, Reference, Store};
 
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;
-pub use error::ImportError;
+pub use error::{ImportError, LayersMismatch};
 pub use failure::LayerFailure;
 pub use layers::Document;
 pub use limits::{LimitError, Limits};

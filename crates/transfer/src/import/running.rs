@@ -11,8 +11,11 @@ use store::{RefName, Store};
 use super::layer::{Gathered, Totals};
 use super::layers::{Document, LayerSource, Once, Title};
 use super::stop::Stop;
-use super::{ImportError, ImportSurroundings, ImportWishes, Job, LayerReport, Made, Report};
-use crate::stored::StoredError;
+use super::{
+    ImportError, ImportSurroundings, ImportWishes, Job, LayerReport, LayersMismatch, Made, Report,
+    documents,
+};
+use crate::stored::{StoredError, image_of};
 
 /// An import that is open: begin it, hand it [`layers`](Self::layers), and finish it. Dropping it leaves nothing behind
 /// but the layers that [`Durable::EachLayer`](super::Durable::EachLayer) asks for.
@@ -60,6 +63,8 @@ pub struct RunningImport<'i> {
     import: &'i LayerImport<'i>,
     gathered: Vec<Gathered<'i>>,
     names: Vec<String>,
+    /// Digest of each blob, as it was claimed, or else as it came. The store may know a layer by another blob.
+    blobs: Vec<Digest>,
 }
 
 /// An image of all layers, which nothing can see yet: [`LayerImport::finish`] makes it durable and visible.
@@ -93,7 +98,7 @@ impl<'a> LayerImport<'a> {
     /// No layer yet.
     #[must_use]
     pub const fn layers(&self) -> RunningImport<'_> {
-        RunningImport { import: self, gathered: Vec::new(), names: Vec::new() }
+        RunningImport { import: self, gathered: Vec::new(), names: Vec::new(), blobs: Vec::new() }
     }
 
     /// Makes an image durable and visible, by the name that was wished for.
@@ -127,7 +132,10 @@ impl<'i> RunningImport<'i> {
             title,
             is_wanted: false,
         };
-        self.gathered.extend(job.gather(std::slice::from_ref(&source), stop, totals)?);
+        let before = self.gathered.len();
+        let gathered = job.gather(std::slice::from_ref(&source), before, stop, totals)?;
+        self.blobs.extend(gathered.iter().map(|it| source.digest.unwrap_or(it.blob.digest)));
+        self.gathered.extend(gathered);
         self.names.push(source.name);
         Ok(self)
     }
@@ -140,22 +148,53 @@ impl<'i> RunningImport<'i> {
     /// Lays the layers one over the other. Without documents, a manifest and a config are made.
     ///
     /// # Errors
-    /// [`ImportError`], also when a document does not have its digest, or the config names other layers.
+    /// [`ImportError`], also when a document does not have its digest, or names other layers, or another config.
     pub fn image(
         self,
         manifest: Option<Document>,
         config: Option<Document>,
     ) -> Result<MadeImage, ImportError> {
-        let Self { import, gathered, names } = self;
+        let Self { import, gathered, names, blobs } = self;
         if let Some((digest, bytes)) = &config {
             let settings = Config::parse(bytes).map_err(StoredError::wrong(digest))?;
-            let diff_ids = settings.diff_ids_of(gathered.len());
-            let diff_ids = diff_ids.map_err(StoredError::wrong(digest))?;
-            if !diff_ids.iter().eq(gathered.iter().map(|it| &it.report.diff_id)) {
-                return Err(ImportError::OtherLayers(Box::new(*digest)));
-            }
+            let diff_ids = gathered.iter().map(|it| it.report.diff_id);
+            compare(settings.diff_ids().iter().copied(), diff_ids)
+                .map_err(ImportError::other_layers(digest))?;
+        }
+        let config = config.unwrap_or_else(|| {
+            let reports: Vec<_> = gathered.iter().map(|it| it.report.clone()).collect();
+            documents::config(import.job.wishes.platform, &reports)
+        });
+        if let Some((digest, bytes)) = &manifest {
+            let image = image_of(digest, bytes)?;
+            let named = image.layers.iter().map(|it| it.digest);
+            let expected = image.config.digest;
+            let of_config = match config.0 {
+                actual if actual == expected => Ok(()),
+                actual => Err(Box::new(LayersMismatch::Config { expected, actual })),
+            };
+            compare(named, blobs.iter().copied())
+                .and(of_config)
+                .map_err(ImportError::other_layers(digest))?;
         }
         let names: Vec<_> = names.iter().map(String::as_str).collect();
-        import.job.lay(gathered, &names, manifest, config, None).map(MadeImage)
+        import.job.lay(gathered, &names, manifest, Some(config), None).map(MadeImage)
+    }
+}
+
+/// Compares what a document names with what was added.
+fn compare(
+    expected: impl ExactSizeIterator<Item = Digest>,
+    actual: impl ExactSizeIterator<Item = Digest>,
+) -> Result<(), Box<LayersMismatch>> {
+    if expected.len() != actual.len() {
+        let (expected, actual) = (expected.len(), actual.len());
+        return Err(Box::new(LayersMismatch::Count { expected, actual }));
+    }
+    match (1..).zip(expected.zip(actual)).find(|(_, (expected, actual))| expected != actual) {
+        Some((number, (expected, actual))) => {
+            Err(Box::new(LayersMismatch::Layer { number, expected, actual }))
+        }
+        None => Ok(()),
     }
 }

@@ -102,7 +102,7 @@ impl Job<'_> {
             is_wanted: false,
         };
         let stop = Stop::new(self.surroundings.cancel);
-        let mut gathered = self.gather(&[source], &stop, &Totals::default())?;
+        let mut gathered = self.gather(&[source], 0, &stop, &Totals::default())?;
         let gathered = gathered.pop().expect("as many as there were sources");
         let tree = put(gathered.layer, below.tree, number)?;
         let diff_id = gathered.report.diff_id;

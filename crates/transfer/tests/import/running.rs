@@ -1,11 +1,17 @@
 //! Layers that come one at a time, as engines hand them over.
 
 use std::io::Read;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::build::{Layout, Pack, Tar, pack};
 use super::{Home, chain, usual_wishes};
-use quire_transfer::import::{Durable, ImportWishes, IncomingLayer, LayerImport, Limits};
+use quire_transfer::import::{
+    Document, Durable, ImportError, ImportSurroundings, ImportWishes, IncomingLayer, LayerImport,
+    LayersMismatch, Limits,
+};
+use quire_transfer::progress::Event;
+use serde_json::json;
 use store::Digest;
 
 const LOWER: &str = "d etc,f etc/a one,f etc/b two";
@@ -116,25 +122,89 @@ fn what_is_claimed_of_a_layer_is_compared() {
     check(&|_| {}, few, "entries");
 }
 
+fn config_of(diff_ids: &[Digest]) -> Document {
+    let diff_ids: Vec<_> = diff_ids.iter().map(ToString::to_string).collect();
+    let rootfs = json!({ "type": "layers", "diff_ids": diff_ids });
+    document(&json!({ "architecture": "amd64", "os": "linux", "rootfs": rootfs }))
+}
+
+fn manifest_of(config: &Document, blobs: &[&[u8]]) -> Document {
+    let descriptor = |media_type: &str, digest: Digest, size: usize| json!({ "mediaType": media_type, "digest": digest.to_string(), "size": size });
+    let layer = "application/vnd.oci.image.layer.v1.tar+gzip";
+    let layers = blobs.iter().map(|blob| descriptor(layer, Digest::sha256(blob), blob.len()));
+    let layers: Vec<_> = layers.collect();
+    let of_config = "application/vnd.oci.image.config.v1+json";
+    let config = descriptor(of_config, config.0, config.1.len());
+    document(&json!({ "schemaVersion": 2, "config": config, "layers": layers }))
+}
+
+fn document(value: &serde_json::Value) -> Document {
+    let bytes = value.to_string().into_bytes();
+    (Digest::sha256(&bytes), bytes)
+}
+
 #[test]
 fn documents_of_other_layers_are_refused() {
     let home = Home::new();
-    let [tar, other] = tars();
+    let tars = tars();
+    let [lower, upper] = tars.each_ref().map(|tar| pack(tar, Pack::Gzip));
+    let [lower_tar, upper_tar] = tars.each_ref().map(|tar| Digest::sha256(tar));
     let import = LayerImport::begin(&home.store, &home.surroundings(), &usual_wishes()).unwrap();
-    let config = |diff_id: &Digest| {
-        let text = format!(
-            r#"{{"architecture":"amd64","os":"linux","rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}}}}"#
-        );
-        (Digest::sha256(text.as_bytes()), text.into_bytes())
+    let image = |manifest, config| {
+        let running = import.layers().layer(incoming(&tars[0], &lower[..], &lower)).unwrap();
+        let running = running.layer(incoming(&tars[1], &upper[..], &upper)).unwrap();
+        running.image(manifest, config)
     };
-    let image = |config| {
-        let running = import.layers().layer(incoming(&tar, &tar[..], &tar)).unwrap();
-        running.image(None, Some(config))
+    let check = |manifest: Option<Document>, config: Option<Document>, expect: LayersMismatch| {
+        let of = manifest.as_ref().or(config.as_ref()).unwrap().0;
+        match image(manifest, config).unwrap_err() {
+            ImportError::OtherLayers { document, source } => {
+                assert_eq!((*document, *source), (of, expect));
+            }
+            error => panic!("{}", chain(&error)),
+        }
     };
-    let error = image(config(&Digest::sha256(&other))).unwrap_err();
-    assert!(error.to_string().contains("names other layers"), "{error}");
-    let (_, bytes) = config(&Digest::sha256(&tar));
-    let error = image((Digest::sha256(b"another"), bytes)).unwrap_err();
+    let config = config_of(&[lower_tar, upper_tar]);
+    let other = LayersMismatch::Layer { number: 2, expected: lower_tar, actual: upper_tar };
+    check(None, Some(config_of(&[lower_tar, lower_tar])), other);
+    let fewer = LayersMismatch::Count { expected: 1, actual: 2 };
+    check(None, Some(config_of(&[lower_tar])), fewer);
+    check(Some(manifest_of(&config, &[&lower])), Some(config.clone()), fewer);
+    // A manifest names blobs, not what is in them.
+    let (expected, actual) = (Digest::sha256(&tars[1]), Digest::sha256(&upper));
+    let other = LayersMismatch::Layer { number: 2, expected, actual };
+    check(Some(manifest_of(&config, &[&lower, &tars[1]])), Some(config.clone()), other);
+    let another = config_of(&[upper_tar]);
+    let other = LayersMismatch::Config { expected: another.0, actual: config.0 };
+    check(Some(manifest_of(&another, &[&lower, &upper])), Some(config.clone()), other);
+    // One that is made is not the manifest's either.
+    let error = image(Some(manifest_of(&another, &[&lower, &upper])), None).unwrap_err();
+    assert!(chain(&error).contains(&format!("its config is {}, but ", another.0)));
+
+    let error = image(None, Some((Digest::sha256(b"another"), config.1.clone()))).unwrap_err();
     assert!(chain(&error).contains("digest"), "{}", chain(&error));
-    image(config(&Digest::sha256(&tar))).unwrap();
+    let manifest = manifest_of(&config, &[&lower, &upper]);
+    let of = manifest.0;
+    let made = image(Some(manifest), Some(config)).unwrap();
+    assert_eq!(import.finish(made).unwrap().manifest, Some(of));
+}
+
+#[test]
+fn layers_are_counted_from_the_first() {
+    let home = Home::new();
+    let [lower, upper] = tars();
+    let layers = Mutex::new(Vec::new());
+    let progress = |event: Event<'_>| {
+        if let Event::Started { layer } = event {
+            layers.lock().unwrap().push(layer);
+        }
+    };
+    let surroundings = ImportSurroundings { progress: &progress, ..home.surroundings() };
+    let import = LayerImport::begin(&home.store, &surroundings, &usual_wishes()).unwrap();
+    let running = import.layers().layer(incoming(&lower, &lower[..], &lower)).unwrap();
+    let mut wrong = incoming(&upper, &upper[..], &upper);
+    wrong.diff_id = Some(Digest::sha256(b"wrong"));
+    let error = running.layer(wrong).unwrap_err();
+    assert!(error.to_string().contains("layer 2 of 2 (a layer)"), "{error}");
+    assert_eq!(*layers.lock().unwrap(), [0, 1]);
 }
