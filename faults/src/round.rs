@@ -308,7 +308,7 @@ impl State {
     fn is_or_lost(&self, model: &Self, mode: Mode) -> bool {
         let mut said = vec![
             "\"lost\": true",
-            "some of what the container wrote was lost",
+            "some data of the container was lost",
             "bytes that the container wrote here are lost",
         ];
         if mode == Mode::FromThenOn {

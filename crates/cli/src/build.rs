@@ -52,7 +52,7 @@ pub(crate) fn build(context: &Context, args: &args::Build) -> anyhow::Result<Ans
     let source = Source::parse(&args.source)?;
     // Before the work, which may take long, so that it is not in vain.
     let output = match args.image.as_os_str().as_bytes() {
-        b"-" if context.json => bail!("--json: standard output has the image already"),
+        b"-" if context.json => bail!("--json: standard output already has the image"),
         b"-" => None,
         _ => Some(Output::new(&args.image)?),
     };

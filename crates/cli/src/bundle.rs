@@ -86,8 +86,8 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         && let Some(closed) = closed_above(directory)
     {
         context.remark(&format!(
-            "the container's root, who is nobody to the host, cannot pass through {}: `chmod o+x` lets him, or choose \
-             another directory",
+            "the container's root, an ordinary user to the host, cannot pass through {}: use `chmod o+x` on it, or \
+             choose another directory",
             closed.display()
         ));
     }
@@ -138,8 +138,8 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
     let user = context.who().user;
     if found.uid() != user {
         bail!(
-            "\"{}\" belongs to user {}, who could reach set-uid files and devices of the image: name a directory of your \
-             own, or one that is not there yet",
+            "\"{}\" belongs to user {}, who could reach set-uid files and devices of the image: name a directory of \
+             your own, or one that does not exist yet",
             directory.display(),
             found.uid()
         );
@@ -149,7 +149,7 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
             .set_permissions(std::fs::Permissions::from_mode(0o700))
             .with_context(|| format!("cannot change the mode of \"{}\"", directory.display()))?;
         context.remark(&format!(
-            "\"{}\" has the mode 0700 now: set-uid files and devices of the image have effect in its rootfs",
+            "\"{}\" has the mode 0700 now: set-uid files and devices of the image take effect in its rootfs",
             directory.display()
         ));
     }
@@ -214,7 +214,9 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
     };
     if !is_empty {
         let directory = directory.display();
-        bail!("\"{directory}\" is not empty: name a directory that is, or is not there yet");
+        bail!(
+            "\"{directory}\" is not empty: name an empty directory, or one that does not exist yet"
+        );
     }
     Ok(())
 }

@@ -40,13 +40,13 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
         let removed = store.remove_damaged(&report)?;
         let files = if removed == 1 { "file" } else { "files" };
         context.remark(&format!(
-            "{removed} damaged {files} removed: import or pull again what was hurt, if anything"
+            "{removed} damaged {files} removed: import or pull the affected images again, if any"
         ));
         for (damage, _) in &report.damage {
             if let Damage::Bad(StoreItem::Container(id), _) = damage {
                 // No import brings back what it wrote, and it may be running.
                 context.remark(&format!(
-                    "container {id} stays, with what it has written: `quire rm --container --force {id}` removes it"
+                    "container {id} stays, with its writable layer: `quire rm --container --force {id}` removes it"
                 ));
             }
         }
@@ -65,7 +65,7 @@ pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
 }
 
 const WAY_OUT: &str =
-    "`quire fsck --repair` removes what is damaged; then import the images that it hurts again";
+    "`quire fsck --repair` removes the damage; then import the affected images again";
 
 fn tell(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<Answer> {
     let answer = if found.is_sound() { Answer::Yes } else { Answer::No };

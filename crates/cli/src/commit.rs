@@ -116,7 +116,7 @@ pub(crate) fn preview(
     let looked = look(&store, name, no_pause);
     let mut looked = looked.map_err(|error| match crate::resolve::resolve(&store, name) {
         Ok(_) => error.context(format!(
-            "{name} is an image, and diff compares two: say the other one, or a container"
+            "{name} is an image, and diff compares two: give the other one, or a container"
         )),
         Err(_) => error,
     })?;

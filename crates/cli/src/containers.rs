@@ -145,7 +145,10 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     // While `commit` or `diff` look at it nothing new runs in it.
     let goes_on = container::life::pause::pass(&found.folder, &found.id, &is_asked_to_end);
     if !goes_on.with_context(|| format!("cannot see whether {} is paused", found.id))? {
-        bail!("interrupted while container {} was paused for somebody who looks at it", found.id);
+        bail!(
+            "interrupted while another command paused container {} to read its changes",
+            found.id
+        );
     }
     let map = IdMap::noted(&found.folder);
     let user = args.program.user.as_deref().map(|user| {
@@ -193,7 +196,7 @@ pub(crate) fn wait(context: &Context, args: &args::Wait) -> anyhow::Result<Answe
         let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
             format!(
-                "nobody knows how container {} ended: it was removed, or its monitor killed",
+                "it is unknown how container {} ended: it was removed, or its monitor was killed",
                 found.id
             )
         })?;

@@ -71,7 +71,7 @@ impl Context {
     pub(crate) fn store_directory(&self) -> anyhow::Result<PathBuf> {
         if let Some(directory) = &self.store {
             return std::path::absolute(directory)
-                .with_context(|| format!("\"{}\" is no path", directory.display()));
+                .with_context(|| format!("\"{}\" is not a path", directory.display()));
         }
         if self.who.user == 0 {
             return Ok(PathBuf::from("/var/lib/quire"));
@@ -81,7 +81,7 @@ impl Context {
             std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
         let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
         let data = data.or_else(home);
-        let data = data.context("no store: say --store DIR, or set QUIRE_STORE or HOME")?;
+        let data = data.context("no store: give --store DIR, or set QUIRE_STORE or HOME")?;
         Ok(data.join("quire"))
     }
 
@@ -123,8 +123,8 @@ impl Context {
             _ => return,
         };
         self.remark(&format!(
-            "the kernel does not check what is read from this store ({why}): its files are checked at import, \
-             and by `quire verify`"
+            "the kernel does not check reads from this store ({why}): its files are checked at import, and by `quire \
+             verify`"
         ));
     }
 
@@ -186,8 +186,8 @@ impl Context {
                 "the file system at {top} is read-only: mount it for writing, or use --store DIR for a store elsewhere"
             )),
             Errno::DQUOT => Some(format!(
-                "the quota at {top} is used up: `quire gc` frees what nothing uses, `quire gc --unfinished` also what \
-                 interrupted pulls have fetched"
+                "the quota at {top} is used up: `quire gc` frees unused data, `quire gc --unfinished` also data of \
+                 interrupted pulls"
             )),
             _ => {
                 let free = rustix::fs::statvfs(&place).ok()?;
@@ -197,8 +197,8 @@ impl Context {
                     _ => format!(" and {} inodes", free.f_favail),
                 };
                 Some(format!(
-                    "the file system at {top} was full ({bytes}{inodes} are free without what this command had written): \
-                     `quire gc` frees what nothing uses, `quire gc --unfinished` also what interrupted pulls have fetched"
+                    "the file system at {top} was full ({bytes}{inodes} are free without what this command had \
+                     written): `quire gc` frees unused data, `quire gc --unfinished` also data of interrupted pulls"
                 ))
             }
         }
@@ -216,11 +216,12 @@ impl Context {
         let store = store.display();
         Some(match owner {
             owner if owner == user => {
-                "root may: use sudo, and root's own store, into which `sudo quire pull` or `sudo quire import` bring the image"
+                "root may: use sudo and root's own store, and bring the image there with `sudo quire pull` or `sudo \
+                 quire import`"
                     .to_owned()
             }
-            0 => format!("{store} is another user's: use sudo, or --store DIR for a store of your own"),
-            _ => format!("{store} is another user's: --store DIR is for a store of your own"),
+            0 => format!("{store} belongs to another user: use sudo, or --store DIR for a store of your own"),
+            _ => format!("{store} belongs to another user: --store DIR is for a store of your own"),
         })
     }
 }
@@ -277,7 +278,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(store::ResolveError::Absent { nearest, .. }) = cause.downcast_ref() {
             if nearest.is_empty() {
-                return Some("`quire images` lists what there is".to_owned());
+                return Some("`quire images` lists all images".to_owned());
             }
             let nearest: Vec<_> = nearest.iter().map(ToString::to_string).collect();
             return Some(format!("did you mean {}?", nearest.join(" or ")));
@@ -286,15 +287,15 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             cause.downcast_ref()
         {
             return Some(
-                "a process is in it: --lazy frees it when the last one has left".to_owned(),
+                "a process uses it: --lazy frees it when the last one has left".to_owned(),
             );
         }
         if let Some(store::StoreError::Absent(_)) = cause.downcast_ref() {
-            return Some("`quire import` makes one; --store says where".to_owned());
+            return Some("`quire import` makes one; --store names its directory".to_owned());
         }
         if let Some(PlatformMismatch { .. }) = cause.downcast_ref() {
             return Some(
-                "without --platform it is taken all the same; its programs run only where they are emulated"
+                "without --platform it is used anyway; its programs then need an emulator"
                     .to_owned(),
             );
         }
@@ -303,7 +304,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             cause.downcast_ref().or_else(boxed)
         {
             return Some(
-                "there are no files to mount in it: the tool that made it, or `oras pull`, fetches it".to_owned(),
+                "it has no files to mount: fetch it with the tool that made it, or with `oras pull`".to_owned(),
             );
         }
         #[cfg(feature = "registry")]
@@ -328,15 +329,15 @@ const BACK: &str = "a new import of the same image brings it back";
 fn export_hint(error: &ExportError) -> Option<&'static str> {
     match error {
         _ if error.is_damage() => Some(
-            "`quire fsck` says what is damaged; `quire fsck --repair` removes it, so that a new import brings it back",
+            "`quire fsck` lists the damage; `quire fsck --repair` removes it, and a new import brings it back",
         ),
         ExportError::Absent(_) | ExportError::Documents(StoredError::Absent { .. }) => Some(BACK),
-        ExportError::DockerZstd => Some("--compression gzip or none will do"),
+        ExportError::DockerZstd => Some("use --compression gzip or none"),
         ExportError::Unsupported { .. } => {
-            Some("--skip-unsupported leaves such files out, and says which")
+            Some("--skip-unsupported leaves such files out, and lists them")
         }
         ExportError::Untagged(_) => Some("oci:DIR:TAG names one"),
-        ExportError::NotEmpty(_) => Some("name a folder that is empty, or not there yet"),
+        ExportError::NotEmpty(_) => Some("name an empty folder, or one that does not exist yet"),
         ExportError::Scratch { .. } => Some("TMPDIR names another place for temporary files"),
         _ => None,
     }

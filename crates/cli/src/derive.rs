@@ -127,8 +127,8 @@ impl Sources {
     fn tell_config(&self, context: &Context, new: &RefName) {
         if self.found.iter().any(|it| it.manifest.is_some()) {
             context.remark(&format!(
-                "{new} has files only, and no configuration (command, environment, user): `quire run {new} -- COMMAND` says \
-                 what to run"
+                "{new} has files only, and no configuration (command, environment, user): `quire run {new} -- \
+                 COMMAND` chooses the command"
             ));
         }
     }

@@ -26,7 +26,7 @@ pub(crate) fn diff(context: &Context, args: &args::Diff) -> anyhow::Result<Answe
     let path: Vec<&[u8]> = components(&old.path).collect();
     if !components(&new.path).eq(path.iter().copied()) {
         bail!(
-            "diff compares one path in two images: \"{}\" and \"{}\" are two",
+            "diff compares one path in two images: \"{}\" and \"{}\" are two paths",
             old.text,
             new.text
         );

@@ -52,7 +52,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     let writable = match container::root::filestore::program(&search) {
         _ if !context.who().is_host_root() => "memory",
         Some(_) => "self: one file with an ext4 inside",
-        None => "memory, for want of mkfs.ext4 (package e2fsprogs)",
+        None => "memory, because mkfs.ext4 is not installed (package e2fsprogs)",
     };
     let (form, why) = crate::forms::auto(opened.as_fd());
     let policy = crate::policy::describe(context);

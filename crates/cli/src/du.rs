@@ -175,18 +175,18 @@ impl DuReport {
         if self.unused_objects.0 > 0 {
             writeln!(
                 out,
-                "of the files, {} are seen in no image: layers have them, or `quire gc` frees them",
+                "{} of the files are in no image: layers have them, or `quire gc` frees them",
                 size(self.unused_objects)
             )?;
         }
         if self.unused_data.0 > 0 {
-            writeln!(out, "of the devices, {} are in no image", size(self.unused_data))?;
+            writeln!(out, "{} of the devices are in no image", size(self.unused_data))?;
         }
         if self.unfinished.0 > 0 {
             writeln!(
                 out,
-                "of the layers as they came, {} are of interrupted or running pulls: the next pull goes on with them, \
-                 `quire gc --unfinished` frees them",
+                "{} of the layers as they came belong to interrupted or running pulls: the next pull continues with \
+                 them, `quire gc --unfinished` frees them",
                 size(self.unfinished)
             )?;
         }

@@ -85,7 +85,7 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
 /// What can be seen to be wrong before anything is opened.
 fn check(context: &Context, args: &args::Export, target: &Target) -> anyhow::Result<()> {
     if args.platform.is_some() && !matches!(target, Target::Disk(_)) {
-        bail!("--platform is for disk:FILE alone");
+        bail!("--platform is only for disk:FILE");
     }
     let (what, output) = match target {
         Target::Layout { .. } => return Ok(()),
@@ -116,7 +116,7 @@ pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> a
                 path.display()
             ),
             Ok(_) if !force => {
-                bail!("{} is there already: --force overwrites it", path.display())
+                bail!("{} already exists: --force overwrites it", path.display())
             }
             _ => Ok(()),
         },
@@ -359,8 +359,8 @@ impl Job<'_> {
         if !plan.is_unchanged && compression == Compression::AsItWas {
             let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
             self.context.remark(&format!(
-                "{anew} of {} layers are compressed anew, since the store has not kept them as they came: the manifest is \
-                 {} now",
+                "{anew} of {} layers are compressed again, because the store has not kept them as they came: the \
+                 manifest is now {}",
                 plan.layers.len(),
                 plan.digest
             ));
@@ -445,7 +445,8 @@ impl Job<'_> {
         let root = RootType::of(&architecture).with_context(|| {
             let known: Vec<_> = RootType::architectures().collect();
             format!(
-                "there are no root partitions for {architecture:?}: --platform linux/ARCHITECTURE says another, one of {}",
+                "there are no root partitions for {architecture:?}: choose another with --platform \
+                 linux/ARCHITECTURE, one of {}",
                 known.join(", ")
             )
         })?;
@@ -478,8 +479,7 @@ impl Job<'_> {
         Ok(said.unwrap_or_else(|| {
             let here = Platform::of_this_machine();
             self.context.remark(&format!(
-                "{} does not say which processor it is for: the disk is for {here}, as this machine is; --platform says \
-                 another",
+                "{} does not say its processor: the disk is for {here}, like this machine; --platform chooses another",
                 self.args.name
             ));
             here.architecture.clone()

@@ -20,7 +20,7 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["load"], "use `quire import docker-archive:FILE`, or oci:DIR"),
     (&["info"], "use `quire doctor`"),
     (&["version"], "use `quire --version`"),
-    (&["history"], "there is none: `quire show NAME` has what the image says of itself"),
+    (&["history"], "there is none: `quire show NAME` prints the image's own description"),
     (&["attach"], "use `quire logs --follow CONTAINER` to read, or `quire exec -it CONTAINER sh`"),
     (
         &["top"],
@@ -34,7 +34,7 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["rename", "update"], "there is none: a container stays as `quire run` made it"),
     (&["pause", "unpause"], "there is none: `quire commit` and `quire diff` pause by themselves"),
     (&["port", "network"], "there is none: `quire run --network` says what a container has"),
-    (&["volume"], "there are no named volumes: use `quire run -v /DIRECTORY:/PATH`"),
+    (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
     (&["events"], "there is none: `quire wait CONTAINER` returns at a container's end"),
     (&["search"], "there is none: ask the registry"),
     (&["untag"], "use `quire rmi NAME`"),
@@ -78,7 +78,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
             "--memory-reservation",
             "--blkio-weight",
         ],
-        "there is no such limit: --memory, --cpus and --pids-limit are there",
+        "there is no such limit: use --memory, --cpus or --pids-limit",
     ),
     (RUN, &["-c"], "use --cpu-shares"),
     (
@@ -101,7 +101,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["-a", "--attach", "--sig-proxy", "--detach-keys"],
-        "without --detach the container has your standard streams, and all of them",
+        "without --detach the container always has all of your standard streams",
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
     (RUN, &["--group-add"], "use `-u USER:GROUP`"),

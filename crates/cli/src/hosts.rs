@@ -29,7 +29,7 @@ fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {
                 bail!("--add-host …:host-gateway: with --network none the host cannot be reached")
             }
             (Address::Gateway, Network::Joined(_)) => bail!(
-                "--add-host …:host-gateway: whoever made that network knows the host's address in it: say that"
+                "--add-host …:host-gateway: the host's address in that network is not known: give it as an IP address"
             ),
         };
         Ok(Host { address, names: it.names.clone() })
@@ -42,7 +42,7 @@ fn resolver(wanted: &Wanted, network: &Network) -> anyhow::Result<Option<Resolve
         !(wanted.dns.is_empty() && wanted.dns_search.is_empty() && wanted.dns_option.is_empty());
     if is_asked && *network == Network::None {
         bail!(
-            "--dns: with --network none nobody can be asked; --add-host gives names to addresses"
+            "--dns: with --network none no server can be reached; --add-host gives names to addresses"
         );
     }
     if wanted.dns.contains(&Server::None) {

@@ -37,7 +37,9 @@ pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Ans
                 let read = content_of(&store, &reference.image);
                 if let Err(error) = &read {
                     // `fsck` tells whether it is damaged.
-                    report::error_line(&format!("quire: no size of {name} is known: {error:#}"));
+                    report::error_line(&format!(
+                        "quire: cannot tell the size of {name}: {error:#}"
+                    ));
                     answer = Answer::No;
                 }
                 *sizes.entry(reference.image).or_insert(read.ok())

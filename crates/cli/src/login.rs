@@ -31,7 +31,7 @@ pub(crate) fn login(context: &Context, args: &args::Login) -> anyhow::Result<Ans
     let registry = login.registry();
     if checked == Checked::Unasked {
         context.remark(&format!(
-            "{registry} does not ask who anybody is: whether it knows the password was not checked"
+            "{registry} does not ask for credentials: the password was not checked"
         ));
     }
     if context.json {
@@ -54,7 +54,7 @@ pub(crate) fn logout(context: &Context, args: &args::Logout) -> anyhow::Result<A
     let answer = if removed.from.is_empty() { Answer::No } else { Answer::Yes };
     if let Some(file) = &removed.left {
         let file = file.display();
-        context.remark(&format!("{file}, another tool's, has credentials for {registry} still"));
+        context.remark(&format!("{file} of another tool still has credentials for {registry}"));
     }
     if context.json {
         report::json(&LogoutReport {
@@ -63,7 +63,7 @@ pub(crate) fn logout(context: &Context, args: &args::Logout) -> anyhow::Result<A
             left: removed.left.as_ref().map(|it| it.display().to_string()),
         })?;
     } else if answer == Answer::No {
-        report::error_line(&format!("quire: nobody is logged in to {registry}"));
+        report::error_line(&format!("quire: not logged in to {registry}"));
     } else {
         context.remark(&format!("logged out of {registry}"));
     }
@@ -79,7 +79,7 @@ fn target(
     Login::new(host, &settings(context.who(), options, cancel, pauses(context))).with_context(
         || {
             format!(
-                "\"{}\" is no registry: write it like ghcr.io or localhost:5000",
+                "\"{}\" is not a registry: write it like ghcr.io or localhost:5000",
                 host.escape_debug()
             )
         },
@@ -93,7 +93,7 @@ fn ask(args: &args::Login, login: &Login, cancel: &AtomicBool) -> anyhow::Result
         let read = std::io::stdin().lock().take(PASSWORD_MAX + 1).read_to_end(&mut bytes);
         read.context("cannot read standard input")?;
         if bytes.len() as u64 > PASSWORD_MAX {
-            bail!("standard input goes on after {PASSWORD_MAX} bytes, which is no password");
+            bail!("standard input has more than {PASSWORD_MAX} bytes, too many for a password");
         }
         let text = String::from_utf8(bytes).ok().context("the password is not UTF-8")?;
         // `echo` and editors end it with a line feed that is no part of it.
@@ -102,7 +102,7 @@ fn ask(args: &args::Login, login: &Login, cancel: &AtomicBool) -> anyhow::Result
         return Ok((user.clone(), Secret::new(filled("password", text.to_owned())?)));
     }
     let terminal = Terminal::open().context(
-        "there is no terminal to ask on: -u USER --password-stdin reads the password from standard input",
+        "there is no terminal for the question: -u USER --password-stdin reads the password from standard input",
     )?;
     let registry = login.registry();
     let user = match &args.user {
@@ -115,7 +115,7 @@ fn ask(args: &args::Login, login: &Login, cancel: &AtomicBool) -> anyhow::Result
 
 fn filled(what: &str, text: String) -> anyhow::Result<String> {
     if text.is_empty() {
-        bail!("an empty {what} is none");
+        bail!("the {what} is empty");
     }
     Ok(text)
 }

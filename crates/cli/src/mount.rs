@@ -71,7 +71,7 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
             .with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
         if !mount.is_ours() {
             bail!(
-                "what is mounted on \"{}\" is not Quire's but \"{}\": use umount",
+                "the mount on \"{}\" is not Quire's but \"{}\": use umount",
                 directory.display(),
                 mount.source
             );

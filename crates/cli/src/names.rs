@@ -86,12 +86,12 @@ fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<Ref
     let names = refs.into_iter().filter(|(_, it)| it.image == id).map(|(name, _)| name);
     let names: Vec<_> = names.collect();
     if names.is_empty() && !force {
-        anyhow::bail!("\"{text}\" is an image, but no name: nothing to remove");
+        anyhow::bail!("\"{text}\" is an image, not a name: nothing to remove");
     }
     if names.len() > 1 && !force {
         let names: Vec<_> = names.iter().map(RefName::as_str).collect();
         anyhow::bail!(
-            "image \"{text}\" has several names: name those to remove, or --force for all: {}",
+            "image \"{text}\" has several names: give those to remove, or --force for all: {}",
             names.join(", ")
         );
     }
@@ -114,7 +114,7 @@ fn image_name(store: &Store, text: &str, force: bool) -> anyhow::Result<Option<R
         Ok(None) => {
             // The usual error of a name that is not there knows the names that are alike.
             store.resolve(text)?;
-            anyhow::bail!("\"{text}\" is an image, but no name: nothing to remove");
+            anyhow::bail!("\"{text}\" is an image, not a name: nothing to remove");
         }
         Err(error @ RefError::Disk(_)) => Err(error.into()),
         Ok(Some(_)) | Err(_) => Ok(Some(name)),
@@ -132,7 +132,7 @@ fn remove_names(context: &Context, store: &Store, names: &[RefName]) -> anyhow::
         }
     }
     if !names.is_empty() {
-        context.remark("names removed; `quire gc` frees what nobody uses");
+        context.remark("names removed; `quire gc` frees unused data");
     }
     Ok(Answer::Yes)
 }

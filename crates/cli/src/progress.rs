@@ -247,10 +247,7 @@ impl Progress {
                 }
             }
             Event::Again { layer } => {
-                line(format!(
-                    "layer {} of {count} was not what it should be: once more",
-                    layer + 1
-                ));
+                line(format!("layer {} of {count} failed its check: trying once more", layer + 1));
                 self.event(&ProgressReport::Again { layer: layer + 1 });
                 let Some(it) = layers.get_mut(layer) else { return };
                 if let Some(bar) = &it.bar {

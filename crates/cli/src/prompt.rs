@@ -53,7 +53,7 @@ impl Terminal {
 
     /// Asks for a line that is not shown.
     pub(crate) fn ask_hidden(&self, question: &str, cancel: &AtomicBool) -> anyhow::Result<String> {
-        let mute = Mute::new(&self.0).context("cannot make the terminal hide what is typed")?;
+        let mute = Mute::new(&self.0).context("cannot turn off the echo of the terminal")?;
         self.write(question)?;
         let line = self.line(cancel);
         drop(mute);

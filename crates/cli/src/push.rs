@@ -30,7 +30,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     let target: Reference = match (&args.target, &found.name) {
         (Some(target), _) => target.parse()?,
         (None, Some(name)) => name.as_str().parse()?,
-        (None, None) => anyhow::bail!("{} has no name: say where to push it", args.name),
+        (None, None) => anyhow::bail!("{} has no name: give the name to push it to", args.name),
     };
     let manifest = found.manifest.with_context(|| {
         let name = &args.name;
@@ -122,8 +122,8 @@ fn changes(plan: &Plan, asked: Compression) -> Option<String> {
     match asked {
         Compression::Gzip | Compression::Zstd | Compression::None => None,
         _ if anew > 0 => Some(format!(
-            "{} compressed anew, since neither the store nor the registry has them as they came (`pull --keep-layers` \
-             keeps them): the manifest is {digest} now",
+            "{} compressed again, because neither the store nor the registry has them as they came (`pull \
+             --keep-layers` keeps them): the manifest is {digest} now",
             layers(anew)
         )),
         _ if new > 0 => Some(format!(
@@ -186,7 +186,7 @@ fn layer(how: How, sent: Sent) -> SentReport {
         How::There => "there",
         How::Kept => "kept",
         How::Plain => "made again",
-        How::Compressed => "compressed anew",
+        How::Compressed => "compressed again",
         How::New => "compressed",
     };
     let length = if let Sent::Bytes(length) = sent { length } else { 0 };

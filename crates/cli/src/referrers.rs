@@ -59,7 +59,7 @@ fn subject(
             ));
             Ok(fetched.digest)
         }
-        (_, Some(_)) => bail!("{reference} is no index: leave out --platform"),
+        (_, Some(_)) => bail!("{reference} is not an index: leave out --platform"),
         // Something else than an image can have things attached to it, too.
         (_, None) => Ok(fetched.digest),
     }

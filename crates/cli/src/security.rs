@@ -41,7 +41,7 @@ pub(crate) fn security(wanted: &args::Security) -> anyhow::Result<Security> {
         match option {
             SecurityOpt::NoNewPrivileges(value) => no_new_privileges = *value,
             _ if std::mem::replace(&mut is_said, true) => {
-                bail!("--security-opt: seccomp is said twice");
+                bail!("--security-opt: seccomp is given twice");
             }
             SecurityOpt::Unconfined => filter = Filter::Unconfined,
             SecurityOpt::Seccomp(path) => filter = Filter::Profile(profile(path)?),

@@ -37,7 +37,8 @@ pub(crate) fn until_signal<T: Send>(
     work: impl FnOnce() -> T + Send,
 ) -> anyhow::Result<T> {
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
-    let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).context("no event descriptor")?;
+    let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
+        .context("cannot make an event descriptor")?;
     let result = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             let result = work();

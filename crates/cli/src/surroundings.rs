@@ -61,5 +61,5 @@ impl Surroundings {
 
 /// Bytes, of the MiB that `--memory` says.
 pub(crate) fn budget(mebibytes: u64) -> anyhow::Result<usize> {
-    usize::try_from(mebibytes << 20).context("--memory is too much")
+    usize::try_from(mebibytes << 20).context("--memory is too large")
 }

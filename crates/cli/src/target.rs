@@ -154,7 +154,7 @@ pub(crate) fn contents(
         Content::Inline(bytes) => take(bytes),
         Content::External { object: Some(object), size, .. } => {
             let store = target.store.as_ref().with_context(|| {
-                format!("{} has no store with the bytes of its files", target.text)
+                format!("{} has no store with the content of its files", target.text)
             })?;
             let mut file = store.object(&object)?;
             let mut hasher = image::verity::Hasher::new(object.algorithm());
@@ -181,8 +181,8 @@ pub(crate) fn contents(
         }
         Content::External { object: None, .. } => {
             bail!(
-                "nothing says which object \"{}\" is: of an image of the form packed or tar, `quire fsck` tells whether \
-                 an index is gone, which importing it once more writes again",
+                "the object of \"{}\" is not recorded: with the form packed or tar an index may be gone (see `quire \
+                 fsck`), and a new import of the image writes it again",
                 inode.path().escape_ascii()
             )
         }

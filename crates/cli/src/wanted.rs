@@ -42,10 +42,12 @@ pub(crate) fn terminal_of_run(args: &args::Run) -> anyhow::Result<Terminal> {
         return terminal(args.tty.when());
     }
     if args.tty.when() == When::Always {
-        bail!("-t: a container of --detach outlives the terminal; `quire exec -t` gives one later");
+        bail!(
+            "-t: a container with --detach outlives the terminal; `quire exec -t` gives one later"
+        );
     }
     if args.tty.interactive {
-        bail!("-i: a container of --detach has no standard input: leave -i out");
+        bail!("-i: a container with --detach has no standard input: leave -i out");
     }
     Ok(Terminal::None)
 }
@@ -67,7 +69,7 @@ pub(crate) fn wishes(
     let is_good = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
     if hostname.is_empty() || hostname.len() > 64 || !hostname.bytes().all(is_good) {
         bail!(
-            "\"{}\" is no host name: it has 1 to 64 letters, digits, `-`, `_` and `.`",
+            "\"{}\" is not a host name: use 1 to 64 letters, digits, `-`, `_` and `.`",
             hostname.escape_debug()
         );
     }
@@ -139,8 +141,8 @@ fn network_namespace(path: &Path) -> anyhow::Result<String> {
     // Source: Linux `include/uapi/linux/magic.h`, NSFS_MAGIC.
     if rustix::fs::fstatfs(&file).with_context(failed)?.f_type != 0x6e73_6673 {
         bail!(
-            "--network ns:{shown} is {}, not a namespace: `ip netns add NAME` makes one at /run/netns/NAME, and that of a \
-             process is /proc/PID/ns/net",
+            "--network ns:{shown} is {}, not a namespace: `ip netns add NAME` makes one at /run/netns/NAME, and a \
+             process has its own at /proc/PID/ns/net",
             what(&file)?
         );
     }
@@ -150,9 +152,9 @@ fn network_namespace(path: &Path) -> anyhow::Result<String> {
         Some(Namespace::Network) => {}
         Some(kind) => {
             let kind = format!("{kind:?}").to_lowercase();
-            bail!("--network ns:{shown} is a namespace of another kind: {kind}, not network")
+            bail!("--network ns:{shown} is a namespace of the kind {kind}, not network")
         }
-        None => bail!("--network ns:{shown} is a namespace of another kind than network"),
+        None => bail!("--network ns:{shown} is not a network namespace"),
     }
     let absolute = std::path::absolute(path).with_context(failed)?.into_os_string();
     absolute

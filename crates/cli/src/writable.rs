@@ -27,7 +27,7 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
             ("memory" | "self", Some(("size", value))) => size = Some(bytes(value)?),
             ("self", None) if word == "durable" => durability = Durability::Durable,
             ("memory", None) if word == "durable" => {
-                return Err("what is in memory is not durable: use self or dir=PATH".to_owned());
+                return Err("memory is not durable: use self or dir=PATH".to_owned());
             }
             _ => return Err(format!("{kind} has no option \"{word}\"")),
         }
@@ -46,8 +46,11 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
 /// A number of bytes, or with `k`, `m`, `g` or `t` of powers of 1024, as `docker run --memory` and the mount option of
 /// tmpfs have it. A `b` or `ib` may follow.
 pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
-    let wrong =
-        || format!("\"{text}\" is no size: a number, with k, m, g or t behind it, such as 512m");
+    let wrong = || {
+        format!(
+            "\"{text}\" is not a size: use a number, with k, m, g or t behind it, for example 512m"
+        )
+    };
     let lower = text.to_ascii_lowercase();
     let digits = lower.trim_end_matches(|it: char| it.is_ascii_alphabetic());
     let power = match lower.get(digits.len()..).unwrap_or_default() {
@@ -91,11 +94,11 @@ mod tests {
         let cases = [
             ("", "it is memory[,size=SIZE]"),
             ("Memory", "it is memory[,size=SIZE]"),
-            ("memory,size=", "\"\" is no size"),
-            ("memory,size=0", "\"0\" is no size"),
-            ("memory,size=1x", "\"1x\" is no size"),
-            ("memory,size=-1", "\"-1\" is no size"),
-            ("memory,size=16777216t", "is no size"),
+            ("memory,size=", "\"\" is not a size"),
+            ("memory,size=0", "\"0\" is not a size"),
+            ("memory,size=1x", "\"1x\" is not a size"),
+            ("memory,size=-1", "\"-1\" is not a size"),
+            ("memory,size=16777216t", "is not a size"),
             ("memory,durable", "not durable"),
             ("none,size=1", "none has no option \"size=1\""),
             ("self,sise=1", "self has no option \"sise=1\""),

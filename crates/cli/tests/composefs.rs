@@ -91,7 +91,7 @@ fn arguments_of_mkcomposefs() {
     refused("--skip-xattrs --user-xattrs d i", "exclude each other");
     refused("--threads=0 d i", "Invalid threads count 0");
     refused("--min-version=x d i", "Invalid min version x");
-    refused("--min-version=2 d i", "format version 2 is not known");
+    refused("--min-version=2 d i", "unknown format version 2");
     refused("nope i", "error accessing nope: No such file");
     refused("file i", "error accessing file: Not a directory");
     refused("link i", "error accessing link: Not a directory");

@@ -143,7 +143,7 @@ impl Wishes {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     /// Neither the image nor the caller names a command.
-    #[error("the image has no command: say which, after --")]
+    #[error("the image has no command: give one after --")]
     NoCommand,
     /// A variable of the caller's without a name, or without a value.
     #[error("\"{0}\" is not NAME=VALUE")]

@@ -212,7 +212,7 @@ mod tests {
             assert!(error.contains(expect), "{error}");
         };
         let writable = WritableWish::Memory(None);
-        check(ContainerWish { df: true, writable, ..wish() }, "--df is for roots");
+        check(ContainerWish { df: true, writable, ..wish() }, "--df is for read-only roots");
         check(ContainerWish { id: "-a".to_owned(), ..wish() }, "-a");
     }
 }

@@ -17,7 +17,7 @@ pub enum LeaseError {
         file: String,
     },
     /// Only the owner of a file, or someone with `CAP_LEASE`, may ask.
-    #[error("cannot ask whether {file} is in use: it belongs to someone else")]
+    #[error("cannot ask whether {file} is in use: it belongs to another user")]
     Forbidden {
         /// The file.
         file: String,

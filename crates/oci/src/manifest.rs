@@ -67,7 +67,7 @@ pub enum ManifestError {
         media_type: String,
     },
     /// It should be a choice of images, and is one image.
-    #[error("it is a manifest, where an index should be")]
+    #[error("it is a manifest, but an index was expected")]
     NotIndex,
     /// A manifest of Docker's schema 1, or something newer than all that is known.
     #[error("manifests of schema version {0} are not supported, only 2")]

@@ -70,7 +70,7 @@ pub enum Source {
 pub enum SourceError {
     /// None of the known words and a colon.
     #[error(
-        "\"{}\" does not say what it is: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE",
+        "\"{}\" is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE",
         .0.display()
     )]
     Kind(OsString),
@@ -213,7 +213,7 @@ mod tests {
         check("tar:a:b", "Tar(File(\"a:b\"))");
         check("dir:/", "Directory(\"/\")");
         check("dump:x", "Dump(File(\"x\"))");
-        let kinds = "does not say what it is: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE";
+        let kinds = "is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE";
         check("debian", &format!("\"debian\" {kinds}"));
         check("docker://debian", &format!("\"docker://debian\" {kinds}"));
         check("", &format!("\"\" {kinds}"));

@@ -38,7 +38,7 @@ impl FromStr for NetworkKind {
     }
 }
 
-const NETWORKS: &str = "it is none, host, or ns:PATH, such as ns:/run/netns/NAME";
+const NETWORKS: &str = "use none, host, or ns:PATH, for example ns:/run/netns/NAME";
 
 /// How large a log may be; none is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use container::bundle::CPU_PERIOD;
 
 /// A number of processors as a quota.
 fn quota(text: &str) -> Result<NonZeroU32, String> {
-    let number: f64 = text.parse().map_err(|_error| "it is a number, such as 1.5".to_owned())?;
+    let number: f64 = text.parse().map_err(|_error| "use a number, for example 1.5".to_owned())?;
     // Source: Linux `kernel/sched/core.c`, `min_cfs_quota_period`: a millisecond, a hundredth of the period.
     if !(0.01..=10_000.0).contains(&number) {
-        return Err("it is a number of processors from 0.01 to 10000".to_owned());
+        return Err("use a number of processors from 0.01 to 10000".to_owned());
     }
     let quota = (number * f64::from(CPU_PERIOD)).round();
     #[expect(
@@ -34,7 +34,7 @@ fn list(text: &str) -> Result<String, String> {
     let number = |it: &str| {
         let is_number = !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
         if !is_number {
-            return Err("it is a list of processors, such as 0-2,7".to_owned());
+            return Err("use a list of processors, for example 0-2,7".to_owned());
         }
         it.parse::<u16>().map_err(|_error| format!("the largest processor number is {}", u16::MAX))
     };

@@ -26,7 +26,7 @@ impl FromStr for AddedHost {
     /// `NAME[;NAME…]:IP`, as podman has it, and with `=` as Docker may.
     fn from_str(text: &str) -> Result<Self, String> {
         let split = text.split_once(['=', ':']);
-        let (names, address) = split.ok_or("it is NAME:IP, such as db:10.0.0.7")?;
+        let (names, address) = split.ok_or("write NAME:IP, for example db:10.0.0.7")?;
         let names: Vec<_> = names.split(';').map(str::to_owned).collect();
         let is_name = |it: &String| {
             !it.is_empty() && it.bytes().all(|it| it.is_ascii_graphic() && it != b'#')

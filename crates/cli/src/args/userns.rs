@@ -62,7 +62,7 @@ impl UserNs {
             Self::Host => Ok(None),
             Self::Map(Ranges(ranges)) => Ok(Some(IdMap::new(ranges.clone(), ranges.clone()))),
             Self::Auto(_) => bail!(
-                "--userns auto is for `run`, whose container holds its ids as long as it lives: say a map, such as \
+                "--userns auto is for `run`, whose container holds its ids while it lives: give a map, for example \
                  0:100000:65536"
             ),
         }
@@ -117,7 +117,7 @@ mod tests {
             ("auto,size=4294967296", "auto has size=COUNT"),
             ("auto:uidmapping=1", "auto has size=COUNT"),
             ("0:9:0", "has no ids"),
-            ("0:9", "is no range of ids"),
+            ("0:9", "is not a range of ids"),
         ];
         for (text, expect) in bad {
             let error = text.parse::<UserNs>().unwrap_err();

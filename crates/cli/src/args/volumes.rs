@@ -30,12 +30,12 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
             "durable" => durability.replace(is_said(key, value)?).is_some(),
             _ => {
                 return Err(format!(
-                    "there is no \"{key}\": it may have type, dst, src, size, mode, ro and durable"
+                    "there is no key \"{key}\": use type, dst, src, size, mode, ro or durable"
                 ));
             }
         };
         if twice {
-            return Err(format!("{key} is said twice"));
+            return Err(format!("{key} is given twice"));
         }
     }
     let to = to.ok_or("it needs dst=PATH, where in the container")?;
@@ -49,12 +49,12 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
     };
     let kind = match kind {
         "memory" | "tmpfs" => {
-            refuse(no_source, "src: nothing of the host is in it")?;
+            refuse(no_source, "src: it has no source on the host")?;
             refuse(durability != Some(true), "durable: use type=self or type=dir")?;
             MountKind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY) }
         }
         "self" => {
-            refuse(no_source, "src: nothing of the host is in it")?;
+            refuse(no_source, "src: it has no source on the host")?;
             let durability = match durability {
                 Some(true) => Durability::Durable,
                 _ => Durability::Volatile,
@@ -67,11 +67,11 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
             refuse(durability.is_none(), "durable: it is as durable as the host's file system")?;
             match source {
                 Some(source) if source.starts_with('/') => MountKind::Host(source.to_owned()),
-                Some(source) => return Err(format!("src=\"{source}\" is no absolute path")),
-                None => return Err("type=dir needs src=PATH, what of the host".to_owned()),
+                Some(source) => return Err(format!("src=\"{source}\" is not an absolute path")),
+                None => return Err("type=dir needs src=PATH, a path of the host".to_owned()),
             }
         }
-        _ => return Err(format!("there is no type=\"{kind}\": it is {kinds}")),
+        _ => return Err(format!("there is no type=\"{kind}\": use {kinds}")),
     };
     let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
     Ok(MountWish { kind, destination: to, access })
@@ -90,7 +90,7 @@ fn permissions(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777);
     let is_octal = text.bytes().all(|it| it.is_ascii_digit());
     mode.filter(|_| is_octal)
-        .ok_or_else(|| format!("mode={text} is no permissions: octal digits, such as 1777"))
+        .ok_or_else(|| format!("mode={text} is not a mode: use octal digits, for example 1777"))
 }
 
 /// One of `--volume`, whose path on the host may begin with a dot, as with podman.
@@ -157,28 +157,28 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_the_reason() {
         let cases = [
-            ("", "there is no \"\""),
+            ("", "there is no key \"\""),
             ("dst=/a", "it needs type=memory"),
             ("type=memory", "it needs dst=PATH"),
             ("type=volume,dst=/a", "there is no type=\"volume\""),
-            ("type=memory,dst=a", "is no place in a container"),
-            ("type=memory,dst=/proc", "nothing can be mounted on /proc"),
+            ("type=memory,dst=a", "is not a path in a container"),
+            ("type=memory,dst=/proc", "cannot mount on /proc"),
             ("type=memory,dst=/", "it is the root itself"),
             ("type=memory,dst=/a/..", "without \"..\""),
             ("type=memory,dst", "dst needs a value"),
-            ("type=memory,dst=/a,target=/b", "target is said twice"),
-            ("type=memory,dst=/a,sise=1", "there is no \"sise\""),
-            ("type=memory,dst=/a,size=0", "is no size"),
-            ("type=memory,dst=/a,mode=9", "is no permissions"),
-            ("type=memory,dst=/a,mode=+7", "is no permissions"),
-            ("type=memory,dst=/a,mode=17777", "is no permissions"),
-            ("type=memory,dst=/a,mode=", "is no permissions"),
+            ("type=memory,dst=/a,target=/b", "target is given twice"),
+            ("type=memory,dst=/a,sise=1", "there is no key \"sise\""),
+            ("type=memory,dst=/a,size=0", "is not a size"),
+            ("type=memory,dst=/a,mode=9", "is not a mode"),
+            ("type=memory,dst=/a,mode=+7", "is not a mode"),
+            ("type=memory,dst=/a,mode=17777", "is not a mode"),
+            ("type=memory,dst=/a,mode=", "is not a mode"),
             ("type=memory,dst=/a,ro=perhaps", "it is ro alone"),
             ("type=memory,dst=/a,src=/b", "type=memory has no src"),
             ("type=memory,dst=/a,durable", "has no durable: use type=self"),
             ("type=self,dst=/a,src=/b", "type=self has no src"),
             ("type=dir,dst=/a", "type=dir needs src=PATH"),
-            ("type=dir,dst=/a,src=b", "\"b\" is no absolute path"),
+            ("type=dir,dst=/a,src=b", "\"b\" is not an absolute path"),
             ("type=dir,dst=/a,src=/b,size=1", "type=dir has no size"),
             ("type=bind,dst=/a,src=/b,mode=1", "type=bind has no mode"),
             ("type=dir,dst=/a,src=/b,durable", "type=dir has no durable"),

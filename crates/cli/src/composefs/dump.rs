@@ -21,7 +21,7 @@ pub(super) fn run(mut arguments: Arguments) -> Result<(), Failure> {
         Some(1) => Version::V1,
         other => {
             let number = other.unwrap_or_default();
-            return Err(anyhow::anyhow!("format version {number} is not known: 0 and 1 are"))
+            return Err(anyhow::anyhow!("unknown format version {number}: use 0 or 1"))
                 .with_context(load)
                 .map_err(Failure::from);
         }

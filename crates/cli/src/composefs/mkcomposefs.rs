@@ -221,7 +221,7 @@ fn version(text: &OsStr, which: &str) -> Result<Version, Failure> {
     match number(text) {
         Some(0) => Ok(Version::V0),
         Some(1) => Ok(Version::V1),
-        Some(other) => refuse(format!("format version {other} is not known: 0 and 1 are")),
+        Some(other) => refuse(format!("unknown format version {other}: use 0 or 1")),
         None => refuse(format!("Invalid {which} version {}", text.display())),
     }
 }
@@ -336,8 +336,8 @@ mod tests {
         check_refused("a b --threads=-1", "Invalid threads count -1");
         check_refused("a b --min-version=", "Invalid min version ");
         check_refused("a b --max-version=x", "Invalid max version x");
-        check_refused("a b --min=2", "format version 2 is not known: 0 and 1 are");
-        check_refused("a b --max-version=-1", "format version -1 is not known: 0 and 1 are");
+        check_refused("a b --min=2", "unknown format version 2: use 0 or 1");
+        check_refused("a b --max-version=-1", "unknown format version -1: use 0 or 1");
         check_refused(
             "--user-xattrs a --skip-xattrs b",
             "--skip-xattrs and --user-xattrs exclude each other",

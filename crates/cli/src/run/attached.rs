@@ -24,7 +24,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
     let (id, path, signals) =
         (ready.id().to_owned(), ready.path().to_owned(), Arc::clone(ready.signals()));
-    let modes = || Modes::of(input.as_fd()).context("cannot see how the terminal is set");
+    let modes = || Modes::of(input.as_fd()).context("cannot read the settings of the terminal");
     let receiver = Receiver::new(&path)
         .with_context(|| format!("cannot make a socket for the terminal in {}", path.display()))?;
     let (link, keeper) = link().context("cannot talk to the container's monitor")?;
@@ -61,9 +61,9 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     }
     let (left, master) = attached.copy(&modes, master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
-        link.leave(master.as_fd()).context("the container's monitor has gone")?;
+        link.leave(master.as_fd()).context("the container's monitor has ended")?;
         report::error_line("");
-        context.remark(&format!("container {id} goes on: `quire stop {id}` ends it"));
+        context.remark(&format!("container {id} keeps running: `quire stop {id}` ends it"));
         return Ok(Answer::Yes);
     }
     if let Some(link) = link {
@@ -113,7 +113,7 @@ impl Events for Caller<'_> {
             self.requests += 1;
             match self.requests {
                 0 | 1 => {}
-                2 => self.remark("the container was asked to end twice: again to kill it"),
+                2 => self.remark("the container was asked to end twice: once more kills it"),
                 _ => self.kill(),
             }
         }

@@ -65,7 +65,7 @@ fn what_is_attached_is_shown() {
     }
     let ran = place.run(&format!("referrers --platform linux/amd64 {target}"));
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("is no index"), "{}", ran.err);
+    assert!(ran.err.contains("is not an index"), "{}", ran.err);
     let ran = place.run(&format!("referrers {}/team/none:1", daemon.host));
     assert_eq!(ran.code, Some(2));
 }

@@ -155,7 +155,11 @@ fn what_is_committed_is_what_the_container_saw() {
         place.out("stop -t 0 seen");
         if *kind == "memory" {
             let ran = place.run("commit seen b3");
-            assert!(ran.code == Some(2) && ran.err.contains("gone with its end"), "{}", ran.err);
+            assert!(
+                ran.code == Some(2) && ran.err.contains("was in memory, and ended with it"),
+                "{}",
+                ran.err
+            );
         } else {
             // After its end it is the same.
             place.out("snapshot --quiet seen after.tar");
@@ -517,7 +521,7 @@ fn owners_are_those_that_the_container_sees() {
     assert!(line.contains(" 1002/1003 "), "{listed}");
     chown(&file, Some(10), Some(3)).unwrap();
     let ran = place.run("snapshot owned 2.tar");
-    assert!(ran.err.contains("to whom \"/kept/mine\" belongs: user 10 of the host"), "{}", ran.err);
+    assert!(ran.err.contains("the owner of \"/kept/mine\": user 10 of the host"), "{}", ran.err);
     assert!(!place.path("2.tar").exists());
 }
 
@@ -581,7 +585,7 @@ fn what_was_lost_is_not_committed() {
     fs::write(flags.join("on"), "").unwrap();
     store.out("wait full");
     let ran = store.run("commit full b");
-    assert!(ran.code == Some(2) && ran.err.contains("could be kept"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("some of its writes are lost"), "{}", ran.err);
     // Its place on the disk is free.
     fs::remove_file(small.join("filler")).unwrap();
     fs::write(small.join("file"), vec![1; 20 << 20]).unwrap();
@@ -603,7 +607,7 @@ fn mistakes_are_told() {
     fs::write(place.path("there"), "mine").unwrap();
     for (line, expect) in [
         ("commit none b", "there is no container \"none\""),
-        ("commit gone b", "was in memory, and is gone with its end"),
+        ("commit gone b", "was in memory, and ended with it"),
         ("snapshot gone x", "--writable self"),
         ("commit fixed b", "read-only"),
         ("commit plain-c b", "has no layers to add one to"),

@@ -150,7 +150,7 @@ fn a_container_lives_on_and_is_asked_things() {
         assert_eq!(place.out(&format!("logs -n 1 {name}")), "bye\n");
         assert_eq!(place.out(&format!("logs {name}")), "out\nerr\nbye\n");
         let ran = exec(&[&name, "id"]);
-        assert!(ran.err.contains("does not run: it is exited"), "{}", ran.err);
+        assert!(ran.err.contains("is not running: it is exited"), "{}", ran.err);
         place.out(&format!("rm {name}"));
         assert_eq!(ps(&place, &name), None);
     }
@@ -252,7 +252,7 @@ fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
         let found = ps(&place, &name).unwrap();
         assert!(found["finished"].is_string() && found["code"].is_null(), "{found}");
         let ran = place.run(&format!("wait {name}"));
-        assert!(ran.code == Some(2) && ran.err.contains("nobody knows"), "{}", ran.err);
+        assert!(ran.code == Some(2) && ran.err.contains("it is unknown how"), "{}", ran.err);
         place.out(&format!("rm {name}"));
     }
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
@@ -426,7 +426,11 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
     start(&place, &["--name", "c"], "while :; do sleep 0.05; done");
     for signal in ["FOO", "0", "65", "-9", "", "RTMIN+31", "RTMAX-", "RTMIN3", "RTMAX+1", "RT"] {
         let ran = place.run_each(&["stop", &format!("--signal={signal}"), "c"]);
-        assert!(ran.code == Some(2) && ran.err.contains("is no signal"), "{signal}: {}", ran.err);
+        assert!(
+            ran.code == Some(2) && ran.err.contains("is not a signal"),
+            "{signal}: {}",
+            ran.err
+        );
     }
     assert_eq!(ps(&place, "c").unwrap()["status"], "running");
     place.out("stop --signal sigkill c");

@@ -127,7 +127,7 @@ fn stop_asks_and_waits_as_run_was_told() {
         assert_eq!(place.out(&format!("wait {name}")), "137\n", "{runtime}");
     }
     let ran = place.run("run --stop-signal NONE a true");
-    assert!(ran.code == Some(125) && ran.err.contains("is no signal"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("is not a signal"), "{}", ran.err);
 }
 
 #[test]

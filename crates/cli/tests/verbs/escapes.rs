@@ -206,7 +206,7 @@ fn a_working_directory_is_made_where_something_can_be_written() {
     let _guard = Rm(&place, "other");
     start(&place, &["--name", "other"], "while :; do sleep 1; done");
     for (path, expect) in [
-        ("/none", "the container has no directory \"/none\""),
+        ("/none", "the working directory \"/none\" does not exist in the container"),
         ("/etc/short", "is not a directory"),
         ("etc", "is not an absolute path"),
     ] {

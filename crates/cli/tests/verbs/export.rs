@@ -152,7 +152,7 @@ fn mistakes_change_nothing() {
         ("export --json a:1 erofs:-", "name a file"),
         ("export --force a:1 tar:/dev/null", "not a regular file"),
         ("export a:1 tar:/no/such/folder/a", "cannot write /no/such/folder/a"),
-        ("export a:1 oci:folder", "name a folder that is empty"),
+        ("export a:1 oci:folder", "name an empty folder"),
         ("export --compression gzip a:1 tar:new", "cannot be compressed"),
         ("export --json a:1 tar:-", "name a file"),
         ("export plain oci:new", "came from a directory or a dump"),

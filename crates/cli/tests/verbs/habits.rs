@@ -66,9 +66,11 @@ fn short_flags_are_those_of_podman() {
         assert_eq!(ran.out, "short\n", "{volume}: {}", ran.err);
         assert!(ran.code != Some(0) && !host.join("new").exists(), "{volume}");
     }
-    for (volume, text) in
-        [("data:/x", "no named volumes"), ("/x", "type=self"), ("/tmp:/x:z", "no option \"z\"")]
-    {
+    for (volume, text) in [
+        ("data:/x", "named volumes are not supported"),
+        ("/x", "type=self"),
+        ("/tmp:/x:z", "no option \"z\""),
+    ] {
         let ran = place.run_each(&["run", "--quiet", "-v", volume, "a", "true"]);
         assert!(ran.code == Some(125) && ran.err.contains(text), "{volume}: {}", ran.err);
     }

@@ -47,7 +47,7 @@ fn mistakes_are_told_with_what_was_meant() {
     place.out(&format!("import dir:{} debian", tree.display()));
     let cases = [
         ("imoprt x", 2, "'import'"),
-        ("import x:y", 2, "does not say what it is"),
+        ("import x:y", 2, "is not a source"),
         ("import dir:/no/such/place", 2, "/no/such/place"),
         ("show debain", 2, "did you mean debian:latest?"),
         ("cat debian:/etc/none", 2, "there is no \"/etc/none\" in the image"),

@@ -34,7 +34,7 @@ fn a_host_name_is_one_word() {
     for name in ["a\n10.0.0.1 b", "a b", "\u{202e}a", "a/b", "\u{1b}[31m", ""] {
         let ran = place.run_each(&["run", "--hostname", name, "a", "true"]);
         assert!(
-            ran.code == Some(125) && ran.err.contains("is no host name"),
+            ran.code == Some(125) && ran.err.contains("is not a host name"),
             "{name:?}: {}",
             ran.err
         );
@@ -108,7 +108,7 @@ fn names_of_the_host_come_along_with_its_network_alone() {
     let options = ["--network", "host", "--add-host", "me:host-gateway"];
     assert!(run(&place, &options, "a", SHOW).contains("127.0.0.1\tme\n"));
     for (options, said) in [
-        (&["--dns", "192.0.2.1"][..], "with --network none nobody can be asked"),
+        (&["--dns", "192.0.2.1"][..], "with --network none no server can be reached"),
         (&["--add-host", "me:host-gateway"], "with --network none the host cannot be reached"),
         (&["--network", "host", "--dns", "none", "--dns-search", "x"], "nothing can be added"),
     ] {

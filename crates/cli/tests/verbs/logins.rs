@@ -91,7 +91,7 @@ fn who_logs_in_may_push_and_pull_until_logging_out() {
     assert_eq!(run_with(&place, &format!("logout {host}"), "").code, Some(1));
     assert_eq!(run_with(&place, &push, "").code, Some(2));
     let ran = run_with(&place, "login -u me --password-stdin nonsense", "x");
-    assert!(ran.err.contains("\"nonsense\" is no registry"), "{}", ran.err);
+    assert!(ran.err.contains("\"nonsense\" is not a registry"), "{}", ran.err);
     let ran = run_with(&place, &format!("login {host} --password-stdin"), "x");
     assert!(ran.err.contains("--username"), "{}", ran.err);
 }

@@ -200,11 +200,11 @@ fn a_policy_is_asked_before_anything_is_mounted() {
     for (command, code) in commands {
         let refused = place.run(&format!("--policy none.toml {command}"));
         assert_eq!(refused.code, Some(code), "{}", refused.err);
-        let expect = "a:latest is refused by the default of none.toml: no rule there is for local";
+        let expect = "a:latest is refused by the default of none.toml: no rule there matches local";
         assert!(refused.err.contains(expect), "{}", refused.err);
         let refused = place.run(&format!("--policy bad.toml {command}"));
         assert_eq!(refused.code, Some(code), "{}", refused.err);
-        assert!(refused.err.contains("line 1: \"defualt\" is no field"), "{}", refused.err);
+        assert!(refused.err.contains("line 1: \"defualt\" is not a field"), "{}", refused.err);
         let refused = place.run(&format!("--policy absent.toml {command}"));
         assert_eq!(refused.code, Some(code), "{}", refused.err);
         assert!(refused.err.contains("there is no policy absent.toml"), "{}", refused.err);

@@ -259,7 +259,7 @@ fn the_third_request_to_end_kills_what_ignores_them() {
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
         let mut lines = lines.map(Result::unwrap);
-        assert!(lines.any(|line| line.contains("again to kill it")), "{runtime}");
+        assert!(lines.any(|line| line.contains("once more kills it")), "{runtime}");
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(137), "{runtime}");
         assert_eq!(containers(&place), 0, "{runtime}");

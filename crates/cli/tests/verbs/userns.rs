@@ -352,10 +352,10 @@ fn a_map_that_cannot_be_is_refused_by_name() {
         (&["--userns", "0:1000:10,5:3000:10"], "0:1000:10 and 5:3000:10 overlap"),
         (&["--userns", "0:1000:0"], "0:1000:0 has no ids"),
         (&["--userns", "0:4294967000:65536"], "goes beyond the last id"),
-        (&["--userns", "1:1000:10"], "no id 0 of the container"),
-        (&["--userns", "auto,size=4294967295"], "ids in a row are free"),
+        (&["--userns", "1:1000:10"], "lacks id 0 of the container"),
+        (&["--userns", "auto,size=4294967295"], "free ids in a row"),
         (&["--userns", "auto", "--uidmap", "0:1:1"], "cannot be used with"),
-        (&["--uidmap", "0:1:1,"], "is no range of ids"),
+        (&["--uidmap", "0:1:1,"], "is not a range of ids"),
         (&["--userns", "0:1000:10", "-u", "10"], "user 10 is not in its map"),
         (&["--userns", "0:1000:10", "-u", "1:99"], "group 99 is not in its map"),
     ];
@@ -419,5 +419,5 @@ fn a_limit_of_namespaces_is_no_full_disk() {
     let ran = crate::Ran::of(&command.output().unwrap());
     let row = ran.out.lines().find(|it| it.contains("user-namespaces"));
     let row = row.unwrap_or_else(|| panic!("{} {}", ran.out, ran.err));
-    assert!(row.contains("there may be no more of them"), "{row}");
+    assert!(row.contains("the limit is reached"), "{row}");
 }

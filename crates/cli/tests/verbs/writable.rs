@@ -233,13 +233,13 @@ fn a_directory_keeps_what_is_written() {
     fs::write(place.path("kept/boot_id"), "of another start\n").unwrap();
     let ran = place.run("mount --writable dir=kept a point");
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("the host was started anew since then"), "{}", ran.err);
+    assert!(ran.err.contains("the host has restarted since then"), "{}", ran.err);
     fs::remove_dir_all(place.path("kept/work").join("work").join("incompat")).unwrap();
     place.out("mount --writable dir=kept a point");
     place.out("umount point");
     let refused = [
         ("dir=absent", "cannot open \"absent\""),
-        ("dir=tree/etc/short", "is no directory"),
+        ("dir=tree/etc/short", "is not a directory"),
         ("self,size=1m", "16 MiB to 16 TiB"),
         ("self,size=17t", "16 MiB to 16 TiB"),
         ("disk", "it is memory[,size=SIZE]"),
@@ -252,12 +252,12 @@ fn a_directory_keeps_what_is_written() {
     fs::create_dir(place.path("odd")).unwrap();
     fs::write(place.path("odd/upper"), "").unwrap();
     let ran = place.run("mount --writable dir=odd a point");
-    assert!(ran.err.contains("\"upper\" in it is no directory"), "{}", ran.err);
+    assert!(ran.err.contains("\"upper\" in it is not a directory"), "{}", ran.err);
     symlink("/etc", place.path("odd/link")).unwrap();
     fs::remove_file(place.path("odd/upper")).unwrap();
     fs::rename(place.path("odd/link"), place.path("odd/upper")).unwrap();
     let ran = place.run("mount --writable dir=odd a point");
-    assert!(ran.err.contains("\"upper\" in it is no directory"), "{}", ran.err);
+    assert!(ran.err.contains("\"upper\" in it is not a directory"), "{}", ran.err);
 }
 
 #[test]

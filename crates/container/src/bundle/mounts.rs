@@ -72,26 +72,26 @@ pub enum MountKind {
 pub enum VolumeError {
     /// Without both paths.
     #[error(
-        "\"{0}\" is no volume: HOST:CONTAINER[:ro], both absolute paths (`--mount type=self,dst=PATH` is a file system \
-         of the container's own)"
+        "\"{0}\" is not a volume: write HOST:CONTAINER[:ro], both absolute paths (`--mount type=self,dst=PATH` gives \
+         the container a file system of its own)"
     )]
     Syntax(String),
     /// A name in the place of the path on the host.
     #[error(
-        "there are no named volumes such as \"{0}\": name a directory by its absolute path, or use \
-         `--mount type=self,dst=PATH` for a file system that goes with the container"
+        "named volumes are not supported (\"{0}\"): give the absolute path of a directory, or use `--mount \
+         type=self,dst=PATH` for a file system that is removed with the container"
     )]
     Named(String),
     /// What Docker may say after the paths, and has no meaning here.
     #[error(
-        "a volume has no option \"{0}\": ro and rw are all (files are never relabelled or given to others)"
+        "a volume has no option \"{0}\": use ro or rw (files are never relabelled, and keep their owners)"
     )]
     Option(String),
     /// A path in the container that is none.
-    #[error("\"{0}\" is no place in a container: an absolute path without \"..\"")]
+    #[error("\"{0}\" is not a path in a container: write an absolute path without \"..\"")]
     Destination(String),
     /// A place that the container needs for something else.
-    #[error("nothing can be mounted on {destination} of a container: {reason}")]
+    #[error("cannot mount on {destination} in a container: {reason}")]
     Taken {
         /// Where.
         destination: String,
@@ -99,7 +99,7 @@ pub enum VolumeError {
         reason: &'static str,
     },
     /// Two at one place.
-    #[error("two things are to be mounted on {0}: one would hide the other")]
+    #[error("two mounts are to be on {0}: one would hide the other")]
     Twice(String),
 }
 

@@ -69,7 +69,7 @@ pub struct NameMount {
 
 /// The host's own file cannot be copied.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {}, which the container's is made of", path.display())]
+#[error("cannot read {}, from which the container's is made", path.display())]
 pub struct NamesError {
     path: PathBuf,
     #[source]

@@ -360,7 +360,7 @@ pub enum SpecError {
         source: std::io::Error,
     },
     /// It is something else, or not whole.
-    #[error("{} is no configuration of a runtime", path.display())]
+    #[error("{} is not a runtime configuration", path.display())]
     Json {
         /// Which.
         path: PathBuf,

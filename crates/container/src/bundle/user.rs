@@ -31,7 +31,7 @@ pub enum UserError {
     #[error("the image has no group \"{0}\" in /etc/group")]
     NoGroup(String),
     /// A number that the kernel or a runtime may take for something else.
-    #[error("{0} is no user or group number: they go up to {LARGEST_ID}")]
+    #[error("{0} is not a user or group number: the largest is {LARGEST_ID}")]
     Range(u32),
 }
 

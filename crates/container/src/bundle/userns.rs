@@ -32,7 +32,7 @@ pub const NAMES: [&str; 2] = ["quire", "containers"];
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// Not three numbers.
-    #[error("\"{0}\" is no range of ids: CONTAINER:HOST:SIZE, three numbers")]
+    #[error("\"{0}\" is not a range of ids: write CONTAINER:HOST:SIZE, three numbers")]
     Syntax(String),
     /// No ids at all.
     #[error("the range {0} has no ids")]
@@ -44,10 +44,10 @@ pub enum MapError {
     #[error("the ranges {0} and {1} overlap")]
     Overlap(String, String),
     /// More than the kernel takes.
-    #[error("these are too many ranges: the kernel takes no map of more than {TEXT_MAX} bytes")]
+    #[error("too many ranges: the kernel limits a map to {TEXT_MAX} bytes")]
     TooMany,
     /// Runtimes prepare a container as its root.
-    #[error("the map has no id 0 of the container, which is its root: begin with 0:HOST:SIZE")]
+    #[error("the map lacks id 0 of the container, its root: begin with 0:HOST:SIZE")]
     NoRoot,
     /// The program's user is nobody there.
     #[error("the container's {kind} {id} is not in its map of ids")]
@@ -58,12 +58,12 @@ pub enum MapError {
         id: u32,
     },
     /// One file has ranges, and the other none.
-    #[error("{0} has no entry for {a} or {b}, and the other file has", a = NAMES[0], b = NAMES[1])]
+    #[error("{0} has no entry for {a} or {b}, but the other file has one", a = NAMES[0], b = NAMES[1])]
     Lacking(&'static str),
     /// All are taken.
     #[error(
-        "no {size} ids in a row are free of those that {place} has: end a container, ask for less (auto,size=N), or add \
-         ranges for \"{name}\" to /etc/subuid and /etc/subgid", name = NAMES[0]
+        "{place} has no {size} free ids in a row: end a container, ask for less (auto,size=N), or add ranges for \
+         \"{name}\" to /etc/subuid and /etc/subgid", name = NAMES[0]
     )]
     Exhausted {
         /// How many were asked for.
@@ -354,14 +354,14 @@ mod tests {
             assert_eq!(show(&expect), text);
         }
         let bad = [
-            ("", "is no range of ids"),
-            ("0", "is no range of ids"),
-            ("0:1", "is no range of ids"),
-            ("0:1:2:3", "is no range of ids"),
-            ("0:1:2,", "\"\" is no range of ids"),
-            ("+0:1:2", "is no range of ids"),
-            ("-1:1:2", "is no range of ids"),
-            ("0:a:2", "\"0:a:2\" is no range of ids"),
+            ("", "is not a range of ids"),
+            ("0", "is not a range of ids"),
+            ("0:1", "is not a range of ids"),
+            ("0:1:2:3", "is not a range of ids"),
+            ("0:1:2,", "\"\" is not a range of ids"),
+            ("+0:1:2", "is not a range of ids"),
+            ("-1:1:2", "is not a range of ids"),
+            ("0:a:2", "\"0:a:2\" is not a range of ids"),
             ("0:1:0", "0:1:0 has no ids"),
             ("0:0:4294967296", "goes beyond the last id, 4294967294"),
             ("0:4294967295:1", "goes beyond"),
@@ -422,7 +422,7 @@ mod tests {
         check(one, other, 10, &[], "0:1000:10 0:100:10");
         check(one, one, 100, &[map("0:1050:10", "0:5:1")], "0:1060:100 0:1000:100");
         check(one, one, 100, &[map("0:1100:1", "0:900:101")], "0:1000:100 0:1001:100");
-        check(one, one, 101, &[map("0:1100:1", "0:1:1")], "no 101 ids in a row are free");
+        check(one, one, 101, &[map("0:1100:1", "0:1:1")], "has no 101 free ids in a row");
         check(one, one, 201, &[], "/etc/subuid");
         check("quire:9:1\nquire:50:5", one, 5, &[], "0:50:5");
         check(one, "", 1, &[], "/etc/subgid has no entry for quire or containers");
@@ -435,7 +435,7 @@ mod tests {
         check("", "", 65_536, &[first], "0:2000289792:65536 0:2000289792:65536");
         check("quire:18446744073709551615:5", "quire:4294967290:99", 1, &[], "/etc/subuid");
         check("quire:4294967290:99", "quire:4294967290:99", 5, &[], "0:4294967290:5");
-        check("quire:4294967290:99", "quire:4294967290:99", 6, &[], "no 6 ids");
+        check("quire:4294967290:99", "quire:4294967290:99", 6, &[], "has no 6 free ids");
     }
 
     #[test]

@@ -53,7 +53,9 @@ pub enum WorkingDirError {
     )]
     ReadOnly(String),
     /// It is not there, in a container that runs.
-    #[error("the container has no directory \"{0}\" to work in: choose another with --workdir")]
+    #[error(
+        "the working directory \"{0}\" does not exist in the container: choose another with --workdir"
+    )]
     Absent(String),
     /// Its links lead through the magic links of `/proc`.
     #[error(

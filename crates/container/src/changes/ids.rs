@@ -15,7 +15,7 @@ pub struct Owners {
 
 /// A number of the host that the container has no name for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} {id} of the host is nobody in the container")]
+#[error("{kind} {id} of the host is not in the container's map of ids")]
 pub struct Unmapped {
     /// `user` or `group`.
     kind: &'static str,
@@ -134,7 +134,7 @@ mod tests {
             assert_eq!(map.user(host).ok(), expect, "{host}");
         }
         assert_eq!(map.user(101_000).unwrap_err().to_string(), {
-            "user 101000 of the host is nobody in the container"
+            "user 101000 of the host is not in the container's map of ids"
         });
         assert_eq!(map.group(265_535), Ok(65535));
         assert_eq!(map.group(265_536), Err(Unmapped { kind: "group", id: 265_536 }));

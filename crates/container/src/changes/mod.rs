@@ -78,7 +78,7 @@ pub enum ChangesError {
     #[error("\"{}…\" of the container has a path of more than {PATH_MAX} bytes", .0.escape_ascii())]
     Path(Vec<u8>),
     /// It belongs to somebody whom the container does not know.
-    #[error("cannot tell to whom \"{}\" belongs", path.escape_ascii())]
+    #[error("cannot tell the owner of \"{}\"", path.escape_ascii())]
     Owner {
         /// The file.
         path: Vec<u8>,
@@ -86,7 +86,7 @@ pub enum ChangesError {
         source: Unmapped,
     },
     /// What overlayfs noted leads nowhere.
-    #[error("\"{}\" has only metadata, and its bytes should be those of \"{}\" in the image, which has no such file",
+    #[error("\"{}\" has only metadata, and its content should be that of \"{}\" in the image, which has no such file",
         path.escape_ascii(), from.escape_ascii())]
     Redirect {
         /// The file.
@@ -95,7 +95,7 @@ pub enum ChangesError {
         from: Vec<u8>,
     },
     /// A file of the image cannot be read.
-    #[error("cannot read the bytes of \"{}\", which are the image's", path.escape_ascii())]
+    #[error("cannot read the content of \"{}\" from the image", path.escape_ascii())]
     Object {
         /// The file.
         path: Vec<u8>,
@@ -115,7 +115,7 @@ pub enum ChangesError {
 #[non_exhaustive]
 pub enum ObjectError {
     /// The image does not say which object it is.
-    #[error("the image does not say where they are")]
+    #[error("the image does not name its object")]
     Unnamed,
     /// It is not in the store.
     #[error(transparent)]

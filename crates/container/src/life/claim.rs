@@ -24,10 +24,10 @@ pub struct Claim {
 #[non_exhaustive]
 pub enum ClaimError {
     /// This process may give no ids of the host.
-    #[error("--userns: only root can give a container's users to others of the host")]
+    #[error("--userns: only root can map a container's users to other users of the host")]
     NotRoot,
     /// A signal arrived while others chose.
-    #[error("interrupted while another container was given its ids")]
+    #[error("interrupted while waiting for another container to get its ids")]
     Interrupted,
     /// The lock cannot be had.
     #[error("cannot lock the ranges of ids of the store's containers")]

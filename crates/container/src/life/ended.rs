@@ -16,8 +16,8 @@ use crate::root::Root;
 use crate::root::headroom::Headroom;
 
 /// What a container's log and its caller are told when the disk has lost some of what it wrote.
-pub const LOST: &str = "the disk of the store is full or failing: some of what the container wrote was lost while it ran, and \
-                        it may have read zeros in its place";
+pub const LOST: &str = "the disk of the store is full or failing: some data of the container was lost while it ran, \
+                        and it may have read zeros instead";
 
 /// A container whose program has ended.
 #[derive(Debug)]

@@ -33,7 +33,7 @@ pub enum MountWishError {
     },
     /// There is no folder for its file.
     #[error(
-        "--mount type=self is for `run`, whose container has a folder for it: use type=memory or type=dir"
+        "--mount type=self needs the folder of a container, which only `run` makes: use type=memory or type=dir"
     )]
     NoFolder,
     /// Its file cannot be mounted.

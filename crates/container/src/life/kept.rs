@@ -48,31 +48,29 @@ pub enum Place {
 #[non_exhaustive]
 pub enum KeptError {
     /// It cannot write.
-    #[error("it can write nothing: its root is read-only")]
+    #[error("it has no writable layer: its root is read-only")]
     ReadOnly,
     /// It was in memory.
     #[error(
-        "what it wrote was in memory, and is gone with its end: look while it runs, or run it with --writable self"
+        "its writable layer was in memory, and ended with it: look while it runs, or run it with --writable self"
     )]
     Memory,
     /// The disk was full, or failed.
-    #[error(
-        "not all of what it wrote could be kept, since the disk of the store was full or failing"
-    )]
+    #[error("some of its writes are lost, because the disk of the store was full or failing")]
     Lost,
     /// Its folder does not say where it wrote, or says nothing of sense.
-    #[error("nothing tells where it wrote")]
+    #[error("its folder does not say where its writable layer is")]
     Unknown,
     /// Its process is ending, or is another user's.
     #[error("cannot take the descriptor of its writable layer from its process")]
     Offer,
     /// Somebody still has the filestore mounted.
-    #[error("its filestore is in use: it may still be being written")]
+    #[error("its filestore is in use, and may still be changing")]
     Busy,
     /// The filestore was not unmounted.
     #[error(
         "its filestore was not unmounted, since its monitor was killed while the disk failed, or the host crashed: \
-         `e2fsck -f {}` may mend it", .0.display()
+         `e2fsck -f {}` may repair it", .0.display()
     )]
     Unclean(PathBuf),
     /// It is not there, or not readable.
@@ -87,7 +85,9 @@ pub enum KeptError {
     #[error("{} is in use by another container", .0.display())]
     InUse(PathBuf),
     /// Another directory is there now, or somebody else has used it since.
-    #[error("{} has been written to since the container ended: its changes are not told apart any more", .0.display())]
+    #[error(
+        "{} has been written to since the container ended: its own changes can no longer be told apart", .0.display()
+    )]
     Other(PathBuf),
     /// The kernel refuses the filestore.
     #[error("cannot mount its filestore")]
@@ -296,10 +296,10 @@ mod tests {
             let error = Changes::of_ended(folder.path()).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };
-        check(None, "nothing tells");
+        check(None, "its folder does not say");
         check(Some(Place::None), "read-only");
         check(Some(Place::Memory), "--writable self");
-        check(Some(Place::Filestore { lost: true }), "could be kept");
+        check(Some(Place::Filestore { lost: true }), "some of its writes are lost");
         check(Some(Place::Filestore { lost: false }), "cannot open");
         let path = folder.path().join("absent");
         check(Some(Place::Directory { path, device: 0, inode: 0, last_use: None }), "cannot open");

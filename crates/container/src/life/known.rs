@@ -25,10 +25,10 @@ pub enum KnownError {
     #[error(transparent)]
     Owner(#[from] OwnerError),
     /// The container has no such name.
-    #[error("there is no container \"{0}\": `quire ps --all` lists what there is")]
+    #[error("there is no container \"{0}\": `quire ps --all` lists all containers")]
     Absent(String),
     /// Several ids begin like that.
-    #[error("\"{name}\" may be container {one} or {other}: say more of it")]
+    #[error("\"{name}\" may be container {one} or {other}: give more of the id")]
     Ambiguous {
         /// The beginning of an id.
         name: String,
@@ -54,10 +54,10 @@ pub enum KnownError {
         source: std::io::Error,
     },
     /// It runs, and is to be stopped first.
-    #[error("container {0} runs: `quire stop {0}` first, or --force")]
+    #[error("container {0} is running: `quire stop {0}` first, or use --force")]
     Runs(String),
     /// It has ended, or is damaged.
-    #[error("container {id} does not run: it is {status}")]
+    #[error("container {id} is not running: it is {status}")]
     Over {
         /// The container.
         id: String,
@@ -65,16 +65,16 @@ pub enum KnownError {
         status: &'static str,
     },
     /// It is being started for long.
-    #[error("container {0} is not started yet")]
+    #[error("container {0} has not started yet")]
     NotStarted(String),
     /// A signal arrived meanwhile.
-    #[error("interrupted while container {0} was started")]
+    #[error("interrupted while starting container {0}")]
     Interrupted(String),
     /// It cannot be told.
     #[error("{0}")]
     Untold(String),
     /// It was killed, and goes on.
-    #[error("container {0} does not end, although it was killed")]
+    #[error("container {0} was killed, but does not end")]
     Deaf(String),
     /// Somebody else has it for long.
     #[error("container {0} is in use")]

@@ -69,7 +69,7 @@ pub enum LookError {
         source: ContentsError,
     },
     /// Its bundle cannot be read.
-    #[error("cannot read what container {id} is")]
+    #[error("cannot read the configuration of container {id}")]
     Spec {
         /// The container.
         id: String,
@@ -77,7 +77,7 @@ pub enum LookError {
         source: SpecError,
     },
     /// What it wrote is not there.
-    #[error("cannot look at what container {id} changed")]
+    #[error("cannot read the changes of container {id}")]
     Changes {
         /// The container.
         id: String,
@@ -85,7 +85,7 @@ pub enum LookError {
         source: KeptError,
     },
     /// Its end cannot be noted.
-    #[error("cannot look at what container {id} changed")]
+    #[error("cannot read the changes of container {id}")]
     Bury {
         /// The container.
         id: String,
@@ -94,7 +94,7 @@ pub enum LookError {
     },
     /// It does not stand still.
     #[error(
-        "cannot pause container {id}: with --no-pause it goes on, and what changes meanwhile is an error"
+        "cannot pause container {id}: --no-pause lets it run, and a file that changes meanwhile is then an error"
     )]
     Pause {
         /// The container.

@@ -160,7 +160,7 @@ pub enum RunError {
         source: ProcessError,
     },
     /// What it wrote did not reach the file that it should have gone to.
-    #[error("cannot pass on what container {id} reads and writes")]
+    #[error("cannot forward the standard streams of container {id}")]
     Streams {
         /// The container.
         id: String,
@@ -170,7 +170,7 @@ pub enum RunError {
     },
     /// A standard stream is a directory, from which a program can go to all others of the host.
     #[error(
-        "{0} is a directory of the host, which a container must not have: give it something else"
+        "{0} is a directory of the host, which a container must not get: redirect it elsewhere"
     )]
     Directory(&'static str),
     /// A further program cannot start where it should.
@@ -180,10 +180,10 @@ pub enum RunError {
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// The container's names of users and groups, which the runtime reads.
-    #[error("the container's users cannot be looked up")]
+    #[error("cannot look up the container's users")]
     Users(#[source] crate::bundle::user::LookupError),
     /// Somebody did not want it any more.
-    #[error("interrupted while container {0} was started")]
+    #[error("interrupted while starting container {0}")]
     Interrupted(String),
     /// The runtime could not start the container.
     #[error("{runtime} could not start the container: {message}")]
@@ -194,7 +194,7 @@ pub enum RunError {
         message: String,
     },
     /// The runtime could not start a further program, and has said why on our own standard error.
-    #[error("{runtime} could not start \"{program}\" in the container, and says why above")]
+    #[error("{runtime} could not start \"{program}\" in the container: see its message above")]
     NotExecuted {
         /// The runtime's program.
         runtime: String,
@@ -204,7 +204,7 @@ pub enum RunError {
         why: Refusal,
     },
     /// The runtime could not start the container, and has said why on our own standard error.
-    #[error("{runtime} could not start the container, and says why above")]
+    #[error("{runtime} could not start the container: see its message above")]
     RefusedAloud {
         /// The program.
         runtime: String,
@@ -278,7 +278,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     };
     let mut asked = |requests| match requests {
         0 | 1 => {}
-        2 => remark("the container was asked to end twice: again to kill it"),
+        2 => remark("the container was asked to end twice: once more kills it"),
         _ => kill(start, &child.process),
     };
     let mut deadline = Deadline::of(start);

@@ -68,13 +68,13 @@ pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std:
 #[non_exhaustive]
 pub enum PauseError {
     /// No child to have it go on again.
-    #[error("cannot make sure that the container goes on afterwards")]
+    #[error("cannot make sure that the container continues afterwards")]
     Watch(#[source] kernel::process::ProcessError),
     /// No pipe.
-    #[error("cannot make sure that the container goes on afterwards")]
+    #[error("cannot make sure that the container continues afterwards")]
     Pipe(#[source] std::io::Error),
     /// The lock that keeps others from it.
-    #[error("cannot make sure that nobody else has the container go on meanwhile")]
+    #[error("cannot keep other commands from resuming the container meanwhile")]
     Lock(#[source] std::io::Error),
     /// The runtime cannot, or may not.
     #[error("the runtime does not pause the container")]

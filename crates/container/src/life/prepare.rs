@@ -143,8 +143,8 @@ pub enum PrepareError {
     },
 }
 
-const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: the modes of such files count alone, whose bits of the \
-                       group are the most that the ACL allows";
+const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: only the modes of such files count, \
+                       whose group bits are the most that the ACL allows";
 
 /// Makes a container's root and folder. `living` are containers that may lend what they have mounted; no signal of
 /// `signals` may end this process between the container's folder and its removal.
@@ -251,7 +251,7 @@ pub fn random_id() -> Result<String, IdError> {
 
 /// There is no random id.
 #[derive(Debug, thiserror::Error)]
-#[error("no random numbers")]
+#[error("cannot get random numbers")]
 pub struct IdError(#[source] Errno);
 
 /// Puts the program that is asked for before the container's.

@@ -78,7 +78,7 @@ impl Reason {
         match self {
             Self::Timeout => "the container was killed, since its time was over (--timeout)",
             Self::Memory => {
-                "the container ran out of memory, and the kernel killed its program (--memory says how much it may have)"
+                "the container ran out of memory, and the kernel killed its program (--memory sets its limit)"
             }
         }
     }

@@ -117,7 +117,9 @@ fn ask(
 
 /// There is no such signal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no signal: a name such as TERM or RTMIN+3, or a number from 1 to 64")]
+#[error(
+    "\"{0}\" is not a signal: use a name, for example TERM or RTMIN+3, or a number from 1 to 64"
+)]
 pub struct SignalError(String);
 
 /// The number of a signal that a person or an image names; runtimes know fewer names, and some say nothing of one that they do

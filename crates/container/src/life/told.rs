@@ -17,7 +17,7 @@ use crate::life::detached;
 #[non_exhaustive]
 pub enum ReportError {
     /// Its pipe cannot be read.
-    #[error("cannot hear the monitor")]
+    #[error("cannot read from the monitor")]
     Hear(#[source] std::io::Error),
     /// Signals cannot be waited for, or passed on.
     #[error(transparent)]
@@ -26,7 +26,7 @@ pub enum ReportError {
     #[error("the monitor of {0} ended before the container started")]
     Start(String),
     /// It was killed while the container ran.
-    #[error("nobody knows how container {0} ended: its monitor was killed")]
+    #[error("it is unknown how container {0} ended: its monitor was killed")]
     End(String),
 }
 

@@ -152,8 +152,8 @@ pub enum RootError {
     },
     /// The root directory, of which the writable layer has one of its own, would be nobody's.
     #[error(
-        "the root directory of {name} belongs to user {user} and group {group}, and the map of ids has not both: add them, \
-         or use neither a writable layer nor --df"
+        "the root directory of {name} belongs to user {user} and group {group}, and the map of ids lacks one or both: \
+         add them, or use neither a writable layer nor --df"
     )]
     Nobody {
         /// The image.

@@ -73,10 +73,10 @@ const WHOLE_PART: u64 = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum FilestoreError {
     /// No file system can be made.
-    #[error("there is no mkfs.ext4 (package e2fsprogs)")]
+    #[error("mkfs.ext4 is not installed (package e2fsprogs)")]
     NoProgram,
     /// Too small, or too large.
-    #[error("a file system of {0} bytes: it may have 16 MiB to 16 TiB")]
+    #[error("cannot make a file system of {0} bytes: the size must be 16 MiB to 16 TiB")]
     Size(u64),
     /// It does not run.
     #[error("cannot run {}", path.display())]

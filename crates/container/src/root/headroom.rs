@@ -63,7 +63,7 @@ const BACK: (u64, Duration) = (64 * MIB, Duration::from_millis(20));
 
 /// Why there is no headroom.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot take room for {}", path.display())]
+#[error("cannot reserve space for {}", path.display())]
 pub struct HeadroomError {
     path: PathBuf,
     source: Errno,

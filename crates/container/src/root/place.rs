@@ -63,20 +63,18 @@ pub enum PlaceError {
         source: std::io::Error,
     },
     /// Something else is there.
-    #[error("--writable: \"{}\" is no directory", .0.display())]
+    #[error("--writable: \"{}\" is not a directory", .0.display())]
     NoDirectory(PathBuf),
     /// Another container writes there.
     #[error(
-        "--writable: \"{}\" is in use by another container: stop that (`quire ps`), or take another directory", .0.display()
+        "--writable: \"{}\" is in use by another container: stop it (see `quire ps`), or use another directory", .0.display()
     )]
     InUse(PathBuf),
 }
 
 /// Space in a root that has a writable layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "--df is for roots that nothing can be written to: of this one, `df` shows the writable layer"
-)]
+#[error("--df is for read-only roots: for this one, `df` shows the writable layer")]
 pub struct SpaceError;
 
 /// What `df` says of a root; `wants_space` if there is to be some where nothing can be written.
@@ -100,8 +98,8 @@ impl WritableWish {
         }
         if filestore::program(search).is_none() {
             remark(
-                "there is no mkfs.ext4 (package e2fsprogs), so what the container writes is in memory: `--writable memory` to \
-                 want that",
+                "mkfs.ext4 is not installed (package e2fsprogs), so what the container writes is in memory: \
+                 `--writable memory` to want that",
             );
             return Self::Memory(None);
         }

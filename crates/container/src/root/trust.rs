@@ -66,7 +66,7 @@ const DOMAIN_MAX: usize = 200;
 /// No name of a domain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "--domain: \"{}\" is no name of a domain: it has 1 to {DOMAIN_MAX} letters, digits, '-', '_' and '.'",
+    "--domain: \"{}\" is not a domain name: use 1 to {DOMAIN_MAX} letters, digits, '-', '_' and '.'",
     .0.escape_debug()
 )]
 pub struct DomainError(String);
@@ -102,14 +102,14 @@ pub enum TrustError {
     },
     /// The kernel cannot check it.
     #[error(
-        "--verity require: image {0} has no fs-verity here, so the kernel cannot check what is read: use a store on a file \
-         system with fs-verity (`quire doctor` tells), or --verity auto"
+        "--verity require: image {0} has no fs-verity here, so the kernel cannot check reads: use a store on a file \
+         system with fs-verity (see `quire doctor`), or --verity auto"
     )]
     NoVerity(ImageId),
     /// The kernel is too old for its form.
     #[error(
-        "{name} has the form {form}, which Linux mounts from {NATIVE} on, and this is {running}: `quire convert --form \
-         objects {name}`"
+        "{name} has the form {form}, which needs Linux {NATIVE} or newer, and this is {running}: `quire convert \
+         --form objects {name}`"
     )]
     Form {
         /// The image's name.

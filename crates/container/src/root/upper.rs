@@ -54,17 +54,18 @@ pub enum UpperError {
     Prepare(#[from] Errno),
     /// It was used without syncing, and the host has crashed or was started anew since.
     #[error(
-        "what is in it was written without syncing, and the host was started anew since then: parts may be missing. \
-         Remove its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \"work\" to use it as it is"
+        "its files were written without syncing, and the host has restarted since then: parts may be missing. Remove \
+         its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \"work\" to \
+         use it as it is"
     )]
     Crashed,
     /// The owners of what is in it are those of another map of ids.
     #[error(
-        "what is in it was written {0}, and would have other owners now: use it so again, or an empty directory"
+        "its files were written {0}, and would have other owners now: use the same map again, or an empty directory"
     )]
     OtherMap(String),
     /// The directory holds other things.
-    #[error("\"{0}\" in it is no directory")]
+    #[error("\"{0}\" in it is not a directory")]
     Obstacle(&'static str),
 }
 

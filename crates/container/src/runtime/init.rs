@@ -35,7 +35,7 @@ pub enum InitError {
     None,
     /// The one that was named is not usable.
     #[error(
-        "--init-path {}: it is not a static program for this machine, and nothing of the image is there for it to load",
+        "--init-path {}: it is not a static program for this machine, and it cannot load libraries from the image",
         .0.display()
     )]
     NotStatic(PathBuf),

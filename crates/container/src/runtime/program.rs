@@ -90,7 +90,9 @@ pub enum ProgramError {
         interpreter: String,
     },
     /// A script whose interpreter is a script, and so on.
-    #[error("\"{program}\" in the {within} is a script for a script, deeper than Linux follows")]
+    #[error(
+        "\"{program}\" in the {within} is a script whose interpreter is a script, nested deeper than Linux allows"
+    )]
     Nested {
         /// Where it is.
         within: Within,
@@ -99,7 +101,7 @@ pub enum ProgramError {
     },
     /// An argument or a variable is longer than the kernel passes on.
     #[error(
-        "{what} has {length} bytes, and programs are given at most {} (argument list too long)",
+        "{what} has {length} bytes, and programs get at most {} (argument list too long)",
         longest()
     )]
     TooLong {

@@ -42,7 +42,7 @@ impl Feature {
         }
         match errno {
             Some(Errno::PERM | Errno::ACCESS) => {
-                Self::unknown(format!("not tried for want of privilege: {reason}"))
+                Self::unknown(format!("not tried, since this user may not: {reason}"))
             }
             _ => Self::no(reason),
         }
@@ -225,7 +225,7 @@ pub(super) fn pre_content_events(directory: BorrowedFd<'_>) -> Feature {
     if group < 0 {
         return match crate::last_errno() {
             errno @ Errno::PERM => {
-                Feature::unknown(format!("not tried for want of CAP_SYS_ADMIN: {errno}"))
+                Feature::unknown(format!("not tried without CAP_SYS_ADMIN: {errno}"))
             }
             errno => Feature::no(format!("{no_group}: {errno}")),
         };

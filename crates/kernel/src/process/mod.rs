@@ -50,7 +50,7 @@ pub enum ProcessError {
         source: Errno,
     },
     /// There are as many namespaces as there may be.
-    #[error("cannot {step}: there may be no more of them (see /proc/sys/user)")]
+    #[error("cannot {step}: the limit is reached (see /proc/sys/user)")]
     Limit {
         /// What was to be done.
         step: &'static str,

@@ -119,7 +119,7 @@ pub fn namespace_kind(file: BorrowedFd<'_>) -> Result<Option<Namespace>, Process
     // SAFETY: it has no argument, and the descriptor is open.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
     if kind < 0 {
-        return Err(ProcessError::call("ask of which kind a namespace is")(crate::last_errno()));
+        return Err(ProcessError::call("ask for the kind of a namespace")(crate::last_errno()));
     }
     Ok(match kind {
         libc::CLONE_NEWNS => Some(Namespace::Mount),

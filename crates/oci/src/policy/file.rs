@@ -45,7 +45,7 @@ pub enum Flaw {
         why: String,
     },
     /// A field that has no meaning, which is most often one that is mistyped.
-    #[error("line {line}: \"{}\" is no field of {of}: did you mean \"{nearest}\"?", name.escape_debug())]
+    #[error("line {line}: \"{}\" is not a field of {of}: did you mean \"{nearest}\"?", name.escape_debug())]
     Unknown {
         /// Where.
         line: usize,
@@ -94,8 +94,8 @@ pub enum Flaw {
         /// Why.
         source: std::io::Error,
     },
-    /// A file that is no key.
-    #[error("line {line}: {} is no key", key.display())]
+    /// A file that is not a key.
+    #[error("line {line}: {} is not a key", key.display())]
     Key {
         /// Where.
         line: usize,
@@ -324,10 +324,10 @@ impl Source<'_> {
             return senseless(&format!("{field} is for accept = \"signed\" only"));
         }
         if accept == Accept::None && !digests.is_empty() {
-            return senseless("digests are for what is accepted, and this rule accepts none");
+            return senseless("digests limit an accepting rule, and this rule accepts nothing");
         }
         if patterns.contains(&Pattern::Local) && matches!(accept, Accept::Signed(..)) {
-            return senseless("what is local has no signatures: only a pull brings some");
+            return senseless("local images have no signatures: only a pull brings them");
         }
         Ok(Rule { line, patterns, accept, digests })
     }

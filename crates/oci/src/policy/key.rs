@@ -10,7 +10,7 @@ pub use unverified::PublicKey;
 #[cfg(feature = "signatures")]
 pub use verified::PublicKey;
 
-/// Why a file is no key that signatures can be verified with.
+/// Why a file is not a key that signatures can be verified with.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {

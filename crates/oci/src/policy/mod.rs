@@ -90,14 +90,14 @@ impl fmt::Display for Refusal {
             if self.subject.source == Source::Unknown {
                 return write!(
                     f,
-                    "{name} is refused by the default of {file}: the store does not know where it comes from, so that no \
+                    "{name} is refused by the default of {file}: the store does not know where it comes from, so no \
                      rule is for it; import or pull it again"
                 );
             }
             return write!(
                 f,
-                "{name} is refused by the default of {file}: no rule there is for {source}; a [[rule]] with \
-                 match = \"{source}\" would be"
+                "{name} is refused by the default of {file}: no rule there matches {source}; a [[rule]] with match = \
+                 \"{source}\" would be"
             );
         };
         write!(f, "{name} is refused by rule {number} of {file} (line {line}, for {patterns}): ")?;
@@ -110,7 +110,7 @@ impl fmt::Display for Refusal {
             Reason::Digest(count) => match &self.subject.manifest {
                 Some(manifest) => write!(
                     f,
-                    "{manifest} is none of its {count} digests, and no index that lists it is; add it to digests"
+                    "{manifest} is not one of its {count} digests, nor is an index that lists it; add it to digests"
                 ),
                 None => write!(f, "it accepts {count} digests, and this image has no manifest"),
             },

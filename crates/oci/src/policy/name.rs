@@ -121,7 +121,9 @@ impl Pattern {
             );
         };
         if text[start..].contains(':') {
-            return wrong("has a tag, which anybody who may push can move: use digests or keys");
+            return wrong(
+                "has a tag, which everyone with push rights can move: use digests or keys",
+            );
         }
         let plain = Repository::new(registry, "a/b");
         if plain.0 != format!("{registry}/a/b") {

@@ -154,7 +154,7 @@ pub enum CredentialError {
     #[error("there is no place to save credentials: set REGISTRY_AUTH_FILE, or XDG_RUNTIME_DIR")]
     NoFile,
     /// It cannot be written down: a colon ends it.
-    #[error("a user cannot have a colon in its name")]
+    #[error("a user name cannot have a colon")]
     User,
     /// The program did not end in time.
     #[error("{} did not answer within {} s", path.display(), timeout.as_secs_f32())]

@@ -161,7 +161,7 @@ pub enum Cause {
         host: String,
     },
     /// The name has no address.
-    #[error("the name of the host is not known ({0})")]
+    #[error("the host name cannot be resolved ({0})")]
     Dns(String),
     /// Nobody listens there.
     #[error("the connection is refused: nothing listens there")]
@@ -170,7 +170,7 @@ pub enum Cause {
     #[error("the connection broke ({0})")]
     Connection(String),
     /// The proxy does not connect us.
-    #[error("the proxy does not connect us ({0})")]
+    #[error("the proxy refuses to connect ({0})")]
     Proxy(String),
     /// No connection in time.
     #[error("no connection within {} s", .0.as_secs_f32())]
@@ -211,7 +211,7 @@ pub enum Cause {
         expected: u64,
     },
     /// More came than there should be.
-    #[error("the content goes on after {max} bytes")]
+    #[error("the content has more than {max} bytes")]
     TooLong {
         /// What there should be.
         max: u64,
@@ -249,7 +249,7 @@ pub enum Cause {
         actual: Box<Digest>,
     },
     /// An answer that HTTP or the registry protocol does not know.
-    #[error("the server's answer makes no sense: {0}")]
+    #[error("the server's answer is not valid: {0}")]
     Protocol(String),
     /// A document that cannot be used.
     #[error("cannot use its answer")]
@@ -277,7 +277,7 @@ pub enum Cause {
     #[error("the registry has lost the upload after {0} bytes")]
     UploadLost(u64),
     /// What is to be uploaded cannot be read.
-    #[error("cannot read what is to be uploaded")]
+    #[error("cannot read the data to upload")]
     Read(#[source] io::Error),
     /// Credentials that cannot be used.
     #[error("cannot use the credentials")]
@@ -286,7 +286,7 @@ pub enum Cause {
     #[error("cannot use the settings for the registry")]
     Hosts(#[source] HostsError),
     /// No host that may be asked for this.
-    #[error("no host in the settings may be asked for that")]
+    #[error("the settings allow no host for this request")]
     NoHost,
     /// A setting that cannot be used.
     #[error("cannot use {0}")]

@@ -122,7 +122,7 @@ pub enum HostsError {
     },
     /// Something that is not the address of a proxy. It is not shown, since a password may be in it.
     #[error(
-        "{} has a proxy that is none: write it like http://proxy.example.com:3128, or with https, socks5 or socks5h",
+        "{} has an invalid proxy: write it like http://proxy.example.com:3128, or with https, socks5 or socks5h",
         path.display()
     )]
     Proxy {
@@ -518,7 +518,7 @@ mod tests {
         for text in ["proxy:3128", "ftp://p", "http://", "http://p/x", "http://p?x", "//u:secret@p"]
         {
             let text = format!("[host.\"https://m\"]\nproxy = \"{text}\"");
-            let expect = "/d/hosts.toml has a proxy that is none: write it like http://proxy.example.com:3128, or with \
+            let expect = "/d/hosts.toml has an invalid proxy: write it like http://proxy.example.com:3128, or with \
                           https, socks5 or socks5h";
             check("a.io", &text, expect);
         }

@@ -302,7 +302,7 @@ mod tests {
             r#"{"manifests":[{"digest":"old","y":[2]},{"digest":"new","x":1}],"z":{}}"#,
         );
         check_index(Some(r#"{"manifests":[{"digest":"new"}]}"#), "as it is");
-        check_index(Some(r#"{"layers":[]}"#), "it is a manifest, where an index should be");
+        check_index(Some(r#"{"layers":[]}"#), "it is a manifest, but an index was expected");
         check_index(Some("["), "the index is malformed");
         let full = format!(r#"{{"manifests":[{}1]}}"#, "1,".repeat(MANIFESTS_MAX - 1));
         check_index(Some(&full), "4097 referrers: at most 4096 are read");

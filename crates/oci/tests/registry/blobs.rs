@@ -156,7 +156,7 @@ fn lies_about_lengths() {
     let (result, _) =
         check(|_, _, blob| reply(200).header("connection", "close").body([blob, b"x"].concat()));
     let endless =
-        "cannot fetch blob DIGEST of HOST/app at HOST: the content goes on after 600000 bytes";
+        "cannot fetch blob DIGEST of HOST/app at HOST: the content has more than 600000 bytes";
     assert_eq!(result.unwrap_err(), endless);
     let (result, _) = check(|_, _, blob| reply(200).body(blob).endless());
     assert_eq!(result.unwrap_err(), endless);

@@ -222,7 +222,7 @@ fn proxies_for_http() {
     let mut except = with.clone();
     except.proxies.except = "example.com,.test".to_owned();
     let text = fetch("registry.test", &except);
-    assert!(text.contains("the name of the host is not known"), "{text}");
+    assert!(text.contains("the host name cannot be resolved"), "{text}");
     // This machine needs no proxy.
     let own = Server::start(|_, _| reply(200).body("{}"));
     assert_eq!(fetch(&own.host(), &with), "good");

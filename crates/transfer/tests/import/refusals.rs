@@ -225,7 +225,7 @@ fn layouts() {
     let config = format!("sha256:{}", "0".repeat(64));
     let image =
         format!(r#"{{"schemaVersion":2,"config":{{"digest":"{config}","size":1}},"layers":[]}}"#);
-    index(image.leak().as_bytes(), "it is a manifest, where an index should be");
+    index(image.leak().as_bytes(), "it is a manifest, but an index was expected");
 }
 
 /// A layout whose documents do not fit each other.

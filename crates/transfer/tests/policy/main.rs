@@ -311,8 +311,8 @@ fn images_that_no_pull_brought_are_local() {
     let none = check("default = \"none\"").unwrap_err();
     let file = folder.path().join("policy.toml");
     let expect = format!(
-        "docker.io/library/a:latest is refused by the default of {}: no rule there is for local; a [[rule]] with match = \
-         \"local\" would be",
+        "docker.io/library/a:latest is refused by the default of {}: no rule there matches local; a [[rule]] with \
+         match = \"local\" would be",
         file.display()
     );
     assert_eq!(none, expect);
@@ -417,7 +417,7 @@ fn the_first_rule_decides() {
         ("GHCR.IO:443/bad/a", "rule 1 of FILE"),
         (
             "quay.io/a/b",
-            "default of FILE: no rule there is for quay.io/a/b; a [[rule]] with match = \"quay.io/a/b\"",
+            "default of FILE: no rule there matches quay.io/a/b; a [[rule]] with match = \"quay.io/a/b\"",
         ),
         ("docker.io/library/a", ""),
         ("docker.io/library/b", "rule 5 of FILE (line 15, for docker.io/library/*): sha256:"),

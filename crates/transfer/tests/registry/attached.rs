@@ -118,7 +118,7 @@ fn what_another_writes_at_the_same_time_is_not_lost() {
 #[test]
 fn an_index_that_is_none_is_not_overwritten() {
     for (body, expect) in [
-        ("{\"layers\":[]}", "it is a manifest, where an index should be"),
+        ("{\"layers\":[]}", "it is a manifest, but an index was expected"),
         ("[", "the index is malformed: invalid type: sequence, expected a map at line 1 column 0"),
     ] {
         let server = Server::start(move |request, _| match request.method.as_str() {

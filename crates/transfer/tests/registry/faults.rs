@@ -30,7 +30,7 @@ const CAUSES: [&str; 15] = [
     "limits the rate of requests",
     "the connection broke (",
     "the content ended after ",
-    "the content goes on after ",
+    "the content has more than ",
     "the server announces ",
     "the server sends \"",
     "nothing came for ",

@@ -218,7 +218,10 @@ fn a_store_that_cannot_be_written() {
         command.env_clear().env("HOME", place.folder.path()).current_dir("/");
         Ran::of(&command.uid(65_534).gid(65_534).output().unwrap())
     };
-    small.check(as_nobody, &["Permission denied", "is another user's: use sudo, or --store DIR"]);
+    small.check(
+        as_nobody,
+        &["Permission denied", "belongs to another user: use sudo, or --store DIR"],
+    );
 
     let remount = |how: &str| {
         let mut mount = Command::new("mount");

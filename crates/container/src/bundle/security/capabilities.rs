@@ -69,14 +69,15 @@ const USUAL: [&str; 11] = [
 pub enum CapabilityError {
     /// No capability has this name.
     #[error(
-        "there is no capability \"{0}\": capabilities(7) has their names, such as NET_ADMIN; ALL is all of them"
+        "there is no capability \"{0}\": see capabilities(7) for the names, for example NET_ADMIN; ALL means all of \
+         them"
     )]
     Unknown(String),
     /// It is to be added and dropped.
     #[error("{0} cannot be both added and dropped")]
     Both(&'static str),
     /// We do not have it ourselves.
-    #[error("{0} cannot be given to a container: this process does not have it itself")]
+    #[error("cannot give {0} to a container: this process does not have it")]
     NotHeld(&'static str),
 }
 

@@ -15,7 +15,7 @@ const OWN: [&str; 13] = [
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// It is not written as one.
-    #[error("\"{0}\" is no device: HOST[:CONTAINER[:rwm]], both absolute paths")]
+    #[error("\"{0}\" is not a device: write HOST[:CONTAINER[:rwm]], both absolute paths")]
     Syntax(String),
     /// It is something else.
     #[error("\"{0}\" is not a device")]

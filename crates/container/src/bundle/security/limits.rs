@@ -35,13 +35,14 @@ const UNLIMITED: u64 = u64::MAX;
 pub enum LimitError {
     /// It is not written as one.
     #[error(
-        "\"{0}\" is no limit: NAME=SOFT[:HARD], such as nofile=1024:4096, each a number or -1 for none"
+        "\"{0}\" is not a limit: write NAME=SOFT[:HARD], for example nofile=1024:4096; each is a number, or -1 for no \
+         limit"
     )]
     Syntax(String),
     /// No limit has this name.
     #[error(
-        "there is no limit \"{0}\": it is one of as, core, cpu, data, fsize, locks, memlock, msgqueue, nice, nofile, \
-             nproc, rss, rtprio, rttime, sigpending and stack"
+        "there is no limit \"{0}\": use as, core, cpu, data, fsize, locks, memlock, msgqueue, nice, nofile, nproc, \
+         rss, rtprio, rttime, sigpending or stack"
     )]
     Unknown(String),
     /// The soft limit is above the hard one.
@@ -49,7 +50,7 @@ pub enum LimitError {
     Order(&'static str),
     /// Only a privileged process may raise it.
     #[error(
-        "{name} cannot be more than {most}, which is this process's own limit: to raise it needs CAP_SYS_RESOURCE"
+        "{name} cannot be more than {most}, this process's own limit: raising it needs CAP_SYS_RESOURCE"
     )]
     Raise {
         /// Which.

@@ -27,16 +27,18 @@ pub enum FilterError {
     #[error("the seccomp profile is not JSON")]
     Json(#[source] serde_json::Error),
     /// It is something else.
-    #[error("the seccomp profile has no {0}: it is to be in the format of Docker and podman")]
+    #[error("the seccomp profile has no {0}: write it in the format of Docker and podman")]
     Lacks(&'static str),
     /// A condition is one that we do not know, and may not leave out.
-    #[error("the seccomp profile has a condition \"{0}\", which is not known here")]
+    #[error("the seccomp profile has an unknown condition \"{0}\"")]
     Condition(String),
     /// gVisor has none.
-    #[error("runsc takes no seccomp profile: gVisor's kernel answers the calls itself")]
+    #[error("runsc takes no seccomp profile: gVisor's kernel handles the calls itself")]
     Runtime,
     /// gVisor has no such device.
-    #[error("runsc has no device \"{0}\": gVisor's kernel would show it, and nobody could open it")]
+    #[error(
+        "runsc has no device \"{0}\": gVisor's kernel would show it, but no program could open it"
+    )]
     Device(String),
 }
 

@@ -61,11 +61,11 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ("default = \"any\"\n[rule", "line 2: "),
         (
             "defualt = \"any\"",
-            "line 1: \"defualt\" is no field of a policy: did you mean \"default\"?",
+            "line 1: \"defualt\" is not a field of a policy: did you mean \"default\"?",
         ),
         (
             "default = \"any\"\n[[rules]]",
-            "line 2: \"rules\" is no field of a policy: did you mean \"rule\"?",
+            "line 2: \"rules\" is not a field of a policy: did you mean \"rule\"?",
         ),
         ("default = \"any\"\nrule = 1", "line 2: rule is written as [[rule]]"),
         ("default = \"any\"\n[rule]\n", "line 2: rule is written as [[rule]]"),
@@ -74,7 +74,7 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         (&format!("{rule}accept = \"some\""), "line 4: accept is \"any\", \"none\" or \"signed\""),
         (
             &format!("{rule}acept = \"any\""),
-            "line 4: \"acept\" is no field of a rule: did you mean \"accept\"?",
+            "line 4: \"acept\" is not a field of a rule: did you mean \"accept\"?",
         ),
         (&format!("{rule}key = []"), "did you mean \"keys\"?"),
         (&format!("{rule}digest = []"), "did you mean \"digests\"?"),
@@ -90,17 +90,17 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ),
         (
             &format!("{rule}accept = \"signed\"\nkeys = \"two.pub\""),
-            "DIR/two.pub is no key: it has several",
+            "DIR/two.pub is not a key: it has several",
         ),
         (
             &format!("{rule}accept = \"signed\"\nkeys = \"private.key\""),
-            "is no key: it has no \"-----BEGIN",
+            "is not a key: it has no \"-----BEGIN",
         ),
         (
             &format!("{rule}accept = \"signed\"\nkeys = \"x25519.pub\""),
-            "is no key: its public key is none of",
+            "is not a key: its public key is none of",
         ),
-        (&format!("{rule}accept = \"signed\"\nkeys = \".\""), "is no key"),
+        (&format!("{rule}accept = \"signed\"\nkeys = \".\""), "is not a key"),
         (
             &format!("{rule}accept = \"signed\"\nkeys = \"a.pub\"\nidentity = \"me\""),
             "line 6: identity is",
@@ -120,7 +120,7 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ),
         (
             &format!("{rule}accept = \"none\"\ndigests = [\"sha256:{}\"]", "a".repeat(64)),
-            "this rule accepts none",
+            "this rule accepts nothing",
         ),
         ("default = \"any\"\n[[rule]]\nmatch = []", "line 3: match is a repository"),
         (
@@ -129,7 +129,7 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ),
         (
             "default = \"any\"\n[[rule]]\nmatch = \"local\"\naccept = \"signed\"\nkeys = \"a.pub\"",
-            "line 2: what is local has no signatures",
+            "line 2: local images have no signatures",
         ),
     ];
     for (text, expect) in cases {

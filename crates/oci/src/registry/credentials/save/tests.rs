@@ -192,7 +192,7 @@ fn what_cannot_be_saved_changes_nothing() {
     }
     let place = Place::new(&[("auth.json", "")]);
     let error = place.keyring.save("a.io", "m:e", &Secret::new("x".to_owned())).unwrap_err();
-    assert_eq!(error.to_string(), "a user cannot have a colon in its name");
+    assert_eq!(error.to_string(), "a user name cannot have a colon");
     assert!(!place.path("auth.json").exists());
     let nowhere = Keyring { files: Vec::new(), ..place.keyring };
     assert!(matches!(nowhere.erase("a.io"), Err(CredentialError::NoFile)));
