@@ -63,21 +63,21 @@ pub enum Terminal {
     None,
 }
 
-/// How much of the processors a container may use. What is `None` is not limited.
+/// Limits of a container's processor use. A field that is `None` sets no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cpu {
     /// Microseconds of processor time in each tenth of a second.
     pub quota: Option<NonZeroU32>,
-    /// Against other cgroups that want time, too, which have 1024 if nobody says another number.
+    /// Weight against other cgroups that want time, whose default is 1024.
     pub shares: Option<NonZeroU64>,
     /// Which processors, such as `0-2,7`.
     pub cpus: Option<String>,
 }
 
-/// What [`Cpu::quota`] is a part of, in microseconds.
+/// Period of which [`Cpu::quota`] is a part, in microseconds.
 pub const CPU_PERIOD: u32 = 100_000;
 
-/// The caller's wishes. What is `None` or empty is as the image says.
+/// The caller's wishes. A field that is `None` or empty leaves it to the image.
 #[derive(Debug, Clone)]
 pub struct Wishes {
     /// Replaces the image's command, but not its entrypoint.
@@ -94,13 +94,13 @@ pub struct Wishes {
     pub terminal: Terminal,
     /// Network.
     pub network: Network,
-    /// Files that say who it is and whom it finds, from [`crate::bundle::names::files`].
+    /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::names::files`].
     pub names: Vec<NameMount>,
     /// Root file system.
     pub access: Access,
-    /// What it sees besides, from [`crate::bundle::mounts::arrange`].
+    /// Further mounts, from [`crate::bundle::mounts::arrange`].
     pub volumes: Vec<Volume>,
-    /// Who its users are on the host; none: who they are inside.
+    /// Map of its ids to ids of the host; `None` if they are the same.
     pub map: Option<IdMap>,
     /// Where its cgroups are, from the root of each hierarchy; none leaves it to the runtime.
     pub cgroup: Option<String>,
@@ -110,7 +110,7 @@ pub struct Wishes {
     pub pids: Option<NonZeroU32>,
     /// How much of the processors.
     pub cpu: Cpu,
-    /// What it may do.
+    /// Capabilities, system calls, devices and limits.
     pub security: Security,
 }
 
@@ -156,7 +156,7 @@ pub enum BundleError {
     Places(#[source] rustix::io::Errno),
 }
 
-/// What is executed, with which environment and where.
+/// Command to execute, with its environment and working directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// The program and its arguments, at least one.
@@ -229,8 +229,8 @@ fn is_named(variable: &str, name: &str) -> bool {
     variable.split_once('=').is_some_and(|(it, _)| it == name)
 }
 
-/// What is executed, and the runtime configuration, for a container whose root is `root`, and at `place` for the runtime.
-/// The working directory is looked up in there, so that no link of it is left to the runtime.
+/// Returns the process and the runtime configuration of a container. Its root is `root`, which the runtime finds at
+/// `place`. The working directory is looked up in there, so that the runtime need not follow its links.
 ///
 /// # Errors
 /// [`BundleError`].

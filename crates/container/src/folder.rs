@@ -1,7 +1,7 @@
 //! A container's folder, `containers/ID/` of its store: where it is, and the names of the files in it.
 //!
-//! `docs/format/container.md` has the table of these files: who writes each, and what a crash leaves. Tests compare that
-//! table with [`NAMES`], and with what is in the folders of real containers.
+//! `docs/format/container.md` has the table of these files: who writes each, and what a crash leaves. Tests compare
+//! that table with [`NAMES`], and with the folders of real containers.
 
 use std::path::PathBuf;
 
@@ -53,11 +53,11 @@ pub const UPPER: &str = "upper";
 pub const WRITABLE: &str = "writable.json";
 /// The container's users on the host.
 pub const USERNS: &str = "userns";
-/// The file with the writable layer. [`filestore`] names those of further mounts.
+/// The file with the writable layer. [`filestore`] names the files of further mounts.
 pub const FILESTORE: &str = "filestore";
 /// The beginning of the names of places for further mounts.
 pub const MOUNT: &str = "mount-";
-/// The place for the files that say who the container is.
+/// The place for the files that name the container.
 pub const MOUNT_NAMES: &str = "mount-names";
 /// The beginning of the names of files for a call of the runtime's `exec`.
 pub const EXEC: &str = "exec-";

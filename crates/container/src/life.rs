@@ -1,4 +1,4 @@
-//! Containers from their start to their end, and what is kept of them.
+//! Containers from their start to their end, and the parts of them that are kept.
 
 pub mod claim;
 pub mod detached;

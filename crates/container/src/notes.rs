@@ -1,7 +1,7 @@
-//! What is worth knowing until the next start of the machine: small files in a folder that its owner alone can write.
+//! Notes that hold until the next start of the machine: small files in a folder that only its owner can write.
 //!
-//! A note is a digest in a line, over the note's name and what follows. Each is written as the one draft that there is, under a
-//! lock, and renamed: what a process leaves that was killed is the next one's draft.
+//! A note begins with a line with the digest of its name and content. It is written under a lock as the only draft, and
+//! renamed. The draft that a killed process leaves is the next writer's.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -44,8 +44,8 @@ impl Notes {
         Self { folder: folder.to_owned(), user }
     }
 
-    /// Those of a user, which are gone with the next start of the machine: root's in [`FOLDER`], and others' below what
-    /// `XDG_RUNTIME_DIR` says; none where that is no absolute path. Source: XDG Base Directory Specification.
+    /// Opens the notes of a user, which are gone at the next start of the machine. Root's are in [`FOLDER`], others'
+    /// below `XDG_RUNTIME_DIR`; `None` if that is not an absolute path. Source: XDG Base Directory Specification.
     #[must_use]
     pub fn of_user(user: u32, runtime_dir: Option<&OsStr>) -> Option<Self> {
         if user == 0 {

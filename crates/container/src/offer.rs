@@ -1,4 +1,4 @@
-//! Descriptors that a process holds for others to take: a note in the container's folder says whose, and which number.
+//! Descriptors that a process holds for others to take: a note in the container's folder has its process and number.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;

@@ -9,15 +9,15 @@ use store::{DiskError, Exposure, OpenImage, Store};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerError {
-    /// Containers that somebody else can change.
+    /// Containers that another user can change.
     #[error("containers of the store {} are not used: {exposure}", store.display())]
     Containers {
         /// The store's directory.
         store: PathBuf,
-        /// What somebody else can change.
+        /// The file or directory that another user can change.
         exposure: Exposure,
     },
-    /// An image that somebody else can change.
+    /// An image that another user can change.
     #[error(
         "image {image} is not mounted: {exposure}. Pull or import it into a store of your own (without --store, the usual \
          one), or mount it from a file system with fs-verity"
@@ -25,7 +25,7 @@ pub enum OwnerError {
     Image {
         /// The image.
         image: ImageId,
-        /// What somebody else can change.
+        /// The file or directory that another user can change.
         exposure: Exposure,
     },
     /// The store's directories cannot be looked at.
@@ -38,14 +38,14 @@ fn changeable(store: &Store) -> Result<Option<Exposure>, DiskError> {
     Ok(store.exposure()?.into_iter().find(Exposure::is_changeable))
 }
 
-/// Whether nobody else can change what is in the store.
+/// Returns whether no other user can change the store.
 #[must_use]
 pub fn is_ours(store: &Store) -> bool {
     changeable(store).is_ok_and(|it| it.is_none())
 }
 
-/// Refuses to use containers of a store that somebody else can change: their folders say which processes they are, and
-/// what a runtime does.
+/// Refuses to use containers of a store that another user can change: their folders name their processes, and give
+/// orders to a runtime.
 ///
 /// # Errors
 /// [`OwnerError`].
@@ -56,7 +56,7 @@ pub fn check_containers(store: &Store) -> Result<(), OwnerError> {
     }
 }
 
-/// Refuses to run an image that somebody else can change.
+/// Refuses to run an image that another user can change.
 ///
 /// # Errors
 /// [`OwnerError`].

@@ -1,4 +1,4 @@
-//! How often somebody looks for what others are to do: often at first, seldom when it takes long.
+//! Pace of polling for the work of other processes: fast at first, slow later.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! What a container is to be, decided from the caller's wishes and the image's configuration alone: nothing is opened,
-//! made or asked here.
+//! Plans of containers, from the caller's wishes and the image's configuration alone: nothing is opened, made or asked
+//! here.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
@@ -48,12 +48,12 @@ pub enum InitWish {
     Program(PathBuf),
 }
 
-/// What a caller wishes of a container. What is `None` is as the image says.
+/// A caller's wishes for a container. A field that is `None` leaves it to the image.
 #[derive(Debug, Clone)]
 pub struct ContainerWish {
     /// The container's name.
     pub id: String,
-    /// What its bundle says. Names, volumes, map and cgroup are added when they are there.
+    /// Wishes for its bundle. Names, volumes, map and cgroup are added later.
     pub bundle: Wishes,
     /// User, and group, to run as.
     pub user: Option<String>,
@@ -63,7 +63,7 @@ pub struct ContainerWish {
     pub writable: WritableWish,
     /// Whether `df` shows some space in a root that nothing can be written to.
     pub df: bool,
-    /// What is read ahead.
+    /// Data to read ahead.
     pub warm: Warm,
     /// Who its users are on the host.
     pub ids: IdsWish,
@@ -71,7 +71,7 @@ pub struct ContainerWish {
     pub volumes: Vec<Volume>,
     /// Further mounts.
     pub mounts: Vec<MountWish>,
-    /// Files that say who it is and whom it finds.
+    /// Files for looking up names, such as `/etc/hosts`.
     pub names: Vec<NameFile>,
     /// The first process.
     pub init: InitWish,
@@ -79,17 +79,16 @@ pub struct ContainerWish {
     pub stop_signal: Option<String>,
     /// For how many seconds `stop` waits before it kills.
     pub stop_timeout: Option<u32>,
-    /// Seconds until it is killed; 0 is no limit.
+    /// Time until it is killed, in seconds; 0 for no limit.
     pub timeout: u32,
-    /// The most bytes of its log; none is no limit.
+    /// Limit of its log, in bytes; `None` for no limit.
     pub log_size: Option<NonZeroU64>,
     /// Whether its folder outlives it.
     pub keep: bool,
 }
 
 impl ContainerWish {
-    /// A wish for nothing but a container of this name: its root is read-only, its users are those of the host,
-    /// and it goes with its end.
+    /// Wishes only for a container with this id: a read-only root, the host's ids, and removal at its end.
     #[must_use]
     pub fn new(id: &str) -> Self {
         Self {
@@ -114,7 +113,7 @@ impl ContainerWish {
     }
 }
 
-/// What a container will be.
+/// Plan of a container.
 #[derive(Debug)]
 pub struct ContainerPlan {
     pub(crate) wish: ContainerWish,

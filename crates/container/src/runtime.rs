@@ -1,4 +1,4 @@
-//! OCI runtimes: which there are, how they are called, and what they are given.
+//! OCI runtimes: finding them, calling them, and their input.
 
 pub(crate) mod call;
 pub(crate) mod compiled;

@@ -1,4 +1,4 @@
-//! Blocks of a file, apart from what is in them: taking them from the disk, giving them back, and finding where they are.
+//! Blocks of a file, apart from their content: allocating them, freeing them, and finding where they are.
 #![expect(unsafe_code, reason = "rustix has no FS_IOC_FIEMAP")]
 
 use std::ops::Range;
@@ -8,8 +8,8 @@ use rustix::fs::{FallocateFlags, IFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater};
 
-/// Takes blocks from the disk for a range of a file, so that a later write there cannot fail for want of room. What is
-/// there already stays as it is. A range beyond the end makes the file longer.
+/// Allocates blocks for a range of a file, so that a later write there cannot fail with `ENOSPC`. Existing data stays
+/// as it is. A range beyond the end makes the file longer.
 ///
 /// # Errors
 /// `ENOSPC`; `EOPNOTSUPP` on file systems that cannot.
@@ -38,11 +38,11 @@ fn fallocate(file: BorrowedFd<'_>, flags: FallocateFlags, range: &Range<u64>) ->
     }
 }
 
-/// Has the blocks of an empty file be overwritten in place, on file systems that write elsewhere by default (btrfs): there,
-/// blocks that [`allocate`] has taken would serve only the first write.
+/// Makes writes to an empty file overwrite its blocks in place, on file systems that write elsewhere by default
+/// (btrfs). There, blocks from [`allocate`] would serve only the first write.
 ///
 /// # Errors
-/// The kernel's answer; those of file systems that know nothing of it are none.
+/// An error of the kernel. File systems without this setting are not an error.
 pub fn overwrite_in_place(file: BorrowedFd<'_>) -> Result<(), Errno> {
     // Source: Linux include/uapi/linux/magic.h, BTRFS_SUPER_MAGIC.
     if rustix::fs::fstatfs(file)?.f_type != 0x9123_683e {

@@ -18,10 +18,10 @@ pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// How many pages of a file are in memory that a range of its bytes touches. Nothing is read.
+/// Returns how many pages of a range of a file's bytes are in memory. Nothing is read.
 ///
-/// What counts is the file's own page cache: of an overlay's file, and of one whose pages EROFS shares among
-/// mounts, that is empty, and [`resident_mapped`] has to look.
+/// Only the file's own page cache counts. A file of an overlay, or one whose pages EROFS shares among mounts, has an
+/// empty one: use [`resident_mapped`] for those.
 ///
 /// # Errors
 /// `EPERM` for a file of another user that the caller may not write either.
@@ -120,15 +120,15 @@ fn cachestat(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<u64, Errno> {
 /// Begins to read a part of a file into the page cache, without waiting for it.
 ///
 /// # Errors
-/// The kernel's answer.
+/// An error of the kernel.
 pub fn read_ahead(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<(), Errno> {
     advise(file, bytes, Advice::WillNeed)
 }
 
-/// Has the kernel drop a part of a file from the page cache, but what is dirty, mapped or just being used.
+/// Drops a part of a file from the page cache, except pages that are dirty, mapped or in use.
 ///
 /// # Errors
-/// The kernel's answer.
+/// An error of the kernel.
 pub fn drop_pages(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<(), Errno> {
     advise(file, bytes, Advice::DontNeed)
 }

@@ -22,7 +22,7 @@ pub fn unnamed(directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(directory, c".", flags, Mode::from_raw_mode(mode))
 }
 
-/// What became of a name that was to be given.
+/// Result of giving a file a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// The file has it now.
@@ -108,7 +108,7 @@ pub enum Copied {
 /// the kernel where it can, else by reading and writing. File offsets are of no account.
 ///
 /// # Errors
-/// The kernel's answer: `ENOSPC`, `EIO` and the like.
+/// An error of the kernel: `ENOSPC`, `EIO` and the like.
 pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     match rustix::fs::ioctl_ficlone(to, from) {
         Ok(()) => return Ok(Copied::Shared),
@@ -145,11 +145,11 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     }
 }
 
-/// Copies a file with holes into one that reads as zeros: only its data. What has no blocks gets none. The files share
-/// none either, so that writing to the copy later takes no room.
+/// Copies the data of a file with holes into a file that reads as zeros. Holes stay holes. The files share no blocks,
+/// so that later writes to the copy take no space.
 ///
 /// # Errors
-/// The kernel's answer: `ENOSPC`, `EIO` and the like.
+/// An error of the kernel: `ENOSPC`, `EIO` and the like.
 pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let size = rustix::fs::fstat(from)?.st_size.unsigned_abs();
     let mut buffer = vec![0; 1 << 16];
@@ -180,12 +180,12 @@ pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno
     }
 }
 
-/// Shuts the whole file system down that a file is in, without writing anything more of it: for one that is about to be
-/// thrown away, whose unmounting would otherwise wait until all of it is on disk. Whoever uses it after that gets `EIO`.
-/// Needs `CAP_SYS_ADMIN`, and a descriptor that is not `O_PATH`.
+/// Shuts down the whole file system of a file, without writing more of it. It is for a file system that is about to be
+/// removed, whose unmounting would otherwise wait until all of it is on disk. Later uses get `EIO`. Needs
+/// `CAP_SYS_ADMIN`, and a descriptor that is not `O_PATH`.
 ///
 /// # Errors
-/// The kernel's answer; `ENOTTY` from file systems that cannot (ext4, XFS, F2FS and tmpfs of newer kernels can).
+/// An error of the kernel; `ENOTTY` from file systems that cannot (ext4, XFS, F2FS and tmpfs of newer kernels can).
 pub fn shut_down_file_system(file: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the ioctl reads one u32.
     let shutdown = unsafe { Setter::<SHUTDOWN, u32>::new(WITHOUT_LOG) };

@@ -1,4 +1,4 @@
-//! Is a file in use? The kernel knows, across namespaces and crashes, and a lease asks it.
+//! Whether a file is in use: a lease asks the kernel, which knows across namespaces and crashes.
 #![expect(unsafe_code, reason = "rustix has no leases")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -32,19 +32,17 @@ pub enum LeaseError {
     },
 }
 
-/// Whether anything else than this descriptor has the file open: a mount of it, attached or not,
-/// in any namespace; a loop device; a process that reads, writes or maps it.
+/// Returns whether anything besides this descriptor has the file open: a mount of it, attached or not, in any
+/// namespace; a loop device; a process that reads, writes or maps it.
 ///
-/// The descriptor must be open for reading or writing (`O_RDONLY` is enough, `O_PATH` is not), and
-/// must be the only one of this process on that file apart from its own duplicates: a second
-/// `open` counts as a user, and so does any open of this process that a child inherited, until the
-/// child has called exec: better ask again than believe one "yes". The answer is of the moment; to
-/// act on it, make sure that nobody can *start* to use the file (lock the store, or unlink it
-/// first). While asking, for some microseconds, another process that opens the file waits, or gets
-/// `EAGAIN` if it asked for `O_NONBLOCK`.
+/// The descriptor must be open for reading or writing (`O_RDONLY` is enough, `O_PATH` is not), and must be the only one
+/// of this process on that file apart from its own duplicates. A second `open` counts as a user. So does an open file
+/// that a child inherited, until the child has called exec: ask again before you trust one "yes". The result holds only
+/// for the moment. To act on it, keep others from *starting* to use the file (lock the store, or unlink it first). For
+/// some microseconds, another process that opens the file waits, or gets `EAGAIN` with `O_NONBLOCK`.
 ///
 /// # Errors
-/// When it cannot be told; treat that as in use.
+/// [`LeaseError`] if the kernel cannot tell; treat that as in use.
 pub fn in_use(file: BorrowedFd<'_>) -> Result<bool, LeaseError> {
     // Whoever opens the file while we have the lease makes the kernel signal us, by default with
     // SIGIO, which kills a process that does not expect it. SIGURG is ignored unless asked for.

@@ -62,7 +62,7 @@ impl AsFd for LoopDevice {
     }
 }
 
-/// Why there is no loop device.
+/// A loop device could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
     /// No driver, no device node, or no permission.

@@ -15,7 +15,7 @@ pub enum SealError {
     Unsupported {
         /// The file.
         file: String,
-        /// The kernel's answer.
+        /// An error of the kernel.
         source: Errno,
     },
     /// Setting and clearing the flag takes `CAP_LINUX_IMMUTABLE`.
@@ -23,7 +23,7 @@ pub enum SealError {
     Forbidden {
         /// The file.
         file: String,
-        /// The kernel's answer.
+        /// An error of the kernel.
         source: Errno,
     },
     /// Anything else.
@@ -33,12 +33,12 @@ pub enum SealError {
         action: &'static str,
         /// The file.
         file: String,
-        /// The kernel's answer.
+        /// An error of the kernel.
         source: Errno,
     },
 }
 
-/// What keeps a file from changing.
+/// Kind of seal that keeps a file from changing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealed {
     /// fs-verity: the data cannot change, and every read is checked. Names may come and go.
@@ -53,10 +53,10 @@ pub enum Sealed {
 /// `FS_VERITY_FL` of include/uapi/linux/fs.h, which rustix does not name.
 const VERITY: IFlags = IFlags::from_bits_retain(0x0010_0000);
 
-/// What a file is sealed with. `No` also where the file system keeps no flags.
+/// Returns the kind of a file's seal. `No` also if the file system has no flags.
 ///
 /// # Errors
-/// The kernel's answer.
+/// An error of the kernel.
 pub fn sealed(file: BorrowedFd<'_>) -> Result<Sealed, SealError> {
     match rustix::fs::ioctl_getflags(file) {
         Ok(flags) if flags.contains(VERITY) => Ok(Sealed::Verity),
@@ -74,10 +74,10 @@ pub fn set_immutable(file: BorrowedFd<'_>) -> Result<(), SealError> {
     change(file, |flags| flags | IFlags::IMMUTABLE)
 }
 
-/// Takes the immutable flag away, so that a file can be unlinked. Nothing happens if it has none.
+/// Clears the immutable flag, so that a file can be unlinked. Does nothing if it is not set.
 ///
 /// # Errors
-/// As [`set_immutable`], but a file that never had the flag is no error.
+/// As [`set_immutable`], but a file without the flag is not an error.
 pub fn clear_immutable(file: BorrowedFd<'_>) -> Result<(), SealError> {
     match sealed(file)? {
         Sealed::No => Ok(()),

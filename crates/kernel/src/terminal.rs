@@ -55,7 +55,7 @@ impl Modes {
     }
 }
 
-/// The size of a terminal; none if it is no terminal.
+/// Returns the size of a terminal; `None` if it is not a terminal.
 #[must_use]
 pub fn size(terminal: BorrowedFd<'_>) -> Option<Winsize> {
     rustix::termios::tcgetwinsize(terminal).ok()
@@ -64,7 +64,7 @@ pub fn size(terminal: BorrowedFd<'_>) -> Option<Winsize> {
 /// Sets the size of a terminal. Its foreground processes get `SIGWINCH` if it changes.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn resize(terminal: BorrowedFd<'_>, size: Winsize) -> Result<(), Errno> {
     rustix::termios::tcsetwinsize(terminal, size)
 }
@@ -95,7 +95,7 @@ impl Receiver {
     /// Makes the socket in a directory.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn new(directory: &Path) -> std::io::Result<Self> {
         let directory = File::open(directory)?;
         // By the descriptor, since the path may be longer than the address of a socket (unix(7): 108 bytes).
@@ -105,17 +105,17 @@ impl Receiver {
         Ok(Self { directory, listener })
     }
 
-    /// What to call the socket to others, as long as this process has it.
+    /// Returns a path of the socket for other processes, valid while this process has it open.
     #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}/{SOCKET}", std::process::id(), self.directory.as_raw_fd())
     }
 
-    /// The terminal's master side, when [`as_fd`](Self::as_fd) is readable; none if nobody has connected, or a runtime that
-    /// failed before it had one.
+    /// Returns the terminal's master side, when [`as_fd`](Self::as_fd) is readable. `None` if no runtime has connected,
+    /// or if it failed before it had a terminal.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn receive(&self) -> std::io::Result<Option<OwnedFd>> {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
@@ -145,7 +145,7 @@ impl Drop for Receiver {
 /// Sends a byte, and a descriptor with it.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn send(stream: &UnixStream, byte: u8, with: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -159,7 +159,7 @@ pub fn send(stream: &UnixStream, byte: u8, with: BorrowedFd<'_>) -> Result<(), E
 /// Receives a byte, none at the end, and the descriptor that came with it, if one did.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn receive(stream: &UnixStream) -> Result<(Option<u8>, Option<OwnedFd>), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

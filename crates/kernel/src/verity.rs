@@ -17,7 +17,7 @@ pub enum Algorithm {
     Sha512,
 }
 
-/// What [`enable`] found.
+/// Result of [`enable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enabled {
     /// It is on from now on.
@@ -62,7 +62,7 @@ pub enum VerityError {
         /// The kernel's answer.
         source: Errno,
     },
-    /// The kernel knows fs-verity, but not with this hash (a module that is not there).
+    /// The kernel knows fs-verity, but not with this hash (a module is missing).
     #[error("this kernel has no {algorithm:?} for the fs-verity digest of {file}")]
     NoAlgorithm {
         /// The file.
@@ -103,11 +103,11 @@ impl VerityError {
     }
 }
 
-/// Turns fs-verity on: the kernel reads the file once and builds its hash tree. The descriptor
-/// must be open for reading only, and nobody may have the file open for writing.
+/// Turns fs-verity on: the kernel reads the file once and builds its hash tree. The descriptor must be open for reading
+/// only, and the file may not be open for writing anywhere.
 ///
 /// # Errors
-/// [`VerityError`] says which; the file is then as it was.
+/// [`VerityError`]; the file is then unchanged.
 pub fn enable(file: BorrowedFd<'_>, algorithm: Algorithm) -> Result<Enabled, VerityError> {
     let argument = EnableArgument {
         version: 1,

@@ -11,14 +11,14 @@ pub enum Kind {
     Runsc,
 }
 
-/// What a container sees of the network.
+/// A container's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Network {
     /// A loopback interface of its own.
     None,
     /// All that the host has.
     Host,
-    /// What a namespace has that somebody else made, by its absolute path.
+    /// An existing network namespace, by its absolute path.
     Joined(String),
 }
 

@@ -1,4 +1,4 @@
-//! What an OCI image says about running it: the `config` object of its configuration.
+//! How an OCI image wants to be run: the `config` object of its configuration.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ pub struct ImageConfig {
     /// The command when the caller gives none.
     #[serde(deserialize_with = "null_is_default")]
     pub cmd: Vec<String>,
-    /// What asks the program to end, `SIGTERM` or a number; empty for that one.
+    /// Signal that asks the program to end, as a name or a number; empty for `SIGTERM`.
     #[serde(deserialize_with = "null_is_default")]
     pub stop_signal: String,
-    /// What the image says about itself.
+    /// Labels of the image.
     #[serde(deserialize_with = "null_is_default")]
     pub labels: BTreeMap<String, String>,
 }

@@ -1,4 +1,4 @@
-//! What a container sees besides its root: files and directories of the host, and file systems of its own.
+//! A container's mounts besides its root: files and directories of the host, and file systems of its own.
 
 use std::num::NonZeroU64;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ pub struct Volume {
     pub access: Access,
 }
 
-/// What is mounted.
+/// Source of the mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A directory or file of the host, by its absolute path.
@@ -33,10 +33,10 @@ pub enum Source {
     },
 }
 
-/// A mount that somebody asks for.
+/// A mount that the caller asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountWish {
-    /// What is mounted.
+    /// Source of the mount.
     pub kind: MountKind,
     /// Where, from [`destination`].
     pub destination: String,
@@ -44,7 +44,7 @@ pub struct MountWish {
     pub access: Access,
 }
 
-/// What somebody asks to mount.
+/// Source that the caller asks to mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MountKind {
     /// A tmpfs.
@@ -60,7 +60,7 @@ pub enum MountKind {
         bytes: Option<NonZeroU64>,
         /// Permission bits of its root directory.
         mode: u32,
-        /// Whether what is written survives a crash of the host.
+        /// Whether writes survive a crash of the host.
         durability: Durability,
     },
     /// A directory or file of the host, by its absolute path.
@@ -82,12 +82,12 @@ pub enum VolumeError {
          type=self,dst=PATH` for a file system that is removed with the container"
     )]
     Named(String),
-    /// What Docker may say after the paths, and has no meaning here.
+    /// An option of Docker's that has no meaning here.
     #[error(
         "a volume has no option \"{0}\": use ro or rw (files are never relabelled, and keep their owners)"
     )]
     Option(String),
-    /// A path in the container that is none.
+    /// Not an absolute path without `..`.
     #[error("\"{0}\" is not a path in a container: write an absolute path without \"..\"")]
     Destination(String),
     /// A place that the container needs for something else.
@@ -95,7 +95,7 @@ pub enum VolumeError {
     Taken {
         /// Where.
         destination: String,
-        /// What it is.
+        /// Use that the container has for it.
         reason: &'static str,
     },
     /// Two at one place.

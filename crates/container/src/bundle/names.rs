@@ -27,18 +27,18 @@ pub struct Host {
     pub names: Vec<String>,
 }
 
-/// What `/etc/resolv.conf` is to say. What is `None` is as the host says.
+/// Contents of `/etc/resolv.conf`. A field that is `None` is as on the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resolver {
     /// Who is asked.
     pub servers: Option<Vec<IpAddr>>,
-    /// What is tried after names without a dot.
+    /// Domains to try after names without a dot.
     pub search: Option<Vec<String>>,
     /// Such as `ndots:2`.
     pub options: Option<Vec<String>>,
 }
 
-/// What is asked for. What is `None` stays as the image has it.
+/// Files for looking up names that the caller asks for. A field that is `None` stays as in the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Names {
     /// Hosts besides those that are there by themselves.

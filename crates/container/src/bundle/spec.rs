@@ -1,8 +1,8 @@
 //! A bundle's `config.json`, as OCI runtimes take it. Source: OCI runtime-spec 1.0.2, `config.md` and `config-linux.md`,
 //! where each field is described.
 //!
-//! Only fields that Quire writes or reads have names here. `rest` has the others of an object, so that a file that
-//! somebody else wrote loses nothing when it is read and written again. Objects without `rest` have no other fields.
+//! Only fields that Quire writes or reads have names here. `rest` has the other fields of an object, so that a foreign
+//! file loses nothing when it is read and written again. Objects without `rest` have no other fields.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct RuntimeSpec {
     pub mounts: Vec<SpecMount>,
     /// Words for the runtime, and for people.
     pub annotations: BTreeMap<String, String>,
-    /// What only Linux has.
+    /// Fields for Linux only.
     pub linux: SpecLinux,
     /// Other fields.
     #[serde(flatten)]
@@ -56,9 +56,9 @@ pub struct SpecProcess {
     pub env: Vec<String>,
     /// The working directory.
     pub cwd: String,
-    /// What it may do.
+    /// Capabilities.
     pub capabilities: CapabilitySets,
-    /// Whether neither it nor what it executes gets more rights than it has.
+    /// Whether the process and its children are kept from getting more rights.
     pub no_new_privileges: bool,
     /// Its limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -177,7 +177,7 @@ pub(crate) fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|&it| it.to_owned()).collect()
 }
 
-/// What only Linux has. Source: `config-linux.md`.
+/// Fields for Linux only. Source: `config-linux.md`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SpecLinux {
@@ -214,7 +214,7 @@ pub struct SpecLinux {
 /// A namespace of a container. Source: `config-linux.md`, "Namespaces".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecNamespace {
-    /// Of what, such as `network`.
+    /// Kind, such as `network`.
     #[serde(rename = "type")]
     pub kind: String,
     /// One that there is already; none for a new one.
@@ -267,7 +267,7 @@ pub struct SpecResources {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SpecMemory {
-    /// The most, in bytes; -1 is no limit.
+    /// Limit, in bytes; -1 for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<i64>,
     /// Other fields.
@@ -278,7 +278,7 @@ pub struct SpecMemory {
 /// Processes and threads of a container. Source: `config-linux.md`, "PIDs".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecPids {
-    /// The most; -1 is no limit.
+    /// Limit; -1 for none.
     pub limit: i64,
 }
 
@@ -286,7 +286,7 @@ pub struct SpecPids {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SpecCpu {
-    /// The most time in each period, in microseconds; -1 is no limit.
+    /// Limit of the time in each period, in microseconds; -1 for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota: Option<i64>,
     /// The period, in microseconds.
@@ -303,7 +303,8 @@ pub struct SpecCpu {
     pub rest: Rest,
 }
 
-/// Whether devices can be opened. What is `None` fits every device. Source: `config-linux.md`, "Allowed Device list".
+/// Whether devices can be opened. A field that is `None` fits every device. Source: `config-linux.md`, "Allowed Device
+/// list".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRule {
     /// Whether they can.
@@ -364,13 +365,13 @@ pub enum SpecError {
     Json {
         /// Which.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause.
         source: serde_json::Error,
     },
 }
 
 impl RuntimeSpec {
-    /// Reads that of the container with this folder.
+    /// Reads the configuration of the container with this folder.
     ///
     /// # Errors
     /// [`SpecError`].

@@ -17,7 +17,7 @@ pub struct User {
     pub gid: u32,
     /// Supplementary groups, in ascending order, without `gid`.
     pub groups: Vec<u32>,
-    /// Home directory, `/` when the user has none.
+    /// Home directory; `/` if the user has none.
     pub home: String,
 }
 

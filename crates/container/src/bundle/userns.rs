@@ -1,7 +1,7 @@
-//! User namespaces: which ids of the host a container's users are.
+//! User namespaces: the map of a container's ids to ids of the host.
 //!
-//! Nothing is changed in the image or copied: its mount is cloned, the clone maps the owners, and the overlay is made over
-//! it. What is written lands in the upper layer with the host's ids.
+//! Nothing is changed in the image or copied: its mount is cloned, the clone maps the owners, and the overlay is made
+//! over it. Files that the container writes have the host's ids in the upper layer.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -19,10 +19,10 @@ use crate::folder::USERNS;
 const NO_ID: u64 = u32::MAX as u64;
 /// The kernel reads a map from one write of less than a page. Source: Linux `kernel/user_namespace.c`, `map_write`.
 const TEXT_MAX: usize = 4095;
-/// How many ids a container gets if nothing is said: those that a user of 16 bits can name.
+/// Default number of ids of a container: all that 16 bits can name.
 pub const SIZE: NonZeroU32 = NonZeroU32::new(65_536).expect("not zero");
-/// Where ranges come from if the files name nobody: above what SSSD gives to domains, below systemd's foreign users, and no
-/// tool's by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
+/// Source of ranges if the files name neither user: above SSSD's range for domains, below systemd's foreign users, and
+/// no tool's by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
 pub const UNCLAIMED: IdRange =
     IdRange { inside: 0, outside: 2_000_224_256, count: 2_147_352_576 - 2_000_224_256 };
 /// Whose entries in the files are ours to use: Quire's own, or those that podman takes for this.
@@ -49,7 +49,7 @@ pub enum MapError {
     /// Runtimes prepare a container as its root.
     #[error("the map lacks id 0 of the container, its root: begin with 0:HOST:SIZE")]
     NoRoot,
-    /// The program's user is nobody there.
+    /// The program's user is not in the map.
     #[error("the container's {kind} {id} is not in its map of ids")]
     User {
         /// User or group.
@@ -161,25 +161,25 @@ fn counterpart(id: u32, from: u32, count: u32, to: u32) -> Option<u32> {
 }
 
 impl IdMap {
-    /// Of users and of groups, both from [`parse_ranges`] or [`auto`].
+    /// Makes a map from ranges of users and of groups, both from [`parse_ranges`] or [`auto`].
     #[must_use]
     pub const fn new(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
         Self { users, groups }
     }
 
-    /// What the container's user is on the host; none if it is nobody there.
+    /// Returns the host's id of a user of the container; `None` if the map lacks it.
     #[must_use]
     pub fn user(&self, inside: u32) -> Option<u32> {
         outside(&self.users, inside)
     }
 
-    /// What the container's group is on the host.
+    /// Returns the host's id of a group of the container; `None` if the map lacks it.
     #[must_use]
     pub fn group(&self, inside: u32) -> Option<u32> {
         outside(&self.groups, inside)
     }
 
-    /// What the container's root, user and group, is on the host.
+    /// Returns the host's ids of the container's root, user and group.
     ///
     /// # Errors
     /// [`MapError::NoRoot`].
@@ -202,10 +202,10 @@ impl IdMap {
         }
     }
 
-    /// A user namespace that has the map, and that nobody is in.
+    /// Makes a user namespace with the map and without processes.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// An error of the kernel.
     pub fn namespace(&self) -> Result<OwnedFd, ProcessError> {
         user_namespace(&self.users, &self.groups)
     }
@@ -222,15 +222,15 @@ impl IdMap {
         linux.namespaces.push(SpecNamespace::new("user"));
     }
 
-    /// Notes it in a container's folder. Whoever looks for a free range waits until it is there.
+    /// Writes the map into a container's folder. Searches for a free range wait until it is there.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn note(&self, folder: &Path) -> std::io::Result<()> {
         std::fs::write(folder.join(USERNS), self.to_string())
     }
 
-    /// The map of a container; none if it has none.
+    /// Returns the map of a container; `None` if it has none.
     #[must_use]
     pub fn noted(folder: &Path) -> Option<Self> {
         std::fs::read_to_string(folder.join(USERNS)).ok()?.parse().ok()
@@ -278,7 +278,7 @@ fn stretches(file: &str, name: Option<&str>) -> Vec<Stretch> {
     lines.collect()
 }
 
-/// A map for one more container: its ids from 0 on are as many of the host's, in a row, that nobody in `taken` has.
+/// Finds a map for one more container: `size` ids in a row, from the container's 0 on, of which `taken` has none.
 ///
 /// # Errors
 /// [`MapError::Lacking`] and [`MapError::Exhausted`].

@@ -1,7 +1,7 @@
-//! A container's file system before its runtime has put it together: the root, and what is to be mounted in it.
+//! A container's file system before its runtime has put it together: the root, and the mounts to be made in it.
 //!
 //! Links are followed as the container will follow them, by their text alone. So no path leads out of the root, nor
-//! through the links of `/proc`, which lead wherever the process that follows them has something open.
+//! through the links of `/proc`, which lead to open files of the process that follows them.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -131,7 +131,7 @@ enum Content {
 struct Step {
     name: Vec<u8>,
     place: Place,
-    /// Of the file system that it is or would be on.
+    /// Access to the file system that it is on, or would be on.
     access: Access,
 }
 

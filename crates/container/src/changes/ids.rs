@@ -5,7 +5,7 @@ use kernel::process::IdRange;
 use crate::bundle::spec::{IdMapping, SpecLinux};
 use crate::bundle::userns::inside;
 
-/// How a container's user and group numbers stand for those of the host.
+/// Translation of the host's user and group numbers to a container's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owners {
     /// None where both are the same.
@@ -34,7 +34,7 @@ impl Owners {
         Self { users: ranges(&linux.uid_mappings), groups: ranges(&linux.gid_mappings) }
     }
 
-    /// What the container calls a user.
+    /// Returns the container's id of a user of the host.
     ///
     /// # Errors
     /// [`Unmapped`].
@@ -42,7 +42,7 @@ impl Owners {
         find(self.users.as_deref(), host).ok_or(Unmapped { kind: "user", id: host })
     }
 
-    /// What the container calls a group.
+    /// Returns the container's id of a group of the host.
     ///
     /// # Errors
     /// [`Unmapped`].

@@ -1,4 +1,4 @@
-//! What overlayfs notes in the files of its upper layer, and what is the files' own.
+//! Attributes of files in an upper layer: overlayfs's own marks, and the files' attributes.
 
 /// Source: Linux `fs/overlayfs/overlayfs.h`, `OVL_XATTR_TRUSTED_PREFIX`.
 const PREFIX: &[u8] = b"trusted.overlay.";

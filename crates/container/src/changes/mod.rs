@@ -1,11 +1,11 @@
-//! What a container changed against its image, as the tar of an OCI layer.
+//! A container's changes against its image, as the tar of an OCI layer.
 //!
-//! Only the upper layer is walked. Where it says that something is elsewhere in the image (a directory that was renamed, a
-//! file of which only the metadata was changed), that is looked up in the image's tree and its bytes are read from the
-//! store. All names, xattrs and bytes of the upper layer are the container's: nothing is followed, only what is a regular
-//! file is opened, depth costs no descriptors and ends where paths do.
+//! Only the upper layer is walked. It may refer to the image, for a renamed directory or a file with new metadata only.
+//! Such references are looked up in the image's tree, and the content comes from the store. The container controls all
+//! names, xattrs and bytes of the upper layer. So no link is followed, and only regular files are opened. Depth costs
+//! no descriptors, and ends where paths do.
 //!
-//! The same upper layer gives the same bytes: directories before what is in them, names in byte order, whiteouts first.
+//! The same upper layer gives the same bytes: directories before their entries, names in byte order, whiteouts first.
 
 mod content;
 mod ids;
@@ -25,7 +25,7 @@ use store::{LookupError, Store};
 
 pub use ids::{Owners, Unmapped};
 
-/// What is to be read.
+/// The layer to read.
 #[derive(Debug, Clone, Copy)]
 pub struct Upper<'a> {
     /// The upper layer's directory.
@@ -40,7 +40,7 @@ pub struct Upper<'a> {
     pub cancel: &'a AtomicBool,
 }
 
-/// What was written.
+/// Figures of the layer that was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// Members of the tar.
@@ -51,14 +51,14 @@ pub struct Report {
     pub skipped: Vec<Vec<u8>>,
 }
 
-/// Why there is no layer. Paths are the container's.
+/// A layer could not be written. Paths are the container's.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangesError {
     /// The kernel refuses something.
     #[error("cannot {action} \"{}\" of the container", path.escape_ascii())]
     Io {
-        /// What was to be done.
+        /// Action that failed.
         action: &'static str,
         /// The file.
         path: Vec<u8>,
@@ -77,7 +77,7 @@ pub enum ChangesError {
     /// A path that is too long.
     #[error("\"{}…\" of the container has a path of more than {PATH_MAX} bytes", .0.escape_ascii())]
     Path(Vec<u8>),
-    /// It belongs to somebody whom the container does not know.
+    /// Its owner is not in the container's map.
     #[error("cannot tell the owner of \"{}\"", path.escape_ascii())]
     Owner {
         /// The file.
@@ -85,7 +85,7 @@ pub enum ChangesError {
         /// Who.
         source: Unmapped,
     },
-    /// What overlayfs noted leads nowhere.
+    /// A mark of overlayfs's leads nowhere.
     #[error("\"{}\" has only metadata, and its content should be that of \"{}\" in the image, which has no such file",
         path.escape_ascii(), from.escape_ascii())]
     Redirect {
@@ -131,7 +131,7 @@ pub enum ObjectError {
 /// Writes the layer.
 ///
 /// # Errors
-/// [`ChangesError`]; what was written until then is no tar.
+/// [`ChangesError`]; `out` has an incomplete tar then.
 pub fn write(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, ChangesError> {
     walk::walk(upper, out)
 }

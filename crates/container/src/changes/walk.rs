@@ -37,11 +37,11 @@ enum Item<'a> {
 struct Level<'a> {
     /// In the upper layer: what shows that it is the same. None for directories that only the image has.
     seen: Option<Seen>,
-    /// What is in it, last one first.
+    /// Entries still to be walked, the last one first.
     left: Vec<Item<'a>>,
     /// The directory of the image that shows through.
     from: Option<Inode<'a>>,
-    /// The directory that whoever applies the layer has there, from the layers below.
+    /// The directory that the layers below have at this path.
     below: Option<Inode<'a>>,
     /// How long its path is.
     length: usize,
@@ -71,7 +71,7 @@ struct Walker<'a> {
     copier: Copier<'a>,
     /// Names with slashes between them.
     path: Vec<u8>,
-    /// Of files with several names the first that was written, by inode number of the upper layer, and of the image.
+    /// First name written of each file with several names, by inode number of the upper layer, and of the image.
     links: HashMap<u64, Box<[u8]>>,
     image_links: HashMap<InodeId, Box<[u8]>>,
     report: Report,

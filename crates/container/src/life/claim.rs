@@ -10,7 +10,7 @@ use crate::bundle::userns::{Files, IdMap, MapError, auto};
 use crate::folder;
 use crate::plan::IdsWish;
 
-/// A map that nobody else is given: until it is noted in the container's folder, others wait.
+/// A map for one container: until it is noted in the container's folder, others wait.
 #[derive(Debug)]
 pub struct Claim {
     /// The map.
@@ -19,7 +19,7 @@ pub struct Claim {
     _lock: File,
 }
 
-/// Why there is no map for a container.
+/// No map could be found for a container.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
@@ -52,7 +52,7 @@ pub enum ClaimError {
 }
 
 impl IdsWish {
-    /// Decides, and makes sure that whoever decides at the same time does not choose the same.
+    /// Chooses a map. A lock keeps other commands from choosing the same one.
     ///
     /// # Errors
     /// [`ClaimError`].

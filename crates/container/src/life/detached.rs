@@ -34,18 +34,18 @@ const EXECUTED: std::time::Duration = std::time::Duration::from_secs(2);
 /// The writable layer of a container that has ended.
 #[derive(Debug, Default)]
 pub struct Last {
-    /// Another end than the program's own: the disk has lost some of what it wrote.
+    /// An end that is not the program's own, because the disk lost some of its writes.
     pub exit: Option<Exit>,
-    /// What it has written, in bytes; none if that is not known.
+    /// Size of its writable layer, in bytes; `None` if unknown.
     pub written: Option<u64>,
 }
 
-/// Starts a container, calls `started` when it runs, and waits for its end. `ended` is asked
-/// for what is known of the container's writable layer then. This *process* keeps the mount namespace that
-/// it makes, and is what the kernel gives the container's orphans to.
+/// Starts a container, calls `started` when it runs, and waits for its end. `ended` then returns the state of the
+/// container's writable layer. This *process* keeps the mount namespace that it makes, and becomes the parent of the
+/// container's orphans.
 ///
-/// The runtime is gone as soon as the container runs, so that this process is all that each container costs. An `INT` or
-/// `TERM` that arrives before ends the start.
+/// The runtime ends as soon as the container runs, so this process is the only cost of each container. An `INT` or
+/// `TERM` that arrives earlier ends the start.
 ///
 /// # Errors
 /// [`RunError`] when it did not start.
@@ -171,11 +171,11 @@ pub fn watch(
     Ok(End { exit, reason })
 }
 
-/// Sends a signal, by number or name, to a container's first process.
-/// After `KILL` the container has not ended for want of memory.
+/// Sends a signal, by number or name, to a container's first process. A container that `KILL` ends does not count as
+/// out of memory.
 ///
 /// # Errors
-/// A sentence.
+/// A sentence for people.
 pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     if is_kill(signal) {
         crate::life::memory::note_kill(folder);
@@ -211,10 +211,10 @@ fn is_kill(signal: &str) -> bool {
     signal == "KILL" || signal.parse() == Ok(Signal::KILL.as_raw())
 }
 
-/// Waits until a container has ended, or the time is over; returns whether it has. `is_alive` asks for its lock.
+/// Waits until a container has ended or the time is over; returns whether it has ended. `is_alive` tries its lock.
 ///
 /// # Errors
-/// That of `is_alive`, at once: what fails for good would be waited for for ever.
+/// The error of `is_alive`, at once: a lasting error would mean to wait for ever.
 pub fn wait<E>(
     most: Option<std::time::Duration>,
     is_alive: &dyn Fn() -> Result<bool, E>,
@@ -241,7 +241,7 @@ pub fn root(folder: &Path) -> Option<File> {
     (identity(root.metadata().ok()?) != identity(own)).then_some(root)
 }
 
-/// One more program for a container that runs. What is `None` or empty is as for its first one.
+/// One more program for a running container. A field that is `None` or empty is as for its first program.
 #[derive(Debug, Clone)]
 pub struct More {
     /// The program and its arguments.
@@ -403,10 +403,10 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     Err(RunError::NotExecuted { runtime, program, why })
 }
 
-/// Notes that a container whose monitor is gone is over; the caller holds its lock.
+/// Records the end of a container whose monitor is gone. The caller holds the container's lock.
 ///
 /// # Errors
-/// The disk's.
+/// An error of the disk.
 pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
     if is_over(folder) {
         return Ok(());
@@ -424,22 +424,23 @@ pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Asks the monitor of a container that runs to remove it when it ends, which takes it less time than it would take whoever
-/// waits for the monitor.
+/// Asks the monitor of a running container to remove it at its end. The monitor does that faster than a caller who
+/// waits for it.
 ///
 /// # Errors
-/// The disk's.
+/// An error of the disk.
 pub fn unwant(folder: &Path) -> std::io::Result<()> {
     std::fs::write(folder.join(UNWANTED), "")
 }
 
-/// Whether somebody has asked for that.
+/// Returns whether a command has asked for that.
 #[must_use]
 pub fn is_unwanted(folder: &Path) -> bool {
     folder.join(UNWANTED).exists()
 }
 
-/// As [`crate::life::teardown::clear`], for a container whose folder stays and whose end is known: nobody has to do it again.
+/// As [`crate::life::teardown::clear`], for a container whose folder stays and whose end is known. It need not be done
+/// again.
 pub fn clear(folder: &Path, id: &str) {
     if crate::life::teardown::clear(folder, id) {
         note_over(folder, id);

@@ -1,4 +1,4 @@
-//! A container whose program has ended: it is taken down, and perhaps what it wrote is kept.
+//! A container whose program has ended: it is taken down, and its writable layer may be kept.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use crate::life::{detached, kept, teardown};
 use crate::root::Root;
 use crate::root::headroom::Headroom;
 
-/// What a container's log and its caller are told when the disk has lost some of what it wrote.
+/// Message for a container's log and its caller when the disk has lost some of its writes.
 pub const LOST: &str = "the disk of the store is full or failing: some data of the container was lost while it ran, \
                         and it may have read zeros instead";
 

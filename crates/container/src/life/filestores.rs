@@ -31,7 +31,7 @@ pub enum MountWishError {
         /// Why.
         source: FilestoreError,
     },
-    /// There is no folder for its file.
+    /// No folder is given for its file.
     #[error(
         "--mount type=self needs the folder of a container, which only `run` makes: use type=memory or type=dir"
     )]

@@ -1,4 +1,4 @@
-//! What a container has written, for others to look at: while it runs, and after its end as long as its folder is there.
+//! A container's writable layer, for other commands to read: while it runs, and afterwards until its folder is removed.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ pub enum Place {
     Memory,
     /// `self`.
     Filestore {
-        /// Not all of what was written could be kept, and what there was is removed.
+        /// Some of the writes were lost, and the rest is removed.
         lost: bool,
     },
     /// Into a directory of the host.
@@ -64,7 +64,7 @@ pub enum KeptError {
     /// Its process is ending, or is another user's.
     #[error("cannot take the descriptor of its writable layer from its process")]
     Offer,
-    /// Somebody still has the filestore mounted.
+    /// The filestore is still mounted.
     #[error("its filestore is in use, and may still be changing")]
     Busy,
     /// The filestore was not unmounted.
@@ -84,7 +84,7 @@ pub enum KeptError {
     /// Another container writes there now.
     #[error("{} is in use by another container", .0.display())]
     InUse(PathBuf),
-    /// Another directory is there now, or somebody else has used it since.
+    /// Another directory is there now, or another container has used it since.
     #[error(
         "{} has been written to since the container ended: its own changes can no longer be told apart", .0.display()
     )]
@@ -92,7 +92,7 @@ pub enum KeptError {
     /// The kernel refuses the filestore.
     #[error("cannot mount its filestore")]
     Mount(#[from] MountError),
-    /// There is no writable layer in it.
+    /// It has no writable layer.
     #[error("cannot use its writable layer")]
     Upper(#[from] UpperError),
 }
@@ -106,7 +106,7 @@ impl Place {
         std::fs::write(folder.join(WRITABLE), serde_json::to_vec(self)?)
     }
 
-    /// What the folder says; none if it says nothing.
+    /// Returns the record in the folder; `None` if there is none.
     #[must_use]
     pub fn load(folder: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(folder.join(WRITABLE)).ok()?).ok()
@@ -136,7 +136,7 @@ pub fn offer(folder: &Path, upper: BorrowedFd<'_>) -> std::io::Result<()> {
 #[derive(Debug)]
 pub struct Changes {
     upper: OwnedFd,
-    /// What it is in, and a directory's lock.
+    /// The mount that holds it, and a directory's lock.
     _mount: Option<Detached>,
     _lock: Option<OwnedFd>,
 }
@@ -148,7 +148,7 @@ impl Changes {
         self.upper.as_fd()
     }
 
-    /// Of a container that runs, from the process that holds it.
+    /// Takes the layer of a running container from the process that holds it.
     ///
     /// # Errors
     /// [`KeptError`].
@@ -164,7 +164,7 @@ impl Changes {
         Ok(Self { upper, _mount: None, _lock: None })
     }
 
-    /// Of a container that has ended, and whose lock the caller holds.
+    /// Opens the layer of a container that has ended, and whose lock the caller holds.
     ///
     /// # Errors
     /// [`KeptError`].
@@ -247,8 +247,8 @@ fn is_clean(file: &File) -> std::io::Result<bool> {
     Ok(magic == MAGIC && state == VALID && !needs_recovery)
 }
 
-/// Has the filestore of a container that has ended, and is about to be removed, not written any further. What is not
-/// mounted any more is left as it is.
+/// Stops writes to the filestore of a container that has ended and is about to be removed. A filestore that is no
+/// longer mounted stays as it is.
 pub fn give_up(folder: &Path) {
     // Only what is the container's alone is ever shut down.
     let Some(Place::Filestore { .. }) = Place::load(folder) else { return };

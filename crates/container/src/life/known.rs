@@ -1,4 +1,4 @@
-//! Containers that are there: found by name, looked at, killed and removed by whoever may.
+//! Existing containers: found by name, inspected, killed and removed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub enum KnownError {
     /// The store's containers cannot be looked at.
     #[error(transparent)]
     Containers(#[from] ContainerError),
-    /// Somebody else can change them.
+    /// Another user can change them.
     #[error(transparent)]
     Owner(#[from] OwnerError),
     /// The container has no such name.
@@ -73,10 +73,10 @@ pub enum KnownError {
     /// It cannot be told.
     #[error("{0}")]
     Untold(String),
-    /// It was killed, and goes on.
+    /// It was killed, but keeps running.
     #[error("container {0} was killed, but does not end")]
     Deaf(String),
-    /// Somebody else has it for long.
+    /// Another process holds its lock for long.
     #[error("container {0} is in use")]
     InUse(String),
 }
@@ -129,7 +129,7 @@ impl KnownContainer {
         }
     }
 
-    /// Whether the disk has lost some of what it wrote.
+    /// Returns whether the disk has lost some of its writes.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         self.state.as_ref().is_some_and(|it| it.lost)
@@ -147,14 +147,14 @@ impl KnownContainer {
         self.state.as_ref().and_then(|it| it.code)
     }
 
-    /// What it executes, from its bundle.
+    /// Returns its command, from its bundle.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         RuntimeSpec::load(&self.folder).map(|it| it.process.args).unwrap_or_default()
     }
 
-    /// What its writable layer has, in bytes, by the file system inside: also what is not on its way to the disk yet. None if
-    /// that is not known: of a directory of the host, and of a container whose monitor was killed.
+    /// Returns the size of its writable layer, in bytes, as the file system inside counts it, with data that is not yet
+    /// on disk. `None` if unknown: for a directory of the host, and for a container whose monitor was killed.
     #[must_use]
     pub fn written(&self) -> Option<u64> {
         if !self.is_running() {
@@ -170,10 +170,10 @@ impl KnownContainer {
         }
     }
 
-    /// Whether it still runs. Of one that is kept somebody may be writing what it wrote to the disk after its end.
+    /// Returns whether it still runs. If it is kept, its data may still be on its way to the disk after its end.
     ///
     /// # Errors
-    /// [`KnownError`] when that cannot be looked up.
+    /// [`KnownError`] if the lock cannot be tried.
     pub fn is_alive(&self, store: &Store) -> Result<bool, KnownError> {
         if !store.containers.is_alive(&self.id)? {
             return Ok(false);
@@ -244,7 +244,7 @@ pub fn all(store: &Store) -> Result<Vec<KnownContainer>, KnownError> {
         .collect()
 }
 
-/// What all containers of a store have written, in bytes.
+/// Returns the size of the writable layers of all containers of a store, in bytes.
 ///
 /// # Errors
 /// [`KnownError`].
@@ -322,7 +322,7 @@ pub fn settle(store: &Store) -> Result<(), KnownError> {
     }
 }
 
-/// What happens to a container that runs when it is removed.
+/// What to do with a running container that is to be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IfRunning {
     /// It stays, and that is an error.

@@ -1,7 +1,7 @@
-//! What a container without a command of its own writes: its log, which has an end (decision 7).
+//! The log of a detached container, whose size is limited (decision 7).
 //!
-//! It is in two files. When the newer one has half of what the log may have, it becomes the older one, in the place of the
-//! one before. Whoever writes is never told of a full disk and never waits for more than a write of the host's takes.
+//! It is in two files. When the newer one has half of the log's limit, it replaces the older one. The writer never sees
+//! a full disk, and never waits longer than a write to the host takes.
 //!
 //! A turn takes three steps, and a reader may look, or the writer be killed, after each:
 //!
@@ -9,8 +9,8 @@
 //! 2. the second name takes the place of the older file: both names are of one file, and the older half is gone;
 //! 3. the empty file takes the place of the newer one.
 //!
-//! So there is a newer file at every moment, and a reader finds each half once. Whoever opens the log to write finishes a turn
-//! that was begun.
+//! So there is a newer file at every moment, and a reader finds each half once. To open the log for writing finishes a
+//! turn that was begun.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write as _};
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::folder::{LOG, LOG_NEXT, LOG_OLDER, LOG_TURNING};
 
-/// What a log may have if nothing is said: days of what servers say, and a thousand of them are 64 GiB at most.
+/// Default limit of a log, in bytes: days of a server's messages, and a thousand logs are 64 GiB at most.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(64 << 20).expect("not zero");
 
 /// A log that is being written.
@@ -187,9 +187,9 @@ impl Drop for Log {
 /// The two files of a log at one moment, open for reading.
 #[derive(Debug)]
 pub struct Halves {
-    /// What was written before the newer one; none if that is all.
+    /// File before the newer one; `None` if there is only one.
     pub older: Option<File>,
-    /// What is written to.
+    /// File that is written to.
     pub newer: File,
 }
 
@@ -197,10 +197,10 @@ pub struct Halves {
 const ATTEMPTS: u32 = 1000;
 
 impl Halves {
-    /// Of the log in a container's folder; none if there is none.
+    /// Opens the log in a container's folder; `None` if there is none.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn open(folder: &Path) -> io::Result<Option<Self>> {
         // Until both are of one moment: the newer may become the older meanwhile.
         for _ in 0..ATTEMPTS {
@@ -223,10 +223,10 @@ impl Halves {
         Err(io::Error::other("it changes too fast to be read"))
     }
 
-    /// What was written after this file, which was the newer one; none if it is that still, or if the log is gone.
+    /// Opens the files after this one, which was the newer one. `None` if it still is, or if the log is gone.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn after(folder: &Path, file: &File) -> io::Result<Option<Self>> {
         let Some(Self { older, newer }) = Self::open(folder)? else { return Ok(None) };
         if is_same(file, &newer)? {

@@ -1,5 +1,4 @@
-//! What a container changed against its image, to be looked at: while it runs, when it stands still if its user wants, or
-//! after its end.
+//! Reads a container's changes against its image: while it runs, paused if the caller wants, or after its end.
 
 use std::io::{self, BufWriter, ErrorKind, PipeReader, Write};
 use std::sync::atomic::AtomicBool;
@@ -31,20 +30,20 @@ pub struct LookedContainer {
     pub paused: Option<Paused>,
     ids: Owners,
     changes: Changes,
-    /// Nobody starts to remove what has ended.
+    /// Keeps others from removing a container that has ended.
     _lock: Option<ContainerDir>,
 }
 
-/// Whether a container that runs goes on while it is looked at.
+/// Whether a running container keeps running while its changes are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meanwhile {
     /// It is paused.
     Stands,
-    /// What it changes meanwhile is an error.
+    /// It keeps running. A file that it changes meanwhile is an error.
     GoesOn,
 }
 
-/// Why nobody knows what a container changed.
+/// A container's changes could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookError {
@@ -54,7 +53,7 @@ pub enum LookError {
     /// Its folder cannot be locked.
     #[error(transparent)]
     Folder(#[from] ContainerError),
-    /// Nobody knows of which image it is.
+    /// Its image is unknown.
     #[error("container {0} is damaged")]
     Damaged(String),
     /// Its image cannot be opened.
@@ -76,7 +75,7 @@ pub enum LookError {
         /// Why.
         source: SpecError,
     },
-    /// What it wrote is not there.
+    /// Its writable layer is gone.
     #[error("cannot read the changes of container {id}")]
     Changes {
         /// The container.
@@ -102,7 +101,7 @@ pub enum LookError {
         /// Why.
         source: PauseError,
     },
-    /// No pipe between who reads the changes and who takes them.
+    /// No pipe could be made between the reader and the taker of the changes.
     #[error("cannot make a pipe")]
     Pipe(#[source] io::Error),
     /// The changes cannot be read.
@@ -110,8 +109,8 @@ pub enum LookError {
     Read(#[from] ChangesError),
 }
 
-/// Looks at the container of this name, or of an id that begins so. `now` is the time, in seconds since 1970. This process
-/// must have no other thread: a child of it sees to it that a container that was paused goes on.
+/// Opens the changes of the container with this name, or with an id that begins so. `now` is the time, in seconds since
+/// 1970. This process must have no other thread, because it forks a child that resumes a paused container.
 ///
 /// # Errors
 /// [`LookError`].
@@ -197,10 +196,10 @@ impl LookedContainer {
         report
     }
 
-    /// As [`write`](Self::write), and gives the tar to `take` meanwhile, which reads it to its end.
+    /// Does as [`write`](Self::write), and gives the tar to `take` meanwhile, which reads it to its end.
     ///
     /// # Errors
-    /// [`LookError`], and those of `take`.
+    /// [`LookError`], and the errors of `take`.
     pub fn through<T, E: From<LookError>>(
         &self,
         store: &Store,

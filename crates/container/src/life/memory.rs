@@ -1,7 +1,7 @@
-//! Whether the kernel has killed something in a container because it had no memory left.
+//! Whether the kernel has killed a process of a container that was out of memory.
 //!
-//! The container's cgroup counts that, as long as the cgroup is there. Runtimes that stay with a container remove it before
-//! anybody else can look, so a thread listens meanwhile.
+//! The container's cgroup counts such kills while it exists. Runtimes that stay with a container remove the cgroup
+//! before other processes can look, so a thread listens meanwhile.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _};
@@ -70,7 +70,7 @@ pub(crate) fn killed(linux: &SpecLinux) -> u64 {
     counts.and_then(|mut it| it.killed().ok()).unwrap_or(0)
 }
 
-/// The same, for a container whose folder this is.
+/// The same for the container with this folder.
 #[must_use]
 pub fn killed_in(folder: &Path) -> u64 {
     RuntimeSpec::load(folder).map_or(0, |spec| killed(&spec.linux))

@@ -1,8 +1,8 @@
 //! One container from start to end: a mount namespace of its own, the runtime in it, signals in, exit code out.
 //!
-//! The root is attached in a private mount namespace, so the kernel takes it down when the last process in there has
-//! gone, however that came about. What is left then are files in the container's folder and perhaps a cgroup, which
-//! [`crate::life::teardown`] removes.
+//! The root is attached in a private mount namespace, so the kernel takes it down when the last process in there ends,
+//! for whatever reason. Files in the container's folder are left then, and perhaps a cgroup: [`crate::life::teardown`]
+//! removes both.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -43,9 +43,9 @@ pub struct Start<'a> {
     pub root: &'a Detached,
     /// Where that is attached, and what else is.
     pub stage: &'a Stage,
-    /// What is executed.
+    /// Command to execute.
     pub process: &'a Process,
-    /// Who executes it, if the host has another number for that: what it writes belongs to them.
+    /// User and group that own its files on the host, if they differ from those in the container.
     pub owner: Option<(u32, u32)>,
     /// The bundle's configuration, with the stage's root as its root.
     pub spec: RuntimeSpec,
@@ -55,15 +55,15 @@ pub struct Start<'a> {
     pub console: Option<&'a str>,
     /// Who executes it.
     pub runtime: &'a Runtime,
-    /// What is sent on to the container.
+    /// Signals to forward to the container.
     pub signals: &'a Signals,
     /// Who looks after its filestores meanwhile.
     pub headrooms: &'a [Headroom],
-    /// How large its log may be, if it has one; none is no limit.
+    /// Limit of its log, in bytes, if it has one; `None` for no limit.
     pub log_size: Option<NonZeroU64>,
     /// After how long it is killed.
     pub timeout: Option<Duration>,
-    /// A folder for what is worth knowing until the next start of the machine.
+    /// A folder for notes that hold until the next start of the machine.
     pub notes: Option<&'a Notes>,
 }
 
@@ -126,7 +126,7 @@ impl Deadline {
     }
 }
 
-/// The code of what was killed.
+/// Exit code of a killed program.
 pub const KILLED: i32 = 128 + Signal::KILL.as_raw();
 
 /// A container that did not start.
@@ -138,7 +138,7 @@ pub enum RunError {
     /// A private mount namespace cannot be had.
     #[error("cannot make a mount namespace (this needs root)")]
     Namespace(#[source] ProcessError),
-    /// What the runtime has to find cannot be put in its place.
+    /// Files or mounts for the runtime could not be put in place.
     #[error(transparent)]
     Stage(#[from] StageError),
     /// A file in the container's folder cannot be written.
@@ -159,7 +159,7 @@ pub enum RunError {
         #[source]
         source: ProcessError,
     },
-    /// What it wrote did not reach the file that it should have gone to.
+    /// Its output did not reach its file.
     #[error("cannot forward the standard streams of container {id}")]
     Streams {
         /// The container.
@@ -176,13 +176,13 @@ pub enum RunError {
     /// A further program cannot start where it should.
     #[error(transparent)]
     WorkingDir(#[from] WorkingDirError),
-    /// Nobody knows what the container is.
+    /// Its configuration cannot be read.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// The container's names of users and groups, which the runtime reads.
     #[error("cannot look up the container's users")]
     Users(#[source] crate::bundle::user::LookupError),
-    /// Somebody did not want it any more.
+    /// The caller interrupted it.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
     /// The runtime could not start the container.
@@ -190,7 +190,7 @@ pub enum RunError {
     Refused {
         /// The program.
         runtime: String,
-        /// What it wrote into its log.
+        /// Message in the runtime's log.
         message: String,
     },
     /// The runtime could not start a further program, and has said why on our own standard error.
@@ -200,7 +200,7 @@ pub enum RunError {
         runtime: String,
         /// As the command names it.
         program: String,
-        /// What is wrong, as far as its words tell.
+        /// Kind of failure, as far as the message tells.
         why: Refusal,
     },
     /// The runtime could not start the container, and has said why on our own standard error.
@@ -227,11 +227,10 @@ impl RunError {
     }
 }
 
-/// Runs a container to its end, and answers how it ended. This *process* keeps the mount namespace that it makes.
+/// Runs a container to its end, and returns how it ended. This *process* keeps the mount namespace that it makes.
 ///
-/// `SIGTERM` ends a container whose first process has no use for it, as it ends other programs. One that does not
-/// end when it is asked to, by `SIGINT` or `SIGTERM`, is killed at the third request; at the second, `remark` is given a
-/// sentence that says so.
+/// `SIGTERM` ends a container whose first process does not handle it, as it ends other programs. A container that
+/// ignores `SIGINT` or `SIGTERM` is killed at the third request. At the second, `remark` gets a sentence that says so.
 ///
 /// # Errors
 /// [`RunError`] when it did not start.

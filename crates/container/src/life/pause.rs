@@ -1,4 +1,4 @@
-//! A container that stands still while somebody looks at it.
+//! A container that is paused while its changes are read.
 
 use std::fs::File;
 use std::io::{PipeWriter, Read as _, Write as _};
@@ -13,8 +13,8 @@ use crate::folder::PAUSE;
 use crate::pace::GLANCE;
 use crate::runtime::call::ask;
 
-/// A container whose processes do not run until this is dropped. A child of this process sees to it that they do then, also
-/// when this process is killed.
+/// A container whose processes are paused until this is dropped. A child of this process then resumes them, also if
+/// this process is killed.
 #[derive(Debug)]
 pub struct Paused {
     /// Closed to have it go on.
@@ -23,7 +23,7 @@ pub struct Paused {
     report: File,
     folder: PathBuf,
     id: String,
-    /// So that nobody else has it go on before. The child has a copy.
+    /// Keeps other commands from resuming it earlier. The child has a copy.
     lock: File,
 }
 
@@ -37,11 +37,11 @@ fn unmark(lock: &File) {
     }
 }
 
-/// Waits until nobody has the container paused, and has it go on if whoever had was killed, its child too. Answers false if
-/// `is_asked_to_end` did first.
+/// Waits until no process has the container paused. Resumes it if its pauser was killed, and the pauser's child too.
+/// Returns false if `is_asked_to_end` was true first.
 ///
 /// # Errors
-/// The disk's.
+/// An error of the disk.
 pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std::io::Result<bool> {
     let lock = match File::options().write(true).open(folder.join(PAUSE)) {
         Ok(lock) => lock,
@@ -81,7 +81,8 @@ pub enum PauseError {
     Refused,
 }
 
-/// Pauses a container; waits while somebody else has it paused. This process must have one thread only, and one that is not waited for elsewhere.
+/// Pauses a container; waits while another process has it paused. This process must have only one thread, and not wait
+/// for children elsewhere.
 ///
 /// # Errors
 /// [`PauseError`]; then it is not paused.
@@ -128,7 +129,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     }
 }
 
-/// Has a container go on that somebody has paused; nothing happens to one that is not.
+/// Resumes a paused container; does nothing if it is not paused.
 pub fn resume(folder: &Path, id: &str) {
     match ask(folder, &["resume", id]) {
         None | Some(Ok(Exit::Code(0))) => {}

@@ -1,4 +1,4 @@
-//! From a plan to a container whose root and folder are there, and of which nothing runs yet.
+//! From a plan to a container with root and folder, in which nothing runs yet.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -34,7 +34,7 @@ use crate::root::{
 use crate::runtime::init::{self, InitError};
 use crate::runtime::{Kind, Runtime};
 
-/// What is around a caller: a library asks for none of it by itself.
+/// The caller's surroundings, which a library does not look up by itself.
 #[expect(missing_debug_implementations, reason = "functions have nothing to show")]
 pub struct Surroundings<'a> {
     /// Where programs are looked for, written as `PATH` is.
@@ -43,9 +43,9 @@ pub struct Surroundings<'a> {
     pub now: Seconds,
     /// Something that no other container has, for the name of its cgroup.
     pub unique: &'a str,
-    /// The caller's terminal, whose size the container's is to have.
+    /// The caller's terminal, whose size the container's terminal gets.
     pub terminal: BorrowedFd<'a>,
-    /// A folder for what is worth knowing until the next start of the machine.
+    /// A folder for notes that hold until the next start of the machine.
     pub notes: Option<&'a Notes>,
     /// Takes sentences that a person may want to read.
     pub remark: &'a dyn Fn(&str),
@@ -53,7 +53,7 @@ pub struct Surroundings<'a> {
     pub is_asked_to_end: &'a dyn Fn() -> bool,
 }
 
-/// A container whose root and folder are there, and of which nothing runs yet.
+/// A container with root and folder, in which nothing runs yet.
 #[derive(Debug)]
 pub struct Ready {
     pub(crate) id: String,
@@ -82,7 +82,7 @@ pub struct Ready {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// Somebody else can change its image.
+    /// Another user can change its image.
     #[error(transparent)]
     Owner(#[from] OwnerError),
     /// Its changes cannot go where they are to go.
@@ -97,7 +97,7 @@ pub enum PrepareError {
     /// It has no root.
     #[error(transparent)]
     Root(#[from] MakeRootError),
-    /// Nobody knows its user.
+    /// Its user is not found.
     #[error(transparent)]
     User(#[from] LookupError),
     /// Its user has no id on the host.
@@ -112,7 +112,7 @@ pub enum PrepareError {
     /// It has no folder.
     #[error(transparent)]
     Folder(#[from] ContainerError),
-    /// Nobody takes room for what it writes.
+    /// No space can be reserved for its writes.
     #[error(transparent)]
     Headroom(#[from] HeadroomError),
     /// Its filestore has no name.
@@ -146,8 +146,8 @@ pub enum PrepareError {
 const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: only the modes of such files count, \
                        whose group bits are the most that the ACL allows";
 
-/// Makes a container's root and folder. `living` are containers that may lend what they have mounted; no signal of
-/// `signals` may end this process between the container's folder and its removal.
+/// Makes a container's root and folder. `living` are containers that may lend their mounts. No signal of `signals` may
+/// end this process between the making of the folder and its removal.
 ///
 /// # Errors
 /// [`PrepareError`].
@@ -249,7 +249,7 @@ pub fn random_id() -> Result<String, IdError> {
     Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
 }
 
-/// There is no random id.
+/// No random id could be made.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot get random numbers")]
 pub struct IdError(#[source] Errno);

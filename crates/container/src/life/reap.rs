@@ -1,4 +1,4 @@
-//! Containers that nobody watches any more, and what those that live can lend.
+//! Containers without a monitor, and mounts that living ones can lend.
 
 use image::verity::ImageId;
 use store::{FoundContainer, Store};
@@ -8,10 +8,10 @@ use crate::life::state::State;
 use crate::life::{detached, teardown};
 use crate::root::share::Superblock;
 
-/// Removes what dead containers left behind. What cannot be removed now is tried again by the next command. `now` is the
-/// time, in seconds since 1970.
+/// Removes the remains of dead containers. The next command tries again what cannot be removed now. `now` is the time,
+/// in seconds since 1970.
 ///
-/// Returns how many containers are gone now, and those that live.
+/// Returns how many containers were removed, and the ids of those that live.
 pub fn clear_dead(store: &Store, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
     if !crate::owner::is_ours(store) {
         // What is written there need not be true.

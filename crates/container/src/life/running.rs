@@ -29,13 +29,13 @@ use crate::life::terminal::Keeper;
 pub struct Finish {
     /// How its program ended, or why it did not start.
     pub end: Result<End, RunError>,
-    /// Whether the disk has lost some of what it wrote.
+    /// Whether the disk has lost some of its writes.
     pub has_lost: bool,
     /// Why its folder stays, if it does.
     pub stays: Option<ContainerError>,
 }
 
-/// What a monitor has of its container's terminal.
+/// A monitor's part of its container's terminal.
 #[derive(Debug)]
 pub struct Seat {
     /// Where the runtime sends it.
@@ -116,8 +116,8 @@ impl Ready {
         Finish { end, has_lost, stays }
     }
 
-    /// Sees the container through to its end, in a process of its own. Tells by `report` how it began, and to whoever
-    /// sits at its terminal how it ended, too: a zero when it runs; else, and then, an exit code and a sentence.
+    /// Watches the container to its end, in a process of its own. Writes to `report` how it began, and to its
+    /// terminal's user also how it ended: a zero when it runs; otherwise, and at its end, an exit code and a sentence.
     pub fn watch(mut self, report: OwnedFd, seat: Option<Seat>, clock: &dyn Fn() -> i64) {
         let spec = std::mem::take(&mut self.spec);
         let mut report = Some(File::from(report));

@@ -1,4 +1,4 @@
-//! Where a container's mounts are attached, in the mount namespace of whoever watches over it, for the runtime to find.
+//! Places of a container's mounts, in the mount namespace of its monitor, for the runtime to find.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -44,7 +44,7 @@ pub struct Filestore {
     doomed: Doomed,
 }
 
-/// Why the runtime would not find what it has to.
+/// Files or mounts for the runtime could not be put in place.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
@@ -53,10 +53,10 @@ pub enum StageError {
     Attach {
         /// The container.
         id: String,
-        /// The kernel's answer.
+        /// An error of the kernel.
         source: MountError,
     },
-    /// Files that say who it is cannot be had.
+    /// Files for looking up names could not be made.
     #[error("cannot make /etc/hosts and the like for container {id}")]
     Names {
         /// The container.
@@ -90,7 +90,7 @@ impl Filestore {
     /// Mounts it. `owner` has its one directory, as the host numbers users and groups.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// An error of the kernel.
     pub fn mount(
         file: BorrowedFd<'_>,
         durability: Durability,
@@ -103,7 +103,7 @@ impl Filestore {
 }
 
 impl Stage {
-    /// For a container of this user's, whose folder this is, and whose users are mapped so.
+    /// Makes the stage of a container with this folder, this user and this map of ids.
     #[must_use]
     pub fn new(folder: &Path, user: u32, map: Option<&IdMap>) -> Self {
         let root = map.and_then(|map| map.root().ok()).unwrap_or((0, 0));
@@ -111,7 +111,7 @@ impl Stage {
         Self { folder, user, open, filestores: Vec::new(), names: Vec::new(), root }
     }
 
-    /// What the bundle calls the root.
+    /// Returns the path of the root for the bundle.
     #[must_use]
     pub fn root(&self) -> String {
         match self.open {
@@ -127,8 +127,8 @@ impl Stage {
         place.join(DATA)
     }
 
-    /// Keeps files that the container is to have; answers where they will be. They are in memory, which has an end: whoever
-    /// writes on them could fill the host's disk, and would read in `mountinfo` where the store is.
+    /// Keeps files for the container; returns where they will be. They are in memory, whose size is limited. On the
+    /// host's disk, the container could fill the disk, and read in `mountinfo` where the store is.
     pub fn set_names(&mut self, names: Vec<NameFile>) -> Vec<NameMount> {
         let place = self.base().join(MOUNT_NAMES);
         self.names = names;
@@ -165,10 +165,11 @@ impl Stage {
         self.filestores.len()
     }
 
-    /// Who takes room for them ahead of what is written, in order. `file` is the path of the host's file, by its number.
+    /// Returns what reserves space for their writes, in order. `file` returns the path of the host's file, by its
+    /// number.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// An error of the kernel.
     pub fn headrooms(
         &self,
         file: impl Fn(usize) -> PathBuf,
@@ -232,7 +233,7 @@ impl Stage {
         !self.filestores.is_empty()
     }
 
-    /// Lets go of what is not written yet, and of the file systems, as far as this process has them.
+    /// Drops unwritten data, and this process's descriptors of the file systems.
     pub fn shut_down(self) {
         for filestore in self.filestores {
             filestore.doomed.shut_down();

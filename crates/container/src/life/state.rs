@@ -1,4 +1,4 @@
-//! What is known of a container that outlives its command: one file in its folder, written by its monitor.
+//! The state of a detached container: one file in its folder, written by its monitor.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -30,7 +30,7 @@ pub struct State {
     pub finished: Option<i64>,
     /// Its exit code, as shells have it; none as long as it runs, and when its monitor was killed.
     pub code: Option<i32>,
-    /// Whether the disk has lost some of what it wrote.
+    /// Whether the disk has lost some of its writes.
     #[serde(default)]
     pub lost: bool,
     /// Who ended it, if its program did not.
@@ -39,7 +39,7 @@ pub struct State {
     /// For how many seconds `stop` waits before it kills, if that was said.
     #[serde(default)]
     pub stop_timeout: Option<u32>,
-    /// What its writable layer had at the end, in bytes; none as long as it runs, and for a directory of the host.
+    /// Size of its writable layer at the end, in bytes; `None` while it runs, and for a directory of the host.
     #[serde(default)]
     pub written: Option<u64>,
 }
@@ -94,11 +94,11 @@ pub struct End {
 }
 
 impl State {
-    /// What the folder has; none before the container has started, and where a crash of the host has cut it short. Of a
-    /// container whose end could be noted by its code alone, as on a disk that is full for good, that is the end.
+    /// Reads the state from the folder; `None` before the container has started, and if a crash of the host cut the
+    /// file short. On a full disk only the exit code may have been recorded: the state then has the end from there.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn load(folder: &Path) -> std::io::Result<Option<Self>> {
         let mut state: Option<Self> = match std::fs::read(folder.join(STATE)) {
             Ok(bytes) => serde_json::from_slice(&bytes).ok(),
@@ -117,11 +117,11 @@ impl State {
         Ok(state)
     }
 
-    /// Notes the start, and takes what it takes to note the end: room, since the container may fill the disk, and a
-    /// descriptor, which may be had no more.
+    /// Records the start, and reserves what it takes to record the end: space, since the container may fill the disk,
+    /// and a descriptor, since there may be none left.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn begin(&self, folder: &Path) -> std::io::Result<Code> {
         let code = File::create(folder.join(CODE))?;
         code.write_all_at(&[b' '; CODE_MAX], 0)?;
@@ -137,7 +137,7 @@ impl State {
     /// Writes it: whoever reads sees the old one or this.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     #[expect(
         clippy::disallowed_methods,
         reason = "a container does not outlive a crash of the host"
@@ -152,10 +152,10 @@ impl State {
         std::fs::rename(next, folder.join(STATE))
     }
 
-    /// Notes the end; `exit` is none if nobody knows how it ended.
+    /// Records the end; `exit` is `None` if it is unknown.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn finish(&mut self, exit: Option<Exit>, now: i64, folder: &Path) -> std::io::Result<()> {
         self.finished = Some(now);
         self.code = exit.map(Exit::shell_code);
@@ -163,15 +163,15 @@ impl State {
     }
 }
 
-/// What a container that is removed when it ends will have ended with.
+/// Exit code of a container that is removed at its end.
 #[derive(Debug)]
 pub struct Code(File);
 
 impl Code {
-    /// To be asked for while the container lives; none if it has not started.
+    /// Opens the code while the container lives; `None` if it has not started.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn open(folder: &Path) -> std::io::Result<Option<Self>> {
         match File::open(folder.join(CODE)) {
             Ok(file) => Ok(Some(Self(file))),
@@ -180,11 +180,11 @@ impl Code {
         }
     }
 
-    /// Notes the end once more. That is to be after the state is saved, or cannot be saved: whoever finds a code takes it for
-    /// all that there is to know.
+    /// Records the end once more. Call it after the state is saved, or could not be saved: a reader that finds a code
+    /// looks no further.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn note(&self, state: &State) -> std::io::Result<()> {
         let Some(code) = state.code else { return Ok(()) };
         let lost = state.lost.then_some(LOST);
@@ -194,7 +194,7 @@ impl Code {
         self.0.write_all_at(words.join(" ").as_bytes(), 0)
     }
 
-    /// The exit code, as shells have it; none if nobody knows it, or not yet.
+    /// Returns the exit code, as shells have it; `None` if it is unknown, or not yet known.
     #[must_use]
     pub fn read(&self) -> Option<i32> {
         self.look().map(|(code, _)| code)

@@ -31,11 +31,11 @@ impl StopWish {
     }
 }
 
-/// Stops containers; of those that nobody watches any more the end is noted. `now` is the time, in seconds since 1970, and
-/// `remark` is given sentences that a person may want to read.
+/// Stops containers, and records the end of those without a monitor. `now` is the time, in seconds since 1970. `remark`
+/// gets sentences for people.
 ///
 /// # Errors
-/// [`KnownError`]; then some may go on.
+/// [`KnownError`]; some containers may still run then.
 pub fn stop(
     store: &Store,
     known: Vec<KnownContainer>,
@@ -115,7 +115,7 @@ fn ask(
     }
 }
 
-/// There is no such signal.
+/// Not a signal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" is not a signal: use a name, for example TERM or RTMIN+3, or a number from 1 to 64"

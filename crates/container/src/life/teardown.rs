@@ -1,4 +1,4 @@
-//! What is left of a container whose processes are gone, or should be.
+//! Remains of a container whose processes are gone, or should be.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use crate::life::stage::is_place;
 use crate::pace::GLANCE;
 use crate::runtime::call::delete;
 
-/// Ends what the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
+/// Ends all that the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's
-/// lock, so nobody runs it any more.
+/// lock, so it has no monitor.
 ///
-/// Returns whether nothing is left that a later call could end: as long as something is, the folder has to stay, which
-/// alone says what.
+/// Returns whether all is ended. If not, the folder has to stay for a later call, because only the folder says what is
+/// left.
 #[must_use]
 pub fn clear(folder: &Path, id: &str) -> bool {
     if has_records(folder, id) {

@@ -39,7 +39,7 @@ pub fn note_size(process: &mut SpecProcess, terminal: BorrowedFd<'_>) {
     }
 }
 
-/// What came of it.
+/// How the copying ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// It is over.
@@ -55,7 +55,7 @@ pub struct Attached<'a> {
     pub input: BorrowedFd<'a>,
     /// Where the container's output goes.
     pub output: BorrowedFd<'a>,
-    /// What arrives from elsewhere meanwhile.
+    /// Signals that arrive meanwhile.
     pub signals: &'a Signals,
     /// Readable when it is over.
     pub over: BorrowedFd<'a>,
@@ -63,7 +63,7 @@ pub struct Attached<'a> {
     pub can_detach: bool,
 }
 
-/// What is done besides copying.
+/// Work besides the copying.
 pub trait Events {
     /// A signal that is not about the terminal itself.
     ///
@@ -85,10 +85,10 @@ impl Drop for Raw<'_> {
 }
 
 impl Attached<'_> {
-    /// Waits for the terminal that a runtime makes; none if it is over before.
+    /// Waits for the terminal that a runtime makes; `None` if the runtime ends first.
     ///
     /// # Errors
-    /// The kernel's, and those of `events`.
+    /// Errors of the kernel and of `events`.
     pub fn wait(
         &self,
         receiver: &Receiver,
@@ -130,10 +130,10 @@ impl Attached<'_> {
         }
     }
 
-    /// Copies until it is over or the caller leaves. All that the container has written until its end is written then.
+    /// Copies until the container ends or the caller leaves. All output of the container until its end is written then.
     ///
     /// # Errors
-    /// The kernel's, and those of `events`. The caller's terminal is as before in any case.
+    /// Errors of the kernel and of `events`. The caller's terminal is as before in any case.
     pub fn copy(
         &self,
         modes: &Modes,
@@ -169,7 +169,7 @@ struct Copying<'a> {
     pending: Vec<u8>,
     keys: Keys,
     has_input: bool,
-    /// Nobody has the container's side open.
+    /// No process has the container's side open.
     is_idle: bool,
     last: Option<Instant>,
 }
@@ -399,9 +399,9 @@ impl Link {
 }
 
 impl Keeper {
-    /// Takes the container's terminal over if the caller leaves it, and writes what comes from there into the log of the
-    /// container's folder, after `takes_over`; sets the caller's terminal back if the caller is killed. Returns when the caller
-    /// has gone, or nobody has the container's terminal open any more.
+    /// Takes over the container's terminal if the caller leaves it, and calls `takes_over`. Then it writes the
+    /// terminal's output into the log in the container's folder. Restores the caller's terminal if the caller is
+    /// killed. Returns when the caller is gone, or when no process has the container's terminal open.
     pub fn keep(
         self,
         modes: Modes,

@@ -1,4 +1,4 @@
-//! What a container's monitor tells the command that started it: how the start went, and how it ended.
+//! Reports of a container's monitor to the command that started it: of the start, and of the end.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::life::detached;
 
-/// Why nobody knows what the monitor says.
+/// The monitor's report could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
@@ -55,7 +55,7 @@ pub enum StartReport {
 pub struct EndReport {
     /// Its exit code.
     pub code: u8,
-    /// What there is to say of it; it may be empty.
+    /// A sentence about it; may be empty.
     pub remark: String,
 }
 
@@ -125,7 +125,7 @@ impl MonitorReport {
         }
     }
 
-    /// What went wrong with the start of a container that has no terminal yet.
+    /// Returns the report on a start that failed, of a container without a terminal yet.
     ///
     /// # Errors
     /// [`ReportError`].
@@ -151,7 +151,8 @@ impl MonitorReport {
     }
 }
 
-/// What the monitor of container `id` has `said` of it that has not started, perhaps since it was `asked` to end.
+/// Returns the monitor's report on container `id`, which has not started, perhaps because it was `asked` to end. The
+/// monitor `said` it.
 ///
 /// # Errors
 /// [`ReportError::Start`].

@@ -81,11 +81,11 @@ impl<'a> Layers<'a> {
 pub(crate) enum Checked {
     /// The kernel, at every read: fs-verity on the image and on the objects.
     ByKernel,
-    /// Nobody, after the import.
+    /// No reads are verified after the import.
     AtImport,
 }
 
-/// What `df` says of a root that nothing can be written to.
+/// Free space that `df` shows of a read-only root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
     /// As the kernel has it: full.
@@ -100,7 +100,7 @@ pub enum Space {
 pub struct Shape<'a> {
     /// Where changes go.
     pub writable: Writable<'a>,
-    /// Who the image's owners are on the host; none: who they are in the image.
+    /// Map of the image's owners to ids of the host; `None` if they are the same.
     pub map: Option<&'a IdMap>,
     /// Only where nothing can be written.
     pub space: Space,
@@ -116,7 +116,7 @@ pub struct Root {
     pub mount: Detached,
     /// The image's own mount below it, for others to share.
     pub image: Superblock,
-    /// What to do about the writable layer when nobody needs the root any more, before it is unmounted.
+    /// What to do about the writable layer when the root is no longer needed, before it is unmounted.
     pub doomed: Doomed,
 }
 
@@ -141,7 +141,7 @@ pub enum RootError {
         #[source]
         source: UpperError,
     },
-    /// There is no user namespace to map owners by.
+    /// No user namespace could be made to map owners.
     #[error("cannot make a user namespace for the owners of {name}")]
     Map {
         /// The image.
@@ -150,7 +150,7 @@ pub enum RootError {
         #[source]
         source: ProcessError,
     },
-    /// The root directory, of which the writable layer has one of its own, would be nobody's.
+    /// The owner of the root directory is not in the map, but the writable layer needs a root directory of its own.
     #[error(
         "the root directory of {name} belongs to user {user} and group {group}, and the map of ids lacks one or both: \
          add them, or use neither a writable layer nor --df"
@@ -163,7 +163,7 @@ pub enum RootError {
         /// Its group in the image.
         group: u32,
     },
-    /// There is no mount namespace to stack it in, which kernels before 6.15 need.
+    /// No mount namespace could be made to stack it in, which kernels before 6.15 need.
     #[error("cannot make a mount namespace to stack {name} in")]
     Namespace {
         /// The image.

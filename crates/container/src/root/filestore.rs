@@ -1,11 +1,11 @@
 //! Filestores: one file of the host with an ext4 inside, for the changes to one root.
 //!
-//! Every block that the ext4 may hand out has its block on the host's disk already: a full disk is an error to whoever
-//! writes, never zeros to whoever reads. What the host has not allocated yet belongs to one file inside, the *balloon*;
+//! Every block that the ext4 may hand out has its block on the host's disk already: a full disk is an error to the
+//! writer, never zeros to a reader. What the host has not allocated yet belongs to one file inside, the *balloon*;
 //! [`crate::root::headroom`] makes it smaller and larger.
 //!
-//! Making an ext4 takes ten milliseconds and a program, and copying one less than one: so each size is made once and kept
-//! as a template beside the containers. Its metadata is all that it has, some hundred KiB; what is zero stays a hole.
+//! Making an ext4 takes ten milliseconds and a program, and copying one less than one: so each size is made once and
+//! kept as a template beside the containers. It has only metadata, some hundred KiB; zeros stay holes.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -21,12 +21,12 @@ use kernel::mount::{Durability, Ext4Options, MountError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Who takes room from the host's disk for what is written later.
+/// How space on the host's disk is reserved for later writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
-    /// A process with a [`crate::root::headroom::Headroom`], ahead of what is written.
+    /// A process with a [`crate::root::headroom::Headroom`] reserves it ahead of the writes.
     Ahead,
-    /// Nobody: all of it is taken at once.
+    /// All of it is reserved at once.
     Whole,
 }
 
@@ -42,7 +42,7 @@ pub(crate) const RESERVED: u64 = 256;
 /// Groups whose tables of inodes a new filestore has on the host's disk.
 pub(crate) const TABLES: u64 = 2;
 
-/// The size where none is asked for. Only what is written takes space, and some room ahead of it.
+/// Default size, in bytes. Only written data takes space, and some room ahead of it.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(10 << 30).expect("not zero");
 
 /// The least, with which ext4 has room for something: 16 MiB.
@@ -69,7 +69,7 @@ pub fn default_size(folder: BorrowedFd<'_>, backing: Backing) -> Result<NonZeroU
 /// What is taken at once is this part of the disk's free space, if nobody says how much.
 const WHOLE_PART: u64 = 8;
 
-/// Why there is no filestore.
+/// A filestore could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum FilestoreError {
     /// No file system can be made.
@@ -91,7 +91,7 @@ pub enum FilestoreError {
     Failed {
         /// The program.
         path: PathBuf,
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// It cannot be prepared.

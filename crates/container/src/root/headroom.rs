@@ -1,10 +1,10 @@
-//! Room on the host's disk for what a container writes next.
+//! Space on the host's disk for a container's next writes.
 //!
-//! What is free inside of a filestore has its blocks on the host's disk. Whoever watches the container takes more of them
-//! before those are used up, and gives back what has been freed inside. The rest belongs to the balloon, a file inside:
-//! the host's range is allocated first, and the balloon loses it then; the other way round to give back. Whenever this
-//! process is killed, no free block inside is without its own. Nobody takes more then, and the container gets `ENOSPC`
-//! when it has used up what there is. `docs/decisions/0014-headroom.md` has the reasons.
+//! Free blocks inside of a filestore have their blocks on the host's disk. The container's monitor reserves more before
+//! those are used up, and gives back blocks that are freed inside. The rest belongs to the balloon, a file inside: the
+//! host's range is allocated first, and the balloon loses it then; the other way round to give back. If this process is
+//! killed at any time, no free block inside is without a block on the disk. No more are reserved then, and the
+//! container gets `ENOSPC` when it has used them up. `docs/decisions/0014-headroom.md` has the reasons.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -61,7 +61,7 @@ const PIECE: Range<u64> = 64 << 10..512 * MIB;
 /// (`discard`) takes a while, and whoever watches the container has other things to do.
 const BACK: (u64, Duration) = (64 * MIB, Duration::from_millis(20));
 
-/// Why there is no headroom.
+/// Space could not be reserved.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot reserve space for {}", path.display())]
 pub struct HeadroomError {
@@ -80,7 +80,7 @@ pub struct Headroom {
     begin: Instant,
     /// Groups whose tables of inodes are on the host's disk, the first ones.
     tables: Cell<u64>,
-    /// When what is in use changed, and how much it was.
+    /// When the use changed last, and the use then.
     change: Cell<(Instant, u64)>,
     count: Cell<Option<(Instant, u64)>>,
     next: Cell<Option<Instant>>,
@@ -145,7 +145,7 @@ impl Headroom {
     /// Gives back all that is free inside, after the last write.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// An error of the kernel.
     pub fn settle(&self) -> Result<(), HeadroomError> {
         let failed = |source| HeadroomError { path: self.path.clone(), source };
         let free = rustix::fs::fstatvfs(&self.balloon).map(|it| it.f_bavail * it.f_frsize);
@@ -336,11 +336,11 @@ fn used(inside: &StatVfs, held: u64) -> u64 {
     used.saturating_sub(held)
 }
 
-/// What is written in the filestore that has this directory right below its root, in bytes, also what is not on its way to
-/// the disk yet.
+/// Returns the size of the data in the filestore that has this directory right below its root, in bytes, with data that
+/// is not yet on disk.
 ///
 /// # Errors
-/// The kernel's answer.
+/// An error of the kernel.
 pub fn written(inside: BorrowedFd<'_>) -> Result<u64, Errno> {
     let numbers = rustix::fs::fstatvfs(inside)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -13,7 +13,7 @@ use crate::root::share::Superblock;
 use crate::root::trust::{self, Trust, TrustError, VerityPolicy};
 use crate::root::{Checked, Data, Layers, Root, RootError, Shape};
 
-/// What `mountinfo` shows before an image's name, so that `umount` knows what is ours.
+/// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
 pub const SOURCE: &str = "quire:";
 
 /// A root that is not made.
@@ -31,7 +31,7 @@ pub enum MakeRootError {
     Superblock {
         /// The image.
         image: image::verity::ImageId,
-        /// What is wrong.
+        /// Cause.
         source: Box<image::erofs::read::ReadError>,
     },
 }
@@ -113,7 +113,7 @@ pub fn may_have_acl(image: &OpenImage) -> Result<bool, MakeRootError> {
     Ok(Image::open(&image.image).map_err(failed)?.superblock().may_have_acl())
 }
 
-/// What the kernel begins to read when an image is mounted.
+/// Data that the kernel begins to read when an image is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Warm {
     /// The metadata of images that are not large.

@@ -1,4 +1,4 @@
-//! Where the changes to a root go: what is asked for, and what has to be open for it.
+//! Places for the changes to a root: the caller's wish, and the files that have to be open for it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -31,7 +31,7 @@ pub enum WritableWish {
     Directory(PathBuf, Durability),
 }
 
-/// Where changes go: what has to be open while a root is made.
+/// Place for the changes, with the files that have to be open while a root is made.
 #[derive(Debug)]
 pub enum WritablePlace {
     /// Nowhere.
@@ -62,7 +62,7 @@ pub enum PlaceError {
         /// The disk's answer.
         source: std::io::Error,
     },
-    /// Something else is there.
+    /// Not a directory.
     #[error("--writable: \"{}\" is not a directory", .0.display())]
     NoDirectory(PathBuf),
     /// Another container writes there.
@@ -77,10 +77,10 @@ pub enum PlaceError {
 #[error("--df is for read-only roots: for this one, `df` shows the writable layer")]
 pub struct SpaceError;
 
-/// What `df` says of a root; `wants_space` if there is to be some where nothing can be written.
+/// Returns the free space that `df` shows of a root. With `wants_space` a read-only root shows some.
 ///
 /// # Errors
-/// [`SpaceError`] where something can be written.
+/// [`SpaceError`] if the root is writable.
 pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceError> {
     match (wants_space, access) {
         (false, _) => Ok(Space::AsIs),
@@ -90,8 +90,8 @@ pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceErro
 }
 
 impl WritableWish {
-    /// What a container has that asks for nothing: a filestore for the host's root; memory for others, and where no file system can be
-    /// made.
+    /// Returns the default place of a container: a filestore for the host's root; memory for other users, and if no
+    /// file system can be made.
     pub fn default_of(who: Who, search: &OsStr, remark: &dyn Fn(&str)) -> Self {
         if !who.is_host_root() {
             return Self::Memory(None);
@@ -124,7 +124,7 @@ impl WritableWish {
         }
     }
 
-    /// Makes the place, or opens what is there. Programs are found by `search`, which is written as `PATH` is.
+    /// Makes the place, or opens an existing one. Programs are found by `search`, which is written as `PATH` is.
     ///
     /// # Errors
     /// [`PlaceError`].
@@ -169,7 +169,7 @@ impl WritablePlace {
         }
     }
 
-    /// What others may not use as long as it is open.
+    /// Returns the locked file that keeps others out while it is open.
     #[must_use]
     pub fn into_locked(self) -> Option<OwnedFd> {
         match self {

@@ -1,5 +1,5 @@
-//! One EROFS superblock for all containers of an image: whoever holds a mount of it says so in the container's folder, and
-//! the next one takes a copy of that descriptor. The last one out frees it.
+//! One EROFS superblock for all containers of an image. A process that holds a mount of it notes that in the
+//! container's folder, and the next one takes a copy of that descriptor. The last holder frees it.
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -26,7 +26,7 @@ impl Superblock {
     /// Offers it to others, as long as this process has it.
     ///
     /// # Errors
-    /// The disk's; then nobody shares it.
+    /// An error of the disk; then the mount is not shared.
     pub fn offer(&self, folder: &Path) -> std::io::Result<()> {
         let backing = match self.backing {
             Backing::File => "file",
@@ -43,8 +43,8 @@ impl Superblock {
         self.identity.is_some() && self.identity.as_deref() == identity
     }
 
-    /// Takes what a container of the same image offers; none if there is no offer, its maker is gone, or the kernel cannot
-    /// (before Linux 6.15).
+    /// Takes the mount that a container of the same image offers. `None` if there is no offer, its maker is gone, or
+    /// the kernel cannot (before Linux 6.15).
     #[must_use]
     pub fn take(folder: &Path) -> Option<Self> {
         let (taken, words) = crate::offer::take(&folder.join(SUPERBLOCK))?;

@@ -1,4 +1,4 @@
-//! Whether an image may be mounted as it is, and who checks what is read from it.
+//! Whether an image may be mounted as it is, and how its reads are verified.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::root::{Checked, WritableWish};
 /// How far an image is trusted, and how it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trust {
-    /// Who checks what is read.
+    /// How reads are verified.
     pub verity: VerityPolicy,
     /// The only image that will do; it is hashed first.
     pub digest: Option<ImageId>,
@@ -38,14 +38,14 @@ impl Default for Trust {
     }
 }
 
-/// Who checks what is read from an image.
+/// How reads from an image are verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerityPolicy {
     /// The kernel, by fs-verity, or the mount is refused.
     Require,
     /// The kernel if it can; otherwise the import is trusted.
     Auto,
-    /// Nobody.
+    /// Reads are not verified.
     Off,
 }
 
@@ -119,7 +119,7 @@ pub enum TrustError {
         /// This kernel.
         running: KernelVersion,
     },
-    /// It is not the one of its name, or nobody can tell.
+    /// Its digest is not that of its name, or cannot be computed.
     #[error(transparent)]
     Image(#[from] VerifyError),
     /// Its metadata is not sound.
@@ -127,7 +127,7 @@ pub enum TrustError {
     Contents {
         /// The image.
         image: ImageId,
-        /// What is wrong.
+        /// Cause.
         source: Box<ContentsError>,
     },
     /// The store's directory cannot be looked at.
@@ -138,16 +138,17 @@ pub enum TrustError {
         /// The disk's answer.
         source: std::io::Error,
     },
-    /// Somebody else can change it.
+    /// Another user can change it.
     #[error(transparent)]
     Owner(#[from] OwnerError),
 }
 
-/// How an image is to be verified at its mount. One that somebody else could change is mounted only if the kernel holds it
-/// to its digest: image and data are sealed, and were measured. Without a wish, `writable` may become a filestore.
+/// Decides how an image is verified at its mount. An image that another user can change is mounted only if the kernel
+/// holds it to its digest: image and data are sealed, and were measured. Without a wish, `writable` may become a
+/// filestore.
 ///
 /// # Errors
-/// [`TrustError`] when it is not mounted at all.
+/// [`TrustError`] if it must not be mounted.
 pub fn of_image(
     store: &Store,
     image: &OpenImage,

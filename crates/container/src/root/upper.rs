@@ -31,14 +31,14 @@ pub enum Writable<'a> {
     Filestore {
         /// The file, open for reading and writing.
         file: BorrowedFd<'a>,
-        /// What a crash of the host may cost.
+        /// Data that a crash of the host may cost.
         durability: Durability,
     },
-    /// Into a directory of the host, whose contents outlive the root.
+    /// To a directory of the host, whose contents outlive the root.
     Directory {
         /// The directory, not `O_PATH`. It gets two directories, `upper` and `work`, if it has none.
         directory: BorrowedFd<'a>,
-        /// What a crash of the host may cost.
+        /// Data that a crash of the host may cost.
         durability: Durability,
     },
 }
@@ -52,14 +52,14 @@ pub enum UpperError {
     /// The kernel refused something else.
     #[error("cannot prepare its directories")]
     Prepare(#[from] Errno),
-    /// It was used without syncing, and the host has crashed or was started anew since.
+    /// It was used without syncing, and the host has crashed or restarted since.
     #[error(
         "its files were written without syncing, and the host has restarted since then: parts may be missing. Remove \
          its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \"work\" to \
          use it as it is"
     )]
     Crashed,
-    /// The owners of what is in it are those of another map of ids.
+    /// The owners of its files are those of another map of ids.
     #[error(
         "its files were written {0}, and would have other owners now: use the same map again, or an empty directory"
     )]
@@ -119,10 +119,10 @@ pub struct Doomed {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Fate {
-    /// It is somebody else's, or there is none.
+    /// It belongs to the caller, or there is none.
     #[default]
     Stay,
-    /// Nobody will see what is not on disk yet: however durable it was, it goes with its container.
+    /// Data that is not on disk yet is dropped: the layer is removed with its container.
     ShutDown(Durability),
     /// It is in memory.
     Free,
@@ -138,13 +138,13 @@ impl Doomed {
         Self { fate, upper: Some(directory) }
     }
 
-    /// The directory that has what was changed; none for a read-only root.
+    /// Returns the directory with the changes; `None` for a read-only root.
     #[must_use]
     pub fn upper(&self) -> Option<BorrowedFd<'_>> {
         self.upper.as_ref().map(|it| it.as_fd())
     }
 
-    /// Whether to unmount the root takes so long that nobody should have to wait for it.
+    /// Returns whether unmounting the root takes too long to wait for.
     #[must_use]
     pub fn takes_long(&self) -> bool {
         match (self.fate, &self.upper) {
@@ -158,8 +158,8 @@ impl Doomed {
         }
     }
 
-    /// Whether something that was written could not be kept, since the host's disk was full or failed: who reads it now may
-    /// get zeros. `root` is the overlay. (Only where nothing is synced; else whoever syncs is told.)
+    /// Returns whether some writes are lost, because the host's disk was full or failed: readers may get zeros. `root`
+    /// is the overlay. (Only for layers that are not synced; otherwise the syncing program gets an error.)
     #[must_use]
     pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
         if self.fate != Fate::ShutDown(Durability::Volatile) {
@@ -171,10 +171,10 @@ impl Doomed {
         rustix::fs::syncfs(root).is_err()
     }
 
-    /// Who takes room from the host's disk for a filestore, ahead of what is written; none for other layers.
+    /// Returns what reserves space on the host's disk for a filestore, ahead of its writes; `None` for other layers.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// An error of the kernel.
     pub fn headroom(&self, filestore: &Path) -> Result<Option<Headroom>, HeadroomError> {
         match (self.fate, &self.upper) {
             (Fate::ShutDown(durability), Some(upper)) => {
@@ -184,7 +184,7 @@ impl Doomed {
         }
     }
 
-    /// What is in a layer that goes with its root, in bytes; none if that is not known.
+    /// Returns the size of a layer that is removed with its root, in bytes; `None` if unknown.
     #[must_use]
     pub fn written(&self) -> Option<u64> {
         match (self.fate, &self.upper) {
@@ -193,7 +193,7 @@ impl Doomed {
         }
     }
 
-    /// Lets go of what is not written yet, so that unmounting has nothing to wait for. What still runs on it gets `EIO`.
+    /// Drops unwritten data, so that unmounting need not wait for it. Programs that still use it get `EIO`.
     pub fn shut_down(self) {
         let (Fate::ShutDown(_), Some(upper)) = (self.fate, self.upper) else { return };
         if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
@@ -201,10 +201,10 @@ impl Doomed {
         }
     }
 
-    /// Writes what is not written yet, for who wants to see it later: unmounting has nothing to wait for after that.
+    /// Writes unwritten data to disk, so that it is there later. Unmounting need not wait for it then.
     ///
     /// # Errors
-    /// The kernel's answer: not all could be written.
+    /// An error of the kernel: some data could not be written.
     pub fn keep(self) -> Result<(), Errno> {
         match (self.fate, self.upper) {
             (Fate::ShutDown(_), Some(upper)) => rustix::fs::syncfs(upper),
@@ -229,7 +229,7 @@ pub(crate) fn empty(image: BorrowedFd<'_>) -> Result<Detached, UpperError> {
 /// Which files an image lacks, where its links lead: paths without links.
 ///
 /// # Errors
-/// The kernel's answer.
+/// An error of the kernel.
 pub(crate) fn missing(image: BorrowedFd<'_>, files: &[&str]) -> Result<Vec<String>, UpperError> {
     let view = View::of_root(image, Access::ReadOnly);
     let absent = view.file_places(files)?.into_iter().filter_map(|place| match place {

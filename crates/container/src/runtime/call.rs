@@ -1,5 +1,5 @@
-//! Calls of a container's runtime: its program with what every call needs, where it finds the container, and what it
-//! complains of.
+//! Calls of a container's runtime: its program with the arguments of every call, its place for the container, and its
+//! error messages.
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,11 +1,11 @@
 //! The seccomp filter as the kernel takes it, compiled once for each start of the machine.
 //!
-//! crun has libseccomp compile the filter of each container anew, which takes longer than all else that it does. It keeps
-//! the result in its state folder as `ID/seccomp.bpf` while the container is there, and takes one that is ready from the
+//! crun has libseccomp compile the filter of each container again, which takes longer than all its other work. It keeps
+//! the result in its state folder as `ID/seccomp.bpf` while the container exists. It takes a compiled one from the
 //! annotation `run.oci.seccomp_bpf_data`, in base64. Source: crun 1.8.1, `src/libcrun/seccomp.c`,
 //! `libcrun_generate_seccomp`.
 //!
-//! What is kept is crun's own result for the very same filter, made by the very same program with the same library.
+//! Quire keeps crun's own result for exactly the same filter, made by the same program with the same library.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -49,7 +49,7 @@ const LOADER_CACHE: &str = "/etc/ld.so.cache";
 pub(crate) enum Compiled {
     /// As the kernel takes it.
     Known(Vec<u8>),
-    /// What is to be learned from this start.
+    /// No filter is known: this start can yield one.
     Unknown(Lesson),
 }
 

@@ -18,7 +18,7 @@ const KNOWN: [(&str, Kind); 3] =
 /// Where cgroup2 stands in the hybrid layout. Source: systemd, "Control Group APIs and Delegation".
 const UNIFIED_BESIDE_V1: &str = "/sys/fs/cgroup/unified";
 
-/// A runtime that is there.
+/// A runtime that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runtime {
     /// The program.
@@ -33,18 +33,19 @@ pub enum RuntimeError {
     /// The one that was asked for is not there, or cannot be executed.
     #[error("no runtime \"{0}\": it is not in PATH, or is not executable")]
     Absent(String),
-    /// None of those we know is there.
+    /// No known runtime was found.
     #[error("no OCI runtime in PATH: install crun or runc")]
     None,
 }
 
 impl Runtime {
-    /// The runtime `wanted` (a name or a path), or the first of crun, runc and runsc that is in `search_path`, which
-    /// is written as `PATH` is, and [works](Self::works). The last of them is not asked, since nothing could take its
-    /// place. To ask takes some milliseconds: with a folder for `notes` a program that has worked is not asked again.
+    /// Finds the runtime `wanted` (a name or a path), or the first of crun, runc and runsc in `search_path` that
+    /// [works](Self::works). `search_path` is written as `PATH` is. The last candidate is not tried, since nothing
+    /// could replace it. To try one takes some milliseconds: with a folder for `notes`, a program that has worked is
+    /// not tried again.
     ///
     /// # Errors
-    /// [`RuntimeError`] when there is none.
+    /// [`RuntimeError`] if there is none.
     pub fn find(
         search_path: &OsStr,
         wanted: Option<&OsStr>,
@@ -108,7 +109,7 @@ impl Runtime {
         works
     }
 
-    /// The mount that has to be out of sight, in the runtime's own mount namespace, before this runtime works on a host with these
+    /// Returns the mount to hide from this runtime, in its own mount namespace, so that it works on a host with these
     /// file systems. crun 1.8: "cgroups in hybrid mode not supported, drop all controllers from cgroupv2".
     #[must_use]
     pub fn obstacle(&self) -> Option<&'static Path> {

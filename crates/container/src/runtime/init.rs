@@ -1,5 +1,5 @@
-//! A first process for a container that does what one has to: it waits for the orphans that the kernel gives it, and passes
-//! signals on. Such programs are small and packaged everywhere, so Quire has none of its own.
+//! A first process for a container, which does the work of PID 1: it waits for orphans, and forwards signals. Such
+//! programs are small and packaged everywhere, so Quire has none of its own.
 
 use std::ffi::OsStr;
 use std::io::Read as _;
@@ -24,7 +24,7 @@ const FOLDERS: [&str; 5] = [
     "/usr/local/libexec/podman",
 ];
 
-/// There is no such program.
+/// No such program can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
     /// None of those that are known is here.
@@ -88,7 +88,7 @@ fn is_usable(path: &Path) -> std::io::Result<bool> {
     Ok(is_static(&start))
 }
 
-/// Puts the program before that of a bundle's configuration.
+/// Puts the program before the command of a bundle's configuration.
 pub fn add(path: &str, spec: &mut RuntimeSpec) {
     let options = ["bind", "rprivate", "ro", "nosuid", "nodev"];
     spec.mounts.push(SpecMount::new(PLACE, "bind", path, &options));

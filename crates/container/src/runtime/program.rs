@@ -47,7 +47,7 @@ pub enum ProgramError {
         /// In which directories, or nothing.
         searched: String,
     },
-    /// It is no executable file.
+    /// Not an executable file.
     #[error("\"{program}\" in the {within} is not an executable file")]
     NotExecutable {
         /// Where it is.
@@ -55,7 +55,7 @@ pub enum ProgramError {
         /// As the command names it.
         program: String,
     },
-    /// The kernel knows no way to execute it.
+    /// Neither a script nor a program that this kernel can execute.
     #[error(
         "\"{program}\" in the {within} is neither a script nor a program for this machine (exec format error)"
     )]
@@ -145,7 +145,7 @@ pub(crate) fn too_long(args: &[String], env: &[String]) -> Option<ProgramError> 
 /// Why a runtime did not start a further program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The program, or what it needs to run, is not there.
+    /// The program, or its interpreter, is not there.
     Absent,
     /// The kernel does not execute it for this user.
     Unusable,
@@ -301,7 +301,7 @@ enum Format {
     Elf(Option<String>),
     /// A program for another machine.
     Foreign(String),
-    /// Nothing that the kernel knows by itself.
+    /// A format that the kernel does not know by itself.
     Other,
 }
 

@@ -1,11 +1,11 @@
-//! Files that are a container's standard streams, with a runtime that must not have the files themselves.
+//! Files as a container's standard streams, with a runtime that must not have the files themselves.
 //!
-//! gVisor reads and writes a file that it is given from its beginning, and does not tell where it has come to: what is
-//! in the file already would be overwritten, and then by whoever writes behind the container what that wrote. Source:
-//! gVisor `pkg/sentry/fsimpl/host/host.go`, "fileDescription.offset is set to 0". A pipe has no position.
+//! gVisor reads and writes a given file from its beginning, and does not tell its position at the end. So it would
+//! overwrite the file's data, and later writers would overwrite the container's. Source: gVisor
+//! `pkg/sentry/fsimpl/host/host.go`, "fileDescription.offset is set to 0". A pipe has no position.
 //!
-//! crun gives the streams to the user that the program is started as, by its id on the host: the host's `/dev/null`, and
-//! files into which somebody else let a container write (seen with 1.8.1). A pipe is nobody else's.
+//! crun changes the owner of the streams to the program's user, by its id on the host. That changes the host's
+//! `/dev/null`, and files that another user opened for a container (seen with 1.8.1). Only this process has the pipe.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _, SeekFrom, Write as _};
@@ -41,7 +41,7 @@ pub(crate) fn check() -> Result<(), &'static str> {
 pub(crate) struct Streams {
     input: Option<Input>,
     outputs: Vec<JoinHandle<io::Result<()>>>,
-    /// Closed when the program has ended. What it has started may live on, and keep the pipes.
+    /// Closed when the program has ended. Its children may live on, and keep the pipes.
     running: Option<PipeWriter>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Streams {
 enum Harm {
     /// It has positions of its own in files.
     Positions,
-    /// It gives them to this user and group of the host. None: to one whose number on the host is not known here.
+    /// It changes their owner to this user and group of the host; `None` if those are unknown.
     Owners(Option<(u32, u32)>),
     /// It reads standard input for the program, wanted or not, and would be stopped in the background of a terminal.
     Reads,

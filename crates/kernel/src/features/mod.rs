@@ -1,4 +1,4 @@
-//! What this kernel can do, found by doing it, each answer with its reason.
+//! Features of this kernel, found by trying them, each result with its reason.
 
 mod probe;
 mod sample;
@@ -21,12 +21,12 @@ pub enum Can {
     Unknown,
 }
 
-/// An answer and what it rests on.
+/// A result and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Feature {
     /// The answer.
     pub can: Can,
-    /// What happened, or the kernel's refusal and what would change it.
+    /// Outcome of the try, or the kernel's refusal and the way out.
     pub reason: String,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Cgroups {
     }
 }
 
-/// What this kernel can do for the caller, with files in one directory.
+/// Features of this kernel for the caller, with files in one directory.
 #[derive(Clone, Debug)]
 pub struct Features {
     /// The kernel's release, such as `6.12.43-amd64`.

@@ -33,10 +33,10 @@ impl Default for Attributes<'_> {
     }
 }
 
-/// Changes the attributes of the mount that this descriptor is the root of.
+/// Changes the attributes of the mount whose root this descriptor is.
 ///
 /// # Errors
-/// The kernel's answer: `EINVAL` for a descriptor that is no root of a mount.
+/// An error of the kernel: `EINVAL` for a descriptor that is not the root of a mount.
 pub fn set_attributes(
     mount: BorrowedFd<'_>,
     change: &Attributes<'_>,

@@ -18,8 +18,8 @@ const USUAL: u32 = 128;
 /// The most KiB that Quire reads ahead in the files of a native image: `docs/performance/README.md` says what more does.
 pub const NATIVE_READ_AHEAD_MAX: u32 = 512;
 
-/// How many KiB are to be read ahead in native images whose data is in this file: as many as in other files of its disk, up to
-/// [`NATIVE_READ_AHEAD_MAX`]. `None` for what the kernel does by itself, and where nobody says what the disk has.
+/// Returns the read-ahead for native images whose data is in this file, in KiB: that of the file's disk, up to
+/// [`NATIVE_READ_AHEAD_MAX`]. `None` for the kernel's default, and if the disk's is unknown.
 #[must_use]
 pub fn native_read_ahead(data: BorrowedFd<'_>) -> Option<u32> {
     let kilobytes = disk_read_ahead(data)?.min(NATIVE_READ_AHEAD_MAX);

@@ -20,7 +20,7 @@ pub struct ErofsOptions<'a> {
     /// and sizes are the caller's to check: the kernel reads a truncated one as zeros, and with
     /// none at all takes them for parts of the image.
     pub devices: &'a [BorrowedFd<'a>],
-    /// What the kernel is to read from: a file, where it can, or always loop devices.
+    /// Source of the kernel's reads: a file, where it can, or always loop devices.
     pub backing: Backing,
     /// How file data is read.
     pub io: Io,
@@ -29,16 +29,16 @@ pub struct ErofsOptions<'a> {
     /// With which other mounts the pages of equal files are shared. Kernels that cannot (before
     /// 7.0, or built without) mount without; [`Erofs::sharing`] says what came of it.
     pub share: Option<Domain<'a>>,
-    /// How many KiB are read ahead in a file that is read in sequence, and around what is touched of a mapped one. By
-    /// itself the kernel takes 128 for an EROFS that reads from files, whatever the disk below has. It is a wish: who
-    /// may not write to `/sys` gets the kernel's.
+    /// Read-ahead in KiB, for sequential reads and around the touched pages of mapped files. The kernel's default is
+    /// 128 for an EROFS that reads from files, whatever the disk below has. It is a wish: a caller who may not write to
+    /// `/sys` gets the default.
     pub read_ahead: Option<u32>,
 }
 
-/// Mounts of one domain have the pages of files in memory once that say to be the same.
+/// Domain of mounts that share pages: files with the same fingerprint are in memory once.
 ///
-/// The kernel believes an image what its files' fingerprints are. Who may choose an image of a
-/// domain can give other files to all who use that domain, so it must be of one trust.
+/// The kernel trusts the fingerprints in an image. A user who chooses one image of a domain can put other content into
+/// files of all its mounts. So all images of a domain must be equally trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domain<'a>(pub &'a str);
 
@@ -47,7 +47,7 @@ pub struct Domain<'a>(pub &'a str);
 pub enum Sharing {
     /// With all of the domain, for files that have fingerprints.
     Domain,
-    /// No: nobody asked, the kernel cannot, or the image has no fingerprints.
+    /// Not shared: not asked for, not supported by the kernel, or the image has no fingerprints.
     Alone,
 }
 
@@ -73,7 +73,7 @@ pub enum Acl {
     Ignore,
 }
 
-/// What an EROFS superblock reads from.
+/// Source of an EROFS superblock's reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
     /// The image file itself. Its files cannot be read with `O_DIRECT`.
@@ -88,11 +88,11 @@ pub enum Backing {
 pub struct Erofs {
     /// The mount, attached nowhere.
     pub mount: Detached,
-    /// What it reads from.
+    /// Source of its reads.
     pub backing: Backing,
-    /// How it reads file data: what was asked for, or what this kernel could do.
+    /// How it reads file data: as asked for, or as this kernel can.
     pub io: Io,
-    /// Whether pages are shared: what was asked for, or what this kernel could do.
+    /// Whether pages are shared: as asked for, or as this kernel can.
     pub sharing: Sharing,
     /// How many KiB are read ahead, if that could be said.
     pub read_ahead: Option<u32>,
@@ -100,13 +100,13 @@ pub struct Erofs {
 
 /// Mounts an image from a descriptor open for reading, read-only and attached nowhere.
 ///
-/// The kernel keeps the image and its devices open for as long as the mount lives, and reads them
-/// with the credentials of the caller. A loop device is the answer to `ENOTBLK`: kernels before
-/// 6.12, and files on tmpfs or overlayfs; or they are asked for. `mountinfo` shows `/proc/self/fd/N` or `/dev/loopN` as
-/// the source, since the kernel opens what it shows.
+/// The kernel keeps the image and its devices open for as long as the mount lives, and reads them with the credentials
+/// of the caller. A loop device is used after `ENOTBLK` (kernels before 6.12, and files on tmpfs or overlayfs), or if
+/// it is asked for. `mountinfo` shows `/proc/self/fd/N` or `/dev/loopN` as the source, since the kernel opens what it
+/// shows.
 ///
 /// # Errors
-/// The kernel's answer to the step that failed, with what EROFS said about it.
+/// The kernel's error in the step that failed, with the messages of EROFS.
 pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, MountError> {
     let object = Image(image);
     if options.backing == Backing::Loop {

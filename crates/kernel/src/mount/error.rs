@@ -1,4 +1,4 @@
-//! What can go wrong with a mount, and what the kernel had to say about it.
+//! Errors of mounts, with the kernel's messages.
 
 use std::fmt;
 
@@ -18,9 +18,9 @@ pub enum MountError {
     Call {
         /// The step of the mount sequence.
         step: Step,
-        /// What it was done to, for a person.
+        /// Object of the step, for people.
         object: String,
-        /// What the file system said about it.
+        /// Messages of the file system.
         messages: KernelMessages,
         /// The kernel's answer.
         source: Errno,
@@ -28,9 +28,9 @@ pub enum MountError {
     /// This kernel lacks something that no fallback replaces.
     #[error("cannot mount {object}: Linux {kernel} cannot {feature}, which Linux {since} can")]
     Unsupported {
-        /// What was being mounted.
+        /// Object that was being mounted.
         object: String,
-        /// What it cannot do.
+        /// Feature that the kernel lacks.
         feature: &'static str,
         /// The first Linux version that can.
         since: KernelVersion,
@@ -54,7 +54,7 @@ pub enum MountError {
     Loop {
         /// The image.
         object: String,
-        /// Why there is no loop device.
+        /// Cause.
         source: LoopError,
     },
 }
@@ -138,8 +138,8 @@ impl fmt::Display for Step {
     }
 }
 
-/// What a file system wrote into its context's log while it was set up, oldest first, without the
-/// level letter. Empty when it said nothing; then the kernel log may know more.
+/// Messages of a file system in its context's log while it was set up, oldest first, without the level letter. If there
+/// are none, the kernel log may have more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelMessages(pub Vec<String>);
 

@@ -1,4 +1,4 @@
-//! ext4 in a file: a writable layer that is one file to whoever looks from outside.
+//! ext4 in a file: a writable layer that is one file on the host.
 
 use std::os::fd::BorrowedFd;
 
@@ -12,7 +12,7 @@ use crate::object::name_of;
 /// How to mount an ext4.
 #[derive(Clone, Copy, Debug)]
 pub struct Ext4Options {
-    /// What a crash of the host may cost.
+    /// Data that a crash of the host may cost.
     pub durability: Durability,
     /// Whether the loop device reads and writes past the page cache of the file, so that data is in memory once. The
     /// kernel quietly does without where the file system cannot.

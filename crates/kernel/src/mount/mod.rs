@@ -121,7 +121,7 @@ impl Detached {
     /// Changes the attributes of this mount.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// An error of the kernel.
     pub fn set(&self, change: &Attributes<'_>) -> Result<(), MountError> {
         set_attributes(self.as_fd(), change, Reach::One)
     }
@@ -158,10 +158,10 @@ fn attach(mount: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> Result<(), MountE
         .map_err(|errno| MountError::call(Step::Attach, name_of(directory), errno))
 }
 
-/// A detached copy of what is mounted (or of the directory) at an open directory.
+/// Makes a detached copy of the mount, or of the directory, at an open directory.
 ///
 /// # Errors
-/// The kernel's answer.
+/// An error of the kernel.
 pub fn bind(source: BorrowedFd<'_>, reach: Reach) -> Result<Detached, MountError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -175,21 +175,20 @@ pub fn bind(source: BorrowedFd<'_>, reach: Reach) -> Result<Detached, MountError
         .map_err(|errno| MountError::call(Step::Clone, name_of(source), errno))
 }
 
-/// Takes away what is mounted at a path. A symbolic link at its end is not followed.
+/// Unmounts the mount at a path. A symbolic link at its end is not followed.
 ///
 /// # Errors
-/// The kernel's answer: `EINVAL` when nothing is mounted there, `EBUSY` when it is in use.
+/// An error of the kernel: `EINVAL` if nothing is mounted there, `EBUSY` if it is in use.
 pub fn unmount(path: &Path, how: Unmount) -> Result<(), MountError> {
     let flags = UnmountFlags::NOFOLLOW | detach(how);
     rustix::mount::unmount(path, flags)
         .map_err(|errno| MountError::call(Step::Unmount, path.display(), errno))
 }
 
-/// Takes away the mount that this descriptor is the root of. It is always lazy, since the
-/// descriptor itself uses the mount.
+/// Unmounts the mount whose root this descriptor is. It is always lazy, since the descriptor itself uses the mount.
 ///
 /// # Errors
-/// The kernel's answer: `EINVAL` for a descriptor that is no root of a mount here.
+/// An error of the kernel: `EINVAL` for a descriptor that is not the root of a mount here.
 pub fn unmount_fd(root: BorrowedFd<'_>) -> Result<(), MountError> {
     // No NOFOLLOW: the link in /proc is what leads there.
     rustix::mount::unmount(proc_path(root), UnmountFlags::DETACH)

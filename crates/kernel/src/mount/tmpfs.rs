@@ -10,7 +10,7 @@ use super::{Detached, MountError};
 /// How to make a tmpfs.
 #[derive(Clone, Copy, Debug)]
 pub struct TmpfsOptions<'a> {
-    /// What `/proc/self/mountinfo` shows as its source.
+    /// Its source in `/proc/self/mountinfo`.
     pub name: &'a str,
     /// The most it may hold, in bytes; the kernel rounds up to whole pages. None: half of memory.
     /// (Zero would mean no limit at all to the kernel.)

@@ -1,4 +1,4 @@
-//! The rest of a process's work, done by a child of which nobody waits.
+//! The rest of a process's work, done by a child that no process waits for.
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
 use std::os::fd::OwnedFd;
@@ -21,10 +21,10 @@ pub enum Done {
     Behind,
 }
 
-/// Does work that nobody has to wait for, such as taking mounts down: in a child with a session of its own and with
-/// `/dev/null` for standard input, output and error; whoever waits for this process or reads its output does not wait for
-/// the child. Where there can be no such child, or this process has more than one thread (of which a child would have only
-/// this one, and the locks of all), the work is done here.
+/// Does work in the background, such as unmounting: in a child with its own session, and with `/dev/null` as standard
+/// input, output and error. A process that waits for this one, or reads its output, does not wait for the child.
+/// Without such a child, or in a process with several threads, the work is done here. (A child would have only this
+/// thread, but the locks of all.)
 pub fn finish_behind(work: impl FnOnce()) -> Done {
     if !is_alone() {
         work();
@@ -47,15 +47,15 @@ pub fn finish_behind(work: impl FnOnce()) -> Done {
     }
 }
 
-/// Starts work that outlives this process, such as to watch over a container: in a child as that of [`finish_behind`]. The
-/// work is given the end of a pipe to say how it began; the answer is the other end, which is at its end when the work has
-/// closed its own, or has died; and the child, for signals (nobody has to wait for it).
+/// Starts work that outlives this process, such as a container's monitor: in a child as that of [`finish_behind`]. The
+/// work gets one end of a pipe, to report how it began. Returns the other end, which ends when the work closes its own
+/// or dies. Also returns the child, for signals; it need not be waited for.
 ///
 /// # Errors
-/// [`ProcessError`] when there can be no child, or this process has more than one thread.
+/// [`ProcessError`] if a child cannot be made, or this process has several threads.
 ///
 /// # Panics
-/// If `fork` answers a pid that is none.
+/// If `fork` returns an invalid pid.
 pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), ProcessError> {
     if !is_alone() {
         return Err(ProcessError::Call {

@@ -28,31 +28,31 @@ pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};
 pub use who::{UserNamespace, Who};
 
-/// What went wrong with a process.
+/// An error of a call on processes.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The kernel refused a step.
     #[error("cannot {step}")]
     Call {
-        /// What was to be done.
+        /// Step that failed.
         step: &'static str,
-        /// The kernel's answer.
+        /// An error of the kernel.
         source: Errno,
     },
     /// The kernel refused something about one process.
     #[error("cannot {step} process {pid}")]
     Process {
-        /// What was to be done to it.
+        /// Step that failed.
         step: &'static str,
         /// The process.
         pid: i32,
-        /// The kernel's answer.
+        /// An error of the kernel.
         source: Errno,
     },
-    /// There are as many namespaces as there may be.
+    /// The limit of namespaces is reached.
     #[error("cannot {step}: the limit is reached (see /proc/sys/user)")]
     Limit {
-        /// What was to be done.
+        /// Step that failed.
         step: &'static str,
     },
     /// The program could not be started.
@@ -85,7 +85,7 @@ pub enum Executed {
     Yes,
     /// It has ended without.
     Never,
-    /// It has not yet, or nobody can tell.
+    /// It has not yet, or the kernel does not tell.
     Unknown,
 }
 
@@ -114,7 +114,7 @@ impl Process {
     /// make sure afterwards that it is still the one that was meant.
     ///
     /// # Errors
-    /// `ESRCH` when there is none.
+    /// `ESRCH` if there is none.
     pub fn open(pid: Pid) -> Result<Self, ProcessError> {
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
             .map_err(|errno| Self::failed("take hold of", pid, errno))?;
@@ -169,11 +169,11 @@ impl Process {
         }
     }
 
-    /// Waits until it is a child of this process, whose own parent ends now ([`set_subreaper`]). All other children that
-    /// have ended by then are waited for: this process should have none that somebody else waits for.
+    /// Waits until it is a child of this process, whose own parent ends now ([`set_subreaper`]). All other children
+    /// that have ended by then are waited for, so no other code may wait for children of this process.
     ///
     /// # Errors
-    /// `ECHILD` when there is nobody left who could leave it to us.
+    /// `ECHILD` if no process is left that could leave it to this one.
     pub fn adopt(&self) -> Result<(), ProcessError> {
         let failed = |errno| Self::failed("become the parent of", self.pid, errno);
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -198,11 +198,11 @@ impl Process {
         }
     }
 
-    /// Waits until it has executed a program since its fork, and answers whether it has: not if it ends before, nor if it takes
-    /// longer than `most`. It must be a child of this process, so that its number stays its own.
+    /// Waits until it has executed a program since its fork; returns whether it has. It has not if it ends before, or
+    /// takes longer than `most`. It must be a child of this process, so that its number stays its own.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn wait_for_exec(&self, most: Duration) -> Result<Executed, ProcessError> {
         const GLANCE: Duration = Duration::from_millis(2);
         let since = Instant::now();
@@ -225,17 +225,17 @@ impl Process {
         }
     }
 
-    /// Waits until it ends, and sends on to it every signal that arrives in the meantime.
+    /// Waits until it ends, and forwards to it every signal that arrives in the meantime.
     ///
-    /// A signal from the terminal reaches the whole foreground process group, so it is only sent
-    /// on to a process outside of ours: nobody gets one Ctrl-C twice.
+    /// A signal from the terminal reaches the whole foreground process group, so it is forwarded only to a process
+    /// outside of ours: no process gets one Ctrl-C twice.
     ///
-    /// A program may ignore what asks it to end. `asked` is called after each `SIGINT` and
-    /// `SIGTERM` that arrived, with their number so far, from 1, so that the caller can insist. `meanwhile` is called
-    /// now and then, and answers after how much time it has to be again, if it has to.
+    /// A program may ignore requests to end. `asked` is called after each `SIGINT` and `SIGTERM`, with their number so
+    /// far, from 1, so that the caller can insist. `meanwhile` is called now and then, and returns after how much time
+    /// to call it again, if at all.
     ///
     /// # Errors
-    /// As [`Process::wait`]. That the process has ended before a signal reached it is none.
+    /// As [`Process::wait`]. A process that ends before a signal reaches it is not an error.
     pub fn supervise(
         &self,
         signals: &Signals,
@@ -327,7 +327,7 @@ pub fn waits_for_signals(pid: Pid) -> bool {
 /// for a container that its runtime left behind.
 ///
 /// # Errors
-/// The kernel's answer.
+/// An error of the kernel.
 pub fn set_subreaper() -> Result<(), ProcessError> {
     // PR_SET_CHILD_SUBREAPER takes a boolean; rustix wants a pid, any.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))

@@ -1,4 +1,4 @@
-//! Namespaces, and who a user namespace makes whom.
+//! Namespaces, and the maps of ids in user namespaces.
 #![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
 
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use crate::propagation::Propagation;
 /// A kind of namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Namespace {
-    /// What is mounted where.
+    /// Mounts.
     Mount,
     /// Users, groups and capabilities.
     User,
@@ -84,15 +84,14 @@ pub fn enter(process: BorrowedFd<'_>, namespaces: &[Namespace]) -> Result<(), Pr
     rustix::thread::move_into_thread_name_spaces(process, types).map_err(failed)
 }
 
-/// Gives this *thread* (and what it starts later) a mount namespace of its own, whose mounts no
-/// one else sees and which go when its last process has gone.
+/// Gives this *thread* (and its later children) a mount namespace of its own. Other processes do not see its mounts,
+/// which end with its last process.
 ///
 /// `Propagation::Downstream` lets the host's mounts and, above all, unmounts through; with
 /// `Private` this namespace keeps alive what the host unmounts.
 ///
 /// # Errors
-/// The kernel's answer: `EPERM` without `CAP_SYS_ADMIN`, `EINVAL` in a chroot whose root is not a
-/// mount.
+/// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN`, `EINVAL` in a chroot whose root is not a mount.
 pub fn own_mounts(from_host: Propagation) -> Result<(), ProcessError> {
     unshare(&[Namespace::Mount])?;
     set_root_propagation(from_host)
@@ -109,10 +108,10 @@ pub(super) fn set_root_propagation(from_host: Propagation) -> Result<(), Errno> 
     rustix::mount::mount_change(c"/", kind | MountPropagationFlags::REC)
 }
 
-/// Of which kind a namespace is, by a file of nsfs that is open for reading; none for a kind that is not known here.
+/// Returns the kind of a namespace, from a file of nsfs that is open for reading; `None` for an unknown kind.
 ///
 /// # Errors
-/// The kernel's answer: `ENOTTY` for a file that is no namespace.
+/// An error of the kernel: `ENOTTY` for a file that is not a namespace.
 pub fn namespace_kind(file: BorrowedFd<'_>) -> Result<Option<Namespace>, ProcessError> {
     // Source: Linux `include/uapi/linux/nsfs.h`, `_IO(0xb7, 0x3)`.
     const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
@@ -144,15 +143,15 @@ pub struct IdRange {
     pub count: u32,
 }
 
-/// A new user namespace that nobody lives in, for [`crate::mount::Detached::idmap`] or as proof
-/// that there can be one. Works whatever the number of threads.
+/// Makes a user namespace without processes, for [`crate::mount::Detached::idmap`] or to test that one can be made.
+/// Works with any number of threads.
 ///
 /// # Errors
-/// [`ProcessError::Limit`], or the kernel's answer: `EPERM` when not allowed; `EPERM` for maps beyond one's own id
+/// [`ProcessError::Limit`], or an error of the kernel: `EPERM` if not allowed; `EPERM` for maps beyond one's own id
 /// without `CAP_SETUID`.
 ///
 /// # Panics
-/// If `fork` answers a pid that is none.
+/// If `fork` returns an invalid pid.
 pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, ProcessError> {
     let step = "make a user namespace";
     let failed = |errno| match errno {

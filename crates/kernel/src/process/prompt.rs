@@ -12,8 +12,8 @@ pub struct Prompt {
     thread: PhantomData<*const ()>,
 }
 
-/// Lets this thread run before ordinary ones as soon as it has something to do: by the lowest realtime priority, or, where
-/// control groups keep that from everybody, as the least nice. Its children are as others are.
+/// Lets this thread run before ordinary ones as soon as it has work. It gets the lowest realtime priority, or the
+/// lowest nice value if control groups allow no realtime priority. Its children run as ordinary ones.
 ///
 /// It is for threads that do little: one that does not stop would keep others from its processor.
 ///

@@ -15,7 +15,7 @@ use super::signals::SignalMask;
 use super::{Process, ProcessError, Signals};
 use crate::propagation::Propagation;
 
-/// What a child is given besides what [`Command`] can say. The default is nothing.
+/// Settings of a child that [`Command`] does not have. The default changes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Setup<'a> {
     /// The signals that this process reads: the child gets back the mask from before.
@@ -27,8 +27,8 @@ pub struct Setup<'a> {
     pub own_mounts: Option<Propagation>,
     /// A session of its own, away from the terminal.
     pub own_session: bool,
-    /// Descriptors that it inherits, under their numbers here. Besides standard input, output and error it gets no
-    /// others, whoever opened them.
+    /// Descriptors that it inherits, under their numbers here. It inherits no others besides standard input, output and
+    /// error.
     pub keep: &'a [BorrowedFd<'a>],
 }
 

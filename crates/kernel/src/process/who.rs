@@ -11,7 +11,7 @@ const INITIAL: u64 = 0xEFFF_FFFD;
 pub enum UserNamespace {
     /// The host's.
     Initial,
-    /// Another one, whose root has no power over what is not in it; or one that cannot be told.
+    /// Another one, whose root has no power outside of it; or an unknown one.
     Other,
 }
 

@@ -84,9 +84,9 @@ pub enum CapabilityError {
 /// The capabilities of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What its root has, and nobody in it can get more than.
+    /// Capabilities of its root, which are the most that any process in it can get.
     bounding: BTreeSet<&'static str>,
-    /// What others than root have from their start, since somebody asked for it.
+    /// Capabilities that users other than root start with, because the caller added them.
     added: BTreeSet<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! What a container may do beyond its namespaces: capabilities, calls of the kernel, devices, limits.
+//! A container's rights beyond its namespaces: capabilities, system calls, devices, limits.
 
 mod capabilities;
 mod devices;
@@ -25,18 +25,18 @@ pub enum Interfaces {
     Open,
 }
 
-/// What a container may do.
+/// A container's rights.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Security {
-    /// What its root may do.
+    /// Capabilities of its root.
     pub capabilities: Capabilities,
     /// Which calls of the kernel it may make.
     pub filter: Filter,
     /// Whether no program in it gets more rights than the one that starts it.
     pub no_new_privileges: bool,
-    /// What it sees of the kernel.
+    /// Interfaces of the kernel that it sees.
     pub interfaces: Interfaces,
-    /// Devices of the host that it has.
+    /// Devices of the host in the container.
     pub devices: Vec<Device>,
     /// Limits of its processes.
     pub limits: Vec<Limit>,

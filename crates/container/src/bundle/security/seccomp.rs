@@ -11,12 +11,12 @@ const USUAL: &str = include_str!("seccomp.json");
 /// The filter of a container's calls.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Filter {
-    /// What every container has.
+    /// The default filter.
     #[default]
     Usual,
     /// None: it may make all.
     Unconfined,
-    /// Somebody's own.
+    /// A filter from the caller.
     Profile(Profile),
 }
 
@@ -32,7 +32,7 @@ pub enum FilterError {
     /// A condition is one that we do not know, and may not leave out.
     #[error("the seccomp profile has an unknown condition \"{0}\"")]
     Condition(String),
-    /// gVisor has none.
+    /// gVisor takes no filter.
     #[error("runsc takes no seccomp profile: gVisor's kernel handles the calls itself")]
     Runtime,
     /// gVisor has no such device.

@@ -17,7 +17,7 @@ use crate::version::KernelVersion;
 /// How to stack an overlay. At most 500 layers, and no overlay over two file-backed EROFS levels.
 #[derive(Clone, Copy, Debug)]
 pub struct OverlayOptions<'a> {
-    /// What `/proc/self/mountinfo` shows as its source, such as `quire:NAME`.
+    /// Its source in `/proc/self/mountinfo`, such as `quire:NAME`.
     pub name: &'a str,
     /// The lower layers, uppermost first: detached mounts or directories.
     pub lower: &'a [BorrowedFd<'a>],
@@ -27,7 +27,7 @@ pub struct OverlayOptions<'a> {
     pub data: &'a [BorrowedFd<'a>],
     /// The writable layer; none makes the overlay read-only.
     pub upper: Option<Upper<'a>>,
-    /// What is done with the fs-verity digests in the lower layers.
+    /// Use of the fs-verity digests in the lower layers.
     pub verity: Verity,
     /// Which xattrs the overlay keeps its own records in.
     pub xattrs: XattrNamespace,
@@ -38,25 +38,25 @@ pub struct OverlayOptions<'a> {
 /// A writable layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Upper<'a> {
-    /// The directory that takes what is written.
+    /// Directory for the writes.
     pub upper: BorrowedFd<'a>,
     /// An empty directory on the same mount, for the overlay's own use.
     pub work: BorrowedFd<'a>,
-    /// What a crash may cost.
+    /// Data that a crash may cost.
     pub durability: Durability,
 }
 
-/// What syncing inside an overlay does.
+/// Effect of syncing inside an overlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// Nothing. A crash of the host may leave the upper layer useless, and the kernel refuses to
     /// mount it again until `work/incompat/volatile` is removed.
     Volatile,
-    /// What it says.
+    /// Syncing writes to disk.
     Durable,
 }
 
-/// What the kernel does about fs-verity digests recorded in the image.
+/// Use of the fs-verity digests recorded in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verity {
     /// It ignores them.
@@ -79,9 +79,9 @@ pub enum XattrNamespace {
 /// Whose credentials an overlay acts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// Those of whoever creates the superblock.
+    /// The credentials of the process that creates the superblock.
     Mounter,
-    /// Those of this thread as it sets the options, whoever makes the mount (Linux 6.15).
+    /// The credentials of this thread when it sets the options, whichever process makes the mount (Linux 6.15).
     Caller,
 }
 
