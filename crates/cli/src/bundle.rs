@@ -15,8 +15,7 @@ use container::life::filestores::{self, Filestores};
 use container::life::prepare::add_init;
 use container::life::stage::Stage;
 use container::root::filestore::Backing;
-use container::root::trust::of_image;
-use container::root::{Shape, make, warm};
+use container::root::{Shape, TrustedImage, make, warm};
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use store::OpenOptions;
@@ -38,7 +37,8 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     if let Some(map) = &map {
         map.root()?;
     }
-    let trust = of_image(&store, opened.image(), wanted.trust.wish()?, wish(wanted))?;
+    let trust = wanted.trust.wish()?;
+    let opened = TrustedImage::to_mount(&store, opened, trust, wish(wanted))?;
     let place = writable_wish(context, wanted).make(&store, Backing::Whole, &context.search())?;
     let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
@@ -46,7 +46,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
     let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &places };
-    let root = make(&store, &opened, &trust, &shape, std::iter::empty())?;
+    let root = make(&store, &opened, &shape, std::iter::empty())?;
     if map.is_some() {
         // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users
         // who are nobody here; its devices would be devices, and a user namespace has no use for them.

@@ -6,8 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::root::filestore::Backing as FileBacking;
-use container::root::trust::of_image;
-use container::root::{SOURCE, Shape, make, space, warm};
+use container::root::{SOURCE, Shape, TrustedImage, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags, Unmount};
 use store::OpenOptions;
 
@@ -21,17 +20,18 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     target::check_directory(&args.directory)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::resolve::resolve(&store, &args.name)?;
-    let image = crate::policy::permit(context, &store, found)?.open(&store)?;
+    let permitted = crate::policy::permit(context, &store, found)?.open(&store)?;
     let map = match &args.userns {
         Some(wish) => wish.fixed()?,
         None => None,
     };
-    let trust = of_image(&store, image.image(), args.trust.wish()?, Some(&args.writable))?;
+    let trust = args.trust.wish()?;
+    let image = TrustedImage::to_mount(&store, permitted, trust, Some(&args.writable))?;
     let place = args.writable.make(&store, FileBacking::Whole, &context.search())?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
     let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &[] };
-    let root = make(&store, &image, &trust, &shape, std::iter::empty())?;
+    let root = make(&store, &image, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));
     root.mount.attach_at(&args.directory)?;

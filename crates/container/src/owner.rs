@@ -60,7 +60,7 @@ pub fn check_containers(store: &Store) -> Result<(), OwnerError> {
 ///
 /// # Errors
 /// [`OwnerError`].
-pub fn check_image(store: &Store, image: &OpenImage) -> Result<(), OwnerError> {
+pub(crate) fn check_image(store: &Store, image: &OpenImage) -> Result<(), OwnerError> {
     match store.exposure_of(image)? {
         None => Ok(()),
         Some(exposure) => Err(OwnerError::Image { image: image.id, exposure }),

@@ -13,5 +13,5 @@ pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
 pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
 pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
-pub use trust::{PageDomain, Trust, TrustError, VerityPolicy};
+pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};
 pub use upper::{Doomed, UpperError, Writable};

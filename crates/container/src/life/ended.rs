@@ -6,14 +6,14 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use kernel::process::finish_behind;
-use store::{ContainerDir, ContainerError, PermittedImage};
+use store::{ContainerDir, ContainerError};
 
 use crate::folder::{FILESTORE, LOG};
 use crate::life::filestores::Filestores;
 use crate::life::stage::Stage;
 use crate::life::{detached, kept, teardown};
-use crate::root::Root;
 use crate::root::headroom::Headroom;
+use crate::root::{Root, TrustedImage};
 
 /// Message for a container's log and its caller when the disk has lost some of its writes.
 pub const LOST: &str = "the disk of the store is full or failing: some data of the container was lost while it ran, \
@@ -29,7 +29,7 @@ pub(crate) struct Ended {
     pub(crate) stage: Stage,
     pub(crate) headrooms: Vec<Headroom>,
     /// Held until all is done, as the next is.
-    pub(crate) _image: PermittedImage,
+    pub(crate) _image: TrustedImage,
     pub(crate) _directory: Option<OwnedFd>,
 }
 

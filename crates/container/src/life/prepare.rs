@@ -24,12 +24,13 @@ use crate::life::reap::share;
 use crate::life::stage::Stage;
 use crate::life::{teardown, terminal};
 use crate::notes::Notes;
-use crate::owner::{OwnerError, check_image};
+use crate::owner::OwnerError;
 use crate::plan::{ContainerPlan, InitWish, Stop};
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::{
-    MakeRootError, PlaceError, Root, Shape, WritablePlace, WritableWish, make, may_have_acl, warm,
+    MakeRootError, PlaceError, Root, Shape, TrustedImage, WritablePlace, WritableWish, make,
+    may_have_acl, warm,
 };
 use crate::runtime::init::{self, InitError};
 use crate::runtime::{Kind, Runtime};
@@ -74,7 +75,7 @@ pub struct Ready {
     pub(crate) log_size: Option<NonZeroU64>,
     pub(crate) keep: bool,
     /// Held as long as the container lives, as the next is.
-    pub(crate) image: PermittedImage,
+    pub(crate) image: TrustedImage,
     pub(crate) directory: Option<OwnedFd>,
 }
 
@@ -161,14 +162,14 @@ pub fn prepare(
     around: &Surroundings<'_>,
 ) -> Result<Ready, PrepareError> {
     let ContainerPlan { mut wish, image: config, user, space, stop, timeout, places } = plan;
-    check_image(store, image.image())?;
+    let image = TrustedImage::to_run(store, image, wish.trust.clone())?;
     let place = wish.writable.make(store, Backing::Ahead, around.search)?;
     let files = Filestores::make(store, &wish.mounts, around.search)?;
     let claim = wish.ids.claim(store, around.is_asked_to_end)?;
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(store, living, image.image().id);
     let shape = Shape { writable: place.writable(), map, space, places: &places };
-    let root = make(store, &image, &wish.trust, &shape, shared)?;
+    let root = make(store, &image, &shape, shared)?;
     warm(image.image(), &root, wish.warm, store.who(), around.remark);
     if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {
         (around.remark)(NO_ACLS);

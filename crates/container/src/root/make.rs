@@ -6,11 +6,11 @@ use image::erofs::read::Image;
 use kernel::cache;
 use kernel::mount::{Acl, Backing};
 use kernel::process::Who;
-use store::{Form, OpenImage, PermittedImage, Store};
+use store::{Form, OpenImage, Store};
 
 use crate::root::assemble::assemble;
 use crate::root::share::Superblock;
-use crate::root::trust::{self, Trust, TrustError, VerityPolicy};
+use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
 use crate::root::{Checked, Data, Layers, Root, RootError, Shape};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
@@ -36,23 +36,25 @@ pub enum MakeRootError {
     },
 }
 
-/// The root of an image, attached nowhere, when `trust` allows it; `shared` are mounts by its name that are there already.
+/// The root of an image, attached nowhere, if its trust allows it. `shared` are mounts by its name that are there already.
 ///
-/// It takes only an image that a policy allowed. One that is merely open does not compile:
+/// It takes only an image that a policy allowed, and of which it is known who can change it. One that is merely permitted
+/// does not compile:
 ///
 /// ```compile_fail,E0308
-/// # use quire_container::root::{Root, Shape, Trust, make};
-/// # use store::{OpenImage, PermittedImage, Store};
-/// fn root(store: &Store, image: &OpenImage, trust: &Trust, shape: &Shape<'_>) -> Option<Root> {
-///     make(store, image, trust, shape, std::iter::empty()).ok()
+/// # use quire_container::root::{Root, Shape, make};
+/// # use store::{PermittedImage, Store};
+/// fn root(store: &Store, image: &PermittedImage, shape: &Shape<'_>) -> Option<Root> {
+///     make(store, image, shape, std::iter::empty()).ok()
 /// }
 /// ```
 ///
 /// ```
-/// # use quire_container::root::{Root, Shape, Trust, make};
-/// # use store::{OpenImage, PermittedImage, Store};
-/// fn root(store: &Store, image: &PermittedImage, trust: &Trust, shape: &Shape<'_>) -> Option<Root> {
-///     make(store, image, trust, shape, std::iter::empty()).ok()
+/// # use quire_container::root::{Root, Shape, Trust, TrustedImage, make};
+/// # use store::{PermittedImage, Store};
+/// fn root(store: &Store, image: PermittedImage, trust: Trust, shape: &Shape<'_>) -> Option<Root> {
+///     let image = TrustedImage::to_run(store, image, trust).ok()?;
+///     make(store, &image, shape, std::iter::empty()).ok()
 /// }
 /// ```
 ///
@@ -60,12 +62,11 @@ pub enum MakeRootError {
 /// [`MakeRootError`]; nothing is left mounted then.
 pub fn make(
     store: &Store,
-    image: &PermittedImage,
-    trust: &Trust,
+    image: &TrustedImage,
     shape: &Shape<'_>,
     mut shared: impl Iterator<Item = Superblock>,
 ) -> Result<Root, MakeRootError> {
-    let (found, image) = (image.found(), image.image());
+    let (found, image, trust) = (image.found(), image.image(), image.trust());
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
     trust::check_form(image, &name)?;
     let checked = trust::check(image, &name, trust)?;

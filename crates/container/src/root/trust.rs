@@ -8,9 +8,9 @@ use image::erofs::read::Owners;
 use image::verity::ImageId;
 use kernel::mount::Backing;
 use kernel::version::KernelVersion;
-use store::{ContentsError, Form, OpenImage, Store, VerifyError};
+use store::{ContentsError, Form, OpenImage, PermittedImage, Resolved, Store, VerifyError};
 
-use crate::owner::OwnerError;
+use crate::owner::{OwnerError, check_image};
 use crate::root::{Checked, WritableWish};
 
 /// How far an image is trusted, and how it is read.
@@ -143,13 +143,62 @@ pub enum TrustError {
     Owner(#[from] OwnerError),
 }
 
-/// Decides how an image is verified at its mount. An image that another user can change is mounted only if the kernel
-/// holds it to its digest: image and data are sealed, and were measured. Without a wish, `writable` may become a
-/// filestore.
-///
-/// # Errors
-/// [`TrustError`] if it must not be mounted.
-pub fn of_image(
+/// An image that a policy allowed, and of which it is known who can change it: roots are made of these alone. Only
+/// [`TrustedImage::to_mount`] and [`TrustedImage::to_run`] make one.
+#[derive(Debug)]
+pub struct TrustedImage {
+    permitted: PermittedImage,
+    trust: Trust,
+}
+
+impl TrustedImage {
+    /// An image to mount, or to make a bundle of. If another user could change it, the kernel must hold it to its digest:
+    /// image and data are sealed, and were measured. Without a wish, `writable` may become a filestore.
+    ///
+    /// # Errors
+    /// [`TrustError`] when it is not mounted at all.
+    pub fn to_mount(
+        store: &Store,
+        permitted: PermittedImage,
+        trust: Trust,
+        writable: Option<&WritableWish>,
+    ) -> Result<Self, TrustError> {
+        let trust = of_image(store, permitted.image(), trust, writable)?;
+        Ok(Self { permitted, trust })
+    }
+
+    /// An image to run. No other user may be able to change it.
+    ///
+    /// # Errors
+    /// [`OwnerError`] when one can.
+    pub fn to_run(
+        store: &Store,
+        permitted: PermittedImage,
+        trust: Trust,
+    ) -> Result<Self, OwnerError> {
+        check_image(store, permitted.image())?;
+        Ok(Self { permitted, trust })
+    }
+
+    /// The open image.
+    #[must_use]
+    pub const fn image(&self) -> &OpenImage {
+        self.permitted.image()
+    }
+
+    /// The name and the manifest that lead to it.
+    #[must_use]
+    pub const fn found(&self) -> &Resolved {
+        self.permitted.found()
+    }
+
+    /// How it is verified and read.
+    pub(super) const fn trust(&self) -> &Trust {
+        &self.trust
+    }
+}
+
+fn of_image(
     store: &Store,
     image: &OpenImage,
     trust: Trust,

@@ -10,7 +10,9 @@ use quire_container::folder::ROOT;
 use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::stage::Stage;
 use quire_container::life::state::End;
-use quire_container::root::{Root, Shape, Space, Trust, VerityPolicy, Writable, make};
+use quire_container::root::{
+    Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Writable, make,
+};
 use quire_container::runtime::Runtime;
 
 use crate::fixture::{Fixture, can_mount, runtimes};
@@ -19,7 +21,8 @@ impl Fixture {
     fn root(&self, writable: Writable<'_>) -> Root {
         let trust = Trust { verity: VerityPolicy::Off, ..Trust::default() };
         let shape = Shape { writable, map: None, space: Space::AsIs, places: &[] };
-        make(&self.store, &self.image(), &trust, &shape, std::iter::empty()).unwrap()
+        let image = TrustedImage::to_run(&self.store, self.image(), trust).unwrap();
+        make(&self.store, &image, &shape, std::iter::empty()).unwrap()
     }
 
     /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.

@@ -70,7 +70,7 @@ fn names_metadata_and_types() {
         // makedev(8, 300) of glibc.
         assert_eq!(block.device_number(), 0x0010_082c);
         assert_eq!(image.superblock().inodes, 11);
-        assert_eq!(image.devices()[0].tag[..5], *b"device\0");
+        assert_eq!(image.devices()[0].tag[..5], *b"blob\0");
     }
 }
 

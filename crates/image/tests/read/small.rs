@@ -218,7 +218,7 @@ impl Small {
         put(PREFIXES + 3, b"long.prefix.");
 
         let mut slot = RawDeviceSlot::new_zeroed();
-        slot.tag[..4].copy_from_slice(b"device");
+        slot.tag[..4].copy_from_slice(b"blob");
         slot.blocks_lo = 2.into();
         put(DEVICE_TABLE, slot.as_bytes());
         let mut raw = RawSuperblock::new_zeroed();

@@ -52,7 +52,8 @@ fn in_a_child() {
             for file in std::fs::read_dir(Path::new(&directory).join("objects")).unwrap() {
                 drop(std::fs::remove_dir_all(file.unwrap().path()));
             }
-            import(&store, "broken", &sample("broken", 20)).unwrap();
+            // Opened anew: it would look for the directories that were just removed.
+            import(&open(Path::new(&directory)), "broken", &sample("broken", 20)).unwrap();
         },
         other => panic!("{other}"),
     }
