@@ -66,8 +66,8 @@ pub(crate) struct Cli {
 // Options of every verb.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root mounts
-    /// and runs nothing from a store that another user can change
+    /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root runs
+    /// nothing from a store that another user can change, and mounts only images of it that fs-verity seals
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
     /// Use this policy in addition to the administrator's, instead of $XDG_CONFIG_HOME/quire/policy.toml
@@ -500,7 +500,7 @@ pub(crate) struct Build {
 pub(crate) enum VerityPolicy {
     /// The kernel verifies with fs-verity, or Quire refuses to mount
     Require,
-    /// The kernel verifies if it can; otherwise Quire warns and trusts the import
+    /// The kernel verifies if it can; otherwise Quire trusts the import
     Auto,
     /// Reads are not verified
     Off,
