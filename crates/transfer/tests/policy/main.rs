@@ -421,7 +421,7 @@ fn the_first_rule_decides() {
         ),
         ("docker.io/library/a", ""),
         ("docker.io/library/b", "rule 5 of FILE (line 15, for docker.io/library/*): sha256:"),
-        ("docker.io/library/b", "is none of its 1 digests"),
+        ("docker.io/library/b", "is not one of its 1 digests"),
     ];
     for (from, expect) in cases {
         let answer = decide(&policies, from, &none);
