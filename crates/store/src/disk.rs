@@ -4,6 +4,7 @@
 //! change passes through [`Trace`], so that a test can record an import and replay it to any point.
 
 mod lock;
+mod placed;
 mod punch;
 mod remove;
 mod room;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+pub(crate) use self::placed::PlacedFile;
 pub(crate) use self::room::Room;
 pub(crate) use crate::trace::{Change, Trace};
 
@@ -112,7 +114,7 @@ const NEW: OFlags = OFlags::WRONLY
     .union(OFlags::CLOEXEC);
 
 /// Mode of everything published.
-const PUBLISHED: Mode = Mode::RUSR.union(Mode::RGRP).union(Mode::ROTH);
+pub(crate) const PUBLISHED: Mode = Mode::RUSR.union(Mode::RGRP).union(Mode::ROTH);
 
 impl AsFd for Directory {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -264,6 +266,7 @@ impl Directory {
         let fd = rustix::fs::openat(&self.fd, name, NEW, mode).map_err(failed)?;
         rustix::fs::ftruncate(&fd, bytes).map_err(failed)?;
         self.trace.record(|| Change::Create(self.path_of(name)));
+        self.trace.record(|| Change::Lengthen(self.path_of(name), bytes));
         Ok(())
     }
 
@@ -272,12 +275,19 @@ impl Directory {
         &self,
         name: impl AsRef<[u8]>,
     ) -> Result<Option<(std::fs::File, Stat)>, DiskError> {
-        let name = name.as_ref();
-        let fd = match rustix::fs::openat(&self.fd, name, READ, Mode::empty()) {
+        self.open_regular(name.as_ref(), READ)
+    }
+
+    fn open_regular(
+        &self,
+        name: &[u8],
+        flags: OFlags,
+    ) -> Result<Option<(std::fs::File, Stat)>, DiskError> {
+        let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
             // Someone asks by a lease whether the file is in use: it takes some microseconds. Only
             // regular files have leases, so this does not wait for ever.
             Err(Errno::AGAIN) => {
-                let flags = READ.difference(OFlags::NONBLOCK);
+                let flags = flags.difference(OFlags::NONBLOCK);
                 rustix::fs::openat(&self.fd, name, flags, Mode::empty())
             }
             other => other,

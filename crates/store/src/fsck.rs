@@ -4,6 +4,7 @@ mod data;
 mod harm;
 mod hash;
 mod rebuild;
+mod sparse;
 mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -168,9 +169,9 @@ impl Store {
         self.check_layers(&found.layers, &mut users, &mut other)?;
         other.take(self.manifests.check(&found.manifests)?);
         other.take(self.downloads.check(&found.blobs)?);
-        let (checked, sparse) = self.sparse.check()?;
-        other.take(checked);
         let in_devices = self.check_data(&users, Scope::Everything, options, &mut report)?;
+        let (checked, sparse) = self.sparse.check(&in_devices.sparse)?;
+        other.take(checked);
         self.check_objects(&found.objects, &users, &in_devices, options, &mut report)?;
         report.damage.append(&mut other.damage);
         report.checked += other.checked;

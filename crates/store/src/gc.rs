@@ -355,7 +355,6 @@ impl Store {
             match (trash, item) {
                 // Nothing relies on these.
                 (_, StoreItem::Blob(file)) => self.downloads.remove(file).map(drop),
-                (_, StoreItem::Sparse(_)) => place.unlink_sealed(&name).map(drop),
                 (Some(trash), _) => trash.take(place, item, &name),
                 (None, _) => place.unlink_sealed(&name).map(drop),
             }
@@ -365,14 +364,20 @@ impl Store {
         let (data, items): (Vec<&StoreItem>, Vec<&StoreItem>) = items.iter().partition(is_data);
         let (objects, users): (Vec<&StoreItem>, Vec<&StoreItem>) =
             items.into_iter().partition(|item| matches!(item, StoreItem::Object(_)));
+        let mut sparse = Vec::new();
         for item in &users {
-            remove(&self.place(item)?, item)?;
+            match item {
+                // No import relies on these.
+                StoreItem::Sparse(file) => sparse.push(*file),
+                item => remove(&self.place(item)?, item)?,
+            }
         }
         // Also what a gc has removed that was killed then.
-        if !objects.is_empty() || !data.is_empty() || trims {
+        if !objects.is_empty() || !data.is_empty() || !sparse.is_empty() || trims {
             self.images.directory.sync()?;
             self.layers.directory.sync()?;
         }
+        self.sparse.remove(&sparse)?;
         if let Some(directory) = self.devices.directory.get()? {
             if !objects.is_empty() {
                 // A layer may have its objects in a device from now on, which is to be there surely.

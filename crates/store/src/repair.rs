@@ -114,7 +114,10 @@ impl Store {
             }
             StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
             StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
-            StoreItem::Sparse(file) => self.sparse.damage(file.device())?.is_some(),
+            StoreItem::Sparse(file) => {
+                let id = file.device();
+                self.sparse.damage(id)?.is_some() && !self.sparse.is_in_use(id)?
+            }
             StoreItem::Device(id) | StoreItem::DeviceIndex(id) => {
                 !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))
             }

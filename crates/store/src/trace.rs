@@ -12,6 +12,10 @@ pub(crate) enum Change {
     Create(PathBuf),
     /// Appends.
     Write(PathBuf, Vec<u8>),
+    /// Changes bytes from an offset on.
+    WriteAt(PathBuf, u64, Vec<u8>),
+    /// Adds a hole, up to this length in bytes.
+    Lengthen(PathBuf, u64),
     /// Makes zeros, from and up to an offset.
     Punch(PathBuf, u64, u64),
     Rename(PathBuf, PathBuf),

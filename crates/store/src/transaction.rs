@@ -33,7 +33,7 @@ pub(crate) mod draft;
 mod forms;
 pub(crate) mod layer;
 pub(crate) mod named;
-mod sparse;
+pub(crate) mod sparse;
 
 /// Why an import could not begin or be committed. Nothing of it is visible then.
 #[derive(Debug, thiserror::Error)]

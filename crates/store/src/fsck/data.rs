@@ -14,7 +14,6 @@ use crate::parallel;
 use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::shelf::images::DevicePart;
 use crate::shelf::item::StoreItem;
-use crate::shelf::sparse::SparseFile;
 use crate::store::Store;
 
 /// How many objects a thread takes at once.
@@ -27,6 +26,8 @@ pub(super) struct InDevices {
     pub(super) sound: BTreeSet<ObjectId>,
     /// The others.
     pub(super) damaged: BTreeSet<ObjectId>,
+    /// Devices of images that are sparse, which were checked as a whole.
+    pub(super) sparse: BTreeSet<DeviceId>,
 }
 
 impl InDevices {
@@ -87,18 +88,8 @@ impl Store {
             devices::DataFile::Index(_) => None,
         });
         let there: BTreeSet<DeviceId> = there.collect();
-        let is_sparse = |id: &&DeviceId| !there.contains(id) && self.sparse.file(id).is_some();
-        for id in needed.iter().filter(is_sparse) {
-            wanted.remove(id);
-            // Otherwise it is looked at with all others.
-            if scope == Scope::Images {
-                report.checked += 1;
-                if let Some(why) = self.sparse.lack(id)? {
-                    let item = StoreItem::Sparse(SparseFile::Device(*id));
-                    report.damage.push((Damage::Bad(item, why), users.harm_of_device(id)));
-                }
-            }
-        }
+        let sparse = self.check_sparse_of_images(users, scope, report)?;
+        wanted.retain(|id| !sparse.contains(id));
         if scope == Scope::Everything {
             wanted.extend(&there);
         }
@@ -131,7 +122,7 @@ impl Store {
         }
         // As they are on the disk; ends in the order of the frames that have them.
         jobs.sort_by_key(|(device, _, entry)| (*device, entry.offset));
-        let mut in_devices = InDevices::default();
+        let mut in_devices = InDevices { sparse, ..InDevices::default() };
         let mut bad = Vec::new();
         for (job, damage) in jobs.iter().zip(self.hash_stored(&jobs, options)?) {
             let (device, _, entry) = job;

@@ -2,21 +2,20 @@
 //!
 //! `sparse/ID` and `sparse/ID.state`, laid out as `docs/format/object-store.md`, "Sparse devices", says.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use image::verity::{Algorithm, DeviceId, Hasher};
-use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
-use rustix::io::Errno;
+use rustix::fs::{Mode, Stat};
 use serde::{Deserialize, Serialize};
 
 use super::images::id_of;
 use super::item::StoreItem;
 use super::{Checked, LateDirectory, Listing, is_in_use};
-use crate::disk::{Directory, DiskError, length, on_disk};
+use crate::disk::{Directory, DiskError, PlacedFile, Renamed, length, on_disk};
 use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::work::{Tmp, Workspace};
@@ -27,6 +26,9 @@ pub(crate) const SPARSE: &str = "sparse";
 /// Ends the name of a state.
 const STATE: &str = ".state";
 
+/// Mode of a device that is filled.
+const FILLED: Mode = Mode::RUSR.union(Mode::WUSR);
+
 /// How far a sparse device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -35,8 +37,18 @@ pub enum SparseState {
     Partial,
     /// All bytes are there, synced, and have the digest that is its name.
     Sealed,
-    /// All bytes were there and had another digest. It is neither filled nor used any more.
+    /// All bytes were there and had another digest, or the disk failed to keep them. It is neither filled nor used any
+    /// more.
     Condemned,
+}
+
+/// When a partial device is less than an image needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lacks {
+    /// Whoever has it open.
+    Always,
+    /// Only if no mount and no process has it open.
+    IfNobodyFillsIt,
 }
 
 /// A file of `sparse/`, by its name.
@@ -118,6 +130,9 @@ pub enum SparseError {
         /// How far it is.
         state: SparseState,
     },
+    /// Its name is of another file now, or of none.
+    #[error("sparse device {0} was removed or replaced while it was filled")]
+    Replaced(DeviceId),
     /// More bytes than it has.
     #[error("sparse device {device} has {bytes} bytes, and not {end}")]
     Outside {
@@ -214,6 +229,12 @@ impl SparseShelf {
         let Some((file, stat)) = sparse.read(SparseFile::Device(*id).file_name())? else {
             return Ok(None);
         };
+        let info = Self::info(sparse, id, &stat)?;
+        Ok(Some((file, info)))
+    }
+
+    /// What is known of the device whose file is this.
+    fn info(sparse: &Directory, id: &DeviceId, stat: &Stat) -> Result<SparseInfo, SparseError> {
         let bytes = sparse.read_all(SparseFile::State(*id).file_name(), RECORD_MAX)?;
         let bytes = bytes.ok_or(SparseError::NoState(*id))?;
         let raw: Raw =
@@ -221,42 +242,59 @@ impl SparseShelf {
         if raw.device != id.to_string() {
             return Err(SparseError::Wrong { device: *id, says: raw.device });
         }
-        if length(&stat) != raw.bytes {
-            let (expected, actual) = (raw.bytes, length(&stat));
+        if length(stat) != raw.bytes {
+            let (expected, actual) = (raw.bytes, length(stat));
             return Err(SparseError::Length { device: *id, expected, actual });
         }
-        let info = SparseInfo { state: raw.state, bytes: raw.bytes, on_disk: on_disk(&stat) };
-        Ok(Some((file, info)))
+        Ok(SparseInfo { state: raw.state, bytes: raw.bytes, on_disk: on_disk(stat) })
     }
 
-    /// Opens a partial device for whoever fills it; `None` if there is none, or another fills it.
-    ///
-    /// # Errors
-    /// [`SparseError::Ended`], or as [`stat`](Self::stat).
-    pub fn fill(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
+    /// Opens a partial device and locks it, for whoever fills it: to read and to write; `None` if there is none, or
+    /// another fills it. The store's lock is held.
+    pub(crate) fn open_to_fill(
+        &self,
+        id: &DeviceId,
+    ) -> Result<Option<(PlacedFile, PlacedFile, u64)>, SparseError> {
         let Some(sparse) = self.directory.get()? else { return Ok(None) };
         let name = SparseFile::Device(*id).file_name();
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file: File = match rustix::fs::openat(sparse, &name, flags, Mode::empty()) {
-            Ok(fd) => fd.into(),
-            Err(Errno::NOENT) => return Ok(None),
-            // Sealed, and this user is not root.
-            Err(Errno::ACCESS) => {
-                let gone = || sparse.failed("open", &name, Errno::ACCESS);
-                sparse.read(&name)?.ok_or_else(gone)?.0
+        loop {
+            let Some(locked) = sparse.placed(&name)? else { return Ok(None) };
+            if !locked.try_lock()? {
+                return Ok(None);
             }
-            Err(errno) => return Err(sparse.failed("open", &name, errno).into()),
-        };
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            Err(errno) => return Err(sparse.failed("lock", &name, errno).into()),
+            // Removed or replaced between the opening and the locking.
+            if !sparse.is_placed(&name, &locked)? {
+                continue;
+            }
+            let stat = locked.stat()?;
+            let info = Self::info(sparse, id, &stat)?;
+            if info.state != SparseState::Partial {
+                return Err(SparseError::Ended { device: *id, state: info.state });
+            }
+            // After a crash while it was sealed.
+            if !Mode::from_raw_mode(stat.st_mode).contains(FILLED) {
+                locked.set_mode(FILLED)?;
+            }
+            match sparse.placed_to_write(&name)? {
+                Some(file) if file.is(&locked)? => return Ok(Some((locked, file, info.bytes))),
+                _ => {}
+            }
         }
-        let Some(info) = self.stat(id)? else { return Ok(None) };
-        if info.state != SparseState::Partial {
-            return Err(SparseError::Ended { device: *id, state: info.state });
+    }
+
+    /// Says how far the device is whose file this is: it has to have the name still. The store's lock is held.
+    pub(crate) fn note(
+        &self,
+        id: &DeviceId,
+        file: &PlacedFile,
+        (bytes, state): (u64, SparseState),
+    ) -> Result<(), SparseError> {
+        let sparse = self.directory.there()?;
+        if !sparse.is_placed(&SparseFile::Device(*id).file_name(), file)? {
+            return Err(SparseError::Replaced(*id));
         }
-        Ok(Some(SparseFill { shelf: self, id: *id, bytes: info.bytes, file }))
+        let name = SparseFile::State(*id).file_name();
+        Ok(self.tmp.replace(sparse, name, &encode(id, bytes, state))?)
     }
 
     /// Makes an empty device, all of it holes. The directory is there, and the store's lock is held.
@@ -274,7 +312,10 @@ impl SparseShelf {
         work.directory.sync_file("device")?;
         // Over what a crash may have left of another attempt.
         self.tmp.replace(sparse, state.file_name(), &encode(id, bytes, SparseState::Partial))?;
-        work.directory.rename_new("device", sparse, device.file_name())?;
+        match work.directory.rename_new("device", sparse, device.file_name())? {
+            Renamed::Now => {}
+            Renamed::Taken => return Err(SparseError::Exists(*id)),
+        }
         sparse.sync()?;
         Ok(work.remove()?)
     }
@@ -291,15 +332,39 @@ impl SparseShelf {
         is_needed: impl Fn(&DeviceId) -> bool,
     ) -> Result<Vec<StoreItem>, DiskError> {
         let files = self.list()?.names;
-        let has_device = |id: &DeviceId| files.binary_search(&SparseFile::Device(*id)).is_ok();
-        let mut garbage = Vec::new();
+        let (mut there, mut unneeded) = (BTreeSet::new(), BTreeSet::new());
         for file in &files {
-            let id = file.device();
-            if !has_device(id) || !is_needed(id) && !self.is_in_use(id)? {
-                garbage.push(StoreItem::Sparse(*file));
+            let SparseFile::Device(id) = file else { continue };
+            there.insert(*id);
+            // Once for both files: who has it open now may close it the next moment.
+            if !is_needed(id) && !self.is_in_use(id)? {
+                unneeded.insert(*id);
             }
         }
-        Ok(garbage)
+        let garbage = files.into_iter().filter(|file| {
+            let id = file.device();
+            unneeded.contains(id) || !there.contains(id)
+        });
+        Ok(garbage.map(StoreItem::Sparse).collect())
+    }
+
+    /// Removes files: each device surely before its state, without which nobody could tell what it is.
+    pub(crate) fn remove(&self, files: &[SparseFile]) -> Result<(), DiskError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(()) };
+        let is_device = |file: &&SparseFile| matches!(file, SparseFile::Device(_));
+        let (devices, states): (Vec<&SparseFile>, Vec<&SparseFile>) =
+            files.iter().partition(is_device);
+        for file in devices {
+            sparse.unlink_sealed(file.file_name())?;
+        }
+        if !files.is_empty() {
+            // Also what was removed by another that was killed then.
+            sparse.sync()?;
+        }
+        for file in states {
+            sparse.unlink_sealed(file.file_name())?;
+        }
+        Ok(())
     }
 
     /// What is wrong with a device, if anything: a sealed one is hashed.
@@ -309,8 +374,10 @@ impl SparseShelf {
             Ok(None) => return Ok(None),
             Err(why) => return Ok(Some(why)),
         };
-        if info.state != SparseState::Sealed {
-            return Ok(None);
+        match info.state {
+            SparseState::Partial => return Ok(None),
+            SparseState::Condemned => return Ok(Some("it is condemned".to_owned())),
+            SparseState::Sealed => {}
         }
         Ok(match fault::found(hash(&file))? {
             Ok(actual) if actual == *id => None,
@@ -319,21 +386,46 @@ impl SparseShelf {
         })
     }
 
-    /// As [`damage`](Self::damage), for an image that needs all of the device: that is to be sealed.
-    pub(crate) fn lack(&self, id: &DeviceId) -> Result<Option<String>, FsckError> {
-        Ok(match fault::found(self.stat(id))? {
-            Ok(Some(SparseInfo { state: SparseState::Sealed, .. })) | Err(_) => self.damage(id)?,
-            Ok(Some(_)) => Some("nobody knows whether all of it is here".to_owned()),
-            Ok(None) => None,
-        })
+    /// As [`damage`](Self::damage), for images that need all of the device: that is to be sealed, and as long as they
+    /// have stated.
+    pub(crate) fn lack(
+        &self,
+        id: &DeviceId,
+        stated: impl IntoIterator<Item = u64>,
+        partial: Lacks,
+    ) -> Result<Option<String>, FsckError> {
+        if let Some(why) = self.damage(id)? {
+            return Ok(Some(why));
+        }
+        let info = match fault::found(self.stat(id))? {
+            Ok(Some(info)) => info,
+            Ok(None) => return Ok(None),
+            Err(why) => return Ok(Some(why)),
+        };
+        let actual = info.bytes;
+        if let Some(expected) = stated.into_iter().find(|it| *it != actual) {
+            return Ok(Some(format!("it has {actual} bytes, not {expected}, as an image says")));
+        }
+        let is_lacking = info.state == SparseState::Partial
+            && match partial {
+                Lacks::Always => true,
+                Lacks::IfNobodyFillsIt => !self.is_in_use(id)?,
+            };
+        Ok(is_lacking.then(|| "nobody knows whether all of it is here".to_owned()))
     }
 
-    /// Checks every device, and tells strays.
-    pub(crate) fn check(&self) -> Result<(Checked, Listing<SparseFile>), FsckError> {
+    /// Checks every device but these, and tells strays.
+    pub(crate) fn check(
+        &self,
+        but: &BTreeSet<DeviceId>,
+    ) -> Result<(Checked, Listing<SparseFile>), FsckError> {
         let (mut checked, listed) = (Checked::default(), self.list()?);
         for file in &listed.names {
-            if let SparseFile::Device(id) = file {
-                checked.add(StoreItem::Sparse(*file), self.damage(id)?);
+            match file {
+                SparseFile::Device(id) if !but.contains(id) => {
+                    checked.add(StoreItem::Sparse(*file), self.damage(id)?);
+                }
+                _ => {}
             }
         }
         Ok((checked, listed))
@@ -358,66 +450,11 @@ impl SparseShelf {
     }
 }
 
-/// A partial device, open for the one process that fills it. As long as it is open, `gc` keeps the device.
-#[derive(Debug)]
-pub struct SparseFill<'s> {
-    shelf: &'s SparseShelf,
-    id: DeviceId,
-    bytes: u64,
-    file: File,
-}
-
-impl SparseFill<'_> {
-    /// Writes a part of it.
-    ///
-    /// # Errors
-    /// [`SparseError::Outside`], or the disk's.
-    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), SparseError> {
-        let end = offset.saturating_add(bytes.len() as u64);
-        if end > self.bytes {
-            return Err(SparseError::Outside { device: self.id, bytes: self.bytes, end });
-        }
-        let written = self.file.write_all_at(bytes, offset);
-        Ok(written.map_err(|error| self.failed("write", error))?)
-    }
-
-    /// Says that all bytes are there: they are compared with the name, synced, and protected. The device is sealed then,
-    /// or condemned.
-    ///
-    /// # Errors
-    /// [`SparseError::Mismatch`], or the disk's.
-    pub fn seal(self) -> Result<(), SparseError> {
-        let sparse = self.shelf.directory.there()?;
-        let name = SparseFile::State(self.id).file_name();
-        let note =
-            |state| self.shelf.tmp.replace(sparse, &name, &encode(&self.id, self.bytes, state));
-        let actual = hash(&self.file).map_err(|error| self.failed("read", error))?;
-        if actual != self.id {
-            note(SparseState::Condemned)?;
-            let (expected, actual) = (Box::new(self.id), Box::new(actual));
-            return Err(SparseError::Mismatch { expected, actual });
-        }
-        let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
-        let changed = rustix::fs::fchmod(self.file.as_fd(), mode);
-        changed.map_err(|errno| self.failed("chmod", errno.into()))?;
-        self.file.sync_all().map_err(|error| self.failed("sync", error))?;
-        Ok(note(SparseState::Sealed)?)
-    }
-
-    fn failed(&self, action: &'static str, source: io::Error) -> DiskError {
-        let path = match self.shelf.directory.there() {
-            Ok(sparse) => sparse.path_of(SparseFile::Device(self.id).file_name()),
-            Err(error) => error.path,
-        };
-        DiskError { action, path, source }
-    }
-}
-
 fn encode(id: &DeviceId, bytes: u64, state: SparseState) -> Vec<u8> {
     record::encode(&Raw { device: id.to_string(), bytes, state })
 }
 
-fn hash(file: &File) -> io::Result<DeviceId> {
+pub(crate) fn hash(file: &File) -> io::Result<DeviceId> {
     let mut hasher = Hasher::new(Algorithm::Sha256);
     let (mut buffer, mut at) = (vec![0; 1 << 20], 0);
     loop {

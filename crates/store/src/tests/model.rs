@@ -98,6 +98,13 @@ impl Disk {
                 let file = self.file(&inside(path));
                 file.data.extend_from_slice(bytes);
             }
+            Change::WriteAt(path, offset, bytes) => {
+                let at = usize::try_from(*offset).unwrap();
+                self.file(&inside(path)).data[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+            Change::Lengthen(path, bytes) => {
+                self.file(&inside(path)).data.resize(usize::try_from(*bytes).unwrap(), 0);
+            }
             Change::Punch(path, from, until) => {
                 let range = usize::try_from(*from).unwrap()..usize::try_from(*until).unwrap();
                 let file = self.file(&inside(path));
@@ -235,6 +242,11 @@ impl File {
                 0 => self.synced.clone(),
                 1 => vec![0; self.data.len()],
                 2 => self.data.clone(),
+                // Written where it was: its length stays.
+                _ if self.data.len() == self.synced.len() => {
+                    let (half, all) = (self.data.len() / 2, self.data.len());
+                    [&self.data[..half], &self.synced[half..all]].concat()
+                }
                 _ => self.data[..self.data.len() / 2].to_vec(),
             },
         }

@@ -2,15 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use image::verity::{Algorithm, DeviceId, ImageId, digest};
 use tempfile::TempDir;
 
 use super::{NOW, import_as, open, sample};
 use crate::{
-    Damage, Form, FsckOptions, Meta, OpenOptions, SparseError, SparseFile, SparseState, Store,
-    StoreItem,
+    Damage, Form, FsckOptions, Meta, OpenOptions, SparseError, SparseFile, SparseFill, SparseState,
+    Store, StoreItem,
 };
 
 const LENGTH: u64 = 1 << 20;
@@ -56,22 +56,32 @@ fn image_over_sparse(directory: &TempDir, store: &Store, is_sealed: bool) -> (Im
     (image, device)
 }
 
+/// As soon as the children of other tests have none of our locks.
+fn eventually_filled<'s>(store: &'s Store) -> SparseFill<'s> {
+    let mut filling = None;
+    super::eventually(|| {
+        filling = store.fill_sparse(&device()).unwrap();
+        filling.is_some()
+    });
+    filling.unwrap()
+}
+
 #[test]
 fn a_device_is_made_filled_and_sealed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let device = device();
     assert_eq!(store.sparse.stat(&device).unwrap(), None);
-    assert!(store.sparse.fill(&device).unwrap().is_none());
+    assert!(store.fill_sparse(&device).unwrap().is_none());
     let filling = store.create_sparse(&device, LENGTH).unwrap();
     let info = store.sparse.stat(&device).unwrap().unwrap();
     assert_eq!((info.state, info.bytes, info.on_disk), (SparseState::Partial, LENGTH, 0));
     assert!(matches!(store.create_sparse(&device, LENGTH), Err(SparseError::Exists(_))));
-    assert!(store.sparse.fill(&device).unwrap().is_none(), "one fills it");
+    assert!(store.fill_sparse(&device).unwrap().is_none(), "one fills it");
     assert!(matches!(filling.write_at(&[1], LENGTH), Err(SparseError::Outside { .. })));
     drop(filling);
 
-    let filling = store.sparse.fill(&device).unwrap().unwrap();
+    let filling = store.fill_sparse(&device).unwrap().unwrap();
     filling.write_at(&content()[300_000..400_000], 300_000).unwrap();
     filling.seal().unwrap();
     let again = open(directory.path());
@@ -83,7 +93,7 @@ fn a_device_is_made_filled_and_sealed() {
     assert!(bytes == content());
     let mode = file.metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o444);
-    let refused = again.sparse.fill(&device).unwrap_err();
+    let refused = again.fill_sparse(&device).unwrap_err();
     assert!(matches!(refused, SparseError::Ended { state: SparseState::Sealed, .. }), "{refused}");
     assert!(damage(&again).is_empty());
 }
@@ -100,7 +110,128 @@ fn what_is_not_as_named_is_condemned() {
     }
     let info = store.sparse.stat(&device()).unwrap().unwrap();
     assert_eq!(info.state, SparseState::Condemned);
-    assert!(matches!(store.sparse.fill(&device()), Err(SparseError::Ended { .. })));
+    assert!(matches!(store.fill_sparse(&device()), Err(SparseError::Ended { .. })));
+}
+
+#[test]
+fn what_is_condemned_makes_way() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    store.create_sparse(&device(), LENGTH).unwrap().seal().unwrap_err();
+    assert!(is_damaged(&store, "condemned"));
+    let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+    let opened = store.sparse.open(&device()).unwrap();
+    assert_eq!(store.remove_damaged(&report).unwrap(), 0, "it is in use");
+    drop(opened);
+    super::eventually(|| store.remove_damaged(&report).unwrap() == 1);
+    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    filling.write_at(&content(), 0).unwrap();
+    filling.seal().unwrap();
+    assert!(damage(&store).is_empty());
+}
+
+#[test]
+fn a_file_that_lost_its_name_is_not_sealed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    for is_right in [true, false] {
+        let first = store.create_sparse(&device(), LENGTH).unwrap();
+        for file in [SparseFile::Device(device()), SparseFile::State(device())] {
+            fs::remove_file(path(&directory, file)).unwrap();
+        }
+        let second = store.create_sparse(&device(), LENGTH).unwrap();
+        if is_right {
+            first.write_at(&content(), 0).unwrap();
+        }
+        assert!(matches!(first.seal(), Err(SparseError::Replaced(id)) if id == device()));
+        assert_eq!(store.sparse.stat(&device()).unwrap().unwrap().state, SparseState::Partial);
+        // Nor is one whose name is gone.
+        fs::remove_file(path(&directory, SparseFile::Device(device()))).unwrap();
+        assert!(matches!(second.seal(), Err(SparseError::Replaced(_))));
+    }
+}
+
+#[test]
+fn a_device_that_a_crash_left_protected_is_filled_further() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    drop(store.create_sparse(&device(), LENGTH).unwrap());
+    let file = path(&directory, SparseFile::Device(device()));
+    let mode = || fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
+    let filling = eventually_filled(&store);
+    assert_eq!(mode(), 0o600);
+    filling.write_at(&content(), 0).unwrap();
+    filling.seal().unwrap();
+    assert_eq!(mode(), 0o444);
+    assert!(store.fill_sparse(&device()).is_err());
+    assert_eq!(mode(), 0o444);
+}
+
+#[test]
+fn garbage_is_decided_once_for_both_files() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let (filling, asked) = (std::cell::Cell::new(Some(filling)), std::cell::Cell::new(false));
+    let garbage = store.sparse.garbage(|_| {
+        if asked.replace(true) {
+            // It ends between one file and the other.
+            drop(filling.take());
+        }
+        false
+    });
+    assert_eq!(garbage.unwrap(), []);
+}
+
+#[test]
+fn an_image_is_told_whose_device_is_not_what_it_needs() {
+    type Spoil = fn(&Path, &Store, &DeviceId);
+    let cases: [(bool, &str, Spoil); 4] = [
+        (false, "nobody knows whether all of it is here", |_, _, _| {}),
+        (false, "it is condemned", |_, store, id| {
+            let filling = store.fill_sparse(id).unwrap().unwrap();
+            filling.write_at(&[1; 4096], 0).unwrap();
+            filling.seal().unwrap_err();
+        }),
+        (true, "its bytes are those of", |sparse, _, id| {
+            let file = sparse.join(id.to_string());
+            let length = fs::metadata(&file).unwrap().len();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+            fs::write(&file, vec![1; usize::try_from(length).unwrap()]).unwrap();
+        }),
+        (false, "as an image says", |sparse, store, id| {
+            for file in [SparseFile::Device(*id), SparseFile::State(*id)] {
+                fs::remove_file(sparse.join(file.file_name())).unwrap();
+            }
+            drop(store.create_sparse(id, 4096).unwrap());
+        }),
+    ];
+    for (is_sealed, expected, spoil) in cases {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        let (image, device) = image_over_sparse(&directory, &store, is_sealed);
+        spoil(&directory.path().join("sparse"), &store, &device);
+        let all = store.fsck(FsckOptions { threads: 1 }).unwrap();
+        let one = store.verify(&image, FsckOptions { threads: 1 }).unwrap();
+        for report in [all, one] {
+            let told: Vec<_> =
+                report.damage.iter().filter(|it| matches!(it.0, Damage::Bad(..))).collect();
+            match told.as_slice() {
+                [(Damage::Bad(StoreItem::Sparse(file), why), harm)] => {
+                    assert!(*file.device() == device && why.contains(expected), "{why}");
+                    assert_eq!(harm[0].image, image);
+                }
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+    }
+    // As long as somebody may bring the rest, a full check has nothing to tell.
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (_, device) = image_over_sparse(&directory, &store, false);
+    let _filling = store.fill_sparse(&device).unwrap().unwrap();
+    assert!(damage(&store).iter().all(|it| matches!(it, Damage::Missing(_))));
 }
 
 #[test]
@@ -199,7 +330,14 @@ fn an_image_is_not_verified_by_bytes_that_nobody_knows() {
         let store = open(directory.path());
         let (image, device) = image_over_sparse(&directory, &store, is_sealed);
         // The layer's objects were in the device that is gone.
-        assert!(damage(&store).iter().all(|it| matches!(it, Damage::Missing(_))));
+        let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+        let (missing, told): (Vec<_>, Vec<_>) =
+            report.damage.iter().partition(|it| matches!(it.0, Damage::Missing(_)));
+        assert!(!missing.is_empty());
+        assert_eq!(told.len(), usize::from(!is_sealed), "{told:?}");
+        for (_, harm) in told {
+            assert_eq!(harm[0].image, image);
+        }
         let report = store.verify(&image, FsckOptions { threads: 1 }).unwrap();
         let told: Vec<_> = report.damage.iter().map(|it| &it.0).collect();
         match told.as_slice() {
@@ -239,4 +377,5 @@ fn a_store_for_reading_gets_none() {
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let refused = store.create_sparse(&device(), LENGTH);
     assert!(matches!(refused, Err(SparseError::ReadOnly(_))));
+    assert!(matches!(store.fill_sparse(&device()), Err(SparseError::ReadOnly(_))));
 }

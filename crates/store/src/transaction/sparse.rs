@@ -1,11 +1,11 @@
-//! New sparse devices.
+//! New sparse devices, and those that are filled.
 
 use image::verity::{Algorithm, DeviceId};
 
-use crate::disk::DiskError;
+use crate::disk::{DiskError, PUBLISHED, PlacedFile};
 use crate::meta::{META, Meta};
 use crate::record::RECORD_MAX;
-use crate::shelf::sparse::{SPARSE, SparseError, SparseFill};
+use crate::shelf::sparse::{self, SPARSE, SparseError, SparseState};
 use crate::store::{Store, mode_of};
 
 impl Store {
@@ -15,9 +15,7 @@ impl Store {
     /// # Errors
     /// [`SparseError`] when there is one already, or it cannot be made.
     pub fn create_sparse(&self, id: &DeviceId, bytes: u64) -> Result<SparseFill<'_>, SparseError> {
-        if !self.is_writable() {
-            return Err(SparseError::ReadOnly(self.path().to_owned()));
-        }
+        self.may_fill()?;
         if id.algorithm() != Algorithm::Sha256 {
             return Err(SparseError::Algorithm(*id));
         }
@@ -27,7 +25,36 @@ impl Store {
         self.root.make(SPARSE, mode_of(SPARSE))?;
         self.root.sync()?;
         self.sparse.publish(id, bytes)?;
-        self.sparse.fill(id)?.ok_or(SparseError::Exists(*id))
+        self.open_to_fill(id)?.ok_or(SparseError::Exists(*id))
+    }
+
+    /// Opens a partial device for whoever fills it; `None` if there is none, or another fills it.
+    ///
+    /// # Errors
+    /// [`SparseError::Ended`], or as [`stat`](crate::SparseShelf::stat).
+    pub fn fill_sparse(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
+        self.may_fill()?;
+        // gc removes nothing between the opening and the locking.
+        let _lock = self.lock_shared()?;
+        self.open_to_fill(id)
+    }
+
+    fn open_to_fill(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
+        let opened = self.sparse.open_to_fill(id)?;
+        Ok(opened.map(|(locked, file, bytes)| SparseFill {
+            store: self,
+            id: *id,
+            bytes,
+            locked,
+            file,
+        }))
+    }
+
+    fn may_fill(&self) -> Result<(), SparseError> {
+        match self.is_writable() {
+            true => Ok(()),
+            false => Err(SparseError::ReadOnly(self.path().to_owned())),
+        }
     }
 
     /// Before there is one: a program that does not know them must not change the store.
@@ -39,5 +66,63 @@ impl Store {
             return Ok(());
         }
         self.tmp.replace(&self.root, META, &Meta { has_sparse: true, ..meta }.encode())
+    }
+}
+
+/// A partial device, open for the one process that fills it. As long as it is open, `gc` keeps the device.
+#[derive(Debug)]
+pub struct SparseFill<'s> {
+    store: &'s Store,
+    id: DeviceId,
+    bytes: u64,
+    /// Open for reading, which works whatever the mode is.
+    locked: PlacedFile,
+    file: PlacedFile,
+}
+
+impl SparseFill<'_> {
+    /// Writes a part of it, from an offset in bytes on.
+    ///
+    /// # Errors
+    /// [`SparseError::Outside`], or the disk's.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), SparseError> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if end > self.bytes {
+            return Err(SparseError::Outside { device: self.id, bytes: self.bytes, end });
+        }
+        Ok(self.file.write_at(bytes, offset)?)
+    }
+
+    /// Says that all bytes are there: they are compared with the name, synced, and protected. The device is sealed then,
+    /// or condemned, also if the disk could not keep the bytes.
+    ///
+    /// # Errors
+    /// [`SparseError::Mismatch`], [`SparseError::Replaced`], or the disk's.
+    pub fn seal(self) -> Result<(), SparseError> {
+        let hashed = sparse::hash(self.locked.file());
+        let actual = hashed.map_err(|error| self.locked.failed("read", error))?;
+        if actual != self.id {
+            self.note(SparseState::Condemned)?;
+            let (expected, actual) = (Box::new(self.id), Box::new(actual));
+            return Err(SparseError::Mismatch { expected, actual });
+        }
+        self.sync()?;
+        self.file.set_mode(PUBLISHED)?;
+        self.sync()?;
+        self.note(SparseState::Sealed)
+    }
+
+    /// The kernel forgets what it could not write, and another sync would find nothing wrong: so there is only one.
+    fn sync(&self) -> Result<(), SparseError> {
+        let Err(error) = self.file.sync() else { return Ok(()) };
+        if let Err(error) = self.note(SparseState::Condemned) {
+            tracing::warn!(device = %self.id, %error, "a sparse device that was not synced is not condemned");
+        }
+        Err(error.into())
+    }
+
+    fn note(&self, state: SparseState) -> Result<(), SparseError> {
+        let _lock = self.store.lock_shared()?;
+        self.store.sparse.note(&self.id, &self.locked, (self.bytes, state))
     }
 }
