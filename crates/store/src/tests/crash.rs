@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use image::verity::DeviceId;
 use tempfile::TempDir;
 
 use super::model::Disk;
@@ -12,7 +13,7 @@ use super::{
     Failure, NOW, check, check_clean, fast_directory, import, import_as, name, sample, setting,
 };
 use crate::trace::{Change, Recorder, Trace};
-use crate::{ContainerRecord, Form, OpenOptions, Seconds, Store};
+use crate::{ContainerRecord, Form, OpenOptions, Seconds, SparseFill, SparseState, Store};
 
 const SAMPLES: u64 = 3;
 
@@ -529,4 +530,67 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
             Ok(())
         })
         .unwrap();
+}
+
+const SPARSE_LENGTH: u64 = 64 << 10;
+
+fn sparse_bytes() -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(SPARSE_LENGTH).unwrap()];
+    bytes[8000..40_000].fill(7);
+    bytes
+}
+
+fn sparse_device() -> DeviceId {
+    image::verity::digest(image::verity::Algorithm::Sha256, &sparse_bytes()).into()
+}
+
+fn fill_all(filling: SparseFill<'_>) -> Result<(), Failure> {
+    filling.write_at(&sparse_bytes()[8000..20_000], 8000)?;
+    filling.write_at(&sparse_bytes()[20_000..40_000], 20_000)?;
+    Ok(filling.seal()?)
+}
+
+fn record_sparse() -> Recorded {
+    record(
+        |store| {
+            import(store, "kept", &sample("kept", 2)).unwrap();
+        },
+        |store| fill_all(store.create_sparse(&sparse_device(), SPARSE_LENGTH).unwrap()).unwrap(),
+    )
+}
+
+/// A sealed device has all of its bytes, and one that is not sealed can be filled further.
+fn judge_sparse(recorded: &Recorded) -> Result<usize, Failure> {
+    let refs = check(&super::open(recorded.directory.path()))?;
+    recorded.replay(&|directory, at| {
+        let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
+        check(&store)?;
+        let device = sparse_device();
+        let state = store.sparse.stat(&device)?.map(|it| it.state);
+        match state {
+            Some(SparseState::Sealed) => {}
+            other if at == recorded.changes.len() => return Err(format!("{other:?}").into()),
+            None => fill_all(store.create_sparse(&device, SPARSE_LENGTH)?)?,
+            Some(_) => fill_all(store.fill_sparse(&device)?.ok_or("somebody fills it")?)?,
+        }
+        check(&store)?;
+        drop(store);
+        judge((directory, at), &refs, &refs, &[])
+    })
+}
+
+#[test]
+fn a_sparse_device_survives_a_crash_at_any_moment() {
+    let recorded = record_sparse();
+    let seen = judge_sparse(&recorded).unwrap();
+    assert!(seen > 10, "{seen} states");
+}
+
+#[test]
+fn a_sparse_device_that_is_sealed_before_it_is_synced_is_found_out() {
+    let mut wrong = record_sparse();
+    wrong.changes.retain(
+        |it| !matches!(it, Change::SyncFile(path) if path.parent().unwrap().ends_with("sparse")),
+    );
+    judge_sparse(&wrong).unwrap_err();
 }

@@ -9,7 +9,7 @@ use super::{
     sample,
 };
 use crate::trace::{Recorder, Trace};
-use crate::{Form, OpenOptions, Store};
+use crate::{Form, OpenOptions, SparseFill, SparseState, Store};
 
 /// Runs `command` on a store with one image, its `at`th change failing. Answers what the command
 /// answered, and how many changes it tried.
@@ -108,6 +108,58 @@ fn whatever_change_fails_while_a_device_is_trimmed_nothing_is_lost() {
     for at in (0..changes).rev().take(40) {
         fail(at, true, &collect).0.unwrap_or_default();
     }
+}
+
+#[test]
+fn whatever_change_of_a_sparse_device_fails_it_is_right_or_not_sealed() {
+    let content = vec![7; 10_000];
+    let device = image::verity::digest(image::verity::Algorithm::Sha256, &content).into();
+    let bring = |filling: SparseFill<'_>| {
+        filling.write_at(&content, 0)?;
+        filling.seal()
+    };
+    let state = |store: &Store| store.sparse.stat(&device).unwrap().map(|it| it.state);
+    let run = |at: usize, for_good: bool| {
+        let directory = fast_directory();
+        let store = open(directory.path());
+        let recorder = Arc::new(Recorder { fail_at: Some(at), for_good, ..Recorder::default() });
+        let who = crate::Who::this_process();
+        let trace = Trace::to(&recorder);
+        let traced =
+            Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
+        let done = traced.create_sparse(&device, content.len() as u64).and_then(bring);
+        drop(traced);
+        let found = state(&store);
+        assert!(done.is_err() || found == Some(SparseState::Sealed), "change {at}: {found:?}");
+        if found != Some(SparseState::Condemned) {
+            check(&store).unwrap();
+        }
+        // It can be brought after that.
+        super::eventually(|| {
+            let report = store.fsck(crate::FsckOptions::default()).unwrap();
+            drop(store.remove_damaged(&report));
+            let filling = match state(&store) {
+                None => Some(store.create_sparse(&device, content.len() as u64).unwrap()),
+                Some(SparseState::Partial) => store.fill_sparse(&device).unwrap(),
+                Some(SparseState::Sealed | SparseState::Condemned) => None,
+            };
+            if let Some(filling) = filling {
+                bring(filling).unwrap();
+            }
+            state(&store) == Some(SparseState::Sealed)
+        });
+        check(&store).unwrap();
+        (found, recorder.attempts())
+    };
+    let (_, changes) = run(usize::MAX, false);
+    assert!(changes > 20, "{changes}");
+    let mut condemned = 0;
+    for at in 0..changes {
+        for for_good in [false, true] {
+            condemned += usize::from(run(at, for_good).0 == Some(SparseState::Condemned));
+        }
+    }
+    assert_eq!(condemned, 2, "after each failed sync of its bytes");
 }
 
 /// A file system that is mounted for a test, and unmounted after it.
