@@ -278,9 +278,6 @@ fn finding(damage: &Damage) -> Finding {
         Damage::Stored { object, device, why } => {
             damaged("object", object.to_string(), &format!("in device {device}, {why}"))
         }
-        Damage::Bad(item @ StoreItem::DeviceIndex(_), reason) => {
-            damaged("index of device", item.name(), reason)
-        }
         Damage::Bad(item, reason) => damaged(item.kind(), item.name(), reason),
         Damage::Stray(path) => new("stray", path.clone(), "stray"),
     }

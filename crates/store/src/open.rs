@@ -50,7 +50,7 @@ pub enum OpenImageError {
          pull or import it again"
     )]
     Earlier(ImageId),
-    /// It has a device that is no device of a store.
+    /// A slot of its table of devices has no name of a device.
     #[error(
         "image {0} needs a device that no store has: its table of devices has no name of a device"
     )]

@@ -124,7 +124,7 @@ pub(crate) fn id_of<K>(name: &[u8]) -> Option<Id<K>> {
     (id.to_string().as_bytes() == name).then_some(id)
 }
 
-/// A device that an image has as a device.
+/// A slot of an image's table of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceUse {
     /// Its name; none if the device table has something else.
