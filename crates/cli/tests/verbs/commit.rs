@@ -317,6 +317,19 @@ fn stuck(place: &Place, container: &Waiting<'_>, options: &[&str]) -> Child {
     child
 }
 
+/// Sends a signal, and waits until the process has taken it: a busy machine may let it write all of its output before.
+fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+    wait_for("the signal to be taken", || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+        pending.trim().bytes().all(|digit| digit == b'0')
+    });
+    // The thread that took it tells the others next.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+}
+
 #[test]
 fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
     let Some(place) = place() else { return };
@@ -328,8 +341,8 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
             let child = stuck(&place, &container, &[]);
             assert!(container.is_paused(), "{runtime} {how}");
             match how {
-                "INT" => kill_process(pid(&child), Signal::INT).unwrap(),
-                "TERM" => kill_process(pid(&child), Signal::TERM).unwrap(),
+                "INT" => send(&child, Signal::INT),
+                "TERM" => send(&child, Signal::TERM),
                 "KILL" => kill_process(pid(&child), Signal::KILL).unwrap(),
                 "helper" => {
                     let list = format!("/proc/{0}/task/{0}/children", child.id());
