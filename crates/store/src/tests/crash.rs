@@ -594,3 +594,31 @@ fn a_sparse_device_that_is_sealed_before_it_is_synced_is_found_out() {
     );
     judge_sparse(&wrong).unwrap_err();
 }
+
+#[test]
+fn removing_a_sparse_device_survives_a_crash_at_any_moment() {
+    let recorded = || {
+        record(
+            |store| {
+                import(store, "kept", &sample("kept", 2)).unwrap();
+                fill_all(store.create_sparse(&sparse_device(), SPARSE_LENGTH).unwrap()).unwrap();
+            },
+            |store| {
+                // A child of another test may have it open for a moment.
+                super::eventually(|| store.gc(NOW).unwrap().1.removed >= 2);
+            },
+        )
+    };
+    let judge_removal = |recorded: &Recorded| {
+        let refs = check(&super::open(recorded.directory.path()))?;
+        recorded.replay(&|directory, at| judge((directory, at), &refs, &refs, &[]))
+    };
+    let right = recorded();
+    assert!(judge_removal(&right).unwrap() > 1);
+    // The state may be gone before the device, if nothing is synced between them.
+    let mut wrong = recorded();
+    wrong
+        .changes
+        .retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse")));
+    judge_removal(&wrong).unwrap_err();
+}
