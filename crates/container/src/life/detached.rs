@@ -327,7 +327,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }
     };
-    let held = HeldFolder::open(folder).map_err(failed(folder))?;
+    let held = HeldFolder::open(folder).map_err(|error| failed(folder)(error.into()))?;
     let mut spec = RuntimeSpec::load(folder)?;
     let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
     let has_terminal = more.has_terminal_of_ours(&runtime);

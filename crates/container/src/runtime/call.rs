@@ -2,7 +2,6 @@
 //! error messages.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -11,6 +10,7 @@ use std::process::{Command, Stdio};
 use kernel::mount::{MountError, Propagation, Reach};
 use kernel::process::{Exit, ProcessError, Setup};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::Deserialize;
 
 use crate::folder::{RUNTIME_PATH, RUNTIME_STATE};
@@ -36,9 +36,9 @@ pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
 pub(crate) struct HeldFolder(OwnedFd);
 
 impl HeldFolder {
-    pub(crate) fn open(folder: &Path) -> io::Result<Self> {
+    pub(crate) fn open(folder: &Path) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(folder, flags, Mode::empty())?))
+        rustix::fs::open(folder, flags, Mode::empty()).map(Self)
     }
 
     /// As a child of this process finds it, as long as this lives. The child has no descriptor of it.
@@ -61,9 +61,16 @@ pub(crate) fn delete(folder: &Path, id: &str) {
     }
 }
 
-/// Calls the runtime that runs a container; none if it is not known.
+/// Calls the runtime that runs a container; `None` if it is not known, or the container is gone.
 pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, ProcessError>> {
-    let held = HeldFolder::open(folder).ok()?;
+    let held = match HeldFolder::open(folder) {
+        Ok(held) => held,
+        Err(Errno::NOENT) => return None,
+        Err(source) => {
+            let step = "open the folder of the container";
+            return Some(Err(ProcessError::Call { step, source }));
+        }
+    };
     let runtime = runtime_of(folder)?;
     let mut command = held.command(&runtime);
     command.args(arguments);
@@ -148,6 +155,16 @@ pub(crate) fn complaints(log: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_container_that_is_gone_has_nothing_to_ask() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(ask(&folder.path().join("gone"), &["kill"]).is_none());
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let Some(Err(ProcessError::Call { source, .. })) = ask(&file, &["kill"]) else { panic!() };
+        assert_eq!(source, Errno::NOTDIR);
+    }
 
     #[test]
     fn complaints_are_found_in_logs() {
