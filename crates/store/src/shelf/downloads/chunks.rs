@@ -274,18 +274,8 @@ mod tests {
 
     use super::{Chunk, ChunkKey, Chunks, ObjectPart, Parsed};
     use crate::shelf::downloads::BlobFile;
-    use crate::{Damage, Digest, FsckOptions, OpenOptions, Seconds, Store, StoreItem};
-
-    fn store() -> (tempfile::TempDir, Store) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(
-            &folder.path().join("store"),
-            crate::Who::this_process(),
-            OpenOptions::create(),
-        )
-        .unwrap();
-        (folder, store)
-    }
+    use crate::shelf::downloads::tests::store;
+    use crate::{Damage, Digest, FsckOptions, Seconds, Store, StoreItem};
 
     const fn key(byte: u8) -> ChunkKey {
         ChunkKey([byte; 32])

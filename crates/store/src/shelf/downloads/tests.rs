@@ -1,7 +1,7 @@
 use super::{BlobFile, PIN_SECONDS};
 use crate::{Digest, OpenOptions, Seconds, Store};
 
-fn store() -> (tempfile::TempDir, Store) {
+pub(super) fn store() -> (tempfile::TempDir, Store) {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(
         &folder.path().join("store"),
