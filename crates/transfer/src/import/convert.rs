@@ -10,7 +10,7 @@ use image::tree::Tree;
 use image::verity::{ImageId, ObjectId};
 use store::{Form, ObjectReader, RefName, Store};
 
-use super::layers::{BlobSource, Found, LayerSource, Title};
+use super::layers::{LayerBlob, Found, LayerSource, Title};
 use super::native::each_object;
 use super::{
     ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Origins, Report,
@@ -87,7 +87,7 @@ struct Tar<'s> {
     diff_id: Digest,
 }
 
-impl BlobSource for Tar<'_> {
+impl LayerBlob for Tar<'_> {
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         if failure.is_some() {
             return None;

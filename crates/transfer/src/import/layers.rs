@@ -30,8 +30,8 @@ use oci::files::Stream;
 use oci::layout::Layout;
 use oci::source::{Choice, Input};
 
-/// Where a layer's blob comes from.
-pub(crate) trait BlobSource: Send {
+/// A layer's blob, on its way from where it is.
+pub(crate) trait LayerBlob: Send {
     /// The blob from its first byte. `failure` is what was wrong with it the last time; `None` when there is no other way
     /// to get it.
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>>;
@@ -56,7 +56,7 @@ impl<'a> Once<'a> {
     }
 }
 
-impl BlobSource for Once<'_> {
+impl LayerBlob for Once<'_> {
     fn open(&mut self, _: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         self.0.take()
     }
@@ -67,7 +67,7 @@ pub(crate) struct LayerSource<'a> {
     /// For messages.
     pub(crate) name: String,
     /// Used by the thread that reads it.
-    pub(crate) source: Mutex<Box<dyn BlobSource + 'a>>,
+    pub(crate) source: Mutex<Box<dyn LayerBlob + 'a>>,
     pub(crate) media_type: String,
     pub(crate) digest: Option<Digest>,
     pub(crate) size: Option<u64>,
@@ -100,7 +100,7 @@ impl LayerSource<'_> {
     }
 }
 
-fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn BlobSource + 'a>> {
+fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn LayerBlob + 'a>> {
     Mutex::new(Box::new(Once::new(reader)))
 }
 
@@ -432,7 +432,7 @@ impl Job<'_> {
     }
 
     /// A layer was read.
-    fn read(&self, blob: &mut dyn BlobSource) {
+    fn read(&self, blob: &mut dyn LayerBlob) {
         // Of devices nothing is kept before all of them are.
         if self.wishes.form == Form::Objects {
             blob.done();
@@ -443,7 +443,7 @@ impl Job<'_> {
     fn parts<'t>(
         &self,
         at: usize,
-        blob: &mut dyn BlobSource,
+        blob: &mut dyn LayerBlob,
         wanted: &Wanted<'_>,
         here: &mut Option<Here<'t>>,
         shared: &Shared<'t, '_, '_>,

@@ -52,7 +52,7 @@ pub use wishes::{Durable, ImportWishes, Unsupported};
 #[cfg(any(test, feature = "registry"))]
 pub(crate) use layers::Found;
 #[cfg(feature = "registry")]
-pub(crate) use layers::{BlobSource, LayerSource, Title};
+pub(crate) use layers::{LayerBlob, LayerSource, Title};
 
 use objects::Target;
 

@@ -9,7 +9,7 @@ use store::{PartialBlob, Store};
 use super::Layers;
 use super::tables::Table;
 use crate::chunked::{Plan, Ranges, Tar, Toc};
-use crate::import::{BlobSource, LayerFailure};
+use crate::import::{LayerBlob, LayerFailure};
 use image::digest::Digest;
 use oci::manifest::Descriptor;
 use oci::registry::{Registry, RegistryError};
@@ -126,7 +126,7 @@ impl<'a> PulledBlob<'a> {
     }
 }
 
-impl BlobSource for PulledBlob<'_> {
+impl LayerBlob for PulledBlob<'_> {
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         match failure {
             None => {

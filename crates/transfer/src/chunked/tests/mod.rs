@@ -16,7 +16,7 @@ use store::{OpenOptions, Seconds, Store};
 use super::plan::{Costs, plans_for};
 use super::toc::Format;
 use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
-use crate::import::layers::{BlobSource, Found, LayerSource, Title};
+use crate::import::layers::{LayerBlob, Found, LayerSource, Title};
 use crate::import::{self, Durable, ImportError, ImportSurroundings, ImportWishes, LayerFailure};
 use crate::progress::Event;
 use image::digest::Digest;
@@ -77,7 +77,7 @@ struct Source<'a> {
     whole: &'a AtomicU64,
 }
 
-impl BlobSource for Source<'_> {
+impl LayerBlob for Source<'_> {
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         self.whole.fetch_add(1, Ordering::Relaxed);
         failure.is_none().then(|| Box::new(&self.memory.blob[..]) as Box<dyn Read + Send>)
@@ -179,7 +179,7 @@ fn import(
 /// Imports an image of one layer; answers the bytes that were told to be skipped, and read.
 fn run<'a>(
     store: &Store,
-    source: Box<dyn BlobSource + 'a>,
+    source: Box<dyn LayerBlob + 'a>,
     layer: &Descriptor,
     diff_id: &Digest,
 ) -> Result<(u64, u64), ImportError> {
@@ -529,7 +529,7 @@ fn another_table_than_the_manifest_names_is_refused() {
 /// A layer with a table that is not the right one.
 struct Liar(Option<ChunkedError>);
 
-impl BlobSource for Liar {
+impl LayerBlob for Liar {
     fn open(&mut self, _: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         panic!("the layer is not read")
     }
