@@ -1,9 +1,11 @@
 //! OCI layouts: a folder with `index.json` and blobs by digest. Source: OCI image-spec 1.1, `image-layout.md`.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read, Seek as _, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::blobs::{BlobSource, FailingReader};
 use crate::manifest::{
     CONFIG_MAX, Config, Descriptor, Document, Index, MANIFEST_MAX, Manifest, ManifestError,
     Platform, check_size,
@@ -280,6 +282,20 @@ impl Layout {
             return Err(LayoutError::Mismatch { path, actual });
         }
         Ok(bytes)
+    }
+}
+
+impl BlobSource for Layout {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        let open = || {
+            let mut file = self.open_blob(digest, size).map_err(io::Error::other)?;
+            file.seek(SeekFrom::Start(range.start))?;
+            Ok(file.take(range.end.saturating_sub(range.start)))
+        };
+        match open() {
+            Ok(part) => Box::new(part),
+            Err(error) => Box::new(FailingReader::new(error)),
+        }
     }
 }
 

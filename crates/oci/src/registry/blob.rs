@@ -1,6 +1,7 @@
 //! Blobs, as readers that mend their own connections.
 
 use std::io::{self, Read};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use super::hosts::Capability;
 use super::patience::Patience;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
+use crate::blobs::BlobSource;
 
 /// Bytes that are passed on at once.
 const PIECE: usize = 256 << 10;
@@ -68,6 +70,21 @@ impl Registry {
             piece: Bytes::new(),
             is_done: false,
         }
+    }
+}
+
+impl BlobSource for Registry {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        let blob = Self::blob(self, digest, Some(size), range.start);
+        Box::new(if range.end < size { blob.until(range.end) } else { blob })
+    }
+
+    fn ranges(&self, digest: &Digest, _: u64, ranges: &[Range<u64>]) -> io::Result<Vec<Vec<u8>>> {
+        Self::ranges(self, digest, ranges).map_err(io::Error::other)
+    }
+
+    fn distrust(&self, digest: &Digest) -> bool {
+        Self::distrust(self, digest)
     }
 }
 

@@ -1,5 +1,8 @@
 //! Parts of blobs: no byte behind them is asked for.
 
+use quire_oci::blobs::BlobSource;
+use quire_oci::layout::Layout;
+
 use super::*;
 use testing::fake::{Server, content, reply};
 
@@ -36,4 +39,51 @@ fn a_server_without_ranges_is_left_at_the_end_of_the_part() {
         .until(1000);
     assert_same(&read(part).unwrap(), &bytes[500..1000]);
     assert_eq!(server.seen().len(), 1);
+}
+
+/// A layout with one blob.
+fn layout(bytes: &[u8]) -> (tempfile::TempDir, Layout) {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = folder.path().join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let name = digest(bytes).to_string();
+    std::fs::write(blobs.join(name.trim_start_matches("sha256:")), bytes).unwrap();
+    std::fs::write(folder.path().join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+    std::fs::write(folder.path().join("index.json"), r#"{"schemaVersion":2,"manifests":[]}"#)
+        .unwrap();
+    let layout = Layout::open(folder.path()).unwrap();
+    (folder, layout)
+}
+
+#[test]
+fn every_source_of_blobs_gives_the_same_bytes() {
+    let bytes = noise(300_000);
+    let blob = bytes.clone();
+    let right = digest(&bytes);
+    let server = Server::start(move |request, _| match request.path.contains(&right.to_string()) {
+        true => content(request, &blob),
+        false => reply(404),
+    });
+    let registry = registry(&server.host(), &Settings { retries: 0, ..settings() });
+    let (_folder, layout) = layout(&bytes);
+    let sources: [&dyn BlobSource; 2] = [&registry, &layout];
+    for source in sources {
+        let part = |range: std::ops::Range<u64>| {
+            let mut got = Vec::new();
+            source.blob(&digest(&bytes), 300_000, range).read_to_end(&mut got).map(|_| got)
+        };
+        for range in [0..300_000, 0..1, 299_999..300_000, 5000..5000, 70_000..200_000] {
+            let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
+            assert_same(&part(range).unwrap(), &bytes[start..end]);
+        }
+        let parts = source.ranges(&digest(&bytes), 300_000, &[9..12, 0..3, 100_000..100_001]);
+        let expect = [&bytes[9..12], &bytes[..3], &bytes[100_000..100_001]].map(<[u8]>::to_vec);
+        assert_eq!(parts.unwrap(), expect);
+        // What is not there, and another length than was claimed, are errors of the first read.
+        let mut got = Vec::new();
+        source.blob(&digest(b"absent"), 6, 0..6).read_to_end(&mut got).unwrap_err();
+        source.blob(&digest(&bytes), 300_001, 0..300_001).read_to_end(&mut got).unwrap_err();
+        source.ranges(&digest(&bytes), 300_000, &[0..1, 299_999..300_002]).unwrap_err();
+        assert!(!source.distrust(&digest(&bytes)), "there is no other place");
+    }
 }

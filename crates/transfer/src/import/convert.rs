@@ -10,7 +10,7 @@ use image::tree::Tree;
 use image::verity::{ImageId, ObjectId};
 use store::{Form, ObjectReader, RefName, Store};
 
-use super::layers::{LayerBlob, Found, LayerSource, Title};
+use super::layers::{Found, LayerBlob, LayerSource, Title};
 use super::native::each_object;
 use super::{
     ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Origins, Report,

@@ -25,6 +25,7 @@ use super::{
 use crate::chunked::Tar;
 use crate::progress::Event;
 use image::digest::Digest;
+use oci::blobs::BlobSource as _;
 use oci::docker::Archive;
 use oci::files::Stream;
 use oci::layout::Layout;
@@ -118,21 +119,21 @@ pub(crate) struct Found<'a> {
     pub(crate) name: Option<String>,
 }
 
-pub(super) fn from_layout(
-    layout: &Layout,
+pub(super) fn from_layout<'a>(
+    layout: &'a Layout,
     choice: &Choice,
     surroundings: &ImportSurroundings<'_>,
     wishes: &ImportWishes<'_>,
-) -> Result<Found<'static>, ImportError> {
+) -> Result<Found<'a>, ImportError> {
     let found = layout.find(choice, wishes.platform).map_err(ImportError::layout)?;
     platform::check(&found.settings, surroundings, wishes).map_err(ImportError::Platform)?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
-        // Opened now, so that one that is not there is found before any work is done.
-        let file = layout.open_blob(&layer.digest, layer.size).map_err(ImportError::layout)?;
+        // One that is not there is found before any work is done.
+        layout.open_blob(&layer.digest, layer.size).map_err(ImportError::layout)?;
         layers.push(LayerSource {
             name: layer.digest.to_string(),
-            source: once(file),
+            source: once(layout.blob(&layer.digest, layer.size, 0..layer.size)),
             media_type: layer.media_type.clone(),
             digest: Some(layer.digest),
             size: Some(layer.size),

@@ -11,8 +11,8 @@ use super::tables::Table;
 use crate::chunked::{Plan, Ranges, Tar, Toc};
 use crate::import::{LayerBlob, LayerFailure};
 use image::digest::Digest;
+use oci::blobs::{BlobSource, FailingReader};
 use oci::manifest::Descriptor;
-use oci::registry::{Registry, RegistryError};
 
 /// Blobs of fewer bytes are not kept in part: to ask again costs less than a file.
 const PARTIAL_MIN: u64 = 1 << 20;
@@ -22,14 +22,14 @@ const RANGE_MAX: u64 = 4 << 20;
 
 /// Parts of a blob.
 pub(super) struct Parts<'a> {
-    registry: &'a Registry,
+    blobs: &'a dyn BlobSource,
     digest: Digest,
     size: u64,
 }
 
 impl<'a> Parts<'a> {
-    pub(super) fn new(registry: &'a Registry, layer: &Descriptor) -> Self {
-        Self { registry, digest: layer.digest, size: layer.size }
+    pub(super) fn new(blobs: &'a dyn BlobSource, layer: &Descriptor) -> Self {
+        Self { blobs, digest: layer.digest, size: layer.size }
     }
 }
 
@@ -37,27 +37,17 @@ impl Ranges for Parts<'_> {
     fn read(&self, range: Range<u64>) -> Box<dyn Read + Send + '_> {
         let length = range.end.saturating_sub(range.start);
         if length > RANGE_MAX {
-            let from = self.registry.blob(&self.digest, Some(self.size), range.start);
-            return Box::new(from.until(range.end));
+            return self.blobs.blob(&self.digest, self.size, range);
         }
-        match self.registry.range(&self.digest, range) {
-            Ok(bytes) => Box::new(Cursor::new(bytes)),
-            Err(error) => Box::new(Failing(Some(error))),
+        match self.blobs.ranges(&self.digest, self.size, &[range]) {
+            Ok(parts) => Box::new(Cursor::new(parts.concat())),
+            Err(error) => Box::new(FailingReader::new(error)),
         }
-    }
-}
-
-/// Tells an error when it is read.
-struct Failing(Option<RegistryError>);
-
-impl Read for Failing {
-    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-        self.0.take().map_or(Ok(0), |error| Err(io::Error::other(error)))
     }
 }
 
 pub(super) struct PulledBlob<'a> {
-    registry: &'a Registry,
+    blobs: &'a dyn BlobSource,
     store: &'a Store,
     diff_id: &'a Digest,
     digest: Digest,
@@ -78,7 +68,7 @@ pub(super) struct PulledBlob<'a> {
 
 impl<'a> PulledBlob<'a> {
     pub(super) fn new(
-        registry: &'a Registry,
+        blobs: &'a dyn BlobSource,
         store: &'a Store,
         layer: &'a Descriptor,
         diff_id: &'a Digest,
@@ -86,11 +76,11 @@ impl<'a> PulledBlob<'a> {
         table: Table<'a>,
     ) -> Self {
         Self {
-            registry,
+            blobs,
             store,
             table,
             diff_id,
-            parts: Parts::new(registry, layer),
+            parts: Parts::new(blobs, layer),
             toc: None,
             plan: None,
             digest: layer.digest,
@@ -145,7 +135,7 @@ impl LayerBlob for PulledBlob<'_> {
                 // Bytes from here are no fault of the registry's. Else once more, from another mirror if there is one.
                 let is_new = !std::mem::take(&mut self.had_old_bytes);
                 if is_new {
-                    let _is_another_there = self.registry.distrust(&self.digest);
+                    let _is_another_there = self.blobs.distrust(&self.digest);
                 }
                 if is_new && std::mem::replace(&mut self.last_try, true) {
                     if let Some(Err(error)) = self.partial.take().map(PartialBlob::discard) {
@@ -161,11 +151,7 @@ impl LayerBlob for PulledBlob<'_> {
         }
         let here = self.partial.as_ref().map_or(0, PartialBlob::length);
         let blob = |from, until: Option<u64>| {
-            let blob = self.registry.blob(&self.digest, Some(self.size), from);
-            match until {
-                Some(end) => blob.until(end),
-                None => blob,
-            }
+            self.blobs.blob(&self.digest, self.size, from..until.unwrap_or(self.size))
         };
         // Where something was wrong, it may be what came with the table: of its bytes nobody has a digest.
         let known = self.toc.as_ref().filter(|_| failure.is_none()).map(|toc| toc.bytes());

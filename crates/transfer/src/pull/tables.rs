@@ -8,8 +8,8 @@ use store::parallel::{self, ThreadError};
 use super::blob::Parts;
 use crate::chunked::{ChunkedError, Plan, Room, Toc, plans};
 use image::digest::Digest;
+use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
-use oci::registry::Registry;
 
 /// What part of the memory for data on its way tables may take.
 const SHARE: usize = 2;
@@ -22,7 +22,7 @@ pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<Plan<'a>>)>, Chunked
 /// `wanted` none is skipped, but its table is of use for the layers to come.
 pub(super) fn fetch<'a>(
     store: &'a Store,
-    registry: &Registry,
+    blobs: &dyn BlobSource,
     layers: &[(&Descriptor, &Digest)],
     wanted: impl Fn(&Descriptor) -> bool,
     budget: usize,
@@ -42,7 +42,7 @@ pub(super) fn fetch<'a>(
     let mut tables: Vec<Table<'a>> = layers.iter().map(|_| Ok(None)).collect();
     let fetched = parallel::each("table", threads, announced.len(), |at| {
         let (layer, _) = layers[announced[at]];
-        Ok::<_, ThreadError>(Toc::fetch(layer, &Parts::new(registry, layer), &room))
+        Ok::<_, ThreadError>(Toc::fetch(layer, &Parts::new(blobs, layer), &room))
     })?;
     let (mut tocs, mut places) = (Vec::new(), Vec::new());
     for (at, toc) in announced.into_iter().zip(fetched) {

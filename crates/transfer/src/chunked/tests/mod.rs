@@ -16,7 +16,7 @@ use store::{OpenOptions, Seconds, Store};
 use super::plan::{Costs, plans_for};
 use super::toc::Format;
 use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
-use crate::import::layers::{LayerBlob, Found, LayerSource, Title};
+use crate::import::layers::{Found, LayerBlob, LayerSource, Title};
 use crate::import::{self, Durable, ImportError, ImportSurroundings, ImportWishes, LayerFailure};
 use crate::progress::Event;
 use image::digest::Digest;
