@@ -307,7 +307,7 @@ pub(crate) enum DedupWish {
 // Which image, and how it is to be stored.
 #[derive(Debug, Args)]
 pub(crate) struct Convert {
-    /// A name, an image id or its beginning
+    /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// Name of the converted image; by default the old name moves to it
     pub(crate) new: Option<String>,
@@ -348,7 +348,7 @@ pub(crate) struct Pull {
 #[cfg(feature = "registry")]
 #[derive(Debug, Args)]
 pub(crate) struct Push {
-    /// A name, an image id or its beginning
+    /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// Target: ghcr.io/owner/app:1.2, localhost:5000/app; by default the image's name
     pub(crate) target: Option<String>,
@@ -460,7 +460,7 @@ pub(crate) enum Compression {
 // What becomes of an image.
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// A name, an image id or its beginning
+    /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     // Not a doc comment: to rustdoc the brackets would be a link.
     #[arg(
@@ -580,7 +580,7 @@ pub(crate) struct Images {
 
 #[derive(Debug, Args)]
 pub(crate) struct Show {
-    /// A name, an image id or its beginning
+    /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
 }
 
@@ -619,7 +619,7 @@ pub(crate) struct Cat {
 
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
-    /// A name, an image id or its beginning, or the path of an image file
+    /// A name, an image id or its first digits (6 or more), or the path of an image file
     pub(crate) target: OsString,
 }
 
@@ -639,7 +639,7 @@ pub(crate) struct Diff {
 
 #[derive(Debug, Args)]
 pub(crate) struct Tag {
-    /// A name, an image id or its beginning
+    /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// The new name
     pub(crate) new: String,

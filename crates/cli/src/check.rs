@@ -59,7 +59,8 @@ pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
     if context.json {
         report::json(&UnsealReport { unsealed })?;
     } else {
-        context.remark(&format!("{unsealed} files are not immutable any more"));
+        let files = report::count(unsealed, "file");
+        context.remark(&format!("the immutable flag of {files} is cleared"));
     }
     Ok(Answer::Yes)
 }
@@ -152,11 +153,11 @@ impl CheckReport {
         if let Some(more @ 1..) = self.exposed.len().checked_sub(EXPOSED_MAX) {
             writeln!(out, "exposed: {more} more")?;
         }
-        let bytes = report::size(self.bytes.0);
+        let (files, bytes) = (report::count(self.checked, "file"), report::size(self.bytes.0));
         match self.damage.len() {
-            0 => writeln!(out, "sound: {} files, {bytes} read", self.checked),
+            0 => writeln!(out, "sound: {files}, {bytes} read"),
             many => {
-                writeln!(out, "{many} damaged of {} files, {bytes} read", self.checked)?;
+                writeln!(out, "{many} damaged of {files}, {bytes} read")?;
                 if way_out.is_empty() { Ok(()) } else { writeln!(out, "{way_out}") }
             }
         }

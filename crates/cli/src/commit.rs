@@ -101,7 +101,7 @@ pub(crate) struct SnapshotReport {
 
 impl SnapshotReport {
     fn text(&self) -> String {
-        format!("{} entries, {}", self.entries, report::size(self.bytes.0))
+        format!("{}, {}", report::count(self.entries, "entry"), report::size(self.bytes.0))
     }
 }
 

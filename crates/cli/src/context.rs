@@ -19,7 +19,7 @@ use transfer::import::PlatformMismatch;
 
 use crate::args::{Global, Seal};
 use crate::report;
-use crate::resolve::PathAsTag;
+use crate::resolve::{LIST, Unresolved, meant};
 
 /// The surroundings of a verb.
 #[derive(Debug)]
@@ -273,15 +273,14 @@ fn is_refused(error: &anyhow::Error) -> bool {
 /// The next step.
 fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
-        if let Some(PathAsTag { meant, .. }) = cause.downcast_ref() {
-            return Some(format!("did you mean {meant}?"));
+        if let Some(Unresolved { hint, .. }) = cause.downcast_ref() {
+            return hint.clone();
         }
-        if let Some(store::ResolveError::Absent { nearest, .. }) = cause.downcast_ref() {
-            if nearest.is_empty() {
-                return Some("`quire images` lists all images".to_owned());
-            }
-            let nearest: Vec<_> = nearest.iter().map(ToString::to_string).collect();
-            return Some(format!("did you mean {}?", nearest.join(" or ")));
+        if let Some(error @ store::ResolveError::Absent { .. }) = cause.downcast_ref() {
+            return Some(meant(error).unwrap_or_else(|| LIST.to_owned()));
+        }
+        if let Some(oci::source::SourceError::Kind(text)) = cause.downcast_ref() {
+            return crate::habits::source(text);
         }
         if let Some(MountError::Call { step: Step::Unmount, source: Errno::BUSY, .. }) =
             cause.downcast_ref()

@@ -89,7 +89,7 @@ pub(crate) fn filter(context: &Context, args: &args::Filter) -> anyhow::Result<A
         return Ok(Answer::Yes);
     }
     if !context.is_quiet() {
-        report::line(&format!("{kept} of {of} entries kept"))?;
+        report::line(&format!("{kept} of {} kept", report::count(of, "entry")))?;
     }
     tell(context, &done)?;
     Ok(Answer::Yes)

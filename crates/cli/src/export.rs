@@ -27,7 +27,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::{Context, Outside};
 use crate::progress::Progress;
-use crate::report::{Bytes, Seconds};
+use crate::report::{Bytes, Seconds, count};
 use crate::signals::{give_up_when, until_signal};
 use crate::{describe, report};
 
@@ -204,10 +204,10 @@ pub(crate) struct LayerReport {
 impl LayoutReport {
     fn text(&self) -> String {
         format!(
-            "manifest {}\n{} layers; {} blobs added ({}), {} here already",
+            "manifest {}\n{}; {} added ({}), {} here already",
             self.manifest,
-            self.layers.len(),
-            self.blobs_added,
+            count(self.layers.len(), "layer"),
+            count(self.blobs_added, "blob"),
             report::size(self.bytes_added.0),
             self.blobs_reused
         )
@@ -231,8 +231,8 @@ pub(crate) struct DockerReport {
 impl DockerReport {
     fn text(&self) -> String {
         let names: String = self.names.iter().map(|it| format!("name  {it}\n")).collect();
-        let (layers, size) = (self.layers.len(), report::size(self.bytes.0));
-        format!("image {}\n{names}{layers} layers, {size}", self.config)
+        let (layers, size) = (count(self.layers.len(), "layer"), report::size(self.bytes.0));
+        format!("image {}\n{names}{layers}, {size}", self.config)
     }
 }
 
@@ -250,7 +250,7 @@ pub(crate) struct TarReport {
 
 impl TarReport {
     fn text(&self) -> String {
-        format!("{} entries, {}", self.entries, report::size(self.bytes.0))
+        format!("{}, {}", count(self.entries, "entry"), report::size(self.bytes.0))
     }
 }
 
@@ -270,7 +270,7 @@ pub(crate) struct ErofsReport {
 
 impl ErofsReport {
     fn text(&self) -> String {
-        format!("{} inodes, {}", self.inodes, report::size(self.bytes.0))
+        format!("{}, {}", count(self.inodes, "inode"), report::size(self.bytes.0))
     }
 }
 
@@ -295,8 +295,8 @@ pub(crate) struct DiskReport {
 impl DiskReport {
     fn text(&self) -> String {
         let Self { architecture, partition, inodes, .. } = self;
-        let size = report::size(self.bytes.0);
-        format!("PARTUUID={partition} for {architecture}\n{inodes} inodes, {size}")
+        let (inodes, size) = (count(*inodes, "inode"), report::size(self.bytes.0));
+        format!("PARTUUID={partition} for {architecture}\n{inodes}, {size}")
     }
 }
 
@@ -359,9 +359,9 @@ impl Job<'_> {
         if !plan.is_unchanged && compression == Compression::AsItWas {
             let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
             self.context.remark(&format!(
-                "{anew} of {} layers are compressed again, because the store has not kept them as they came: the \
-                 manifest is now {}",
-                plan.layers.len(),
+                "{anew} of {} compressed again, because the store has not kept the bytes that came: the manifest \
+                 is now {}",
+                count(plan.layers.len(), "layer"),
                 plan.digest
             ));
         }

@@ -119,7 +119,9 @@ pub(crate) fn tree(context: &Context, args: &args::Tree) -> anyhow::Result<Answe
             files += 1;
         }
     }
-    writeln!(out, "\n{directories} directories, {files} files")?;
+    let (directories, files) =
+        (report::count(directories, "directory"), report::count(files, "file"));
+    writeln!(out, "\n{directories}, {files}")?;
     out.flush()?;
     Ok(Answer::Yes)
 }

@@ -1,6 +1,10 @@
 //! What people who know podman or docker type and Quire does not have: one table, and one sentence for each row.
 
+use std::ffi::OsStr;
+use std::path::Path;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use oci::reference::Reference;
 
 use crate::args;
 
@@ -136,6 +140,52 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
 
 /// Those that make a container.
 const RUN: &[&str] = &["run", "bundle"];
+
+/// Sources of skopeo and podman that Quire lacks, and what to do instead.
+const SOURCES: [(&str, &str); 4] = [
+    ("docker://", "`quire pull` fetches images from registries"),
+    ("docker-daemon:", "use `docker save NAME | quire import docker-archive:-`"),
+    ("containers-storage:", "use `podman save NAME | quire import docker-archive:-`"),
+    ("oci-archive:", "unpack it with `tar -x -C DIR`, and import oci:DIR"),
+];
+
+/// What to say of a source whose kind is not known: what stands there under this name decides.
+pub(crate) fn source(text: &OsStr) -> Option<String> {
+    let (path, shown) = (Path::new(text), text.display());
+    if text == "-" {
+        return Some("did you mean tar:- for standard input?".to_owned());
+    }
+    if path.join("oci-layout").is_file() {
+        return Some(format!("did you mean oci:{shown}?"));
+    }
+    if path.is_dir() {
+        return Some(format!("did you mean dir:{shown}?"));
+    }
+    if path.extension().is_some_and(|it| it == "dump") {
+        return Some(format!("did you mean dump:{shown}?"));
+    }
+    if path.exists() {
+        return Some(format!(
+            "did you mean tar:{shown}, or docker-archive:{shown} for an archive of `docker save`?"
+        ));
+    }
+    let text = text.to_str()?;
+    if let Some((_, advice)) = SOURCES.iter().find(|(kind, _)| text.starts_with(kind)) {
+        return Some((*advice).to_owned());
+    }
+    let is_reference = cfg!(feature = "registry") && text.parse::<Reference>().is_ok();
+    is_reference.then(|| format!("`quire pull {text}` fetches it from a registry"))
+}
+
+/// The whole usage of the verb in place of clap's, which takes variables of the environment for options that were given.
+pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
+    error.get(ContextKind::Usage)?;
+    let mut command = args::command();
+    command.build();
+    let usage = command.find_subcommand_mut(verb()?)?.render_usage();
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    Some(())
+}
 
 /// What to say of a command line that clap refuses, if it is in the tables.
 pub(crate) fn advice(error: &clap::Error) -> Option<String> {

@@ -241,16 +241,17 @@ impl ShowReport {
         writeln!(out, "names     {}", self.names.join(" "))?;
         writeln!(
             out,
-            "files     {} inodes, {} of content, image of {}",
-            self.inodes,
+            "files     {}, {} of content, image of {}",
+            report::count(self.inodes, "inode"),
             report::size(self.file_bytes.0),
             report::size(self.image_bytes.0)
         )?;
         match self.devices.len() {
             0 => writeln!(out, "form      {}", self.form)?,
             many => {
-                let size = report::size(self.data_bytes.0);
-                writeln!(out, "form      {}, in {many} devices of {size}", self.form)?;
+                let (devices, size) =
+                    (report::count(many, "device"), report::size(self.data_bytes.0));
+                writeln!(out, "form      {}, in {devices} of {size}", self.form)?;
             }
         }
         let checked = if self.kernel_verity { "by the kernel" } else { "at import" };

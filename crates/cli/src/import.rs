@@ -12,7 +12,7 @@ use crate::Answer;
 use crate::args::{self, TreeOptions};
 use crate::context::Context;
 use crate::forms::{Choice, choose};
-use crate::report::{Bytes, Seconds};
+use crate::report::{Bytes, Seconds, count};
 use crate::surroundings::{Surroundings, budget};
 use crate::{describe, report};
 
@@ -175,12 +175,12 @@ impl ImportReport {
         lines.extend(self.name.as_ref().map(|name| format!("name  {name}")));
         let reused = self.layers.iter().filter(|it| it.reused).count();
         if !self.layers.is_empty() {
-            lines.push(format!("{} layers, {reused} here already", self.layers.len()));
+            lines.push(format!("{}, {reused} here already", count(self.layers.len(), "layer")));
         }
         lines.push(format!(
-            "{} inodes; {} objects added ({}), {} here already ({})",
-            self.inodes,
-            self.objects_added,
+            "{}; {} added ({}), {} here already ({})",
+            count(self.inodes, "inode"),
+            count(self.objects_added, "object"),
             report::size(self.bytes_added.0),
             self.objects_reused,
             report::size(self.bytes_reused.0)

@@ -76,14 +76,13 @@ fn target(
     options: &args::RegistryOptions,
     cancel: &Arc<AtomicBool>,
 ) -> anyhow::Result<Login> {
-    Login::new(host, &settings(context.who(), options, cancel, pauses(context))).with_context(
-        || {
-            format!(
-                "\"{}\" is not a registry: write it like ghcr.io or localhost:5000",
-                host.escape_debug()
-            )
-        },
-    )
+    let settings = settings(context.who(), options, cancel, pauses(context))?;
+    Login::new(host, &settings).with_context(|| {
+        format!(
+            "\"{}\" is not a registry: write it like ghcr.io or localhost:5000",
+            host.escape_debug()
+        )
+    })
 }
 
 /// The name and the password, from wherever they come. Never from the command line: all users of a machine can see that.

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use anyhow::Context as _;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde::Serialize;
@@ -30,9 +31,13 @@ pub(crate) fn settings(
     options: &RegistryOptions,
     cancel: &Arc<AtomicBool>,
     pauses: Pauses,
-) -> Settings {
+) -> anyhow::Result<Settings> {
     let mut settings = Settings::from_environment(who.user, |name| std::env::var_os(name));
     if let Some(folder) = &options.certs_dir {
+        // One that is not there would mean the system's CAs, and no mirror.
+        std::fs::read_dir(folder).with_context(|| {
+            format!("--certs-dir {}: cannot read the directory", folder.display())
+        })?;
         settings.hosts.insert(0, folder.clone());
     }
     if let Some(file) = &options.authfile {
@@ -41,7 +46,7 @@ pub(crate) fn settings(
     settings.plain_http = options.plain_http;
     settings.cancel = Arc::clone(cancel);
     settings.pauses = pauses;
-    settings
+    Ok(settings)
 }
 
 /// Prints each pause of a verb that shows no progress.
@@ -114,7 +119,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
     };
-    let settings = settings(context.who(), &args.registry, &surroundings.cancel, pauses);
+    let settings = settings(context.who(), &args.registry, &surroundings.cancel, pauses)?;
     let pulled = surroundings.during(|surroundings| -> anyhow::Result<Pulled> {
         // Its thread takes over which signals are blocked here.
         let registry = Registry::new(&reference, &settings)?;

@@ -73,7 +73,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         let _open = store.open_image(&found.image)?;
         // Its thread takes over which signals are blocked here.
         let registry =
-            Registry::new(&target, &settings(context.who(), &args.registry, &cancel, pauses))?;
+            Registry::new(&target, &settings(context.who(), &args.registry, &cancel, pauses)?)?;
         Ok(transfer::push::push(&store, &registry, &wish, &options, &changed)?)
     };
     let result = until_signal(&cancel, work)?;
@@ -160,11 +160,9 @@ impl PushReport {
         let bytes = self.layers.iter().map(|it| it.sent.0).sum();
         let sent = self.layers.iter().filter(|it| it.sent.0 > 0).count();
         let there = self.layers.len() - sent;
-        let size = report::size(bytes);
+        let (sent, size) = (report::count(sent, "layer"), report::size(bytes));
         let (manifest, name) = (&self.manifest, &self.name);
-        format!(
-            "manifest {manifest}\nname     {name}\n{sent} layers sent ({size}), {there} there already"
-        )
+        format!("manifest {manifest}\nname     {name}\n{sent} sent ({size}), {there} there already")
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn referrers(context: &Context, args: &args::Referrers) -> anyhow::Re
     let cancel = Arc::new(AtomicBool::new(false));
     let work = || -> anyhow::Result<_> {
         // Its thread takes over which signals are blocked here.
-        let settings = settings(context.who(), &args.registry, &cancel, pauses(context));
+        let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
         let registry = Registry::new(&reference, &settings)?;
         let subject = subject(context, &registry, &reference, platform.as_ref())?;
         Ok((subject, registry.referrers(&subject, args.kind.as_deref())?))

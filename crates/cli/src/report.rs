@@ -1,6 +1,7 @@
 //! Output: everything that is printed goes through here.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -207,6 +208,15 @@ pub(crate) fn answer(answer: Answer, printed: anyhow::Result<()>) -> anyhow::Res
 /// A size for people: `5 B`, `1.50 KiB`, `12.00 MiB`.
 pub(crate) fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
+}
+
+/// How many there are of something: `1 layer`, `2 layers`, `0 entries`.
+pub(crate) fn count<N: Copy + Display + PartialEq + From<u8>>(many: N, one: &str) -> String {
+    match one.strip_suffix('y') {
+        _ if many == N::from(1) => format!("1 {one}"),
+        Some(stem) => format!("{many} {stem}ies"),
+        None => format!("{many} {one}s"),
+    }
 }
 
 /// Rows in aligned columns: the columns named in `right` are aligned to the right.

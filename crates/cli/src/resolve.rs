@@ -1,11 +1,18 @@
 //! What names of images stand for.
 
+use image::verity::ImageId;
 use oci::reference::Reference;
-use store::{ResolveError, Resolved, Store};
+use store::{Digest, ResolveError, Resolved, Store};
+
+use crate::report;
 
 /// What a name stands for: as it is written, and then as Docker would complete it, so that `alpine` finds what was pulled
 /// as `docker.io/library/alpine:latest`.
-pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
+pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, Unresolved> {
+    completed(store, name).map_err(|source| Unresolved { hint: next_step(&source), source })
+}
+
+fn completed(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
     let error = match store.resolve(name) {
         Err(error @ ResolveError::Absent { .. }) => error,
         other => return other,
@@ -25,32 +32,69 @@ pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, ResolveErro
     store.resolve(&format!("{}:{tag}", reference.name())).map_err(|_absent| error)
 }
 
-/// There is no such image, but one that is named before the last colon: what stands after it is no tag.
+/// A name stands for no image that could be used.
 #[derive(Debug)]
-pub(crate) struct PathAsTag {
-    /// What was probably meant.
-    pub(crate) meant: String,
+pub(crate) struct Unresolved {
+    /// What to do instead.
+    pub(crate) hint: Option<String>,
     source: ResolveError,
 }
 
-impl std::fmt::Display for PathAsTag {
+impl std::fmt::Display for Unresolved {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.source.fmt(f)
     }
 }
 
-impl std::error::Error for PathAsTag {
+impl std::error::Error for Unresolved {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.source()
     }
 }
 
-/// What a lookup says that failed, of a text that may be meant as `NAME:/PATH`.
-pub(crate) fn meant_a_path(store: &Store, name: &str, error: ResolveError) -> anyhow::Error {
+/// The names or ids that were probably meant.
+pub(crate) fn meant(error: &ResolveError) -> Option<String> {
+    let join = |all: Vec<String>| format!("did you mean {}?", all.join(" or "));
+    let short = |ids: &[ImageId]| ids.iter().take(3).map(|id| report::short(id)).collect();
+    match error {
+        ResolveError::Absent { ids, .. } if !ids.is_empty() => {
+            let least = Store::ID_DIGITS_MIN;
+            Some(format!("an image id needs at least {least} digits: {}", join(short(ids))))
+        }
+        ResolveError::Absent { nearest, .. } if !nearest.is_empty() => {
+            Some(join(nearest.iter().map(ToString::to_string).collect()))
+        }
+        ResolveError::Ambiguous { images, .. } => Some(join(short(images))),
+        _ => None,
+    }
+}
+
+/// How to get an image that is to be used.
+fn next_step(error: &ResolveError) -> Option<String> {
+    let meant = meant(error);
+    let ResolveError::Absent { name, ids, .. } = error else { return meant };
+    // It has no registry's name.
+    let is_id = name.len() >= Store::ID_DIGITS_MIN && name.bytes().all(|it| it.is_ascii_hexdigit());
+    let is_id = is_id || !ids.is_empty() || name.parse::<Digest>().is_ok();
+    if !cfg!(feature = "registry") || is_id || name.parse::<Reference>().is_err() {
+        return Some(meant.unwrap_or_else(|| LIST.to_owned()));
+    }
+    let pull = format!("`quire pull {name}` fetches it from a registry");
+    Some(match meant {
+        Some(meant) => format!("{meant} {pull}"),
+        None => format!("{pull}; {LIST}"),
+    })
+}
+
+/// How to see what there is.
+pub(crate) const LIST: &str = "`quire images` lists all images";
+
+/// The error of a lookup of a text that may be meant as `NAME:/PATH`: no tag has a slash.
+pub(crate) fn meant_a_path(store: &Store, name: &str, error: Unresolved) -> Unresolved {
     match name.rsplit_once(':') {
         Some((image, path)) if resolve(store, image).is_ok() => {
-            PathAsTag { meant: format!("{image}:/{path}"), source: error }.into()
+            Unresolved { hint: Some(format!("did you mean {image}:/{path}?")), ..error }
         }
-        _ => error.into(),
+        _ => error,
     }
 }

@@ -97,7 +97,9 @@ pub enum ManifestError {
         media_type: String,
     },
     /// The config says how many layers there are, and the manifest says otherwise.
-    #[error("the manifest has {layers} layers, but the config has {diff_ids} diff ids")]
+    #[error(
+        "the config has another number of diff ids ({diff_ids}) than the manifest has layers ({layers})"
+    )]
     LayerCount {
         /// In the manifest.
         layers: usize,

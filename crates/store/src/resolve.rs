@@ -29,6 +29,8 @@ pub enum ResolveError {
         name: String,
         /// Names that are there and look alike, the most alike first, at most three.
         nearest: Vec<RefName>,
+        /// Ids that begin so, if what was given is too short for one: in order, at most three.
+        ids: Vec<ImageId>,
     },
     /// The beginning of several image ids.
     #[error("\"{prefix}\" is the beginning of {} image ids", .images.len())]
@@ -46,10 +48,10 @@ pub enum ResolveError {
     Disk(#[from] DiskError),
 }
 
-/// The fewest digits of an image id that are taken for one: fewer are too easily a name.
-const PREFIX_MIN: usize = 6;
-
 impl Store {
+    /// The fewest digits of an image id that are taken for one: fewer are too easily a name.
+    pub const ID_DIGITS_MIN: usize = 6;
+
     /// Finds what `name` stands for: a ref; a manifest digest (`sha256:…`) that a ref has; or an
     /// image id, whole or the beginning of just one, at least 6 hexadecimal digits.
     ///
@@ -79,11 +81,13 @@ impl Store {
             });
         }
         let prefix = name.to_ascii_lowercase();
-        if prefix.len() >= PREFIX_MIN && prefix.bytes().all(|it| it.is_ascii_hexdigit()) {
-            let images = self.images.ids()?;
-            let found: Vec<_> =
-                images.into_iter().filter(|it| it.to_string().starts_with(&prefix)).collect();
-            match *found.as_slice() {
+        let mut ids = Vec::new();
+        if !prefix.is_empty() && prefix.bytes().all(|it| it.is_ascii_hexdigit()) {
+            ids = self.images.ids()?;
+            ids.retain(|it| it.to_string().starts_with(&prefix));
+        }
+        if prefix.len() >= Self::ID_DIGITS_MIN {
+            match *ids.as_slice() {
                 [] => {}
                 [image] => {
                     let named = refs.into_iter().find(|it| it.1.image == image);
@@ -91,11 +95,12 @@ impl Store {
                         .map_or((None, None), |(name, reference)| (Some(name), reference.manifest));
                     return Ok(Resolved { image, name, manifest });
                 }
-                _ => return Err(ResolveError::Ambiguous { prefix, images: found }),
+                _ => return Err(ResolveError::Ambiguous { prefix, images: ids }),
             }
         }
         let names = refs.into_iter().map(|it| it.0).collect();
-        Err(ResolveError::Absent { name: name.to_owned(), nearest: nearest(name, names) })
+        ids.truncate(3);
+        Err(ResolveError::Absent { name: name.to_owned(), nearest: nearest(name, names), ids })
     }
 }
 
@@ -113,8 +118,9 @@ fn nearest(name: &str, names: Vec<RefName>) -> Vec<RefName> {
         let untagged = base.split(':').next().unwrap_or(base);
         let ways = [full.as_str(), base, untagged];
         let far = ways.iter().map(|way| distance(&wanted, way)).min().unwrap_or(usize::MAX);
-        // A third of the letters may be wrong.
-        if far <= wanted.chars().count().div_ceil(3) {
+        // A third of the letters may be wrong, but not all.
+        let letters = wanted.chars().count();
+        if far <= letters.div_ceil(3) && far < letters {
             found.push((far, candidate));
         }
     }
@@ -170,6 +176,7 @@ mod tests {
             ("postgers", &["docker.io/library/postgres:16"]),
             ("debian:13", &["debian:12", "debian:latest"]),
             ("fedora", &[]),
+            ("7", &[]),
         ] {
             let names = names.iter().map(|it| it.parse().unwrap()).collect();
             let found: Vec<_> = nearest(typed, names).iter().map(ToString::to_string).collect();

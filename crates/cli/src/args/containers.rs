@@ -209,7 +209,7 @@ pub(crate) struct Run {
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) tty: Tty,
-    /// A name of an image, an image id or its beginning
+    /// A name of an image, an image id or its first digits (6 or more)
     pub(crate) image: String,
     /// The command; by default the image's
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -223,7 +223,7 @@ pub(crate) struct Bundle {
     /// Ask for a terminal in config.json
     #[arg(short, long)]
     pub(crate) tty: bool,
-    /// A name of an image, an image id or its beginning
+    /// A name of an image, an image id or its first digits (6 or more)
     pub(crate) image: String,
     /// Empty or new directory for config.json and the root, which is mounted on rootfs
     #[arg(value_hint = ValueHint::DirPath)]

@@ -6,7 +6,7 @@ use transfer::derive::Glob;
 // What to lay over each other.
 #[derive(Debug, Args)]
 pub(crate) struct Merge {
-    /// Names, image ids or their beginnings, two or more: the first is the lowest
+    /// Names, image ids or their first digits (6 or more), two images or more: the first is the lowest
     #[arg(required = true, num_args = 2.., value_name = "IMAGE")]
     pub(crate) images: Vec<String>,
     /// The new image's name
@@ -16,7 +16,7 @@ pub(crate) struct Merge {
 // What to keep, of which image.
 #[derive(Debug, Args)]
 pub(crate) struct Filter {
-    /// A name, an image id or its beginning
+    /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// The new image's name
     pub(crate) new: String,

@@ -31,7 +31,7 @@ pub(crate) enum MountWord {
 
 #[derive(Debug, Args)]
 pub(crate) struct Mount {
-    /// A name, an image id or its beginning
+    /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// An existing directory
     #[arg(value_hint = ValueHint::DirPath)]

@@ -48,6 +48,12 @@ fn mistakes_are_told_with_what_was_meant() {
     let cases = [
         ("imoprt x", 2, "'import'"),
         ("import x:y", 2, "is not a source"),
+        ("import ./tree", 2, "did you mean dir:./tree?"),
+        ("import tree/etc/long", 2, "did you mean tar:tree/etc/long, or docker-archive:"),
+        ("import ./a.dump", 2, "did you mean dump:./a.dump?"),
+        ("build - image", 2, "did you mean tar:- for"),
+        ("import docker://debian", 2, "`quire pull` fetches"),
+        ("import oci-archive:x.tar", 2, "unpack it"),
         ("import dir:/no/such/place", 2, "/no/such/place"),
         ("show debain", 2, "did you mean debian:latest?"),
         ("cat debian:/etc/none", 2, "there is no \"/etc/none\" in the image"),
@@ -78,6 +84,92 @@ fn mistakes_are_told_with_what_was_meant() {
         assert!(ran.err.contains(text), "{line}: {}", ran.err);
         assert!(!ran.err.contains("panicked"), "{line}: {}", ran.err);
     }
+}
+
+/// Variables of the environment are no part of a usage.
+#[test]
+fn usage_does_not_depend_on_what_was_given() {
+    let place = Place::new();
+    let usage =
+        |text: &str| text.lines().find(|line| line.starts_with("Usage: ")).unwrap().to_owned();
+    let run = |arguments: &[&str]| {
+        let mut command = place.command(arguments);
+        Ran::of(&command.env("QUIRE_SEAL", "verity").output().unwrap())
+    };
+    let ran = run(&[]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("\nImages:\n") && ran.err.contains("\nTools:\n"), "{}", ran.err);
+    for line in ["tag a", "tag a b c", "tag --bogus a b", "run", "run --quiet --bogus"] {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        let ran = run(&arguments);
+        assert_ne!(ran.code, Some(0), "{line}");
+        let help = place.out(&format!("help {}", arguments[0]));
+        assert_eq!(usage(&ran.err), usage(&help), "{line}");
+    }
+}
+
+#[test]
+fn an_image_that_is_not_here_may_be_pulled() {
+    let place = Place::new();
+    place.tree("tree", "x");
+    place.out("import --quiet dir:tree debian");
+    let id = place.out("images -q");
+    let list = "`quire images` lists all images";
+    let pull = |name| match cfg!(feature = "registry") {
+        true => format!("`quire pull {name}` fetches it from a registry"),
+        false => list.to_owned(),
+    };
+    let of_id = format!("an image id needs at least 6 digits: did you mean {}?", id.trim());
+    let cases = [
+        ("run fedora:42", 125, pull("fedora:42")),
+        ("mount fedora tree", 2, pull("fedora")),
+        ("ls fedora", 2, pull("fedora")),
+        ("bundle ghcr.io/owner/app:1 b", 2, pull("ghcr.io/owner/app:1")),
+        ("bundle 0123456789 b", 2, list.to_owned()),
+        ("show Not/A/Name!", 2, list.to_owned()),
+        ("rmi fedora", 2, list.to_owned()),
+        (&format!("show {}", &id[..4]), 2, of_id),
+    ];
+    for (line, code, hint) in &cases {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(*code), "{line}: {}", ran.err);
+        let said = ran.err.lines().last().unwrap().trim();
+        let is_said = said == hint || said == format!("{hint}; {list}");
+        assert!(is_said, "{line}: {}", ran.err);
+    }
+    assert!(place.out(&format!("show {}", &id[..6])).contains("debian:latest"));
+    assert!(place.out("help show").contains("(6 or more)"));
+}
+
+#[cfg(feature = "registry")]
+#[test]
+fn certificates_that_are_not_there_are_missed() {
+    let place = Place::new();
+    for line in ["pull localhost:1/x", "referrers localhost:1/x", "logout localhost:1"] {
+        let ran = place.run(&format!("{line} --certs-dir nosuch"));
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        let said = "quire: --certs-dir nosuch: cannot read the directory: No such file";
+        assert!(ran.err.contains(said), "{line}: {}", ran.err);
+    }
+}
+
+#[test]
+fn one_thing_is_no_plural() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("tree/etc")).unwrap();
+    let check = |line: &str, text: &str| {
+        let out = place.out(line);
+        assert!(out.contains(text), "{line}: {out}");
+    };
+    check("import dir:tree/etc a", "\n1 inode; 0 objects added");
+    write(&place.path("tree/etc/long"), &[b'x'; 100], 0o644);
+    check("import dir:tree b", "\n3 inodes; 1 object added");
+    check("tree b", "\n1 directory, 1 file\n");
+    check("tree a", "\n0 directories, 0 files\n");
+    check("verify a", "sound: 1 file,");
+    place.out("export b tar:b.tar");
+    check("import tar:b.tar c", "\n1 layer, 0 here already\n");
+    check("export c oci:layout", "\n1 layer; 3 blobs added");
 }
 
 #[test]

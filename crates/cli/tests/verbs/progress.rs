@@ -60,5 +60,5 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
         let whole = bar.starts_with("layer 1   [") && bar.trim_end().ends_with("left");
         assert!(whole && columns(bar) <= 80, "{bar}");
     }
-    assert!(shown.contains("1 layers, 0 here already"), "{shown}");
+    assert!(shown.contains("1 layer, 0 here already"), "{shown}");
 }

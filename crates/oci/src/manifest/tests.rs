@@ -225,7 +225,10 @@ fn configs() {
     assert_eq!((&*config.config.user, &*config.config.working_dir), ("1:2", "/w"));
     assert_eq!(config.config.labels["k"], "v");
     let error = config.diff_ids_of(3).unwrap_err();
-    assert_eq!(error.to_string(), "the manifest has 3 layers, but the config has 2 diff ids");
+    assert_eq!(
+        error.to_string(),
+        "the config has another number of diff ids (2) than the manifest has layers (3)"
+    );
     // Docker's "scratch" images, and the config of an artifact.
     let empty = Config::parse(br#"{"config":null,"rootfs":{"type":"layers","diff_ids":null}}"#);
     assert_eq!(empty.unwrap().diff_ids(), []);

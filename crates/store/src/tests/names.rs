@@ -31,6 +31,8 @@ fn names_digests_and_ids_are_found() {
     }
     let Err(ResolveError::Absent { nearest, .. }) = store.resolve("one:2") else { panic!() };
     assert_eq!(nearest, [name("one:1")]);
+    let Err(ResolveError::Absent { ids, .. }) = store.resolve(&id[..5]) else { panic!() };
+    assert_eq!(ids, [two]);
 }
 
 #[test]

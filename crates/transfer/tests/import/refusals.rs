@@ -253,7 +253,7 @@ fn documents() {
     );
     check_documents(
         &config(&[&other, &other]),
-        "the manifest has 1 layers, but the config has 2 diff ids",
+        "the config has another number of diff ids (2) than the manifest has layers (1)",
     );
     check_documents(
         &json!({}),
