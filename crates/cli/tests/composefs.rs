@@ -130,7 +130,7 @@ fn a_wrong_line_is_named_and_leaves_no_new_image() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
     let wrong = format!("{ROOT}/f 0 644 1 0 0 0 0.0 - - -\n");
-    let why = "mkcomposefs: line 2 of the dump is wrong: mode 644 has no type of file\n";
+    let why = "mkcomposefs: line 2 of the dump is invalid: mode 644 has no file type\n";
     check(at, "mkcomposefs --from-file - i", &wrong, 1, "", why);
     assert!(!at.join("i").exists());
     fs::write(at.join("i"), "mine").unwrap();

@@ -17,7 +17,7 @@ pub struct Digest {
 /// Text that is not a digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{}\" is not a digest: sha256: and 64, or sha512: and 128 lower-case hexadecimal digits",
+    "\"{}\" is not a digest: write sha256: and 64, or sha512: and 128 lower-case hexadecimal digits",
     .0.escape_debug()
 )]
 pub struct DigestError(pub String);

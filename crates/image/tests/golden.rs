@@ -227,7 +227,7 @@ fn what_c_refuses_is_refused() {
     let sha512 = Node::Regular(Content::External { size: 1, object, location: Location::Object });
     check_refused(
         &one(move |_| (XattrsId::NONE, sha512)),
-        r#""/dir/fi\nle" is an object named by sha512, but composefs images know only sha256"#,
+        r#""/dir/fi\nle" has a sha512 object id, but composefs images use only sha256"#,
     );
 
     // No dump has so long a path; C's account of what it adds itself would refuse it.
@@ -254,13 +254,13 @@ fn an_xattr_in_the_way_of_a_whiteout_is_refused_where_c_does() {
     check_taken(&whiteout(&[(b"user.overlay.whiteout", 39)]));
     check_refused(
         &whiteout(&[(b"user.overlay.whiteout", 40)]),
-        r#""/dir/fi\nle" has an xattr "user.overlay.whiteout" of its own, which the image needs for a whiteout"#,
+        r#""/dir/fi\nle" has its own xattr "user.overlay.whiteout", which the image needs for a whiteout"#,
     );
     check_taken(&whiteout(&[(b"trusted.overlay.whiteout", 32724)]));
     check_taken(&whiteout(&[(b"trusted.overlay.whiteout", 0), (b"user.a", 1)]));
     check_refused(
         &whiteout(&[(b"trusted.overlay.whiteout", 1), (b"user.a", 1)]),
-        r#""/dir/fi\nle" has an xattr "trusted.overlay.overlay.whiteout" of its own, which the image needs for a whiteout"#,
+        r#""/dir/fi\nle" has its own xattr "trusted.overlay.overlay.whiteout", which the image needs for a whiteout"#,
     );
 
     let parent = |name: &'static [u8], len: usize| {
@@ -275,17 +275,17 @@ fn an_xattr_in_the_way_of_a_whiteout_is_refused_where_c_does() {
     check_taken(&parent(b"user.overlay.whiteouts", 40));
     check_refused(
         &parent(b"user.overlay.whiteouts", 41),
-        r#""/" has an xattr "user.overlay.whiteouts" of its own, which the image needs for a whiteout"#,
+        r#""/" has its own xattr "user.overlay.whiteouts", which the image needs for a whiteout"#,
     );
     check_taken(&parent(b"user.overlay.opaque", 108));
     check_refused(
         &parent(b"user.overlay.opaque", 109),
-        r#""/" has an xattr "user.overlay.opaque" of its own, which the image needs for a whiteout"#,
+        r#""/" has its own xattr "user.overlay.opaque", which the image needs for a whiteout"#,
     );
     check_taken(&parent(b"trusted.overlay.opaque", 70));
     check_refused(
         &parent(b"trusted.overlay.opaque", 71),
-        r#""/" has an xattr "trusted.overlay.overlay.opaque" of its own, which the image needs for a whiteout"#,
+        r#""/" has its own xattr "trusted.overlay.overlay.opaque", which the image needs for a whiteout"#,
     );
 }
 

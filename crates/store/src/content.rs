@@ -1,4 +1,4 @@
-//! Bytes of objects, wherever they are, and the trees of images.
+//! Reads the bytes of objects, in files or devices, and the trees of images.
 
 use std::fs::File;
 
@@ -18,9 +18,9 @@ use crate::store::Store;
 
 impl Store {
     /// Whether the store has this object with `size` bytes, as a file or in a device:
-    /// [`find`](crate::DeviceShelf::find) tells whether it is there.
+    /// [`find`](crate::DeviceShelf::find) looks only in devices.
     ///
-    /// Only for looking: `gc` may remove the object at any time after. An import asks
+    /// The answer is a snapshot: `gc` may remove the object at any time after. An import asks
     /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects it.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Store {
     /// Opens an object that is in a device.
     ///
     /// # Errors
-    /// [`LookupError`] when it is there no more, or cannot be read.
+    /// [`LookupError`] when it has been removed or cannot be read.
     pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
         let _lock = self.lock_shared()?;
         self.devices.open_stored(stored)
@@ -88,8 +88,8 @@ impl Store {
         self.devices.open_pieces(stored, made)
     }
 
-    /// The tree of an image, with the names of its objects, whatever its form is. A file of a native image that no index
-    /// knows has none.
+    /// The tree of an image of any form, with the ids of its objects. A file of a native image that no index knows has
+    /// no object id.
     ///
     /// # Errors
     /// [`ContentsError`] when it cannot be read.
@@ -103,7 +103,7 @@ impl Store {
             .iter()
             .map(|device| {
                 self.devices.index_of(&device.id).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "objects in a device have no names");
+                    tracing::warn!(%error, "cannot read the index of a device: its objects have no ids");
                     None
                 })
             })

@@ -22,15 +22,15 @@ pub(crate) use self::placed::PlacedFile;
 pub(crate) use self::room::Room;
 pub(crate) use crate::trace::{Change, Trace};
 
-/// Something that could not be done to a file or directory of the store.
+/// A failed operation on a file or directory of the store.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}", .path.display())]
 pub struct DiskError {
-    /// What was being done.
+    /// The operation, such as "read".
     pub action: &'static str,
-    /// To which file, with the store's directory as it was given.
+    /// The file, below the store's directory as the caller gave it.
     pub path: PathBuf,
-    /// The kernel's answer.
+    /// The error of the kernel.
     #[source]
     pub source: io::Error,
 }

@@ -1,4 +1,4 @@
-//! What the store's bytes are for, each counted once.
+//! Disk use of a store: every byte counted once, and the images that use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::store::Store;
 /// Bytes that a file system gives at once.
 const PAGE: u64 = 4096;
 
-/// Why it could not be counted.
+/// Why disk use could not be counted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DuError {
@@ -29,62 +29,62 @@ pub enum DuError {
 pub struct SharedWith {
     /// The other image.
     pub image: ImageId,
-    /// Bytes on disk of what both use.
+    /// Bytes on disk of everything that both use.
     pub bytes: u64,
 }
 
-/// What one image takes.
+/// The disk use of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageUse {
     /// The image.
     pub image: ImageId,
     /// Its names.
     pub refs: Vec<RefName>,
-    /// Bytes on disk of the image file and of objects and parts of devices of no other image.
+    /// Bytes on disk of the image file, and of objects and parts of devices that no other image uses.
     pub own: u64,
     /// Bytes on disk of objects and parts of devices that other images use too.
     pub shared: u64,
-    /// With whom, the most first.
+    /// The images it shares bytes with, those with the most first.
     pub shared_with: Vec<SharedWith>,
 }
 
-/// What the store takes. Every byte is in exactly one of the fields but `unused_objects`, which is a
-/// part of `objects`, `unfinished`, which is one of `blobs`, `unused_data` and `sparse`, which are parts of `data`, and `images`, which tells whose `objects`, `data` and
-/// `image_files` are.
+/// The disk use of a store. Every byte is in exactly one field, except that `unused_objects` is a part of `objects`,
+/// `unfinished` of `blobs`, and `unused_data` and `sparse` of `data`. `images` divides `objects`, `data` and
+/// `image_files` among the images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Bytes on disk of objects.
     pub objects: u64,
-    /// Of devices and their indexes, and of sparse devices.
+    /// Bytes on disk of devices, their indexes and sparse devices.
     pub data: u64,
-    /// Of `data`, sparse devices and their states.
+    /// Part of `data`: bytes on disk of sparse devices and their states.
     pub sparse: u64,
-    /// Of image files.
+    /// Bytes on disk of image files.
     pub image_files: u64,
-    /// Of layers.
+    /// Bytes on disk of layers.
     pub layers: u64,
-    /// Of manifests.
+    /// Bytes on disk of manifests.
     pub manifests: u64,
-    /// Of layers as they came, whole or in part, and of what is known of them and of images.
+    /// Bytes on disk of blobs, whole or in part, and of records about blobs and images.
     pub blobs: u64,
-    /// Of `blobs`, parts that interrupted pulls, or running ones, have fetched.
+    /// Part of `blobs`: bytes on disk of parts that unfinished pulls have fetched.
     pub unfinished: u64,
-    /// Of containers' folders.
+    /// Bytes on disk of containers' folders.
     pub containers: u64,
-    /// Of running or dead imports.
+    /// Bytes on disk of running or dead imports.
     pub tmp: u64,
-    /// Of `objects`, those of no image: a layer's alone, or garbage.
+    /// Part of `objects`: bytes on disk that no image uses, only a layer or nothing.
     pub unused_objects: u64,
-    /// Of `data`, those of no image: a layer's alone, or what `gc` frees. Indexes are not counted here.
+    /// Part of `data`: bytes on disk that no image uses, only a layer or nothing. Indexes are not counted here.
     pub unused_data: u64,
     /// Each image, in order of its id.
     pub images: Vec<ImageUse>,
-    /// What cannot be read, and why: damaged names are those of no image, damaged images share nothing.
+    /// Messages about things that cannot be read. Damaged names belong to no image; damaged images share nothing.
     pub unreadable: Vec<String>,
 }
 
 impl Store {
-    /// Counts. `gc` waits meanwhile.
+    /// Counts the store's disk use. `gc` waits until it ends.
     ///
     /// # Errors
     /// [`DuError`] when something cannot be read.

@@ -1,4 +1,4 @@
-//! Who else can get at a store: its directories and files are to be one user's alone.
+//! Finds directories and files of a store that users other than its owner can reach.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use crate::open::OpenImage;
 use crate::shelf::refs::Form;
 use crate::store::Store;
 
-/// Something in a store that another user can read, change, or put something else in the place of.
+/// A file or directory of a store that another user can read, change or replace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Exposure {
-    /// A directory, or a file, that belongs to another user.
+    /// A directory or a file that belongs to another user.
     Owner {
         /// Its path.
         path: PathBuf,
-        /// The user.
+        /// Its owner.
         user: u32,
     },
-    /// One that others may write to.
+    /// A directory or a file that others may write to.
     Writable {
         /// Its path.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum Exposure {
 }
 
 impl Exposure {
-    /// Whether somebody else can change what the store has. Otherwise others can only read it.
+    /// Whether another user can change the contents of the store. Otherwise others can only read it.
     #[must_use]
     pub const fn is_changeable(&self) -> bool {
         matches!(self, Self::Owner { .. } | Self::Writable { .. })
@@ -56,15 +56,15 @@ impl fmt::Display for Exposure {
                 let path = path.display();
                 write!(
                     f,
-                    "{path} has the mode {mode:04o}, so that others can change it: `chmod go-w {path}`"
+                    "{path} has the mode {mode:04o}, so others can change it: `chmod go-w {path}`"
                 )
             }
             Self::Open { path, mode } => {
                 let path = path.display();
                 write!(
                     f,
-                    "{path} has the mode {mode:04o}, so that others can read the files of every image, also those that \
-                     only root may read in there: `chmod 700 {path}`"
+                    "{path} has the mode {mode:04o}, so others can read the files of every image, even those that \
+                     only root may read in the image: `chmod 700 {path}`"
                 )
             }
         }
@@ -92,8 +92,8 @@ fn of_directory(directory: &Directory, user: u32) -> Result<Option<Exposure>, Di
 }
 
 impl Store {
-    /// Which of the store's directories, besides those of single objects, others can get at. Nothing, if they are its
-    /// owner's alone, who is this user or root.
+    /// The store's directories that other users can reach, besides those of single objects. Empty if only the owner,
+    /// this user or root, can reach them.
     ///
     /// # Errors
     /// [`DiskError`] when one cannot be looked at.
@@ -123,9 +123,9 @@ impl Store {
         Ok(found)
     }
 
-    /// Why somebody else could change what a mount of this image shows, if anybody could: by its own file, its devices,
-    /// or the directories of the store. Objects themselves are for [`fsck`](Self::fsck): in directories that nobody else
-    /// can write to, they are what this user has put there.
+    /// How another user could change the contents of a mount of this image, if that is possible: through its own file,
+    /// its devices, or the directories of the store. [`fsck`](Self::fsck) checks single objects: others cannot change
+    /// them in directories that they cannot write to.
     ///
     /// # Errors
     /// [`DiskError`] when something cannot be looked at.

@@ -11,7 +11,7 @@ use image::verity::ImageId;
 use crate::disk::DiskError;
 use crate::parallel::ThreadError;
 
-/// Why the check itself could not be done.
+/// Why a check could not be completed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsckError {
@@ -19,17 +19,15 @@ pub enum FsckError {
     #[error("the store has no image {0}")]
     Absent(ImageId),
     /// Imports are running, and may rely on what is damaged.
-    #[error("imports are running: repair the store when they have ended")]
+    #[error("cannot repair the store while imports run: try again when they have ended")]
     Busy,
     /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(PathBuf),
-    /// Something could not be looked at, for a reason that says nothing of it.
-    #[error(
-        "the check stopped before its end, and tells nothing of what it did not reach; run it again: {0}"
-    )]
+    /// A file could not be checked, for a reason that does not show damage.
+    #[error("the check stopped early, so the rest of the store is unchecked; run it again: {0}")]
     Unchecked(String),
-    /// The disk, as far as it is no damage to one file.
+    /// A disk error that is not damage to one file.
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// The system refuses another thread.
@@ -37,11 +35,11 @@ pub enum FsckError {
     Thread(#[from] ThreadError),
 }
 
-/// What is wrong with the file, in words.
+/// The damage that an error shows, as text.
 ///
 /// # Errors
-/// [`FsckError::Unchecked`] when the error says nothing of the file, but only that nobody could look: memory or
-/// descriptors had run out, or this user may not read it. Whoever took that for damage would remove what is sound.
+/// [`FsckError::Unchecked`] when the error does not show damage: memory or descriptors ran out, or this user may not
+/// read the file. To treat that as damage would remove sound files.
 pub(crate) fn damage(error: &(dyn Error + 'static)) -> Result<String, FsckError> {
     match errno(error) {
         Some(errno) if !speaks_of_the_file(errno) => Err(FsckError::Unchecked(chain(error))),
@@ -49,7 +47,7 @@ pub(crate) fn damage(error: &(dyn Error + 'static)) -> Result<String, FsckError>
     }
 }
 
-/// As [`damage`], of something that may have worked.
+/// As [`damage`], for a result.
 pub(crate) fn found<T, E: Error + 'static>(
     looked: Result<T, E>,
 ) -> Result<Result<T, String>, FsckError> {

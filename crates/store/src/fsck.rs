@@ -1,4 +1,4 @@
-//! Finds every byte that is not as it was imported.
+//! Finds every byte that differs from the import.
 
 mod data;
 mod harm;
@@ -34,10 +34,10 @@ use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::store::{Store, belongs};
 use image::digest::Digest;
 
-/// How to check.
+/// Options of a check.
 #[derive(Debug, Clone, Copy)]
 pub struct FsckOptions {
-    /// Threads that hash, at least 1.
+    /// Number of threads that hash, at least 1.
     pub threads: usize,
 }
 
@@ -48,81 +48,80 @@ impl Default for FsckOptions {
     }
 }
 
-/// Something that is not as it should be.
+/// A damaged or missing thing in a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
-    /// The bytes are not the ones that the name promises.
+    /// The bytes of an object do not match its id.
     Object {
-        /// The name.
+        /// Its id.
         expected: ObjectId,
-        /// What the bytes have.
+        /// The id of its bytes.
         actual: ObjectId,
         /// Length in bytes.
         size: u64,
     },
-    /// An image or a layer needs the object, and it is not there.
+    /// An image or a layer needs this object, and the store lacks it.
     Missing(ObjectId),
-    /// An image says another size than the object has.
+    /// An image states another size than the object has.
     Size {
         /// The object, which is sound.
         object: ObjectId,
         /// Its length in bytes.
         actual: u64,
-        /// As the image says.
+        /// Length in bytes as the image states it.
         stated: u64,
     },
-    /// An object in a device that is not what its index says.
+    /// An object in a device does not match the device's index.
     Stored {
-        /// Its name.
+        /// Its id.
         object: ObjectId,
         /// The device.
         device: DeviceId,
-        /// What is wrong with it.
+        /// What is wrong.
         why: String,
     },
-    /// As `Object`, an image.
+    /// The bytes of an image do not match its id.
     Image {
-        /// The name.
+        /// Its id.
         expected: ImageId,
-        /// What the bytes have.
+        /// The id of its bytes.
         actual: ImageId,
     },
-    /// A thing that is missing, cannot be read, or is not as it was written; what is wrong with it.
+    /// An item that is missing, unreadable or changed, and what is wrong with it.
     Bad(StoreItem, String),
-    /// Something that no store puts there, by its path.
+    /// The path of something that does not belong in a store.
     Stray(String),
 }
 
-/// An image that damage reaches, and where.
+/// An image that damage affects, and the affected paths.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Harm {
     /// The image.
     pub image: ImageId,
     /// Its names, if any.
     pub refs: Vec<RefName>,
-    /// Paths in it, in its own order, every hard link; empty when all of it is hurt.
+    /// Affected paths in the image's order, every hard link included; empty when the whole image is affected.
     pub paths: Vec<Vec<u8>>,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FsckReport {
-    /// Files checked.
+    /// Number of files checked.
     pub checked: u64,
     /// Bytes hashed, of objects and images.
     pub bytes: u64,
-    /// What is wrong, with the images that it hurts, each thing once: images first, then objects,
-    /// layers, manifests, refs, the rest.
+    /// The damage, each item once, with the images that it affects: images first, then objects, layers, manifests,
+    /// refs and the rest.
     pub damage: Vec<(Damage, Vec<Harm>)>,
-    /// Layers that are sound and yet cannot be given back, since these objects in `damage` are damaged
-    /// or missing.
+    /// Sound layers that cannot be rebuilt, because these objects in `damage` are damaged or missing.
     pub hurt_layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
-    /// What other users can get at. It is no damage, and may lead to some.
+    /// Files and directories that other users can reach. This is not damage, but may lead to it.
     pub exposed: Vec<Exposure>,
 }
 
 impl FsckReport {
-    /// Nothing is damaged.
+    /// Whether nothing is damaged.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.damage.is_empty()
@@ -139,16 +138,16 @@ enum Tars {
 }
 
 impl Store {
-    /// Checks everything in the store. `gc` waits meanwhile; imports do not.
+    /// Checks everything in the store. `gc` waits until it ends; imports do not.
     ///
     /// # Errors
-    /// [`FsckError`] when the store cannot be read; damage is no error.
+    /// [`FsckError`] when the store cannot be read; damage is not an error.
     pub fn fsck(&self, options: FsckOptions) -> Result<FsckReport, FsckError> {
         self.check(options, Tars::Trusted)
     }
 
-    /// As [`fsck`](Self::fsck), and makes every layer's tar again from its recipe and its objects, to compare
-    /// it with the diff id: that takes about as long as hashing all of them once more.
+    /// As [`fsck`](Self::fsck), and also rebuilds the tar of every layer from its recipe and its objects and compares
+    /// it with the diff id. That takes about as long as hashing all of them once more.
     ///
     /// # Errors
     /// As [`fsck`](Self::fsck).
@@ -207,7 +206,7 @@ impl Store {
         self.verify_all(&[*image], options)
     }
 
-    /// Checks these images and every object that they need, each once however many need it.
+    /// Checks these images and every object that they need, each object once.
     ///
     /// # Errors
     /// As [`verify`](Self::verify).
@@ -376,7 +375,7 @@ impl Store {
         };
         for device in devices.uses {
             let Some(id) = device.device else {
-                return Ok(Err("it needs a device that no store has".to_owned()));
+                return Ok(Err("its device table has a slot without a device id".to_owned()));
             };
             contents.devices.insert(id, device.bytes);
         }

@@ -30,17 +30,16 @@ use image::digest::Digest;
 
 use data::{Indexes, NeededData, Trimming};
 
-/// Why garbage could not be found or swept. Found before anything is removed, unless it is `Disk`.
+/// Why garbage could not be found or removed. Nothing was removed before any error except `Disk`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
     /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An image in use cannot be read, so that what it needs is not known.
+    /// An image in use cannot be read, so its needs are unknown.
     #[error(
-        "image {image} is damaged, so that what it needs is not known and nothing was removed; \
-         `quire fsck --repair` makes way for a new import"
+        "cannot tell what image {image} needs, so nothing was removed; run `quire fsck --repair`, then import it again"
     )]
     Image {
         /// Which one.
@@ -48,35 +47,34 @@ pub enum GcError {
         /// How.
         source: ContentsError,
     },
-    /// A layer in use cannot be read, so that what it needs is not known.
+    /// A layer in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what a layer needs, so nothing was removed; `quire fsck --repair` makes way for a new import"
+        "cannot tell what a layer needs, so nothing was removed; run `quire fsck --repair`, then import it again"
     )]
     Layer(#[source] LayerError),
-    /// A manifest in use cannot be read, so that what it needs is not known.
+    /// A manifest in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what a manifest needs, so nothing was removed; `quire fsck --repair` makes way for a new import"
+        "cannot tell what a manifest needs, so nothing was removed; run `quire fsck --repair`, then import it again"
     )]
     Manifest(#[source] Box<ManifestError>),
-    /// The index of a device cannot be read, so that what the device holds is not known.
+    /// The index of a device cannot be read, so its objects are unknown.
     #[error(
-        "cannot tell what a device holds, so nothing was removed; `quire fsck --repair` makes way for a new import"
+        "cannot tell what a device holds, so nothing was removed; run `quire fsck --repair`, then import it again"
     )]
     Data(#[source] DataError),
-    /// A ref cannot be read, so that what it needs is not known.
+    /// A ref cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what the name {name} stands for, so nothing was removed; `quire rm {name}` gives it up"
+        "cannot tell which image the name {name} needs, so nothing was removed; `quire rm {name}` removes the name"
     )]
     Ref {
         /// Which one.
         name: RefName,
-        /// What is wrong with it.
+        /// The cause.
         source: RefError,
     },
-    /// A container's record cannot be read, so that what it needs is not known.
+    /// A container's record cannot be read, so its needs are unknown.
     #[error(
-        "the record of container {id} is damaged, so that what it needs is not known: nothing was removed. `quire rm \
-         --container --force {id}` removes the container"
+        "cannot tell what container {id} needs, so nothing was removed; `quire rm --container --force {id}` removes it"
     )]
     Container {
         /// Which one.
@@ -97,18 +95,18 @@ pub enum Kept {
     InUse(ImageId),
     /// A container uses it.
     Container(ImageId, String),
-    /// No image: a device that a kernel mount or an open descriptor uses.
+    /// A device without an image that a kernel mount or an open descriptor uses.
     Device(DeviceId),
 }
 
-/// What `gc` would remove, and what it keeps for other reasons than a ref.
+/// The items that `gc` would remove, and those that it keeps although no ref needs them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GcPlan {
-    /// With the bytes on disk of each.
+    /// Items to remove, each with its bytes on disk.
     pub garbage: Vec<(StoreItem, u64)>,
     /// Images without a ref that are kept, and devices without an image.
     pub kept: Vec<Kept>,
-    /// Parts of devices that are kept, in order of the devices.
+    /// Unneeded parts of devices that are kept, in the order of the devices.
     pub dead: Vec<Dead>,
 }
 
@@ -120,20 +118,20 @@ impl GcPlan {
     }
 }
 
-/// What `gc` removed.
+/// Amounts that `gc` removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Objects, images, layers, manifests, containers and leftovers removed or set aside.
+    /// Number of items removed or set aside.
     pub removed: u64,
     /// Bytes on disk freed.
     pub freed: u64,
-    /// Of these, bytes of devices that stay.
+    /// Part of `freed`: bytes of devices that stay.
     pub trimmed: u64,
-    /// Bytes on disk set aside because imports are running, freed by the next command after them.
+    /// Bytes on disk set aside for running imports; the next command after these frees them.
     pub set_aside: u64,
 }
 
-/// Everything that somebody needs.
+/// Everything that something needs.
 #[derive(Debug, Default)]
 struct Needed {
     /// Sorted, each once.
@@ -147,7 +145,7 @@ struct Needed {
 }
 
 impl Store {
-    /// What `gc` would remove `now`. Changes nothing.
+    /// The plan of a `gc` at the time `now`. Changes nothing.
     ///
     /// # Errors
     /// [`GcError`] when something that is kept cannot be read.
@@ -157,8 +155,8 @@ impl Store {
         self.plan(now, !imports.is_empty()).map(|plan| self.describe(&plan))
     }
 
-    /// Removes what nobody needs: decided and done under the store's lock, safe with imports and
-    /// mounts that begin or run meanwhile. Unfinished pulls keep what they have until they are a week old.
+    /// Removes everything that nothing needs. Holds the store's lock, so imports and mounts may begin or run at the
+    /// same time. Unfinished pulls keep their downloads for a week.
     ///
     /// # Errors
     /// [`GcError`] when something that is kept cannot be read, or garbage cannot be removed.

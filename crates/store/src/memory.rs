@@ -1,7 +1,7 @@
-//! What of images is in memory, each page counted once.
+//! Memory use of images, each page counted once.
 //!
-//! A *copy* is what one page cache has of some data: that of an object's file, of a part of a device, of a file of a
-//! mounted image. The same data may be there as several copies.
+//! A *copy* is data in one page cache: that of an object's file, of a part of a device, or of a file of a mounted
+//! image. The same data may be in memory as several copies.
 
 mod native;
 
@@ -23,42 +23,42 @@ use crate::shelf::refs::{Form, RefName};
 use crate::store::Store;
 use native::Native;
 
-/// What one image has in memory.
+/// The memory use of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageMemory {
     /// The image.
     pub image: ImageId,
     /// Its names.
     pub refs: Vec<RefName>,
-    /// Bytes of it in memory: of its image file, and all copies of its data.
+    /// Bytes in memory of its image file and of all copies of its data.
     pub bytes: u64,
-    /// Of `bytes`, the image file's.
+    /// Part of `bytes`: the image file.
     pub metadata: u64,
-    /// Of `bytes`, copies that are other images' too.
+    /// Part of `bytes`: copies that other images use too.
     pub shared: u64,
-    /// Of `bytes`, how much more there is than one copy of each. Of copies that are there in part, it is at most so much.
+    /// Part of `bytes`: all copies of the same data but one. An upper bound where copies are in memory in part.
     pub twice: u64,
-    /// How many of its mounts were looked into; of images in the form `objects`, none has to be.
+    /// Number of its mounts that were examined; 0 for images of the form `objects`, which do not need it.
     pub mounts: usize,
 }
 
-/// What images have in memory.
+/// The memory use of all images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Each image, in order of its id.
     pub images: Vec<ImageMemory>,
     /// Bytes in memory, each once.
     pub total: u64,
-    /// Of `total`, copies of more than one image.
+    /// Part of `total`: copies that more than one image uses.
     pub shared: u64,
-    /// Of `total`, how much more there is than one copy of each: also of what different images have each for itself.
+    /// Part of `total`: all copies of the same data but one, across images too.
     pub twice: u64,
-    /// Files whose owner is another user, who alone may know.
+    /// Number of files that belong to another user, whose memory use this user may not see.
     pub unseen: u64,
-    /// What cannot be read, and why.
+    /// Messages about things that cannot be read.
     pub unreadable: Vec<String>,
-    /// A kernel shared pages among mounts: copies of different domains are counted as one, since nobody tells of which
-    /// domain a mount is.
+    /// Whether a kernel shared pages among mounts. Copies of different domains are then counted as one, since the
+    /// kernel does not tell the domain of a mount.
     pub has_domains: bool,
 }
 
@@ -113,7 +113,7 @@ struct Seen {
     mounts: usize,
 }
 
-/// A look at memory that is under way: first at the store, then at each mount that somebody can reach.
+/// An unfinished count of memory use: first of the store, then of each mount given to [`look`](Self::look).
 #[derive(Debug)]
 pub struct Memory<'s> {
     store: &'s Store,
@@ -128,8 +128,8 @@ pub struct Memory<'s> {
 const CHUNK: u64 = 64 << 10;
 
 impl Store {
-    /// Looks at the files of the store. Nothing is read but image files, and what that brings into memory
-    /// leaves it again. `gc` waits meanwhile.
+    /// Begins to count memory use with the files of the store. It reads only image files, and drops them from memory
+    /// again. `gc` waits until it ends.
     ///
     /// # Errors
     /// [`DuError`] when something cannot be read.
@@ -309,11 +309,11 @@ impl Memory<'_> {
         Ok(fitting.map(|it| it.0).collect())
     }
 
-    /// Looks into a mount of an EROFS image: of `image`, or of whichever of the store it is. A mount of a superblock that
-    /// was looked into is none more. Answers whether it is known now of which image it is.
+    /// Counts a mount of an EROFS image: of `image`, or of the image of the store that it matches. A second mount of a
+    /// superblock adds nothing. Returns whether the image of the mount is known.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// The error of the kernel.
     pub fn look(
         &mut self,
         image: Option<&ImageId>,
@@ -343,13 +343,13 @@ impl Memory<'_> {
         Ok(true)
     }
 
-    /// Whether an image has its data on devices: then what is in memory of it is known by its mounts alone.
+    /// Whether an image has its data on devices. Then only its mounts show its memory use.
     #[must_use]
     pub fn is_native(&self, image: &ImageId) -> bool {
         self.images.iter().any(|it| it.id == *image && it.native.is_some())
     }
 
-    /// Adds it all up, and has leave memory what the looking has brought there.
+    /// Adds up the counts, and drops from memory what the count itself has read.
     ///
     /// # Errors
     /// [`DuError`] when names cannot be read.

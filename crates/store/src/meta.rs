@@ -1,4 +1,4 @@
-//! What a store says about itself: the file `meta`.
+//! The file `meta`, which describes a store.
 
 use image::verity::Algorithm;
 use serde::{Deserialize, Serialize};
@@ -31,14 +31,14 @@ pub(crate) const META: &str = "meta";
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meta {
-    /// Names objects and images.
+    /// The hash that names objects and images.
     pub algorithm: Algorithm,
-    /// Features of the store that a program must know to change it, and this one does not:
-    /// it may look only.
+    /// Features of the store that a program must know to change it, and that this version does not know.
+    /// The store can then only be read.
     pub unknown_to_write: Vec<String>,
-    /// There may be sparse devices.
+    /// Whether there may be sparse devices.
     pub has_sparse: bool,
-    /// How new objects and images are protected, unless who opens the store says otherwise.
+    /// How new objects and images are protected, unless the caller chooses another way.
     pub sealing: Sealing,
 }
 
@@ -47,23 +47,23 @@ pub struct Meta {
 #[non_exhaustive]
 pub enum MetaError {
     /// The file is damaged.
-    #[error("the store's file meta cannot be read")]
+    #[error("the store's file \"meta\" is damaged")]
     Damaged(#[source] RecordError),
-    /// A layout that only earlier versions know.
+    /// A layout of an earlier version.
     #[error(
         "an earlier version of Quire made the store: it has format {0}, and this version reads format {FORMAT_VERSION}. \
          Make a new store and pull or import its images again, or `quire export` them with the version that made it"
     )]
     Earlier(u32),
-    /// A layout that this version does not know.
+    /// A layout of a later version.
     #[error(
         "a later version of Quire made the store: it has format {0}, and this version reads format {FORMAT_VERSION}"
     )]
     Version(u32),
     /// A hash that this version does not know.
-    #[error("the store is made with the hash \"{}\", which this version does not know", .0.escape_debug())]
+    #[error("the store uses the hash \"{}\", which this version does not know", .0.escape_debug())]
     Algorithm(String),
-    /// It has features that a program must know to read it.
+    /// Features that a program must know to read the store, and that this version does not know.
     #[error("the store has features that this version does not know: {}", .0.join(", "))]
     Features(Vec<String>),
 }
@@ -168,8 +168,8 @@ mod tests {
             r#"{"format":2,"algorithm":"sha256","needed_to_write":["sparse-devices"]}"#,
             "sha256 []",
         );
-        check(r#"{"format":-1,"algorithm":"sha256"}"#, "cannot be read");
-        check("[]", "cannot be read");
+        check(r#"{"format":-1,"algorithm":"sha256"}"#, "file \"meta\" is damaged");
+        check("[]", "file \"meta\" is damaged");
     }
 
     #[test]

@@ -20,98 +20,98 @@ pub enum OpenImageError {
     /// The store has no such image.
     #[error("the store has no image {0}")]
     Absent(ImageId),
-    /// The kernel enforces another digest than the one that the file is named by.
-    #[error("image {expected} has the fs-verity digest {actual}")]
+    /// The kernel enforces a digest other than the image's id.
+    #[error("image {expected} is damaged: its fs-verity digest is {actual}")]
     Mismatch {
-        /// The name.
+        /// The expected id.
         expected: ImageId,
-        /// As measured.
+        /// The digest that the kernel measured.
         actual: Box<ImageId>,
     },
     /// An id that cannot be in this store.
     #[error("cannot look for image {id}")]
     Id {
-        /// Which one.
+        /// The image.
         id: ImageId,
-        /// Why.
+        /// The cause.
         source: Box<LookupError>,
     },
-    /// Its superblock or its table of devices cannot be read.
+    /// The superblock or the device table cannot be read.
     #[error("cannot read which devices image {image} needs")]
     Devices {
         /// The image.
         image: ImageId,
-        /// Why.
+        /// The cause.
         source: ContentsError,
     },
-    /// It is native, but has no header, or an earlier one: it is damaged, or from before the first release.
+    /// A native image without a header, or with an earlier one: damaged, or from before the first release.
     #[error(
-        "image {0} has no header that this version writes: it is damaged, or an earlier version of Quire wrote it; \
+        "image {0} has no header of this version: it is damaged, or an earlier version of Quire wrote it; \
          pull or import it again"
     )]
     Earlier(ImageId),
-    /// A slot of its table of devices has no name of a device.
+    /// A slot of the device table has no device id.
     #[error(
-        "image {0} needs a device that no store has: its table of devices has no name of a device"
+        "image {0} cannot be used from a store: its device table has a slot without a device id"
     )]
     Foreign(ImageId),
     /// A device that it needs cannot be used.
-    #[error("cannot open a device of image {image}; `quire fsck` tells what is damaged")]
+    #[error("cannot open a device of image {image}; `quire fsck` shows what is damaged")]
     Device {
         /// The image.
         image: ImageId,
-        /// What is wrong with the device.
+        /// The cause.
         source: Box<LookupError>,
     },
-    /// The kernel enforces another digest for a device than the one that the image names.
-    #[error("device {expected} has the fs-verity digest {actual}")]
+    /// The kernel enforces a digest for a device other than the device's id.
+    #[error("device {expected} is damaged: its fs-verity digest is {actual}")]
     DeviceMismatch {
-        /// The name.
+        /// The expected id.
         expected: Box<DeviceId>,
-        /// As measured.
+        /// The digest that the kernel measured.
         actual: Box<DeviceId>,
     },
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// Why an image is not the one of its name.
+/// Why an image does not match its id.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     /// Its file cannot be read.
     #[error("cannot read image {image}")]
     Read {
-        /// Its name.
+        /// Its id.
         image: ImageId,
-        /// The disk's answer.
+        /// The error of the disk.
         source: io::Error,
     },
     /// Its bytes are those of another image.
     #[error("image {expected} is damaged: its bytes are those of {actual}")]
     Damaged {
-        /// Its name.
+        /// Its id.
         expected: ImageId,
         /// The digest of its bytes.
         actual: Box<ImageId>,
     },
 }
 
-/// Whether all of an image's data is here.
+/// Whether all data of an image is in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Presence {
-    /// Every byte: a mount needs nobody to fetch anything.
+    /// Every byte is in the store.
     Complete,
 }
 
-/// An image, ready to mount: everything that a mount needs, as descriptors.
+/// An image, ready to mount: the descriptors that a mount needs.
 ///
 /// As long as `image` or a copy of it is open, or a kernel mount made from it lives, `gc` keeps
 /// the image, its objects and its devices.
 #[derive(Debug)]
 pub struct OpenImage {
-    /// Its name.
+    /// Its id.
     pub id: ImageId,
     /// The EROFS file, open for reading.
     pub image: ImageFile,
@@ -121,31 +121,30 @@ pub struct OpenImage {
     pub devices: Vec<OpenDevice>,
     /// The directory `objects/`, for `datadir+`.
     pub objects: OwnedFd,
-    /// The kernel checks every read of the image file, against `id`, and of each device against its own name: they were
-    /// measured.
+    /// Whether the kernel checks every read of the image file against `id`, and of each device against its id.
     pub kernel_verity: bool,
-    /// Whether the objects are all here.
+    /// Whether all objects are in the store.
     pub presence: Presence,
 }
 
-/// A device of an image, open for reading. It has the name and the length that the image says.
+/// A device of an image, open for reading. Its id and length are those that the image states.
 #[derive(Debug)]
 pub struct OpenDevice {
-    /// Its name.
+    /// Its id.
     pub id: DeviceId,
     /// Its file.
     pub file: File,
     /// Length in bytes.
     pub bytes: u64,
-    /// The kernel checks every read of it.
+    /// Whether the kernel checks every read of it.
     pub kernel_verity: bool,
 }
 
 impl OpenImage {
-    /// Compares the bytes of the image file with its name, whoever else does.
+    /// Compares the bytes of the image file with its id, even if the kernel checks them too.
     ///
     /// # Errors
-    /// [`VerifyError`].
+    /// [`VerifyError`] when the file cannot be read, or does not match.
     pub fn verify(&self) -> Result<(), VerifyError> {
         let mut hasher = Hasher::new(self.id.algorithm());
         let mut buffer = vec![0; 1 << 20];
@@ -177,8 +176,7 @@ impl Store {
     /// Opens an image to mount or read it.
     ///
     /// # Errors
-    /// [`OpenImageError`] when it is absent, not a regular file, or measured by the kernel to be
-    /// another one.
+    /// [`OpenImageError`] when it is absent, not a regular file, or the kernel measures another digest.
     pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
         self.objects
             .check_algorithm(id)

@@ -12,13 +12,13 @@ use std::thread;
 pub struct ThreadError(#[source] pub io::Error);
 
 /// Does `work` for each number below `count`, the lowest first, on at most `threads` threads of this name. Returns the
-/// results in the order of the numbers. The first failure ends it, once what is under way is done.
+/// results in the order of the numbers. After the first failure no new number is begun.
 ///
 /// # Errors
-/// The first of `work`, or [`ThreadError`].
+/// The first error of `work`, or [`ThreadError`].
 ///
 /// # Panics
-/// As `work` does, when all threads have ended.
+/// When `work` panics, after all threads have ended.
 pub fn each<T: Send, E: Send + From<ThreadError>>(
     name: &str,
     threads: usize,

@@ -1,11 +1,10 @@
-//! Images that a policy allows. Roots and containers are made of these alone.
+//! Images that a policy allows. Roots and containers are made only from these.
 
 use crate::open::{OpenImage, OpenImageError};
 use crate::resolve::Resolved;
 use crate::store::Store;
 
-/// Decides whether an image of a store may be used. Policies stand above this crate, and what mounts images stands beside
-/// them: this trait is all that the two share.
+/// Decides whether an image of a store may be used. Policies, and the code that mounts images, share only this trait.
 pub trait UsePolicy {
     /// Why an image may not be used.
     type Refusal;
@@ -13,11 +12,11 @@ pub trait UsePolicy {
     /// Refuses an image that may not be used.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason why the image may not be used.
     fn check(&self, store: &Store, found: &Resolved) -> Result<(), Self::Refusal>;
 }
 
-/// An image that a policy allowed to use. Only [`Store::permit`] makes one, so a caller that forgets to ask does not compile:
+/// An image that a policy allows. Only [`Store::permit`] makes one, so a caller that forgets to ask does not compile:
 ///
 /// ```compile_fail,E0451
 /// fn unasked(found: quire_store::Resolved) -> quire_store::Permitted {
@@ -36,7 +35,7 @@ pub struct Permitted {
     found: Resolved,
 }
 
-/// An image that a policy allowed to use, ready to mount.
+/// An image that a policy allows, ready to mount.
 #[derive(Debug)]
 pub struct PermittedImage {
     found: Resolved,
@@ -47,7 +46,7 @@ impl Store {
     /// Asks a policy whether an image may be used.
     ///
     /// # Errors
-    /// The policy's.
+    /// The refusal of the policy.
     pub fn permit<P: UsePolicy>(
         &self,
         policy: &P,

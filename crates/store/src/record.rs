@@ -17,11 +17,11 @@ pub enum RecordError {
     /// Empty, or nothing but zeros: it was made just before a crash, and never synced.
     #[error("it is empty")]
     Unwritten,
-    /// Some byte of it is not as it was written.
+    /// A byte differs from the one written.
     #[error("its checksum is wrong")]
     Checksum,
-    /// The checksum is right, but what it says makes no sense.
-    #[error("it makes no sense")]
+    /// The checksum is right, but the contents are invalid.
+    #[error("its contents are invalid")]
     Json(#[source] serde_json::Error),
 }
 

@@ -1,4 +1,4 @@
-//! Makes room for what is damaged to be imported again.
+//! Removes damaged items, so that they can be imported again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,18 +12,16 @@ use crate::shelf::refs::{RefError, RefName};
 use crate::store::Store;
 
 impl Store {
-    /// Removes every object, image, layer, manifest, device, index and ref that a check found damaged and that still is.
-    /// An import of the same content then brings it back: as long as a damaged object is there, an
-    /// import takes it for the one that it needs. Until then, what needs it fails to open, instead of
-    /// reading wrong bytes. A ref that cannot be read names nothing, and keeps `gc` from telling what is
-    /// needed; one that can be read and leads nowhere stays, since an import makes it good. Answers how
-    /// many were removed.
+    /// Removes every object, image, layer, manifest, device, index and ref that a check found damaged and that still is,
+    /// and returns their number. An import of the same content then restores it: an import would reuse a damaged object
+    /// that is still there. Until then, images that need it fail to open, instead of reading wrong bytes. A ref that
+    /// cannot be read is removed, because `gc` cannot work with it. A readable ref whose image is missing stays, because
+    /// an import restores the image.
     ///
-    /// One that cannot be removed keeps none of the others.
+    /// If one cannot be removed, the others still are.
     ///
     /// # Errors
-    /// [`FsckError::Busy`] while imports run, which may rely on what is there; or the disk, the first
-    /// of its answers.
+    /// [`FsckError::Busy`] while imports run, since these may rely on the items; or the first error of the disk.
     pub fn remove_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         if !self.is_writable() {
             return Err(FsckError::ReadOnly(self.path().to_owned()));

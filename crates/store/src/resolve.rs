@@ -1,4 +1,4 @@
-//! What a person means by a name.
+//! Finds the image that a name, a digest or an id stands for.
 
 use image::verity::ImageId;
 
@@ -7,40 +7,40 @@ use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::store::Store;
 use image::digest::Digest;
 
-/// What a name stands for.
+/// The image that a name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     /// The image.
     pub image: ImageId,
     /// The ref that was named, or the first in byte order that has this image.
     pub name: Option<RefName>,
-    /// The OCI manifest, if a ref tells.
+    /// The OCI manifest, if a ref has one.
     pub manifest: Option<Digest>,
 }
 
-/// Why a name stands for nothing.
+/// Why no single image was found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResolveError {
-    /// Nothing of that name.
+    /// There is no such image.
     #[error("there is no image \"{}\"", .name.escape_debug())]
     Absent {
-        /// What was given.
+        /// The text as given.
         name: String,
-        /// Names that are there and look alike, the most alike first, at most three.
+        /// Similar names in the store, the most similar first, at most three.
         nearest: Vec<RefName>,
-        /// Ids that begin so, if what was given is too short for one: in order, at most three.
+        /// Image ids that begin with the text, if it is too short for one: in order, at most three.
         ids: Vec<ImageId>,
     },
     /// The beginning of several image ids.
-    #[error("\"{prefix}\" is the beginning of {} image ids", .images.len())]
+    #[error("\"{prefix}\" is the beginning of {} image ids: give more digits", .images.len())]
     Ambiguous {
-        /// What was given.
+        /// The text as given.
         prefix: String,
         /// All of them, in order.
         images: Vec<ImageId>,
     },
-    /// The ref itself.
+    /// The ref cannot be read.
     #[error(transparent)]
     Ref(#[from] RefError),
     /// The images cannot be listed.
@@ -49,14 +49,14 @@ pub enum ResolveError {
 }
 
 impl Store {
-    /// The fewest digits of an image id that are taken for one: fewer are too easily a name.
+    /// The fewest hexadecimal digits that count as the beginning of an image id: fewer are too likely a name.
     pub const ID_DIGITS_MIN: usize = 6;
 
-    /// Finds what `name` stands for: a ref; a manifest digest (`sha256:…`) that a ref has; or an
-    /// image id, whole or the beginning of just one, at least 6 hexadecimal digits.
+    /// Finds the image of `name`: a ref; a manifest digest (`sha256:…`) that a ref has; or an
+    /// image id, whole or its beginning, at least 6 hexadecimal digits.
     ///
     /// # Errors
-    /// [`ResolveError`] when it stands for nothing or for several images.
+    /// [`ResolveError`] when there is no such image, or several.
     pub fn resolve(&self, name: &str) -> Result<Resolved, ResolveError> {
         if let Ok(ref_name) = name.parse::<RefName>()
             && let Some(reference) = self.refs.get(&ref_name)?

@@ -85,7 +85,7 @@ pub enum StoreError {
     Absent(PathBuf),
     /// The directory holds something else.
     #[error(
-        "{} is not a store: it has \"{}\" and no file meta",
+        "{} is not a store: it has \"{}\" but no file \"meta\"",
         .directory.display(), .found.escape_debug()
     )]
     Foreign {
@@ -96,8 +96,8 @@ pub enum StoreError {
     },
     /// It was to be made in a directory that belongs to another user, or has something in it that does.
     #[error(
-        "no store can be made in {}: it belongs to user {user}, who could change what is in it. Name a directory of your \
-         own, or one that is not there yet",
+        "cannot make a store in {}: it belongs to user {user}, who could change the store. Name a directory of your \
+         own, or one that does not exist yet",
         .path.display()
     )]
     NotYours {
@@ -108,8 +108,8 @@ pub enum StoreError {
     },
     /// One of its directories is gone.
     #[error(
-        "the store {} is damaged: its directory \"{name}\" is gone. `mkdir {}` makes the store usable again, \
-         then `quire fsck` tells what was lost with it",
+        "the store {} is damaged: its directory \"{name}\" is missing. `mkdir {}` makes the store usable again, \
+         then `quire fsck` shows what was lost",
         .directory.display(), .directory.join(.name).display()
     )]
     Incomplete {
@@ -119,7 +119,7 @@ pub enum StoreError {
         name: &'static str,
     },
     /// Opened to change it, which this user or this file system does not permit.
-    #[error("the store {} cannot be changed", .directory.display())]
+    #[error("cannot change the store {}", .directory.display())]
     ReadOnly {
         /// The store.
         directory: PathBuf,

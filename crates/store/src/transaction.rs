@@ -43,7 +43,7 @@ pub enum TransactionError {
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
     /// Something could not be added before, and its error was answered then.
-    #[error("the import is not complete: an earlier part of it failed")]
+    #[error("the import is incomplete: an earlier step failed")]
     Incomplete,
     /// A ref names something that is neither in the store nor in this import.
     #[error("{name} names {what}, which is not in the store")]
@@ -55,13 +55,13 @@ pub enum TransactionError {
     },
     /// Something that this import found in the store and relied on has been removed by other means
     /// than `gc`.
-    #[error("{0} was in the store and has vanished: import again")]
+    #[error("{0} disappeared from the store during the import: import again")]
     Vanished(String),
     /// A ref was to be replaced as long as it named an image, and names another now.
-    #[error("{0} was given to another image meanwhile, and keeps that: try again")]
+    #[error("the name {0} was given to another image in the meantime: try again")]
     RefChanged(RefName),
     /// An image of this import has a device that the import neither made nor found in the store.
-    #[error("image {image} has a device {device}, which is not in the store")]
+    #[error("image {image} needs device {device}, which is not in the store")]
     NoDevice {
         /// The image.
         image: Box<ImageId>,
@@ -524,7 +524,7 @@ impl<'s> Transaction<'s> {
     /// Removes a file that is not needed after all. If that fails, the end of the import removes it.
     pub(crate) fn discard(&self, number: u64) {
         if let Err(error) = self.work.directory.unlink(number.to_string()) {
-            tracing::debug!(%error, "left for the end of the import");
+            tracing::debug!(%error, "cannot remove a file that the import no longer needs: its end removes it");
         }
     }
 

@@ -121,7 +121,7 @@ pub(crate) fn put_back(
 fn seal_again(place: &Directory, name: &str) {
     let Ok(Some((file, _))) = place.read(name) else { return };
     if let Err(error) = kernel::seal::set_immutable(file.as_fd()) {
-        tracing::warn!(%error, name, "not sealed again");
+        tracing::warn!(%error, name, "cannot set the immutable flag again");
     }
 }
 

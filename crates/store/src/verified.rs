@@ -29,7 +29,7 @@ pub enum BytesError {
     #[error("cannot read the layer's recipe")]
     Layer(#[source] LayerError),
     /// The recipe is no recipe.
-    #[error("cannot make the tar again")]
+    #[error("cannot rebuild the layer's tar")]
     Recipe(#[source] RebuildError),
     /// An object is not there.
     #[error("cannot open an object of the store")]
@@ -51,7 +51,7 @@ pub enum BytesError {
         actual: Box<ObjectId>,
     },
     /// An object has another length than the image says.
-    #[error("object {object} is damaged: it has not {size} bytes")]
+    #[error("object {object} is damaged: its length is not {size} bytes")]
     Size {
         /// Which one.
         object: ObjectId,
@@ -59,7 +59,7 @@ pub enum BytesError {
         size: u64,
     },
     /// The image does not say which object has the file's bytes.
-    #[error("the image does not say which object it is")]
+    #[error("the image does not name the file's object")]
     Unnamed,
     /// A kept blob is not there any more.
     #[error("the store has no blob {0}")]
@@ -68,7 +68,7 @@ pub enum BytesError {
     #[error("cannot open the blob")]
     Blob(#[source] DiskError),
     /// Kept or temporary bytes cannot be read.
-    #[error("cannot read them")]
+    #[error("cannot read the bytes")]
     Io(#[source] io::Error),
     /// All bytes were there, and not the right ones.
     #[error("the bytes have the digest {actual}, not {expected}")]
@@ -79,7 +79,7 @@ pub enum BytesError {
         actual: Box<Digest>,
     },
     /// Too few bytes, or too many.
-    #[error("{expected} has another length than {size} bytes")]
+    #[error("the length of {expected} is not {size} bytes")]
     Length {
         /// Which ones, by their digest.
         expected: Digest,
@@ -213,7 +213,7 @@ impl Read for VerifiedBytes<'_> {
             return Ok(0);
         }
         let Some(mut hasher) = self.hasher.take() else {
-            return Err(io::Error::other("reading has failed before"));
+            return Err(io::Error::other("an earlier read failed"));
         };
         // Without a hasher the next read fails as well.
         let read = self.step(&mut hasher, into)?;
@@ -271,9 +271,9 @@ mod tests {
         let cases: [(&[u8], u64, &[u8], &str); 5] = [
             (b"abcdE", 5, b"abcd", "have the digest"),
             (b"Abcde", 5, b"Abcd", "have the digest"),
-            (b"abcd", 5, b"abcd", "another length"),
-            (b"abcdef", 5, b"abcd", "another length"),
-            (b"abcde", 0, b"", "another length"),
+            (b"abcd", 5, b"abcd", "the length of"),
+            (b"abcdef", 5, b"abcd", "the length of"),
+            (b"abcde", 0, b"", "the length of"),
         ];
         for (bytes, size, passed, text) in cases {
             let (got, error) = read(bytes, b"abcde", size);

@@ -132,7 +132,7 @@ impl Drop for Workspace {
             return;
         }
         if let Err(error) = self.tmp.remove_tree(&self.name) {
-            tracing::debug!(work = self.name, %error, "left for the next command");
+            tracing::debug!(work = self.name, %error, "cannot remove the work directory: the next command does");
         }
     }
 }

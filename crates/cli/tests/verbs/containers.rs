@@ -128,7 +128,7 @@ fn a_container_lives_on_and_is_asked_things() {
         let ran =
             place.run_each(&["run", "--quiet", "-d", "--name", &name, "a", "--", "sleep", "9"]);
         assert_eq!(ran.code, Some(125));
-        assert!(ran.err.contains("there is a container"), "{}", ran.err);
+        assert!(ran.err.contains("already exists"), "{}", ran.err);
 
         let exec = |arguments: &[&str]| place.run_each(&[&["exec"], arguments].concat());
         let ran = exec(&[&name, "cat", "/tmp/file"]);
@@ -224,7 +224,7 @@ fn what_does_not_start_says_why_and_leaves_nothing() {
     for name in ["../x", "", ".hidden", "a/b"] {
         let ran = place.run_each(&["run", "--quiet", "-d", "--name", name, "a", "--", "true"]);
         assert_eq!(ran.code, Some(125), "{name}");
-        assert!(ran.err.contains("is not the name of a container"), "{name}: {}", ran.err);
+        assert!(ran.err.contains("is not a container name"), "{name}: {}", ran.err);
     }
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
     let all: Value = serde_json::from_str(&place.out("ps --all --json")).unwrap();

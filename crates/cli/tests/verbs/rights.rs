@@ -293,7 +293,7 @@ fn a_store_is_its_owners_alone() {
     fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(store.join("gc.lock"), fs::Permissions::from_mode(0o444)).unwrap();
     fs::set_permissions(store.join("refs"), fs::Permissions::from_mode(0o755)).unwrap();
-    let told = "has the mode 0755, so that others can read the files of every image";
+    let told = "has the mode 0755, so others can read the files of every image";
     let ran = place.run("tag a b");
     assert!(ran.code == Some(0) && ran.err.contains(told), "{}", ran.err);
     assert!(place.out("doctor").contains(told));

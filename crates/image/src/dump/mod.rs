@@ -122,7 +122,7 @@ pub enum ParseError {
         source: std::io::Error,
     },
     /// A line is wrong.
-    #[error("line {line} of the dump is wrong")]
+    #[error("line {line} of the dump is invalid")]
     Line {
         /// Counted from 1.
         line: u64,
@@ -178,13 +178,13 @@ pub enum Reason {
         most: u64,
     },
     /// Exact: a NUL, written by its escape, in a name.
-    #[error("a name in {0} has a NUL")]
+    #[error("a name in {0} contains a NUL byte")]
     EscapedNul(Field),
     /// A time without a dot.
     #[error("MTIME is \"{}\", which is not SECONDS.NANOSECONDS", .0.escape_ascii())]
     Mtime(Vec<u8>),
     /// A mode that is of no file type.
-    #[error("mode {0:o} has no type of file")]
+    #[error("mode {0:o} has no file type")]
     Type(u32),
     /// The first entry is not the root.
     #[error("the first entry is not \"/\"")]
@@ -193,7 +193,7 @@ pub enum Reason {
     #[error("\"/\" is not a directory")]
     RootNotDirectory,
     /// A second `/`.
-    #[error("\"/\" is there already")]
+    #[error("\"/\" already exists")]
     SecondRoot,
     /// An empty path.
     #[error("the path is empty")]
@@ -202,7 +202,7 @@ pub enum Reason {
     #[error("the directory of \"{}\" is missing: it must come first", .0.escape_ascii())]
     NoParent(Vec<u8>),
     /// The parent is not a directory.
-    #[error("what should be the directory of \"{}\" is not a directory", .0.escape_ascii())]
+    #[error("the parent of \"{}\" is not a directory", .0.escape_ascii())]
     ParentNotDirectory(Vec<u8>),
     /// A hard link whose mode says that it is a directory, or whose target is one.
     #[error("a directory cannot be hard linked")]
@@ -220,7 +220,7 @@ pub enum Reason {
     #[error("PAYLOAD has {0} bytes, more than 4095")]
     PayloadLength(usize),
     /// CONTENT that is not as long as SIZE says.
-    #[error("CONTENT has {length} bytes, SIZE says {size}")]
+    #[error("CONTENT has {length} bytes, but SIZE is {size}")]
     ContentLength {
         /// Bytes in CONTENT.
         length: usize,
@@ -243,7 +243,7 @@ pub enum Reason {
     #[error("the xattrs take more than 32767 bytes in an image")]
     Xattrs,
     /// Strict: a device number on something else than a device.
-    #[error("RDEV is {0}, but it is no device")]
+    #[error("RDEV is {0}, but the entry is not a device")]
     NotDevice(u64),
     /// Strict: a symlink's size is another than its target's length.
     #[error("SIZE is {size}, but the symlink's target has {length} bytes")]
@@ -254,7 +254,7 @@ pub enum Reason {
         length: usize,
     },
     /// Strict: a symlink with content.
-    #[error("a symlink has no CONTENT")]
+    #[error("a symlink cannot have CONTENT")]
     SymlinkContent,
     /// The tree cannot hold the entry.
     #[error(transparent)]

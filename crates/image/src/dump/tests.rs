@@ -154,10 +154,10 @@ fn paths() {
     for (path, why) in [
         ("", "the path is empty"),
         (r"\x00a", "the path is empty"),
-        ("/", "\"/\" is there already"),
+        ("/", "\"/\" already exists"),
         ("//", "\"\" is not a file name: it is empty"),
-        ("/.", "\".\" is not a file name: it stands for a directory"),
-        ("/..", "\"..\" is not a file name: it stands for a directory"),
+        ("/.", "\".\" is not a file name: it is reserved for a directory"),
+        ("/..", "\"..\" is not a file name: it is reserved for a directory"),
         ("/f/", "the directory of \"/f/\" is missing: it must come first"),
         ("/x/f", "the directory of \"/x/f\" is missing: it must come first"),
         (r"/f\x2fg", "the directory of \"/f/g\" is missing: it must come first"),
@@ -184,11 +184,8 @@ fn paths() {
         );
     }
     check(&format!("{directory}/d/{file}"), Err("3: \"\" is not a file name: it is empty"));
-    check(&format!("/f{file}\n/f{file}"), Err("3: \"f\" is there already"));
-    check(
-        &format!("/f{file}\n/f/g{file}"),
-        Err("3: what should be the directory of \"/f/g\" is not a directory"),
-    );
+    check(&format!("/f{file}\n/f{file}"), Err("3: \"f\" already exists"));
+    check(&format!("/f{file}\n/f/g{file}"), Err("3: the parent of \"/f/g\" is not a directory"));
 }
 
 #[test]
@@ -257,7 +254,7 @@ fn numbers() {
         ("0x1 100644 1 0 0 0 0.0 - - -", "SIZE is \"0x1\", which is not a number"),
         ("1 100648 1 0 0 0 0.0 - - -", "MODE is \"100648\", which is not an octal number"),
         ("1 @ 1 0 0 0 0.0 - - -", "MODE is \"\", which is not an octal number"),
-        ("1 644 1 0 0 0 0.0 - - -", "mode 644 has no type of file"),
+        ("1 644 1 0 0 0 0.0 - - -", "mode 644 has no file type"),
         ("1 100644  0 0 0 0.0 - - -", "NLINK is \"\", which is not a number"),
         ("1 100644 1 0 x 0 0.0 - - -", "GID is \"x\", which is not a number"),
         ("1 100644 1 0 0 x 0.0 - - -", "RDEV is \"x\", which is not a number"),
@@ -337,10 +334,10 @@ fn contents() {
 
     let not_hex = "which is neither \"-\" nor 64 or 128 hexadecimal digits";
     for (line, why) in [
-        ("5 100644 1 0 0 0 0.0 - abcd -", "CONTENT has 4 bytes, SIZE says 5"),
-        ("5 10644 1 0 0 0 0.0 - abcd -", "CONTENT has 4 bytes, SIZE says 5"),
-        ("5 40755 1 0 0 0 0.0 - abcd -", "CONTENT has 4 bytes, SIZE says 5"),
-        ("3 120644 1 0 0 0 0.0 tgt abcd -", "CONTENT has 4 bytes, SIZE says 3"),
+        ("5 100644 1 0 0 0 0.0 - abcd -", "CONTENT has 4 bytes, but SIZE is 5"),
+        ("5 10644 1 0 0 0 0.0 - abcd -", "CONTENT has 4 bytes, but SIZE is 5"),
+        ("5 40755 1 0 0 0 0.0 - abcd -", "CONTENT has 4 bytes, but SIZE is 5"),
+        ("3 120644 1 0 0 0 0.0 tgt abcd -", "CONTENT has 4 bytes, but SIZE is 3"),
         (r"1 100644 1 0 0 0 0.0 a\q - -", r#"PAYLOAD has the unknown escape "\\q""#),
         (r"1 100644 1 0 0 0 0.0 - \ -", r#"CONTENT has the unknown escape "\\""#),
         // `mkcomposefs` takes what was in its memory for these digests.
@@ -349,11 +346,11 @@ fn contents() {
         ("5 100644 1 0 0 0 0.0 ab - 00", &format!("DIGEST is \"00\", {not_hex}")),
         (
             "0 120644 1 0 0 0 0.0 - - -",
-            "a symlink's target has 1 to 4095 bytes and no NUL; this one has 0",
+            "a symlink's target must have 1 to 4095 bytes and no NUL; this one has 0",
         ),
         (
             r"0 120644 1 0 0 0 0.0 \x00a - -",
-            "a symlink's target has 1 to 4095 bytes and no NUL; this one has 0",
+            "a symlink's target must have 1 to 4095 bytes and no NUL; this one has 0",
         ),
     ] {
         check(&format!("/f {line}"), Err(&format!("2: {why}")));
@@ -387,7 +384,7 @@ fn xattrs() {
     ] {
         check(&format!("{plain}{xattrs}"), Ok(&format!("{plain}{found}\n")));
     }
-    let none = "\"\" is not the name of an xattr: it has 1 to 255 bytes and no NUL";
+    let none = "\"\" is not an xattr name: it must have 1 to 255 bytes and no NUL";
     for (xattrs, why) in [
         (" a", "the xattr \"a\" has no \"=\""),
         ("  a=b", "the xattr \"\" has no \"=\""),
@@ -460,19 +457,19 @@ fn hard_links() {
         (link("/g", "/f\\q"), r#"2: PAYLOAD has the unknown escape "\\q""#),
         ("/g @100644\n".to_owned(), "2: MODE is missing"),
         ("/g 1 @40755 1 0 0 0 0.0 /f - -\n".to_owned(), &format!("2: a directory {directory}")),
-        ("/g 1 @644 1 0 0 0 0.0 /f - -\n".to_owned(), "2: mode 644 has no type of file"),
+        ("/g 1 @644 1 0 0 0 0.0 /f - -\n".to_owned(), "2: mode 644 has no file type"),
         (
             "/g 1 @@100644 1 0 0 0 0.0 /f - -\n".to_owned(),
             "2: MODE is \"@100644\", which is not an octal number",
         ),
-        (link("/g", "/h") + &link("/g", "/h"), "3: \"g\" is there already"),
-        (link("/f", "/h") + FILE, "3: \"f\" is there already"),
-        (format!("{FILE}\n") + &link("/f", "/h"), "3: \"f\" is there already"),
+        (link("/g", "/h") + &link("/g", "/h"), "3: \"g\" already exists"),
+        (link("/f", "/h") + FILE, "3: \"f\" already exists"),
+        (format!("{FILE}\n") + &link("/f", "/h"), "3: \"f\" already exists"),
         (
             link("/f", "/h") + "/f/x 0 100644 1 0 0 0 0.0 - - -\n",
-            "3: what should be the directory of \"/f/x\" is not a directory",
+            "3: the parent of \"/f/x\" is not a directory",
         ),
-        (link("/..", "/h"), "2: \"..\" is not a file name: it stands for a directory"),
+        (link("/..", "/h"), "2: \"..\" is not a file name: it is reserved for a directory"),
         // `mkcomposefs` makes these, and the kernel calls the image corrupt.
         (link("/g", "/"), &format!("2: a directory {directory}")),
         (
@@ -554,11 +551,14 @@ fn strict() {
         assert_eq!(found, expect.map_err(|(line, why)| (line, why.to_owned())), "{text}");
     }
     for (line, why) in [
-        ("/f 0 100644 1 0 0 5 0.0 - - -", "RDEV is 5, but it is no device"),
-        ("/f 0 100644 1 7 0 4294967296 0.0 - - -", "RDEV is 4294967296, but it is no device"),
+        ("/f 0 100644 1 0 0 5 0.0 - - -", "RDEV is 5, but the entry is not a device"),
+        (
+            "/f 0 100644 1 7 0 4294967296 0.0 - - -",
+            "RDEV is 4294967296, but the entry is not a device",
+        ),
         ("/f 1 120777 1 0 0 0 0.0 ab - -", "SIZE is 1, but the symlink's target has 2 bytes"),
         (r"/f 2 120777 1 0 0 0 0.0 a\x00b - -", "SIZE is 2, but the symlink's target has 1 bytes"),
-        ("/f 2 120777 1 0 0 0 0.0 ab xx -", "a symlink has no CONTENT"),
+        ("/f 2 120777 1 0 0 0 0.0 ab xx -", "a symlink cannot have CONTENT"),
     ] {
         check_as(Strictness::Strict, &format!("{line}\n"), Err(&format!("2: {why}")));
         assert!(parse(format!("{ROOT}{line}").as_bytes(), Strictness::Lenient).is_ok(), "{line}");

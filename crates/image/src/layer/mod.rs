@@ -34,17 +34,17 @@ pub enum LayerError {
         source: TreeError,
     },
     /// A component of the path is `..`.
-    #[error("\"{}\" leads out of the layer", .0.escape_ascii())]
+    #[error("the path \"{}\" leads out of the layer", .0.escape_ascii())]
     Escape(Vec<u8>),
     /// A component of the path is a file, a device, or a symlink that leads nowhere.
-    #[error("\"{}\" is below something that is not a directory", .0.escape_ascii())]
+    #[error("a component of the path \"{}\" is not a directory", .0.escape_ascii())]
     ParentNotDirectory(Vec<u8>),
     /// Symlinks among the components lead in circles.
-    #[error("\"{}\" is below more than 40 symlinks", .0.escape_ascii())]
+    #[error("the path \"{}\" has more than 40 symlinks", .0.escape_ascii())]
     SymlinkLoop(Vec<u8>),
     /// Neither this layer nor those below have what the hard link names, or it names itself.
     #[error(
-        "\"{}\" is a hard link to \"{}\", which is nowhere",
+        "\"{}\" is a hard link to \"{}\", which does not exist",
         path.escape_ascii(), target.escape_ascii()
     )]
     LinkTarget {

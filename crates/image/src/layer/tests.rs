@@ -90,8 +90,8 @@ fn rule_implicit_parents() {
     assert_eq!(lay(&["d ./", "f a"]).unwrap().root().metadata(), metadata(1));
     check(&["d a", "f a/b"], "a/:1 a/b:2");
     check(&["f a/b, d a"], "a/:1 a/b:1");
-    check(&["f a, f a/b"], "\"a/b\" is below something that is not a directory");
-    check(&["f a", "f a/b"], "\"a/\" is below something that is not a directory");
+    check(&["f a, f a/b"], "a component of the path \"a/b\" is not a directory");
+    check(&["f a", "f a/b"], "a component of the path \"a/\" is not a directory");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn rule_other_aufs_names() {
     );
     check(
         &["f a, l b .wh..wh.plnk/1"],
-        "\"b\" is a hard link to \".wh..wh.plnk/1\", which is nowhere",
+        "\"b\" is a hard link to \".wh..wh.plnk/1\", which does not exist",
     );
 }
 
@@ -180,10 +180,10 @@ fn rule_hardlinks() {
     // The name itself.
     check(&["f a, l a a"], "a:1");
     check(&["f a", "l a a"], "a:1");
-    check(&["l a b, l b a"], "\"a\" is a hard link to \"b\", which is nowhere");
-    check(&["l a a"], "\"a\" is a hard link to \"a\", which is nowhere");
-    check(&["f x, l a nowhere"], "\"a\" is a hard link to \"nowhere\", which is nowhere");
-    check(&["f a/b, l c a/b/d"], "\"c\" is a hard link to \"a/b/d\", which is nowhere");
+    check(&["l a b, l b a"], "\"a\" is a hard link to \"b\", which does not exist");
+    check(&["l a a"], "\"a\" is a hard link to \"a\", which does not exist");
+    check(&["f x, l a nowhere"], "\"a\" is a hard link to \"nowhere\", which does not exist");
+    check(&["f a/b, l c a/b/d"], "\"c\" is a hard link to \"a/b/d\", which does not exist");
     // A later entry took the link's place, so that it is nowhere matters no more.
     check(&["l a nowhere, f a"], "a:1");
     check(&["d d, l d/a nowhere, f d"], "d:1");
@@ -207,10 +207,10 @@ fn rule_parents_that_are_symlinks() {
     check(&["d x/y, s x/a ../../../x/./y, f x/a/b"], "x/:0 x/a->../../../x/./y:1 x/y/:1 x/y/b:1");
     check(&["s a x, f a/b, d x, f a/c"], "a->x:1 x/:1 x/b:1 x/c:1");
     check(&["s a x, f a/b, d a, f a/c"], "a/:1 a/c:1 x/:0 x/b:1");
-    check(&["s a b, s b a, f a/c"], "\"a/c\" is below more than 40 symlinks");
-    check(&["s a b, s b a", "f a/c"], "\"a/\" is below more than 40 symlinks");
-    check(&["s a gone", "f a/c"], "\"a/\" is below something that is not a directory");
-    check(&["s a f, f f, f a/c"], "\"a/c\" is below something that is not a directory");
+    check(&["s a b, s b a, f a/c"], "the path \"a/c\" has more than 40 symlinks");
+    check(&["s a b, s b a", "f a/c"], "the path \"a/\" has more than 40 symlinks");
+    check(&["s a gone", "f a/c"], "a component of the path \"a/\" is not a directory");
+    check(&["s a f, f f, f a/c"], "a component of the path \"a/c\" is not a directory");
 }
 
 #[test]

@@ -110,13 +110,13 @@ fn flaw(sorted: &[(Tag, u32, u16)]) -> Option<&'static str> {
     let count = |wanted: Tag| sorted.iter().filter(|entry| entry.0 == wanted).count();
     let has_names = sorted.iter().any(|entry| matches!(entry.0, Tag::User | Tag::Group));
     if count(Tag::Owner) != 1 || count(Tag::OwningGroup) != 1 || count(Tag::Other) != 1 {
-        return Some("owner, owning group and others are not there once each");
+        return Some("it does not have one entry each for owner, owning group and others");
     }
     if count(Tag::Mask) > 1 || has_names && count(Tag::Mask) == 0 {
-        return Some("there is no mask, or there are two");
+        return Some("it does not have exactly one mask");
     }
     let twins = sorted.iter().zip(sorted.iter().skip(1)).any(|(a, b)| (a.0, a.1) == (b.0, b.1));
-    twins.then_some("someone is named twice")
+    twins.then_some("it names a user or group twice")
 }
 
 fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
@@ -127,14 +127,14 @@ fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
     if matches!(kind, b"default" | b"d") {
         kind = fields.next().unwrap_or_default();
     }
-    let first = fields.next().ok_or_else(|| wrong("there is nothing after the type"))?;
+    let first = fields.next().ok_or_else(|| wrong("it ends after the type"))?;
     let second = fields.next();
     let number = fields.next();
     let (name, permissions) = match (kind, second) {
         (_, Some(second)) => (first, second),
         // `mask:rwx` and `other:rwx` are Solaris' way.
         (b"mask" | b"m" | b"other" | b"o", None) => (&b""[..], first),
-        _ => return Err(wrong("there are no permissions")),
+        _ => return Err(wrong("it has no permissions")),
     };
     let tag = match (kind, name) {
         (b"user" | b"u", b"") => Tag::Owner,
@@ -143,7 +143,7 @@ fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
         (b"group" | b"g", _) => Tag::Group,
         (b"mask" | b"m", b"") => Tag::Mask,
         (b"other" | b"o", b"") => Tag::Other,
-        _ => return Err(wrong("no such type of entry")),
+        _ => return Err(wrong("its type is unknown")),
     };
     let id = match tag {
         Tag::User | Tag::Group => number
@@ -159,7 +159,7 @@ fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
             b'w' => 2,
             b'x' => 1,
             b'-' => 0,
-            _ => return Err(wrong("permissions are letters r, w, x and -")),
+            _ => return Err(wrong("its permissions have letters other than r, w, x and -")),
         };
     }
     Ok((tag, id, bits))
@@ -232,7 +232,7 @@ mod tests {
         check_refused("user::rw-,group::r--", "once each");
         check_refused("user::rw-,user::rw-,group::r--,other::r--", "once each");
         check_refused("user::rw-,group::r--,other::r--,user:1:r", "no mask");
-        check_refused("user::rw-,group::r--,other::r--,mask::r,mask::r", "or there are two");
+        check_refused("user::rw-,group::r--,other::r--,mask::r,mask::r", "exactly one mask");
         check_refused("user::rw-,group::r--,other::r--,mask::r,user:1:r,user:01:w", "twice");
         check_refused(
             "user::rw-,user:joe:rw-,group::r--,mask::rw-,other::r--",

@@ -27,7 +27,7 @@ pub enum TarError {
         kind: Corrupt,
     },
     /// A path or a hard link's target that does not stay within the root, or that no directory can hold.
-    #[error("entry \"{}\" has a name that is refused: {reason}", entry.escape_ascii())]
+    #[error("entry \"{}\" has an invalid name: {reason}", entry.escape_ascii())]
     Name {
         /// The path or target as the tar has it.
         entry: Vec<u8>,
@@ -51,7 +51,7 @@ pub enum TarError {
         kind: Unsupported,
     },
     /// An earlier call failed, so there is nothing to go on from.
-    #[error("the tar was not read to its end: an earlier error stopped it")]
+    #[error("an earlier error stopped the reading of the tar")]
     Stopped,
 }
 
@@ -73,10 +73,10 @@ pub enum Corrupt {
         actual: u32,
     },
     /// One block of zeros, then something else: a damaged archive, or two of them.
-    #[error("a single block of zeros is not the end of an archive")]
+    #[error("a single block of zeros does not end an archive")]
     LoneZeroBlock,
     /// A field of a header that is no number, or one outside of the field's range.
-    #[error("field {field} is \"{}\"", value.escape_ascii())]
+    #[error("field {field} has the invalid value \"{}\"", value.escape_ascii())]
     Number {
         /// The field, as POSIX or GNU names it.
         field: &'static str,
@@ -92,7 +92,7 @@ pub enum Corrupt {
         reason: &'static str,
     },
     /// A value of an extended header that its key does not allow.
-    #[error("extended header {}={}", key.escape_ascii(), value.escape_ascii())]
+    #[error("the extended header {}={} is invalid", key.escape_ascii(), value.escape_ascii())]
     PaxValue {
         /// The key.
         key: Vec<u8>,
@@ -118,7 +118,7 @@ pub enum Corrupt {
         bound: u64,
     },
     /// A map of a sparse file for something that is no regular file.
-    #[error("a sparse map for type {:?}", char::from(*.0))]
+    #[error("an entry of type {:?} has a sparse map", char::from(*.0))]
     SparseType(u8),
     /// A symbolic or hard link to nowhere.
     #[error("the link has no target")]
@@ -132,13 +132,13 @@ pub enum Corrupt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// A component is `..`.
-    #[error("it has \"..\"")]
+    #[error("it contains \"..\"")]
     Parent,
     /// A component is longer than a directory can hold.
     #[error("a component has {0} bytes, more than 255")]
     TooLong(usize),
     /// There is a NUL in it.
-    #[error("it has a NUL byte")]
+    #[error("it contains a NUL byte")]
     Nul,
     /// The root is not a directory.
     #[error("it is the root, which must be a directory")]
@@ -181,9 +181,9 @@ pub enum Unsupported {
     Type(u8),
     /// An entry with an ACL for a user or group that has a name but no number: so GNU tar writes it, and
     /// only the system that it was made on knows the number.
-    #[error("one with an ACL that gives no number (\"{}\")", .0.escape_ascii())]
+    #[error("a file with an ACL entry without a numeric id (\"{}\")", .0.escape_ascii())]
     AclName(Vec<u8>),
     /// A sparse file in a dialect other than GNU tar's.
-    #[error("a sparse file in the dialect of {0}")]
+    #[error("a sparse file in the format of {0}")]
     Sparse(&'static str),
 }

@@ -104,7 +104,7 @@ impl Records {
             let body = record
                 .get(digits..)
                 .and_then(|body| body.strip_prefix(b" "))
-                .ok_or_else(|| wrong("has no space behind its length"))?
+                .ok_or_else(|| wrong("has no space after its length"))?
                 .strip_suffix(b"\n")
                 .ok_or_else(|| wrong("does not end with a newline"))?;
             let equals = body.iter().position(|&byte| byte == b'=');

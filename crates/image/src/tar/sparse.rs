@@ -49,11 +49,11 @@ impl Map {
         }
         for &[offset, length] in pairs {
             if offset < end {
-                return wrong("has a region that begins before the last one's end", offset, end);
+                return wrong("has a region that begins before the previous one ends", offset, end);
             }
             end = match offset.checked_add(length) {
                 Some(end) if end <= size => end,
-                _ => return wrong("has data behind the end of the file", offset, size),
+                _ => return wrong("has data after the end of the file", offset, size),
             };
             sum = sum.saturating_add(length);
             // GNU tar marks the end of a file that ends in a hole by a region without bytes.
@@ -62,7 +62,7 @@ impl Map {
             }
         }
         if sum != stored {
-            return wrong("has another sum of regions than there is data", sum, stored);
+            return wrong("has regions that do not add up to the data", sum, stored);
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ pub(super) enum TextMapError {
 
 fn text_error(map: &Map, value: u64) -> TextMapError {
     let (regions, _) = map.regions();
-    let reason = "has something else than a number, with the regions before it";
+    let reason = "has a value that is not a number, after this many regions";
     TextMapError::Corrupt(Corrupt::SparseMap { reason, value, bound: super::wide(regions) })
 }
 
@@ -161,11 +161,11 @@ mod tests {
 
     #[test]
     fn refused_segments() {
-        check_refused(&[0, 4, 3, 2], 10, 6, "before the last one's end: 3 and 4");
-        check_refused(&[4, 2, 0, 2], 10, 4, "before the last one's end: 0 and 6");
-        check_refused(&[8, 3], 10, 3, "behind the end of the file: 8 and 10");
+        check_refused(&[0, 4, 3, 2], 10, 6, "before the previous one ends: 3 and 4");
+        check_refused(&[4, 2, 0, 2], 10, 4, "before the previous one ends: 0 and 6");
+        check_refused(&[8, 3], 10, 3, "after the end of the file: 8 and 10");
         check_refused(&[u64::MAX, 3], 10, 3, "behind the end");
-        check_refused(&[0, 4], 10, 5, "another sum of regions than there is data: 4 and 5");
+        check_refused(&[0, 4], 10, 5, "regions that do not add up to the data: 4 and 5");
         check_refused(&[0, 4, 5], 10, 4, "without a length: 5");
     }
 
@@ -199,7 +199,7 @@ mod tests {
         check_text("0\n", Ok(&[]));
         check_text("2\n0\n512\n1024\n7\n\0\0", Ok(&[0, 512, 1024, 7]));
         check_text("1\n0\n", Err("incomplete"));
-        check_text("1\n0\n\0", Err("something else than a number, with the regions before it: 0"));
+        check_text("1\n0\n\0", Err("a value that is not a number, after this many regions: 0"));
         check_text("\n", Err("something else"));
         check_text("1\n-1\n", Err("something else"));
         check_text("99999999999999999999\n", Err("something else"));

@@ -34,7 +34,7 @@ pub enum WriteError {
     #[error("cannot write the tar")]
     Write(#[source] io::Error),
     /// Xattrs and names of more than 1 MiB: readers would refuse the tar.
-    #[error("\"{}\" has {size} bytes of names and xattrs, and readers of tars take {EXTENSION_MAX}", entry.escape_ascii())]
+    #[error("\"{}\" has {size} bytes of names and xattrs, and tar readers accept at most {EXTENSION_MAX}", entry.escape_ascii())]
     Extension {
         /// The member's path.
         entry: Vec<u8>,
@@ -42,7 +42,7 @@ pub enum WriteError {
         size: u64,
     },
     /// A time that tars have no way to say: nanoseconds of a second or more, or the very first second of 64 bits.
-    #[error("\"{}\" has a time of {} s and {} ns, which no tar can say", entry.escape_ascii(), mtime.seconds, mtime.nanoseconds)]
+    #[error("\"{}\" has a time of {} s and {} ns, which a tar cannot store", entry.escape_ascii(), mtime.seconds, mtime.nanoseconds)]
     Time {
         /// The member's path.
         entry: Vec<u8>,
@@ -50,7 +50,7 @@ pub enum WriteError {
         mtime: Timestamp,
     },
     /// A device number that Linux does not have: more than 12 bits of major, or 20 of minor number.
-    #[error("\"{}\" has the device number {number:#x}, which is none of Linux", entry.escape_ascii())]
+    #[error("\"{}\" has the device number {number:#x}, which Linux does not support", entry.escape_ascii())]
     Device {
         /// The member's path.
         entry: Vec<u8>,
@@ -58,7 +58,7 @@ pub enum WriteError {
         number: u64,
     },
     /// Fewer or more bytes came than the member's size says.
-    #[error("\"{}\" has another length than its header says", .0.escape_ascii())]
+    #[error("the length of \"{}\" is not the one in its header", .0.escape_ascii())]
     Length(Vec<u8>),
 }
 

@@ -25,7 +25,7 @@ pub enum TreeError {
     #[error("\"{}\" is not a file name: {}", .0.escape_ascii(), .1)]
     Name(Vec<u8>, &'static str),
     /// The directory has an entry of that name.
-    #[error("\"{}\" is there already", .0.escape_ascii())]
+    #[error("\"{}\" already exists", .0.escape_ascii())]
     Exists(Vec<u8>),
     /// A component of a path that should be a directory is something else.
     #[error("\"{}\" is not a directory", .0.escape_ascii())]
@@ -37,22 +37,22 @@ pub enum TreeError {
     #[error("mode {0:o} has bits beyond 7777")]
     Permissions(u16),
     /// A symlink target that is empty, longer than 4095 bytes, or has NUL.
-    #[error("a symlink's target has 1 to 4095 bytes and no NUL; this one has {0}")]
+    #[error("a symlink's target must have 1 to 4095 bytes and no NUL; this one has {0}")]
     SymlinkTarget(usize),
     /// An external file of 0 or more than 2^63 - 1 bytes.
     #[error("a file cannot have {0} bytes")]
     Size(u64),
     /// A place that is empty, has NUL, or is the object's own when there is no object.
-    #[error("\"{}\" is not a place for a file's bytes", .0.escape_ascii())]
+    #[error("\"{}\" is not a valid path to a file's bytes", .0.escape_ascii())]
     Location(Vec<u8>),
     /// An xattr whose name is empty, too long, or has NUL.
-    #[error("\"{}\" is not the name of an xattr: it has 1 to 255 bytes and no NUL", .0.escape_ascii())]
+    #[error("\"{}\" is not an xattr name: it must have 1 to 255 bytes and no NUL", .0.escape_ascii())]
     XattrName(Vec<u8>),
     /// An xattr value that no image can hold.
     #[error("xattr \"{}\" has a value of {} bytes, more than 65535", .0.escape_ascii(), .1)]
     XattrValue(Vec<u8>, usize),
     /// More than 2^31 inodes, or 4 GiB of names or of other strings.
-    #[error("the tree is too large: {0}")]
+    #[error("the tree is too large: it has more than {0}")]
     TooLarge(&'static str),
 }
 
@@ -160,7 +160,7 @@ impl Default for Builder {
 pub fn check_name(name: &[u8]) -> Result<(), TreeError> {
     let wrong = match name {
         b"" => "it is empty",
-        b"." | b".." => "it stands for a directory",
+        b"." | b".." => "it is reserved for a directory",
         _ if name.len() > NAME_MAX => "it has more than 255 bytes",
         _ if name.contains(&b'/') => "it has a slash",
         _ if name.contains(&0) => "it has a NUL byte",

@@ -37,8 +37,8 @@ fn names_are_1_to_255_bytes_without_slash_and_nul() {
         check_name_is(name, None);
     }
     check_name_is(b"", Some("it is empty"));
-    check_name_is(b".", Some("it stands for a directory"));
-    check_name_is(b"..", Some("it stands for a directory"));
+    check_name_is(b".", Some("it is reserved for a directory"));
+    check_name_is(b"..", Some("it is reserved for a directory"));
     check_name_is(&[b'n'; 256], Some("it has more than 255 bytes"));
     check_name_is(b"a/b", Some("it has a slash"));
     check_name_is(b"a\0", Some("it has a NUL byte"));
@@ -253,10 +253,10 @@ fn check_xattr_refused(name: &[u8], value_len: usize, expect: &str) {
 #[test]
 fn xattrs_that_no_image_holds_are_refused() {
     let name = "it has 1 to 255 bytes and no NUL";
-    check_xattr_refused(b"", 0, &format!("\"\" is not the name of an xattr: {name}"));
-    check_xattr_refused(b"a\0", 0, &format!("\"a\\x00\" is not the name of an xattr: {name}"));
+    check_xattr_refused(b"", 0, &format!("\"\" is not an xattr name: {name}"));
+    check_xattr_refused(b"a\0", 0, &format!("\"a\\x00\" is not an xattr name: {name}"));
     let long = "n".repeat(256);
-    let expect = format!("\"{long}\" is not the name of an xattr: {name}");
+    let expect = format!("\"{long}\" is not an xattr name: {name}");
     check_xattr_refused(long.as_bytes(), 0, &expect);
     check_xattr_refused(b"a", 65536, "xattr \"a\" has a value of 65536 bytes, more than 65535");
     Builder::new().xattrs([([b'n'; 255].as_slice(), [0; 65535].as_slice())]).unwrap();

@@ -241,7 +241,7 @@ fn external_files() {
     );
     let bad = |value: &[u8]| {
         let text = "the image is corrupt: file 128 has a metacopy xattr of";
-        let text = format!("{text} {} bytes that is no fs-verity digest", value.len());
+        let text = format!("{text} {} bytes that is not an fs-verity digest", value.len());
         check_file(&[(meta, value)], 9, &text);
     };
     bad(&metacopy[..35]);
@@ -253,7 +253,7 @@ fn external_files() {
     check_file(
         &[(redirect, b"/x\0")],
         9,
-        "the image is corrupt: inode 128 cannot be in a tree: \"x\\x00\" is not a place for a file's bytes",
+        "the image is corrupt: cannot add inode 128 to a tree: \"x\\x00\" is not a valid path to a file's bytes",
     );
 }
 

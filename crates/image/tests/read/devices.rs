@@ -205,10 +205,8 @@ fn what_cannot_be_is_refused() {
         assert_eq!(refused(&[device(bytes)], None), Err(expected));
     }
     let wide = DeviceFile { id: digest(Algorithm::Sha512, b"device").into(), bytes: 4096 };
-    let expected = format!(
-        "device {} is named by sha512, but a device table has room for sha256 only",
-        wide.id
-    );
+    let expected =
+        format!("device {} has a sha512 id, but a device table has room only for sha256", wide.id);
     assert_eq!(refused(&[wide], None), Err(expected));
     assert_eq!(refused(&vec![device(3 * 4096); DEVICES_MAX], Some((4095, 0))), Ok(()));
     let many = refused(&vec![device(4096); DEVICES_MAX + 1], None);
@@ -387,7 +385,7 @@ fn files_of_one_object_and_other_sizes_are_refused() {
     let native = Native::new(&devices, &find);
     let mut contents = |_: Inode<'_>, _, _: &mut dyn io::Write| panic!("all is on the device");
     let error = write_native(&builder.finish(), &native, &mut contents, &mut io::sink());
-    let expected = "\"/b\" has not the 5001 bytes that it should have";
+    let expected = "the length of \"/b\" is not 5001 bytes";
     assert_eq!(error.unwrap_err().to_string(), expected);
 }
 

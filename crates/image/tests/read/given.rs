@@ -27,7 +27,7 @@ fn what_no_image_can_hold_is_refused() {
     let error = refused(4, Node::Fifo);
     assert_eq!(error, "\"/a\" has 262172 bytes of xattrs, more than the 262148 of an inode");
     let error = refused(0, Node::CharDevice(1 << 32));
-    assert_eq!(error, "\"/a\" is device 0x100000000, which is no number of Linux");
+    assert_eq!(error, "\"/a\" has the device number 0x100000000, which Linux does not support");
     let size = 1 << 44;
     let huge = Content::External { size, object: None, location: Location::None };
     let error = refused(0, Node::Regular(huge));

@@ -137,9 +137,7 @@ fn check(bytes: &[u8], expect: &str) {
 }
 
 fn amplified(bound: u64) -> String {
-    format!(
-        "the image refers to its own bytes so often that its metadata takes more than {bound} bytes"
-    )
+    format!("the image uses some bytes so often that its metadata takes more than {bound} bytes")
 }
 
 #[test]
@@ -367,7 +365,8 @@ fn vast_and_empty() {
     let mut maker = Maker::new();
     let directory = maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o40_755, 0xffff_ffff, u32::MAX), &[]);
     let bytes = maker.finish(directory);
-    let text = format!("block 0 of directory {directory} has its first name at byte 0 of 4096");
+    let text =
+        format!("block 0 of directory {directory} has 4096 bytes and its first name at byte 0");
     check(&bytes, &text);
 }
 

@@ -95,7 +95,7 @@ fn contents_wherever_they_are() {
         image.read(&sparse_inode, start, &mut middle, &[&&small.device[..]]).unwrap();
         assert_eq!(middle, sparse[size / 2..size / 2 * 3]);
         let missing = image.read(&sparse_inode, ByteOffset(0), &mut middle, &[]).unwrap_err();
-        assert_eq!(missing.to_string(), "the data is on device 1, which was not given");
+        assert_eq!(missing.to_string(), "the data is on device 1, which is not open");
         // What is not on the device does not need it.
         image.read(&sparse_inode, ByteOffset(size as u64), &mut middle, &[]).unwrap();
     }

@@ -36,7 +36,7 @@ fn superblock() {
     check_superblock(0, &[0], "not an EROFS image");
     let mut bad = small().bytes;
     bad[1024 + 24] ^= 1;
-    assert!(answer(&bad).starts_with("the image is corrupt: the superblock's checksum is 0x"));
+    assert!(answer(&bad).starts_with("the image is corrupt: the superblock has the checksum 0x"));
     // Without the feature bit nobody looks at it.
     bad[1024 + 8] &= !1;
     assert!(answer(&bad).starts_with("Examined"));
@@ -64,7 +64,7 @@ fn superblock() {
     check_superblock(
         36,
         &[10],
-        "the image is corrupt: the image has 36864 bytes, but says that it has 10 blocks of 4096",
+        "the image is corrupt: the image has 36864 bytes, but its superblock states 10 blocks of 4096",
     );
     check_superblock(
         14,
@@ -86,7 +86,7 @@ fn superblock() {
     let named = |prefix| small().patch(1024 + 8, &[0x27]).patch(1024 + 105, &[prefix]);
     assert!(answer(&named(0).bytes).starts_with("Examined"));
     let missing =
-        "the image is corrupt: fingerprints are named by long xattr prefix 1, of which there are 1";
+        "the image is corrupt: fingerprints use long xattr prefix 1, but the image has only 1";
     assert_eq!(answer(&named(1).bytes), missing);
     check_superblock(
         86,
@@ -110,7 +110,7 @@ fn truncated() {
     }
     for len in (1152..whole.len()).step_by(13) {
         let answer = answer(&whole[..len]);
-        let text = format!("the image has {len} bytes, but says that it has 9 blocks of 4096");
+        let text = format!("the image has {len} bytes, but its superblock states 9 blocks of 4096");
         let checksum = "the superblock takes 2944 bytes at byte 1152 of the image";
         assert!(answer.contains(&text) || answer.contains(checksum), "{len} bytes: {answer}");
     }
@@ -118,8 +118,8 @@ fn truncated() {
 
 #[test]
 fn inodes() {
-    check(&[(at(LINK) + 4, &[0xff, 0xff])], "inode 160 has mode 177777, which is no type of file");
-    check(&[(at(LINK) + 4, &[0, 0])], "inode 160 has mode 0, which is no type of file");
+    check(&[(at(LINK) + 4, &[0xff, 0xff])], "inode 160 has mode 177777, which has no file type");
+    check(&[(at(LINK) + 4, &[0, 0])], "inode 160 has mode 0, which has no file type");
     let format = |bits: u16| bits.to_le_bytes();
     check(
         &[(at(FILE), &format(0x21))],
@@ -192,7 +192,7 @@ fn places() {
     let masked = small().patch(at(SPARSE) + COMPACT + 2, &[0xfd, 0xff]);
     assert!(answer(&masked.bytes).starts_with("Examined"));
     let three = small().patch(1024 + 86, &[2]).patch(1024 + 88, &[9]);
-    let message = "inode 128 has data on device 3, but the image has 2 besides itself";
+    let message = "inode 128 has data on device 3, but the image has only 2 besides itself";
     let three = three.patch(1152, &[0; 256]).patch(at(SPARSE) + COMPACT + 2, &[3]);
     assert_eq!(answer(&three.bytes), format!("the image is corrupt: {message}"));
 
@@ -209,7 +209,7 @@ fn places() {
 fn directories() {
     let data = small().data;
     let block = |offset: u16, block: u64, len: usize| {
-        format!("block {block} of directory 80 has its first name at byte {offset} of {len}")
+        format!("block {block} of directory 80 has {len} bytes and its first name at byte {offset}")
     };
     for offset in [0_u16, 1, 11, 35, 4096, 4104, u16::MAX] {
         check(&[(data + 8, &offset.to_le_bytes())], &block(offset, 0, 4096));
@@ -226,7 +226,7 @@ fn directories() {
     check(&[(data + 39, &[0])], &name(2, 39, 39));
     check(
         &[(data + 39, b"/")],
-        "directory 80 has an entry that cannot be: \"/\" is not a file name: it has a slash",
+        "directory 80 has an invalid entry: \"/\" is not a file name: it has a slash",
     );
     check(&[(data + 39, b".")], "directory 80 has \".\" after \"..\"");
     check(&[(data + 4096 + 12, b"a")], "directory 80 has \"a\" after \"a\"");
@@ -243,7 +243,7 @@ fn directories() {
         &[(data + 24, &[64]), (data + 24 + 10, &[2])],
         "directory 64 has a second name, \"/dir/a\"",
     );
-    check(&[(data + 24, &[0; 8])], "inode 0 has mode 0, which is no type of file");
+    check(&[(data + 24, &[0; 8])], "inode 0 has mode 0, which has no file type");
     check(
         &[(data + 24, &[0xff; 8])],
         "inode 18446744073709551615 takes 32 bytes at byte 18446744073709551615 of the image, \
@@ -283,19 +283,19 @@ fn made_up_xattrs() {
         &one(0x81, "x"),
         "inode 224 has an xattr with prefix 0x81, which does not exist",
     );
-    let name = "is not the name of an xattr: it has 1 to 255 bytes and no NUL";
+    let name = "is not an xattr name: it must have 1 to 255 bytes and no NUL";
     check_xattrs(
         0,
         &[],
         &one(1, "a\0b"),
-        &format!("inode 224 has an xattr that cannot be: \"user.a\\x00b\" {name}"),
+        &format!("inode 224 has an invalid xattr: \"user.a\\x00b\" {name}"),
     );
     let long = "x".repeat(251);
     check_xattrs(
         0,
         &[],
         &one(1, &long),
-        &format!("inode 224 has an xattr that cannot be: \"user.{long}\" {name}"),
+        &format!("inode 224 has an invalid xattr: \"user.{long}\" {name}"),
     );
     let same = [xattr(0x80, "x", b"1"), xattr(1, "long.prefix.x", b"2")];
     check_xattrs(0, &[], &same, "inode 224 has xattr \"user.long.prefix.x\" twice");

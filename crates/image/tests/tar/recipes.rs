@@ -145,7 +145,7 @@ fn sha_512() {
     let mut writer = Writer::new(Vec::new(), Algorithm::Sha512).unwrap();
     let segment = [Segment { offset: 0, length: 5 }];
     let error = writer.content(&segment, Content::Object(&id(b'x'))).unwrap_err().to_string();
-    assert!(error.contains("is not named by sha512"), "{error}");
+    assert!(error.contains("is not sha512"), "{error}");
     writer.content(&segment, Content::Object(&object)).unwrap();
     let recipe = writer.finish().unwrap();
     assert_eq!(recipe[9], 2);
@@ -158,7 +158,7 @@ fn writer_errors() {
     let error = writer.content(&SEGMENTS, Content::Inline(&[0; 2048])).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the content has 2048 bytes, but a segment of it ends at byte 2049"
+        "the content has 2048 bytes, but one of its segments ends at byte 2049"
     );
     let mut small = [0; 20];
     let mut writer = Writer::new(&mut small[..], Algorithm::Sha256).unwrap();
@@ -177,8 +177,11 @@ fn refused_headers() {
     check_refused(b"", "at byte 0: it ends within a record");
     check_refused(b"QUIREREC\x01\x01\0\0\0\0\0", "it ends within");
     check_refused(b"QUIRERED\x01\x01\0\0\0\0\0\0", "magic");
-    check_refused(b"QUIREREC\x02\x01\0\0\0\0\0\0", "format version 2; this program knows 1");
-    check_refused(b"QUIREREC\x01\x03\0\0\0\0\0\0", "no algorithm has number 3");
+    check_refused(
+        b"QUIREREC\x02\x01\0\0\0\0\0\0",
+        "format version 2, and this version of Quire reads 1",
+    );
+    check_refused(b"QUIREREC\x01\x03\0\0\0\0\0\0", "the algorithm 3 is unknown");
     check_refused(b"QUIREREC\x01\x01\0\0\0\0\0\x01", "reserved");
 }
 
@@ -188,10 +191,10 @@ fn refused_records() {
     check(&[], "at byte 16: it ends within a record");
     check(&[b"\x01\x03abc"], "at byte 21: it ends within a record");
     check(&[b"\x01\x03ab"], "at byte 16: it ends within a record");
-    check(&[b"\x04"], "no record has type 4");
+    check(&[b"\x04"], "the record type 4 is unknown");
     check(&[&end(1)], "the tar has 0 bytes, but 1 are stated");
     check(&[b"\x01\x01a", &end(0)], "the tar has 1 bytes, but 0 are stated");
-    check(&[&end(0), b"\0"], "something follows the end");
+    check(&[&end(0), b"\0"], "there are bytes after the end");
     check(&[b"\x00\0\0\0"], "it ends within a record");
     check(&[b"\x01\x00"], "a length is 0, not between 1 and 65536");
     check(&[b"\x01\x81\x80\x04"], "a length is 65537, not between 1 and 65536");
@@ -207,11 +210,11 @@ fn refused_records() {
     check(&[b"\x03", &object, b"\x02\x05\x05\x05"], "it ends within");
     check(
         &[b"\x03", &object, b"\x01\x01", most],
-        "a range of 9223372036854775807 bytes begins at byte 1",
+        "a range of 9223372036854775807 bytes at byte 1 of",
     );
     check(
         &[b"\x03", &object, b"\x02\x00\x01", most, b"\x01"],
-        "a range of 1 bytes begins at byte 9223372036854775808",
+        "a range of 1 bytes at byte 9223372036854775808 of",
     );
     check(
         &[b"\x01\x01a\x02", &object, most],

@@ -82,10 +82,10 @@ fn numbers() {
 fn names() {
     check(
         &[file("../etc/passwd", "")],
-        "entry \"../etc/passwd\" has a name that is refused: it has \"..\"",
+        "entry \"../etc/passwd\" has an invalid name: it contains \"..\"",
     );
     check(&[file("a/../b", "")], "it has \"..\"");
-    check(&[Header::new(b"l", b'1').link(b"../f").block()], "entry \"../f\" has a name that is");
+    check(&[Header::new(b"l", b'1').link(b"../f").block()], "entry \"../f\" has an invalid name");
     check(&[pax(&[("path", &"n".repeat(256))]), file("f", "")], "256 bytes, more than 255");
     check(&[file("./", "")], "it is the root");
     check(&[Header::new(b"", b'2').link(b"/").block()], "it is the root");
@@ -102,7 +102,7 @@ fn extended_headers() {
     );
     check(&[extended(b'g', &[(b"mtime", b"soon")])], "extended header mtime=soon");
     let acl = pax(&[("SCHILY.acl.access", "user::rwx,group:rwx")]);
-    check(&[acl, file("f", "")], "the ACL has \"group:rwx\": there are no permissions");
+    check(&[acl, file("f", "")], "the ACL has \"group:rwx\": it has no permissions");
 }
 
 #[test]
@@ -157,15 +157,15 @@ fn sparse_maps() {
     let one = ("GNU.sparse.numblocks", "1");
     check(
         &[sparse(&[size, ("GNU.sparse.numblocks", "2"), ("GNU.sparse.map", "0,5")])],
-        &format!("{wrong}has another number of regions than stated: 1 and 2"),
+        &format!("{wrong}does not have the stated number of regions: 1 and 2"),
     );
     check(
         &[sparse(&[size, one, ("GNU.sparse.map", "0,4")])],
-        &format!("{wrong}has another sum of regions than there is data: 4 and 5"),
+        &format!("{wrong}has regions that do not add up to the data: 4 and 5"),
     );
     check(
         &[sparse(&[size, one, ("GNU.sparse.map", "6,5")])],
-        &format!("{wrong}has data behind the end of the file: 6 and 10"),
+        &format!("{wrong}has data after the end of the file: 6 and 10"),
     );
     check(
         &[sparse(&[size, one, ("GNU.sparse.map", "0,5,6")])],
@@ -174,17 +174,17 @@ fn sparse_maps() {
     let version = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), size];
     check(
         &[sparse(&version)],
-        &format!("{wrong}is longer than the data that it stands in: 512 and 5"),
+        &format!("{wrong}is longer than the data that contains it: 512 and 5"),
     );
     let header = Header::new(b"s", b'0').size(512).block();
     check(
         &[pax(&version), header.clone(), padded(b"1\nx\n")],
-        &format!("{wrong}has something else than a number, with the regions before it: 120 and 0"),
+        &format!("{wrong}has a value that is not a number, after this many regions: 120 and 0"),
     );
     check(&[pax(&version), header, padded(b"65537\n")], "a sparse map of 65537 regions");
     check(
         &[pax(&[size, one, ("GNU.sparse.map", "0,5")]), member(b"d", b'5', b"")],
-        "entry \"d\": a sparse map for type '5'",
+        "entry \"d\": an entry of type '5' has a sparse map",
     );
     let old = Header::new(b"s", b'S').gnu().with(386, b"0000000000x\0").with(483, b"00000000012\0");
     check(&[old.block()], "entry \"s\": field offset is");
@@ -221,23 +221,23 @@ fn unsupported() {
     );
     check_unsupported(
         &[member(b"s", b'S', b"hello")],
-        "entry \"s\" is a sparse file in the dialect of star, which is not supported",
+        "entry \"s\" is a sparse file in the format of star, which is not supported",
     );
     check_unsupported(
         &[pax(&[("SCHILY.acl.access", "user::rwx\nuser:joe:rwx\n")]), file("f", "hello")],
-        "entry \"f\" is one with an ACL that gives no number (\"user:joe:rwx\"), which is not supported",
+        "entry \"f\" is a file with an ACL entry without a numeric id (\"user:joe:rwx\"), which is not supported",
     );
     check_unsupported(
         &[pax(&[("SCHILY.realsize", "100")]), file("s", "hello")],
-        "entry \"s\" is a sparse file in the dialect of star, which is not supported",
+        "entry \"s\" is a sparse file in the format of star, which is not supported",
     );
     check_unsupported(
         &[pax(&[("SUN.holesdata", " 0 5 ")]), file("s", "hello")],
-        "entry \"s\" is a sparse file in the dialect of Solaris, which is not supported",
+        "entry \"s\" is a sparse file in the format of Solaris, which is not supported",
     );
     check_unsupported(
         &[pax(&[("GNU.sparse.major", "2"), ("GNU.sparse.minor", "0")]), file("s", "hello")],
-        "entry \"s\" is a sparse file in the dialect of a later GNU tar, which is not supported",
+        "entry \"s\" is a sparse file in the format of a later GNU tar, which is not supported",
     );
 }
 

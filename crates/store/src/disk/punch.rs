@@ -59,11 +59,11 @@ impl Directory {
             self.trace.record(|| Change::Punch(self.path_of(name), *from, *until));
         }
         if was_sealed && let Err(error) = kernel::seal::set_immutable(file.as_fd()) {
-            tracing::warn!(%error, "not sealed again");
+            tracing::warn!(%error, "cannot set the immutable flag again");
         }
         match punched {
             Err(Errno::OPNOTSUPP) => {
-                tracing::debug!(directory = %self.path.display(), "no part of a file can be freed here");
+                tracing::debug!(directory = %self.path.display(), "the file system cannot free parts of files");
                 Ok(false)
             }
             other => other.map(|()| true).map_err(failed),

@@ -34,7 +34,7 @@ struct Inner {
 
 /// Too little is free.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{free} bytes are free on its disk, and imports leave the last {kept} to others")]
+#[error("only {free} bytes are free on the disk, and imports keep {kept} bytes free")]
 struct Tight {
     free: u64,
     kept: u64,

@@ -202,7 +202,7 @@ impl Store {
         let Some(index) = index else {
             return Ok(Err(Damage::Bad(
                 StoreItem::DeviceIndex(*device),
-                "it is not there".to_owned(),
+                "it is missing".to_owned(),
             )));
         };
         let stated = users.images.values().filter_map(|it| it.devices.get(device));
@@ -261,7 +261,7 @@ impl Store {
         let (id, sha256) = (record.id, record.sha256);
         let at = (first_device, Entry { id, offset, size, sha256 });
         if record.size > RECORD_BYTES_MAX {
-            return Ok(Some((at, format!("{} bytes are more than any file has", record.size))));
+            return Ok(Some((at, format!("{} bytes are more than a file can have", record.size))));
         }
         let why = match self.devices.open_stored(&stored) {
             Ok(reader) => differs(reader, &mut vec![0; 1 << 20], &record.object(), &sha256)?,
@@ -356,7 +356,7 @@ fn differs(
     Ok(match hasher.finish() {
         actual if actual != *object.digest() => Some(format!("its bytes are those of {actual}")),
         _ if *sha256.finalize() != *expected => {
-            Some("the index has a wrong SHA-256 of it".to_owned())
+            Some("the index has a wrong SHA-256 for it".to_owned())
         }
         _ => None,
     })
@@ -366,7 +366,7 @@ fn differs(
 fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
         let at = first_unknown(range, indexes.get(&range.device)?)?;
-        let why = format!("it does not know what is at {at}, which an image needs");
+        let why = format!("it has no object at byte {at}, which an image needs");
         Some(Damage::Bad(StoreItem::DeviceIndex(range.device), why))
     })
 }

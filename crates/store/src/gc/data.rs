@@ -17,30 +17,30 @@ use crate::store::Store;
 /// Bytes that a file system frees at once: a page.
 const PAGE: u64 = 4096;
 
-/// Bytes of a device that nobody needs, though the device is kept.
+/// Unneeded bytes of a device that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dead {
     /// The device.
     pub device: DeviceId,
-    /// Bytes on disk.
+    /// Unneeded bytes on disk.
     pub bytes: u64,
     /// Whether `gc` can free them.
     pub freeing: Freeing,
 }
 
-/// Whether bytes can be taken out of a device.
+/// Whether and when `gc` can free bytes of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Freeing {
-    /// Yes.
+    /// Now.
     Now,
-    /// Somebody has the device mounted or open: when that ends.
+    /// The device is mounted or open: when that ends.
     InUse,
-    /// Imports are running, which may rely on them: when they have ended.
+    /// Running imports may rely on the bytes: when they have ended.
     Imports,
-    /// The device is sealed by fs-verity: with the last thing that needs it.
+    /// The device is sealed by fs-verity: only together with the device.
     Sealed,
-    /// The file system cannot free parts of files: with the last thing that needs the device.
+    /// The file system cannot free parts of files: only together with the device.
     Unsupported,
 }
 

@@ -1,4 +1,4 @@
-//! One folder per container. What is in it besides its record is the `container` crate's affair.
+//! One folder per container. The `container` crate owns everything in it besides the record.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use image::digest::Digest;
 /// A container's record, in its folder.
 pub(crate) const RECORD: &str = "container.json";
 
-/// What the store knows of a container.
+/// The record of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerRecord {
     /// Its image: `gc` keeps it as long as the folder is there.
     pub image: ImageId,
     /// The manifest of its image, if it has one: `gc` keeps that and its layers, too. None in folders of older versions.
     pub manifest: Option<Digest>,
-    /// The name it was started by, as given.
+    /// The image name that it was started with, as given.
     pub name: Option<String>,
     /// When it was made.
     pub created: Seconds,
-    /// Whether its folder outlives it. If not, the next command removes the folder of a dead one.
+    /// Whether its folder stays after its end. If not, the next command removes the folder.
     pub keep: bool,
 }
 
@@ -41,12 +41,12 @@ struct Raw {
     keep: bool,
 }
 
-/// Whether somebody holds the container's lock.
+/// Whether a process holds the container's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// A process has its folder locked, or the file in it.
+    /// A process holds the lock of the folder, or of the file in it.
     Alive,
-    /// Nobody has.
+    /// No process holds a lock.
     Dead,
 }
 
@@ -54,13 +54,13 @@ pub enum Liveness {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
-    /// Not 1 to 64 of `a-z A-Z 0-9 - _ .`, or it begins with a dot or a hyphen.
-    #[error("\"{}\" is not the name of a container: 1 to 64 letters, digits, - _ and ., a letter or digit first", .0.escape_debug())]
+    /// The name is not 1 to 64 of `a-z A-Z 0-9 - _ .`, or begins with a dot or a hyphen.
+    #[error("\"{}\" is not a container name: use 1 to 64 letters, digits, - _ and ., and do not begin with - or .", .0.escape_debug())]
     Id(String),
-    /// There is one of that name.
-    #[error("there is a container {0} already")]
+    /// A container of this name exists.
+    #[error("container {0} already exists")]
     Exists(String),
-    /// There is none of that name.
+    /// No container of this name exists.
     #[error("there is no container {0}")]
     Absent(String),
     /// Its image is not in the store.
@@ -78,13 +78,13 @@ pub enum ContainerError {
     Damaged {
         /// The container.
         id: String,
-        /// How.
+        /// The cause.
         source: RecordError,
     },
-    /// The store was opened for reading.
+    /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -111,21 +111,21 @@ impl ContainerDir {
     }
 
     /// An empty file in the folder, locked: the container counts as alive as long as any process has a copy of this
-    /// descriptor. That is for the runtime, which must not have the folder, since whoever has a directory of the host can
-    /// go from there to all others. None of a folder that was found dead.
+    /// descriptor. The runtime gets it instead of the folder, because a directory of the host leads to all others.
+    /// `None` for a folder that was found dead.
     #[must_use]
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
         self.lock.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// The folder, for everything the `container` crate keeps there. Copies of it hold it locked: no other program may
-    /// have one. It is close-on-exec.
+    /// The folder, for the files of the `container` crate. Copies of the descriptor keep the lock, so no other program
+    /// may have one. It is close-on-exec.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    /// Where it is, for runtimes, which take paths only.
+    /// The path of the folder, for runtimes, which take only paths.
     #[must_use]
     pub fn path(&self) -> &std::path::Path {
         self.directory.path()
@@ -137,8 +137,8 @@ impl ContainerDir {
         self.record.as_ref()
     }
 
-    /// Moves the folder to where nobody sees a container any more: it has another path after that, and is still locked.
-    /// If this process dies, the next command removes it.
+    /// Moves the folder out of `containers/`. It then has another path, and is still locked. If this process dies, the
+    /// next command removes it.
     ///
     /// # Errors
     /// [`ContainerError`] when it cannot be moved.
@@ -150,8 +150,8 @@ impl ContainerDir {
         Ok(Self { parent: self.tmp.try_clone()?, directory, name, ..self })
     }
 
-    /// Hides the folder and removes everything in it, then the lock. What is mounted in it is not entered, and makes this
-    /// fail: unmount it first.
+    /// Hides the folder and removes everything in it, then the lock. Fails if something is mounted in it: unmount that
+    /// first.
     ///
     /// # Errors
     /// [`ContainerError`] when something cannot be removed.
@@ -161,8 +161,8 @@ impl ContainerDir {
     }
 }
 
-/// Whether a container can be called so: 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting with a dot, nor with a
-/// hyphen: to a runtime that is an option.
+/// Checks the name of a container: 1 to 64 of `a-z A-Z 0-9 - _ .`, not beginning with a dot or a hyphen. Runtimes
+/// would take a hyphen for an option.
 ///
 /// # Errors
 /// [`ContainerError::Id`] if not.
@@ -186,14 +186,14 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
     }))
 }
 
-/// A container as it was a moment ago.
+/// The state of a container at the time it was read.
 #[derive(Debug)]
 pub struct FoundContainer {
     /// Its name.
     pub id: String,
-    /// Its record, or how that is damaged.
+    /// Its record, or how it is damaged.
     pub record: Result<ContainerRecord, ContainerError>,
-    /// Whether somebody has it locked.
+    /// Whether a process holds its lock.
     pub liveness: Liveness,
 }
 
@@ -271,10 +271,10 @@ impl ContainerShelf {
         self.directory.as_fd()
     }
 
-    /// Whether somebody has a container's folder locked; not if it is not there.
+    /// Whether a process holds the lock of a container's folder. `false` if there is no folder.
     ///
     /// # Errors
-    /// [`ContainerError`] when that cannot be asked.
+    /// [`ContainerError`] when the lock cannot be tested.
     pub fn is_alive(&self, id: &str) -> Result<bool, ContainerError> {
         check_id(id)?;
         match self.directory.open_if_there(id)? {
@@ -283,7 +283,7 @@ impl ContainerShelf {
         }
     }
 
-    /// Opens and locks the folder of a dead container; `None` when it is alive, or somebody looks at this very moment.
+    /// Opens and locks the folder of a dead container; `None` when it is alive, or another process tests its lock.
     ///
     /// # Errors
     /// [`ContainerError`] when there is none.
@@ -305,27 +305,27 @@ impl ContainerShelf {
     /// [`damaged`](Self::damaged).
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn all(&self) -> Result<Vec<(String, ContainerRecord, Liveness)>, ContainerError> {
         let seen = self.see_all()?.into_iter();
         Ok(seen.filter_map(|it| Some((it.id, it.record.ok()?, it.liveness))).collect())
     }
 
-    /// Containers whose record is damaged, and how: nobody can tell what they are of, and whether they were to be kept.
+    /// Containers with a damaged record, and the damage. Their image is unknown.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn damaged(&self) -> Result<Vec<(String, Liveness, ContainerError)>, ContainerError> {
         let found = self.see_all()?.into_iter().filter_map(Seen::found);
         let damaged = found.filter_map(|it| Some((it.id, it.liveness, it.record.err()?)));
         Ok(damaged.collect())
     }
 
-    /// Who lives and who does not. Of the living nothing is read: to know of them costs a fraction of a microsecond each,
-    /// and every start asks.
+    /// The names of living containers, and the dead ones. Does not read the records of the living, so it costs a
+    /// fraction of a microsecond for each; every start calls it.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn living_and_dead(&self) -> Result<(Vec<String>, Vec<FoundContainer>), ContainerError> {
         let (mut living, mut dead) = (Vec::new(), Vec::new());
         for id in self.ids()? {
@@ -340,10 +340,10 @@ impl ContainerShelf {
         Ok((living, dead))
     }
 
-    /// One container, its record or how that is damaged; none if there is none of this name.
+    /// The container of this name, if there is one.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn get(&self, id: &str) -> Result<Option<FoundContainer>, ContainerError> {
         if check_id(id).is_err() {
             return Ok(None);
@@ -352,7 +352,7 @@ impl ContainerShelf {
         Ok(self.see(id.to_owned(), &directory, liveness)?.and_then(Seen::found))
     }
 
-    /// The image of a container; none if that cannot be read, or the container has gone.
+    /// The image of a container; `None` if its record cannot be read, or the container is gone.
     #[must_use]
     pub fn image_of(&self, id: &str) -> Option<ImageId> {
         check_id(id).ok()?;
@@ -410,10 +410,10 @@ impl ContainerShelf {
         self.directory.remove_tree(id).map(|()| true)
     }
 
-    /// Whether somebody is removing a container's folder, and what the container had, at this moment.
+    /// Whether another process is removing a container's folder at this moment.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn is_clearing(&self) -> Result<bool, ContainerError> {
         for name in names(&self.tmp)?.into_iter().filter(|name| is_hidden(name)) {
             if let Some(directory) = self.tmp.open_if_there(&name)?

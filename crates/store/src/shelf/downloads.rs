@@ -1,10 +1,10 @@
-//! What a pull leaves behind on its way: layers as they came, whole or in part, and pins.
+//! Files of pulls: blobs, whole or in part, and pins.
 //!
 //! All are files in `blobs/`, named by a digest: `DIGEST` is a whole layer as its manifest names it, `DIGEST.partial`
 //! the first bytes of one, and `DIGEST.pull` a pin: a pull of the manifest with this digest began and has not ended.
 //! `DIFFID.chunks` is written by `chunks.rs`.
 //! `IMAGE.origins` is written by `origins.rs`.
-//! `DIGEST.signatures` is what is known of where this manifest came from and who signed it. See
+//! `DIGEST.signatures` records where this manifest came from and who signed it. See
 //! `docs/format/object-store.md`, "Blobs" and "Signatures".
 
 pub(crate) mod chunks;
@@ -36,10 +36,10 @@ const PULL: &str = ".pull";
 const CHUNKS: &str = ".chunks";
 const SIGNATURES: &str = ".signatures";
 const ORIGINS: &str = ".origins";
-/// The most bytes of signatures, and of what belongs to them, that are kept with one manifest.
+/// Limit in bytes of the signatures and their data that are kept with one manifest.
 pub const SIGNATURES_MAX: u64 = 16 << 20;
 
-/// For how long an unfinished pull keeps what it has from `gc`: a week.
+/// Time in seconds that `gc` keeps the downloads of an unfinished pull: a week.
 pub const PIN_SECONDS: i64 = 7 * 24 * 3600;
 
 /// A file of `blobs/`, by its name.
@@ -47,11 +47,11 @@ pub const PIN_SECONDS: i64 = 7 * 24 * 3600;
 pub enum BlobFile {
     /// A whole blob.
     Whole(Digest),
-    /// The first bytes of one.
+    /// The first bytes of a blob.
     Partial(Digest),
     /// A pin of the pull of this manifest.
     Pin(Digest),
-    /// Where the pieces of the layer with this diff id are.
+    /// The places of the pieces of the layer with this diff id.
     Chunks(Digest),
     /// Where this manifest came from, and who signed it.
     Signatures(Digest),
@@ -120,7 +120,7 @@ struct Pin {
     created: Seconds,
 }
 
-/// The first bytes of a blob, which this process alone adds to.
+/// The first bytes of a blob, locked so that only this process adds to it.
 #[derive(Debug)]
 pub struct PartialBlob<'s> {
     shelf: &'s DownloadShelf,
@@ -130,7 +130,7 @@ pub struct PartialBlob<'s> {
     room: Room,
 }
 
-/// `blobs/`: what pulls keep.
+/// `blobs/`: the files of pulls.
 #[derive(Debug)]
 pub struct DownloadShelf {
     pub(crate) directory: Directory,
@@ -139,7 +139,7 @@ pub struct DownloadShelf {
 }
 
 impl DownloadShelf {
-    /// A whole blob and its length in bytes. Its bytes are not compared with the digest: hash them.
+    /// A whole blob and its length in bytes. The bytes are not verified: compare them with the digest.
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be opened.
@@ -148,9 +148,9 @@ impl DownloadShelf {
         Ok(found.map(|(file, stat)| (file, length(&stat))))
     }
 
-    /// What is here of a blob that is not whole, perhaps nothing. `None` while another process adds to it.
+    /// The part of a blob that is here, perhaps nothing. `None` while another process adds to it.
     ///
-    /// Nothing is known of the bytes: after a crash they may be zeros. Whoever uses them compares the whole blob's digest.
+    /// The bytes are not verified, and may be zeros after a crash: compare the digest of the whole blob.
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be opened or made.
@@ -191,8 +191,8 @@ impl DownloadShelf {
         }
     }
 
-    /// Keeps what a pull of this manifest adds from `gc`, for [`PIN_SECONDS`] from `now` on or until
-    /// [`unpin`](Self::unpin): the manifest, its config, the layers that the config names, and blobs.
+    /// Protects the manifest, its config, the layers that the config names, and the blobs of a pull from `gc`, for
+    /// [`PIN_SECONDS`] from `now` on or until [`unpin`](Self::unpin).
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be written.
@@ -201,7 +201,7 @@ impl DownloadShelf {
         self.tmp.replace(&self.directory, BlobFile::Pin(*manifest).file_name(), &pin)
     }
 
-    /// What [`set_signatures`](Self::set_signatures) kept of a manifest. Nothing is known of the bytes: who reads them
+    /// The bytes that [`set_signatures`](Self::set_signatures) kept with a manifest. They are not verified: the caller
     /// verifies the signatures in them.
     ///
     /// # Errors
@@ -210,8 +210,8 @@ impl DownloadShelf {
         self.directory.read_all(BlobFile::Signatures(*manifest).file_name(), SIGNATURES_MAX)
     }
 
-    /// Keeps these bytes with a manifest, durably, in the place of what was kept before. `gc` removes them with it, so
-    /// it must be in the store and named, or pinned.
+    /// Keeps these bytes with a manifest, durably, and replaces earlier ones. `gc` removes them together with the
+    /// manifest, so that must be in the store and named, or pinned.
     ///
     /// # Errors
     /// [`DiskError`] when they cannot be written, or are more than [`SIGNATURES_MAX`].
@@ -224,7 +224,7 @@ impl DownloadShelf {
         self.tmp.replace(&self.directory, file.file_name(), bytes)
     }
 
-    /// Ends what [`pin`](Self::pin) began. Answers whether there was a pin.
+    /// Removes the pin of [`pin`](Self::pin). Returns whether there was one.
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be removed.
@@ -271,10 +271,10 @@ impl DownloadShelf {
         })
     }
 
-    /// Bytes on disk of parts of blobs that interrupted pulls, or running ones, have fetched.
+    /// Bytes on disk of parts of blobs that unfinished pulls have fetched.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn unfinished(&self) -> Result<u64, DiskError> {
         let mut bytes = 0;
         for file in self.list()?.names {
@@ -323,21 +323,21 @@ impl DownloadShelf {
 }
 
 impl PartialBlob<'_> {
-    /// Bytes that are here.
+    /// Number of bytes that are here.
     #[must_use]
     pub const fn length(&self) -> u64 {
         self.length
     }
 
-    /// Reads some of what is here, from `offset`. 0 at the end.
+    /// Reads some bytes from `offset` on, and returns their number: 0 at the end.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         self.file.read_at(into, offset)
     }
 
-    /// Adds bytes at the end. After an error use it no more but to discard it.
+    /// Adds bytes at the end. After an error, only discard it.
     ///
     /// # Errors
     /// [`DiskError`], most often a full disk.
@@ -349,7 +349,7 @@ impl PartialBlob<'_> {
         Ok(())
     }
 
-    /// Forgets all bytes.
+    /// Removes all bytes.
     ///
     /// # Errors
     /// [`DiskError`].
@@ -359,7 +359,7 @@ impl PartialBlob<'_> {
         Ok(())
     }
 
-    /// Removes it.
+    /// Removes the file.
     ///
     /// # Errors
     /// [`DiskError`].
@@ -367,7 +367,7 @@ impl PartialBlob<'_> {
         self.shelf.directory.unlink(BlobFile::Partial(self.digest).file_name()).map(drop)
     }
 
-    /// Makes it the whole blob, durably. The caller has compared the digest of all bytes.
+    /// Makes it the whole blob, durably. The caller must have compared the digest of all bytes.
     ///
     /// # Errors
     /// [`DiskError`].

@@ -71,7 +71,7 @@ impl ImageFile {
     /// An image outside of any store.
     ///
     /// # Errors
-    /// As `open`; also when it is no regular file.
+    /// The errors of `open`; also when it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
@@ -102,7 +102,7 @@ impl ImageFile {
     /// Fills `buffer` from `offset`.
     ///
     /// # Errors
-    /// As `pread`; the end of the file within is `UnexpectedEof`.
+    /// The errors of `pread`, and `UnexpectedEof` when the file ends before the buffer is full.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
     }
@@ -189,9 +189,9 @@ pub(crate) struct DevicePart {
     pub(crate) size: u64,
 }
 
-/// Why it is not known what an image needs.
+/// Why the objects and devices that an image needs cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read what the image needs")]
+#[error("cannot read which data the image needs")]
 pub struct ContentsError(#[from] ReadError);
 
 /// Calls `visit` with every path whose bytes are elsewhere, depth first, siblings in byte order.

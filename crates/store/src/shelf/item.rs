@@ -1,4 +1,4 @@
-//! One thing of a store, of whatever kind.
+//! One thing in a store, of any kind.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::objects::split;
 use super::sparse::SparseFile;
 use image::digest::Digest;
 
-/// Something that a store keeps: its kind, and its name.
+/// A thing that a store keeps: its kind and its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum StoreItem {
@@ -22,7 +22,7 @@ pub enum StoreItem {
     Layer(Digest),
     /// A manifest, config or index.
     Manifest(Digest),
-    /// A file that a pull left.
+    /// A file of a pull.
     Blob(BlobFile),
     /// A device.
     Device(DeviceId),
@@ -34,12 +34,12 @@ pub enum StoreItem {
     Ref(String),
     /// A container's folder.
     Container(String),
-    /// What a dead command left in `tmp/`.
+    /// A directory that a dead command left in `tmp/`.
     Leftover(String),
 }
 
 impl StoreItem {
-    /// Its kind, in a word or a few.
+    /// Its kind, in one to four words.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

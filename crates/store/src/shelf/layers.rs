@@ -29,20 +29,19 @@ const REPOSITORIES_MAX: usize = 8;
 /// The most bytes in the name of one, which is more than registries allow.
 const REPOSITORY_MAX: usize = 512;
 
-/// A layer as it came over the wire, most often compressed.
+/// A layer as a registry sent it, most often compressed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
-    /// Of the bytes as they came.
+    /// Digest of the bytes as sent.
     pub digest: Digest,
     /// Length in bytes.
     pub size: u64,
-    /// As the manifest says.
+    /// Media type that the manifest states.
     pub media_type: String,
-    /// All of its bytes were read, had this digest, and gave this layer. Otherwise the digest is only a claim: of a layer
-    /// made of parts, or in a record that does not say.
+    /// Whether all of its bytes were read, had this digest, and gave this layer. Otherwise the digest is only a claim.
     #[serde(rename = "hashed", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_hashed: bool,
-    /// Where it was pushed, `registry/repository`: at most 8, the last first. Only a hint where it may be had.
+    /// Repositories that it was pushed to, as `registry/repository`: at most 8, the last first. They are only a hint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repositories: Vec<String>,
 }
@@ -61,17 +60,17 @@ impl Blob {
     }
 }
 
-/// What is known of a layer besides its recipe.
+/// The description of a layer, besides its recipe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerInfo {
     /// Digest of the uncompressed tar: the layer's name in the store.
     pub diff_id: Digest,
-    /// Bytes of the uncompressed tar.
+    /// Size of the uncompressed tar, in bytes.
     pub size: u64,
-    /// The compressed forms that it was seen in.
+    /// Its known compressed forms.
     pub blobs: Vec<Blob>,
-    /// Every object that the recipe refers to, each once, in an order of the writer's choice: a
-    /// recipe may refer to one by its place in this list.
+    /// Every object that the recipe refers to, each once, in an order of the writer's choice. A
+    /// recipe may refer to an object by its place in this list.
     pub objects: Vec<ObjectId>,
 }
 
@@ -113,23 +112,23 @@ struct RawInfo {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The file is not as it was written.
+    /// The file is damaged.
     #[error("layer {diff_id} is damaged: {reason}")]
     Damaged {
-        /// Which one.
+        /// The layer.
         diff_id: Digest,
-        /// What is wrong with it.
+        /// The damage.
         reason: &'static str,
     },
     /// The recipe could not be compressed or decompressed.
     #[error("cannot {action} the recipe of a layer")]
     Recipe {
-        /// "write" or "read".
+        /// The operation: "write" or "read".
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -218,7 +217,7 @@ fn write_end(mut file: Hashed, info: &LayerInfo, recipe_size: u64) -> io::Result
     file.write_all(&hash)
 }
 
-/// A layer of the store, opened and checked to be as it was written.
+/// A layer of the store, opened and checked against its checksum.
 #[derive(Debug)]
 pub struct Layer {
     info: LayerInfo,
@@ -229,13 +228,13 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// What is known of it.
+    /// Its description.
     #[must_use]
     pub const fn info(&self) -> &LayerInfo {
         &self.info
     }
 
-    /// Bytes of its recipe.
+    /// Size of its recipe, in bytes.
     #[must_use]
     pub const fn recipe_size(&self) -> u64 {
         self.recipe_size
@@ -249,7 +248,7 @@ impl Layer {
         write_end(file, info, self.recipe_size)
     }
 
-    /// Its recipe, decompressed as it is read.
+    /// A reader of its recipe that decompresses it.
     ///
     /// # Errors
     /// [`LayerError`] when reading cannot begin.
@@ -305,7 +304,7 @@ pub struct LayerShelf {
 }
 
 impl LayerShelf {
-    /// The layer with this diff id, if there is one. All of its file is read, and checked.
+    /// The layer with this diff id, if there is one. Reads and checks all of its file.
     ///
     /// # Errors
     /// [`LayerError`] when it is damaged or not readable.
@@ -358,7 +357,7 @@ fn parse(
     let mut magic = [0; 8];
     file.read_exact_at(&mut magic, 0)?;
     if &magic != MAGIC || trailer[24..32] != *END {
-        return Ok(Err("it is no layer of this format"));
+        return Ok(Err("it is not a layer of this format"));
     }
     if trailer[32..] != *hash.finalize() {
         return Ok(Err("its checksum is wrong"));
@@ -372,7 +371,7 @@ fn parse(
         .zip(objects)
         .and_then(|(recipe, objects)| recipe.checked_add(objects)?.checked_add(json));
     let (Some(sum), Some(objects)) = (sum, objects) else {
-        return Ok(Err("its lengths are absurd"));
+        return Ok(Err("its lengths are invalid"));
     };
     if sum != body {
         return Ok(Err("its lengths do not add up"));
@@ -384,10 +383,10 @@ fn parse(
     };
     let ids = read(recipe_end, objects)?;
     let Ok(mut raw) = serde_json::from_slice::<RawInfo>(&read(recipe_end + objects, json)?) else {
-        return Ok(Err("its description makes no sense"));
+        return Ok(Err("its description is invalid"));
     };
     if raw.diff_id != *diff_id {
-        return Ok(Err("it is another layer"));
+        return Ok(Err("it is the file of another layer"));
     }
     // The checksum says that nothing was damaged, not who wrote it.
     raw.blobs.truncate(BLOBS_MAX);

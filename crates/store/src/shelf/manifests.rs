@@ -14,23 +14,23 @@ pub(crate) const MANIFEST_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// The bytes are not the ones that the digest names.
-    #[error("what should be {expected} has the digest {actual}")]
+    /// The bytes do not match the digest.
+    #[error("the bytes of {expected} have the digest {actual}")]
     Mismatch {
-        /// The name.
+        /// The digest that names the manifest.
         expected: Digest,
-        /// What the bytes have.
+        /// The digest of the bytes.
         actual: Box<Digest>,
     },
     /// More than 64 MiB.
-    #[error("{digest} has {size} bytes, too many for a manifest")]
+    #[error("{digest} has {size} bytes, more than the 64 MiB of a manifest")]
     Size {
-        /// Which one.
+        /// The manifest.
         digest: Digest,
         /// Its length in bytes.
         size: u64,
     },
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }

@@ -1,6 +1,6 @@
-//! What a store keeps, kind by kind. Each kind has a directory of its own.
+//! The kinds of things that a store keeps, each with a directory of its own.
 //!
-//! A shelf knows the names in its directory and what stands under them. It knows neither the store nor an import.
+//! A shelf knows the names in its directory and the files under them. It knows neither the store nor an import.
 
 pub(crate) mod containers;
 pub(crate) mod devices;
@@ -101,7 +101,7 @@ fn is_in_use(directory: &Directory, name: &str) -> bool {
     // Something else than a file in its place is for fsck; nobody has it mounted.
     let Ok(Some((file, _))) = directory.read(name) else { return false };
     kernel::lease::in_use(file.as_fd()).unwrap_or_else(|error| {
-        tracing::warn!(name, %error, "kept, since it may be in use");
+        tracing::warn!(name, %error, "cannot tell whether the file is in use: kept");
         true
     })
 }

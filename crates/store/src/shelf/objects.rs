@@ -11,20 +11,20 @@ use super::images::id_of;
 use super::{Listing, is_file_of};
 use crate::disk::{Directory, DiskError, Listed, length};
 
-/// Why an object is not to be had.
+/// Why an object cannot be found or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
     /// An id of another algorithm than the store's.
-    #[error("{0} is not a {1} id, as this store has them")]
+    #[error("{0} is not a {1} id, the only kind in this store")]
     Algorithm(VerityDigest, Algorithm),
-    /// An object that a caller knows is there is not.
+    /// The store lacks the object.
     #[error("object {0} is not in the store")]
     NoObject(ObjectId),
     /// A device that is absent or damaged.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }

@@ -46,9 +46,9 @@ pub struct RefName(String);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{}\" is not an image name: {}", .name.escape_debug(), .reason)]
 pub struct RefNameError {
-    /// What was given.
+    /// The name as given.
     pub name: String,
-    /// What is wrong.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -67,7 +67,7 @@ impl FromStr for RefName {
 /// project, `reference/regexp.go`.
 fn check_name(text: &str) -> Result<bool, &'static str> {
     if text.contains('@') {
-        return Err("a digest has no place in it");
+        return Err("it must not have a digest");
     }
     let last = text.rfind('/').map_or(0, |at| at + 1);
     let (path, tag) = match text[last..].find(':') {
@@ -76,10 +76,12 @@ fn check_name(text: &str) -> Result<bool, &'static str> {
     };
     if let Some(tag) = tag {
         let mut bytes = tag.bytes();
-        let first = bytes.next().ok_or("nothing stands behind the colon")?;
+        let first = bytes.next().ok_or("the tag after the colon is empty")?;
         let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         if !word(first) || !bytes.all(|it| word(it) || it == b'.' || it == b'-') {
-            return Err("a tag has letters, digits, _ . - and begins with no . or -");
+            return Err(
+                "a tag has only letters, digits, _ . and -, and begins with a letter, a digit or _",
+            );
         }
         if tag.len() > 128 {
             return Err("a tag has at most 128 characters");
@@ -149,16 +151,16 @@ impl fmt::Display for RefName {
     }
 }
 
-/// What a ref names.
+/// The contents of a ref.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// The image.
     pub image: ImageId,
     /// The OCI manifest that it was made from, if there was one.
     pub manifest: Option<Digest>,
-    /// How its data is stored.
+    /// Storage form of the image's data.
     pub form: Form,
-    /// When the ref was made.
+    /// Time at which the ref was made.
     pub created: Seconds,
 }
 
@@ -180,44 +182,44 @@ pub enum RefError {
     /// There is no such ref.
     #[error("there is no image named {0}")]
     Absent(RefName),
-    /// The file is not as it was written.
+    /// The file is damaged.
     #[error("the ref {} is damaged", .name.escape_debug())]
     Damaged {
-        /// Which one, or the name of its file.
+        /// The ref, or the name of its file.
         name: String,
-        /// How.
+        /// The cause.
         source: RecordError,
     },
-    /// The file says that it is another ref, or has an image id that is none.
+    /// The file names another ref, or has an invalid image id.
     #[error("the ref {} is damaged: it says {}", .name.escape_debug(), .says.escape_debug())]
     Wrong {
-        /// Which one, or the name of its file.
+        /// The ref, or the name of its file.
         name: String,
-        /// What it says.
+        /// The wrong name or id in the file.
         says: String,
     },
-    /// Something else than a file of ours has its name.
+    /// The name belongs to something other than a regular file.
     #[error("the ref {name} is damaged")]
     NotAFile {
-        /// Which one.
+        /// The ref.
         name: RefName,
-        /// What was found.
+        /// The cause.
         source: DiskError,
     },
-    /// The store was opened for reading.
+    /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// A ref that cannot be read: it names nothing until it is set again, and may be removed.
+/// A ref that cannot be read. It names no image until it is set again, and may be removed.
 #[derive(Debug)]
 pub struct BadRef {
-    /// Its name, as its file is called.
+    /// Its name, according to its file name.
     pub name: RefName,
-    /// What is wrong.
+    /// The reason.
     pub error: RefError,
 }
 
@@ -252,8 +254,7 @@ impl RefShelf {
     /// All refs, in byte order of their names.
     ///
     /// # Errors
-    /// [`RefError`] when one is damaged or not readable. [`readable`](Self::readable) is for
-    /// who wants the others.
+    /// [`RefError`] when one is damaged or not readable. [`readable`](Self::readable) returns the others.
     pub fn all(&self) -> Result<Vec<(RefName, Reference)>, RefError> {
         let mut refs = Vec::new();
         for name in self.names()? {
@@ -265,7 +266,7 @@ impl RefShelf {
         Ok(refs)
     }
 
-    /// All refs that can be read, in byte order of their names, and what is wrong with each other one.
+    /// All refs that can be read, in byte order of their names, and the errors of the others.
     ///
     /// # Errors
     /// [`DiskError`] when they cannot be listed.
@@ -356,10 +357,10 @@ mod tests {
         ] {
             check(bad, Err("it is made of lower-case"));
         }
-        check("a:", Err("behind the colon"));
-        check("a:.b", Err("a tag has letters"));
-        check("a:b c", Err("a tag has letters"));
-        check("a:b:c", Err("a tag has letters"));
+        check("a:", Err("after the colon"));
+        check("a:.b", Err("a tag has only letters"));
+        check("a:b c", Err("a tag has only letters"));
+        check("a:b:c", Err("a tag has only letters"));
         check(&format!("a:{}", "b".repeat(129)), Err("128"));
         check(&"a".repeat(249), Err("too long"));
         check(&format!("{}:x", "a".repeat(254)), Err("too long"));

@@ -1,4 +1,4 @@
-//! Sparse devices: devices of which not every byte is here yet, or is known to be right.
+//! Sparse devices: devices with bytes that are not here yet, or not verified yet.
 //!
 //! `sparse/ID` and `sparse/ID.state`, laid out as `docs/format/object-store.md`, "Sparse devices", says.
 
@@ -29,16 +29,15 @@ const STATE: &str = ".state";
 /// Mode of a device that is filled.
 const FILLED: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// How far a sparse device is.
+/// The state of a sparse device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SparseState {
-    /// Nothing is known of its bytes: each may be there or not, right or wrong.
+    /// Its bytes are not verified: each may be there or not, right or wrong.
     Partial,
-    /// All bytes are there, synced, and have the digest that is its name.
+    /// All bytes are there and synced, and match its id.
     Sealed,
-    /// All bytes were there and had another digest, or the disk failed to keep them. It is neither filled nor used any
-    /// more.
+    /// All bytes were there and had another digest, or the disk failed to keep them. It is no longer filled or used.
     Condemned,
 }
 
@@ -56,7 +55,7 @@ pub(crate) enum Lacks {
 pub enum SparseFile {
     /// The device.
     Device(DeviceId),
-    /// What is known of it. It is named before the device, and removed after it.
+    /// The record of its state. It is made before the device, and removed after it.
     State(DeviceId),
 }
 
@@ -92,10 +91,10 @@ impl SparseFile {
     }
 }
 
-/// What is known of a sparse device.
+/// The state and size of a sparse device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SparseInfo {
-    /// How far it is.
+    /// Its state.
     pub state: SparseState,
     /// Length in bytes.
     pub bytes: u64,
@@ -117,78 +116,78 @@ struct Raw {
 #[non_exhaustive]
 pub enum SparseError {
     /// Devices are named by SHA-256 digests.
-    #[error("{0} is no name of a device: it is of another hash than sha256")]
+    #[error("{0} is not a device id: device ids are sha256")]
     Algorithm(DeviceId),
-    /// There is one of that name.
-    #[error("there is a sparse device {0} already")]
+    /// The device exists.
+    #[error("sparse device {0} already exists")]
     Exists(DeviceId),
-    /// It is filled no more.
-    #[error("sparse device {device} is not filled any more: it is {state:?}")]
+    /// The device is sealed or condemned, so it cannot be filled.
+    #[error("cannot fill sparse device {device}: its state is {state:?}")]
     Ended {
-        /// Which one.
+        /// The device.
         device: DeviceId,
-        /// How far it is.
+        /// Its state.
         state: SparseState,
     },
-    /// Its name is of another file now, or of none.
+    /// The name now belongs to another file, or to none.
     #[error("sparse device {0} was removed or replaced while it was filled")]
     Replaced(DeviceId),
-    /// More bytes than it has.
-    #[error("sparse device {device} has {bytes} bytes, and not {end}")]
+    /// A write beyond the end of the device.
+    #[error("cannot write up to byte {end} of sparse device {device}: it has {bytes} bytes")]
     Outside {
-        /// Which one.
+        /// The device.
         device: DeviceId,
         /// Its length in bytes.
         bytes: u64,
-        /// Where what was to be written ends.
+        /// End of the write, as an offset in bytes.
         end: u64,
     },
-    /// Its bytes have another digest than its name. It is condemned.
+    /// The bytes do not match the device's id, so it is condemned.
     #[error("sparse device {expected} is condemned: its bytes are those of {actual}")]
     Mismatch {
-        /// The name.
+        /// The device.
         expected: Box<DeviceId>,
-        /// What the bytes have.
+        /// The digest of its bytes.
         actual: Box<DeviceId>,
     },
-    /// It was to be as long as it is, and is not.
+    /// The file does not have the length in its state.
     #[error("sparse device {device} is damaged: it has {actual} bytes, not {expected}")]
     Length {
-        /// Which one.
+        /// The device.
         device: DeviceId,
-        /// As its state says.
+        /// Length in bytes that its state says.
         expected: u64,
-        /// As found.
+        /// Length of the file in bytes.
         actual: u64,
     },
-    /// Its state cannot be read.
+    /// The state cannot be read.
     #[error("the state of sparse device {device} is damaged")]
     State {
-        /// Which one.
+        /// The device.
         device: DeviceId,
-        /// How.
+        /// The cause.
         source: RecordError,
     },
-    /// Its state is of another device.
-    #[error("the state of sparse device {device} is damaged: it says {}", says.escape_debug())]
+    /// The state names another device.
+    #[error("the state of sparse device {device} is damaged: it names device {}", says.escape_debug())]
     Wrong {
-        /// Which one.
+        /// The device.
         device: DeviceId,
-        /// What it says.
+        /// The name in the state.
         says: String,
     },
-    /// Nobody knows how far it is.
-    #[error("sparse device {0} has no state")]
+    /// The state file is missing.
+    #[error("sparse device {0} has no state file")]
     NoState(DeviceId),
-    /// The store was opened for reading.
+    /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// `sparse/`: devices that are filled lazily.
+/// `sparse/`: devices that are filled on demand.
 #[derive(Debug)]
 pub struct SparseShelf {
     pub(crate) directory: LateDirectory,
@@ -208,15 +207,15 @@ impl SparseShelf {
         }
     }
 
-    /// What is known of a device, if it is there.
+    /// The state and size of a device, if it is there.
     ///
     /// # Errors
-    /// [`SparseError`] when its state or its length is not what it must be.
+    /// [`SparseError`] when its state or its length is wrong.
     pub fn stat(&self, id: &DeviceId) -> Result<Option<SparseInfo>, SparseError> {
         Ok(self.look(id)?.map(|it| it.1))
     }
 
-    /// Opens a device for reading. Only what is sealed may be believed.
+    /// Opens a device for reading. Only the bytes of a sealed device are verified.
     ///
     /// # Errors
     /// As [`stat`](Self::stat).
@@ -411,7 +410,7 @@ impl SparseShelf {
                 Lacks::Always => true,
                 Lacks::IfNobodyFillsIt => !self.is_in_use(id)?,
             };
-        Ok(is_lacking.then(|| "nobody knows whether all of it is here".to_owned()))
+        Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
     }
 
     /// Checks every device but these, and tells strays.

@@ -119,7 +119,7 @@ fn what_has_vanished_is_an_error() {
     }
     transaction.set_ref(name("new"), reference);
     let error = transaction.commit().unwrap_err().to_string();
-    assert!(error.contains("has vanished"), "{error}");
+    assert!(error.contains("disappeared from the store"), "{error}");
     assert!(store.refs.all().unwrap().is_empty());
 }
 

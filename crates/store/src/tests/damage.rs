@@ -211,7 +211,7 @@ fn what_is_damaged_can_be_removed_and_imported_again() {
     let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
     // An import alone does not look at bytes that have the right length.
     let running = store.begin().unwrap();
-    assert!(store.remove_damaged(&report).unwrap_err().to_string().contains("running"));
+    assert!(store.remove_damaged(&report).unwrap_err().to_string().contains("while imports run"));
     drop(running);
     assert_eq!(store.remove_damaged(&report).unwrap(), 1 + 2 + 4);
     assert_eq!(store.remove_damaged(&report).unwrap(), 0);
@@ -273,7 +273,7 @@ fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
         }
     };
     // The superblock's magic; other damage to an image may go unnoticed here, and does no harm.
-    check(&|store| each(store, "images", 1024 * 8), "is damaged");
+    check(&|store| each(store, "images", 1024 * 8), "what image ");
     check(&|store| each(store, "layers", 80), "what a layer needs");
     check(&|store| each(store, "manifests", 8), "a manifest needs");
     check(&|store| each(store, "refs", 8), "`quire rm one:latest`");
@@ -373,8 +373,8 @@ fn a_directory_that_is_gone_is_named_and_can_be_made_again() {
             let error =
                 Store::open(directory.path(), crate::Who::this_process(), options).unwrap_err();
             let expect = format!(
-                "the store {} is damaged: its directory \"{name}\" is gone. `mkdir {}` makes the store usable again, \
-                 then `quire fsck` tells what was lost with it",
+                "the store {} is damaged: its directory \"{name}\" is missing. `mkdir {}` makes the store usable again, \
+                 then `quire fsck` shows what was lost",
                 directory.path().display(),
                 path.display()
             );
@@ -431,7 +431,7 @@ fn a_layer_that_gives_another_tar() {
     let different = format!("made again, its tar has the digest {other}");
     check_deep(b"abd", &recipe, 3, &[], &different);
     check_deep(b"abc", &recipe, 4, &[], "it says that its tar has 4 bytes, not 3");
-    let magic = "the recipe is corrupt at byte 0: it does not begin with the magic of a recipe";
+    let magic = "the recipe is corrupt at byte 0: it is not a recipe";
     check_deep(b"abc", b"something else entirely", 3, &[], magic);
     // The first 5 bytes of an object that the layer does not list, so that gc would remove it.
     let whole = [&header[..], b"\x02", object.as_bytes(), b"\x05"].concat();

@@ -364,7 +364,7 @@ fn an_image_of_an_earlier_version_is_refused() {
         assert!(memory.unreadable.is_empty(), "{:?}", memory.unreadable);
         let error = store.open_image(&image).unwrap_err().to_string();
         let expected = format!(
-            "image {image} has no header that this version writes: it is damaged, or an earlier \
+            "image {image} has no header of this version: it is damaged, or an earlier \
              version of Quire wrote it; pull or import it again"
         );
         assert_eq!(error, expected);
@@ -396,10 +396,10 @@ fn a_device_that_is_not_as_the_image_says_is_never_mounted() {
     std::fs::remove_file(&path).unwrap();
     assert!(why().contains(&format!("device {device} is not in the store")), "{}", why());
     std::fs::create_dir(&path).unwrap();
-    assert!(why().contains("no regular file"), "{}", why());
+    assert!(why().contains("not a regular file"), "{}", why());
     std::fs::remove_dir(&path).unwrap();
     std::os::unix::fs::symlink("/dev/null", &path).unwrap();
-    assert!(why().contains("no regular file"), "{}", why());
+    assert!(why().contains("not a regular file"), "{}", why());
 }
 
 /// All of it is in the image.

@@ -194,7 +194,7 @@ fn every_flipped_bit_of_an_index_is_found() {
         Damage::Bad(StoreItem::DeviceIndex(_), why) => why.clone(),
         _ => String::new(),
     };
-    let found = report.damage.iter().any(|it| why(&it.0).contains("does not know what is at"));
+    let found = report.damage.iter().any(|it| why(&it.0).contains("has no object at byte"));
     assert!(found, "{:?}", report.damage);
 }
 
@@ -207,7 +207,7 @@ fn an_import_writes_a_damaged_index_again() {
         flip(&it.index(), 130 * 8);
         let error = it.store.devices.index_damage(&it.device).unwrap().unwrap().to_string();
         assert!(error.contains(&it.device.to_string()), "{error}");
-        assert!(error.contains("an import of the image that it belongs to writes it again"));
+        assert!(error.contains("import its image again to rewrite the index"));
         assert_eq!(it.store.devices.find(&object).unwrap(), None);
         if repairs {
             assert_eq!(it.store.remove_damaged(&it.fsck()).unwrap(), 1);

@@ -204,7 +204,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
     }
     assert!(text.contains("cannot add an object"), "{text}");
     // Before there is none: others have the rest.
-    assert!(text.contains("imports leave the last"), "{text}");
+    assert!(text.contains("imports keep"), "{text}");
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), old)].into());
     let plan = store.plan_gc(NOW).unwrap();
     assert!(plan.garbage.is_empty(), "the failed import left {plan:?}");
@@ -241,7 +241,7 @@ fn a_read_only_store_can_be_read_and_says_so() {
     let text = Store::open(mounted.0.path(), crate::Who::this_process(), OpenOptions::write())
         .unwrap_err()
         .to_string();
-    assert!(text.contains("cannot be changed"), "{text}");
+    assert!(text.contains("cannot change the store"), "{text}");
     let store =
         Store::open(mounted.0.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), image)].into());

@@ -275,7 +275,7 @@ fn a_manifest_is_checked_against_its_digest() {
     let transaction = store.begin().unwrap();
     let digest = Digest::sha256(b"{}");
     let error = transaction.manifest(&digest, b"[]").unwrap_err().to_string();
-    assert!(error.contains("has the digest sha256:"), "{error}");
+    assert!(error.contains("have the digest sha256:"), "{error}");
     transaction.manifest(&digest, b"{}").unwrap();
     assert_eq!(store.manifests.read(&digest).unwrap(), None);
     transaction.commit().unwrap();
@@ -361,7 +361,7 @@ fn what_is_no_store_is_refused() {
             open(path);
             super::damage::replace(&path.join("meta"), b"{\"format\":1}\n");
         },
-        "meta cannot be read",
+        "file \"meta\" is damaged",
     );
     check_refused(
         |path| {

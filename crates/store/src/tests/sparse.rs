@@ -188,7 +188,7 @@ fn garbage_is_decided_once_for_both_files() {
 fn an_image_is_told_whose_device_is_not_what_it_needs() {
     type Spoil = fn(&Path, &Store, &DeviceId);
     let cases: [(bool, &str, Spoil); 4] = [
-        (false, "nobody knows whether all of it is here", |_, _, _| {}),
+        (false, "its bytes are not known to be complete", |_, _, _| {}),
         (false, "it is condemned", |_, store, id| {
             let filling = store.fill_sparse(id).unwrap().unwrap();
             filling.write_at(&[1; 4096], 0).unwrap();

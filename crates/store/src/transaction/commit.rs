@@ -67,7 +67,7 @@ impl Transaction<'_> {
         drop(lock);
         let counts = state.counts;
         if let Err(error) = self.work.remove() {
-            tracing::debug!(%error, "left for the next command");
+            tracing::debug!(%error, "cannot remove the work directory: the next command does");
         }
         Ok(counts)
     }
@@ -304,10 +304,10 @@ impl Sealer {
             Ok(()) => {}
             // Not permitted, or not on this file system: it will not be for the next one either.
             Err(error @ (SealError::Unsupported { .. } | SealError::Forbidden { .. })) => {
-                tracing::debug!(%error, "objects are protected by their mode only");
+                tracing::debug!(%error, "cannot set the immutable flag: objects are protected by their mode only");
                 self.wanted = false;
             }
-            Err(error) => tracing::warn!(%error, name, "not sealed"),
+            Err(error) => tracing::warn!(%error, name, "cannot set the immutable flag"),
         }
     }
 }

@@ -311,7 +311,7 @@ impl Transaction<'_> {
                 let device = match device.device {
                     Some(device) if state.data.contains_key(&device) => continue,
                     Some(device) => device.to_string(),
-                    None => "that is none of a store's".to_owned(),
+                    None => "without an id".to_owned(),
                 };
                 return Err(super::TransactionError::NoDevice { image: Box::new(*image), device });
             }

@@ -106,7 +106,10 @@ impl<'t> DeviceDraft<'t> {
     /// that its bytes are there, `fsck` checks.
     pub fn add(&mut self, object: ObjectId, sha256: [u8; 32], offset: u64, size: u64) {
         let Some(id) = key(&object) else {
-            self.failed = Some(io::Error::new(io::ErrorKind::InvalidInput, "an id of SHA-512"));
+            self.failed = Some(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "an object id is SHA-512, and devices need SHA-256",
+            ));
             return;
         };
         let offset = if size == 0 { 0 } else { offset };
@@ -126,7 +129,7 @@ impl<'t> DeviceDraft<'t> {
         match (key(&object), named.collect::<Result<Vec<_>, ()>>()) {
             (Some(id), Ok(pieces)) => self.index.add_record(Record { id, sha256, size, pieces }),
             _ => {
-                let text = "an id of SHA-512";
+                let text = "an object id is SHA-512, and devices need SHA-256";
                 self.failed = Some(io::Error::new(io::ErrorKind::InvalidInput, text));
             }
         }

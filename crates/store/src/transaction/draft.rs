@@ -31,12 +31,12 @@ pub enum DraftError {
         source: kernel::verity::VerityError,
     },
     /// A store of another hash: an image's device table has room for a SHA-256 digest only.
-    #[error("a store of {0} has no devices: make one of sha256")]
+    #[error("a store with the hash {0} cannot have devices: make a store with sha256")]
     NoDevices(Algorithm),
     /// A tar without a layer, or a packed device with one.
-    #[error("cannot end a device: {} names the layer that it is", match .kind {
-        DeviceKind::Packed => "no packed one",
-        DeviceKind::Tar => "each that is a tar",
+    #[error("cannot finish a device: {}", match .kind {
+        DeviceKind::Packed => "a packed device must not name a layer",
+        DeviceKind::Tar => "a tar device must name its layer",
     })]
     Layer {
         /// What it is made of.

@@ -48,7 +48,7 @@ impl<'t> LayerDraft<'t> {
             // What it knows of blobs would be lost.
             Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
             Err(error) => {
-                tracing::debug!(%error, "the layer is written anew");
+                tracing::debug!(%error, "replacing a damaged layer");
                 LayerPlace::Damaged
             }
         };

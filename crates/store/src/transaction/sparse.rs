@@ -116,7 +116,7 @@ impl SparseFill<'_> {
     fn sync(&self) -> Result<(), SparseError> {
         let Err(error) = self.file.sync() else { return Ok(()) };
         if let Err(error) = self.note(SparseState::Condemned) {
-            tracing::warn!(device = %self.id, %error, "a sparse device that was not synced is not condemned");
+            tracing::warn!(device = %self.id, %error, "cannot condemn a sparse device that was not synced");
         }
         Err(error.into())
     }

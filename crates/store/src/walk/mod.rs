@@ -108,7 +108,7 @@ pub enum WalkError {
         source: PutError,
     },
     /// A file that no tree can hold.
-    #[error("{} does not fit into a tree", .path.display())]
+    #[error("cannot add {} to the tree", .path.display())]
     Tree {
         /// The file.
         path: PathBuf,

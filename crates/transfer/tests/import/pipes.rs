@@ -189,7 +189,7 @@ fn a_dump_means_what_it_says() {
         fs::write(home.path("a.dump"), format!("/ 0 40755 2 0 0 0 0.0 - - -\n{line}\n")).unwrap();
         let before = home.files();
         let error = chain(&home.import("dump", "a.dump").unwrap_err());
-        assert!(error.ends_with(&format!("line 2 of the dump is wrong: {expect}")), "{error}");
+        assert!(error.ends_with(&format!("line 2 of the dump is invalid: {expect}")), "{error}");
         assert_eq!(home.files(), before);
     };
     let word = "which is not from 0 to 4294967295";

@@ -68,13 +68,13 @@ fn entries() {
         let rest = Tar::of(text).bytes();
         [&good().bytes()[..good().bytes().len() - 1024], &rest].concat()
     };
-    let name = "has a name that is refused: it has \"..\"";
+    let name = "has an invalid name: it contains \"..\"";
     check_tar(&with("f ../escape x"), &format!("entry \"../escape\" {name}"));
     check_tar(&with("f a/../../x x"), &format!("entry \"a/../../x\" {name}"));
     check_tar(&with("l x ../../etc/passwd"), &format!("entry \"../../etc/passwd\" {name}"));
-    check_tar(&with("l x gone"), "\"x\" is a hard link to \"gone\", which is nowhere");
+    check_tar(&with("l x gone"), "\"x\" is a hard link to \"gone\", which does not exist");
     check_tar(&with("d dir, l x dir"), "\"x\" is a hard link to \"dir\", a directory");
-    check_tar(&with("f a/b x"), "\"a/b\" is below something that is not a directory");
+    check_tar(&with("f a/b x"), "a component of the path \"a/b\" is not a directory");
     let mut socket = good();
     socket.entry("socket", b's', "", b"");
     check_tar(&socket.bytes(), "entry \"socket\" is of type 's', which is not supported");

@@ -22,7 +22,7 @@ pub enum ReadError {
     #[error("the image is corrupt: {0}")]
     Corrupt(Corrupt),
     /// The bytes are on a device that the caller did not supply.
-    #[error("the data is on {0}, which was not given")]
+    #[error("the data is on {0}, which is not open")]
     NoDevice(Device),
     /// The source failed.
     #[error("cannot read {len} bytes of {device} at byte {offset}")]
@@ -131,7 +131,7 @@ impl fmt::Display for Part {
 #[non_exhaustive]
 pub enum Corrupt {
     /// The superblock's checksum is another.
-    #[error("the superblock's checksum is {computed:#010x}, but it says {stored:#010x}")]
+    #[error("the superblock has the checksum {computed:#010x}, but states {stored:#010x}")]
     Checksum {
         /// What the superblock says.
         stored: u32,
@@ -142,7 +142,7 @@ pub enum Corrupt {
     #[error("block size 2^{0} bytes is not between 2^9 and 2^16")]
     BlockBits(u8),
     /// The image is shorter than it says.
-    #[error("the image has {len} bytes, but says that it has {blocks} blocks of {block_size}")]
+    #[error("the image has {len} bytes, but its superblock states {blocks} blocks of {block_size}")]
     Truncated {
         /// As the superblock says.
         blocks: u64,
@@ -166,7 +166,7 @@ pub enum Corrupt {
         bound: u64,
     },
     /// The root is something else than a directory.
-    #[error("the root, inode {nid}, has mode {mode:o}: it is not a directory")]
+    #[error("the root, inode {nid}, is not a directory: it has mode {mode:o}")]
     Root {
         /// The root.
         nid: Nid,
@@ -174,7 +174,7 @@ pub enum Corrupt {
         mode: u16,
     },
     /// A file type that does not exist.
-    #[error("inode {nid} has mode {mode:o}, which is no type of file")]
+    #[error("inode {nid} has mode {mode:o}, which has no file type")]
     Mode {
         /// The inode.
         nid: Nid,
@@ -218,7 +218,7 @@ pub enum Corrupt {
         len: u64,
     },
     /// A chunk on a device that the image does not have.
-    #[error("inode {nid} has data on {device}, but the image has {count} besides itself")]
+    #[error("inode {nid} has data on {device}, but the image has only {count} besides itself")]
     Device {
         /// The inode.
         nid: Nid,
@@ -228,7 +228,7 @@ pub enum Corrupt {
         count: usize,
     },
     /// A directory block whose first name does not begin at the end of a whole number of entries.
-    #[error("block {block} of directory {nid} has its first name at byte {offset} of {len}")]
+    #[error("block {block} of directory {nid} has {len} bytes and its first name at byte {offset}")]
     DirectoryBlock {
         /// The directory.
         nid: Nid,
@@ -256,7 +256,7 @@ pub enum Corrupt {
         end: usize,
     },
     /// A name with a byte that no name has.
-    #[error("directory {nid} has an entry that cannot be: {source}")]
+    #[error("directory {nid} has an invalid entry: {source}")]
     Name {
         /// The directory.
         nid: Nid,
@@ -298,7 +298,7 @@ pub enum Corrupt {
         mode: u16,
     },
     /// A directory with two names, which may be a loop.
-    #[error("directory {nid} has a second name, \"{}\"", .path.escape_ascii())]
+    #[error("directory {nid} has a second name \"{}\"", .path.escape_ascii())]
     DirectoryTwice {
         /// The directory.
         nid: Nid,
@@ -341,7 +341,7 @@ pub enum Corrupt {
         index: u8,
     },
     /// A name that is empty, too long, or has a NUL byte.
-    #[error("inode {nid} has an xattr that cannot be: {source}")]
+    #[error("inode {nid} has an invalid xattr: {source}")]
     XattrName {
         /// The inode.
         nid: Nid,
@@ -391,7 +391,7 @@ pub enum Corrupt {
         base: u8,
     },
     /// Fingerprints by a long prefix that does not exist.
-    #[error("fingerprints are named by long xattr prefix {at}, of which there are {count}")]
+    #[error("fingerprints use long xattr prefix {at}, but the image has only {count}")]
     FingerprintPrefix {
         /// Which prefix.
         at: u8,
@@ -399,9 +399,7 @@ pub enum Corrupt {
         count: usize,
     },
     /// More metadata than an image of this length has unless it uses the same bytes over and over.
-    #[error(
-        "the image refers to its own bytes so often that its metadata takes more than {bound} bytes"
-    )]
+    #[error("the image uses some bytes so often that its metadata takes more than {bound} bytes")]
     Amplified {
         /// Bytes that an image of this length may take.
         bound: u64,
@@ -415,7 +413,7 @@ pub enum Corrupt {
         size: u64,
     },
     /// In a composefs image, a `trusted.overlay.metacopy` that is no digest.
-    #[error("file {nid} has a metacopy xattr of {len} bytes that is no fs-verity digest")]
+    #[error("file {nid} has a metacopy xattr of {len} bytes that is not an fs-verity digest")]
     Metacopy {
         /// The file.
         nid: Nid,
@@ -431,7 +429,7 @@ pub enum Corrupt {
         nlink: u32,
     },
     /// An inode that a tree cannot hold.
-    #[error("inode {nid} cannot be in a tree: {source}")]
+    #[error("cannot add inode {nid} to a tree: {source}")]
     Tree {
         /// The inode.
         nid: Nid,

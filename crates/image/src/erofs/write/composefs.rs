@@ -145,7 +145,7 @@ impl<'a> Survey<'a> {
         survey.has_acl = POSIX_ACLS.iter().any(|name| survey.xattrs.has_name(name));
         let Self { items, xattrs, .. } = &mut survey;
         let files = items.iter().filter_map(|item| file_pairs(tree, item.source));
-        xattrs.share(files).ok_or(WriteError::TooLarge("shared xattrs"))?;
+        xattrs.share(files).ok_or(WriteError::TooLarge("4 GiB of shared xattrs"))?;
         Ok(survey)
     }
 
@@ -261,7 +261,7 @@ impl<'a> Survey<'a> {
                 name: name.to_vec(),
             })?;
         }
-        let id = self.xattrs.add(set.pairs).ok_or(WriteError::TooLarge("xattrs"))?;
+        let id = self.xattrs.add(set.pairs).ok_or(WriteError::TooLarge("2^32 xattrs"))?;
         match role {
             Role::Plain => self.plain[xattrs.index()] = id,
             _ => {

@@ -96,7 +96,7 @@ pub enum WriteError {
     },
     /// The source has an xattr that the profile uses itself, with so long a value that C refuses the inode.
     #[error(
-        "\"{}\" has an xattr \"{}\" of its own, which the image needs for a whiteout",
+        "\"{}\" has its own xattr \"{}\", which the image needs for a whiteout",
         path.escape_ascii(),
         name.escape_ascii()
     )]
@@ -124,7 +124,7 @@ pub enum WriteError {
     },
     /// An object that is not named by SHA-256.
     #[error(
-        "\"{}\" is an object named by sha512, but composefs images know only sha256",
+        "\"{}\" has a sha512 object id, but composefs images use only sha256",
         path.escape_ascii()
     )]
     ObjectAlgorithm {
@@ -143,7 +143,7 @@ pub enum WriteError {
         bytes: u64,
     },
     /// A device whose number has more than the 12 bits of major and 20 bits of minor that Linux has.
-    #[error("\"{}\" is device {number:#x}, which is no number of Linux", path.escape_ascii())]
+    #[error("\"{}\" has the device number {number:#x}, which Linux does not support", path.escape_ascii())]
     DeviceNumber {
         /// The device.
         path: Vec<u8>,
@@ -159,7 +159,7 @@ pub enum WriteError {
         source: io::Error,
     },
     /// A file has another length than the tree says.
-    #[error("\"{}\" has not the {size} bytes that it should have", path.escape_ascii())]
+    #[error("the length of \"{}\" is not {size} bytes", path.escape_ascii())]
     ContentSize {
         /// The file.
         path: Vec<u8>,
@@ -170,7 +170,7 @@ pub enum WriteError {
     #[error("files changed while the image was written")]
     ContentChanged,
     /// A device that is not named by SHA-256.
-    #[error("device {id} is named by sha512, but a device table has room for sha256 only")]
+    #[error("device {id} has a sha512 id, but a device table has room only for sha256")]
     DeviceAlgorithm {
         /// The device.
         id: DeviceId,
@@ -200,7 +200,7 @@ pub enum WriteError {
     },
     /// A file whose pieces cannot be where they are said to be.
     #[error(
-        "\"{}\" has {size} bytes, which cannot be in the pieces of devices that were said to have them",
+        "\"{}\" has {size} bytes, which do not match the stated pieces of devices",
         path.escape_ascii()
     )]
     MisplacedPieces {
@@ -246,7 +246,7 @@ pub fn write(
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
     let nobody = |_: Inode<'_>, _, _: &mut dyn io::Write| {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "nobody was asked to give them"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the writer has no source of file contents"))
     };
     write_with(tree, profile, &mut { nobody }, out)
 }

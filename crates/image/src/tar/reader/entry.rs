@@ -231,7 +231,7 @@ impl<R: Read> Reader<R> {
         let sparse = &mut self.local.sparse;
         let Some(size) = sparse.size else {
             let kind = Corrupt::SparseMap {
-                reason: "comes without the file's size, with the regions and bytes that are there",
+                reason: "comes without the file's size; its regions and bytes are",
                 value: wide(sparse.map.regions().0),
                 bound: stored,
             };
@@ -249,7 +249,7 @@ impl<R: Read> Reader<R> {
                 }
                 // The map is a part of the data, so it ends there.
                 let Some(rest) = stored.checked_sub(wide(BLOCK)) else {
-                    let reason = "is longer than the data that it stands in";
+                    let reason = "is longer than the data that contains it";
                     let kind = Corrupt::SparseMap { reason, value: wide(BLOCK), bound: stored };
                     return Err(corrupt(at, &self.entry.raw, kind));
                 };
@@ -271,7 +271,7 @@ impl<R: Read> Reader<R> {
             let (regions, _) = sparse.map.regions();
             if sparse.regions != Some(wide(regions)) {
                 let kind = Corrupt::SparseMap {
-                    reason: "has another number of regions than stated",
+                    reason: "does not have the stated number of regions",
                     value: wide(regions),
                     bound: sparse.regions.unwrap_or(0),
                 };

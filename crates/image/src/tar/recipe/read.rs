@@ -23,7 +23,7 @@ pub enum RebuildError {
         kind: Malformed,
     },
     /// It is a recipe of a later version.
-    #[error("the recipe has format version {0}; this program knows 1")]
+    #[error("the recipe has format version {0}, and this version of Quire reads 1")]
     Version(u8),
     /// A part of an object could not be had.
     #[error("cannot read object {object}")]
@@ -39,16 +39,16 @@ pub enum RebuildError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// It does not begin as recipes do.
-    #[error("it does not begin with the magic of a recipe")]
+    #[error("it is not a recipe")]
     Magic,
     /// No known algorithm.
-    #[error("no algorithm has number {0}")]
+    #[error("the algorithm {0} is unknown")]
     Algorithm(u8),
     /// Bytes that must be zero are not.
     #[error("reserved bytes of the header are not zero")]
     Reserved,
     /// A record of no known type.
-    #[error("no record has type {0}")]
+    #[error("the record type {0} is unknown")]
     Type(u8),
     /// It ends without an end record.
     #[error("it ends within a record")]
@@ -65,7 +65,7 @@ pub enum Malformed {
         bound: u64,
     },
     /// Ranges that reach beyond what a file can have.
-    #[error("a range of {length} bytes begins at byte {offset} of an object")]
+    #[error("a range of {length} bytes at byte {offset} of an object is too long")]
     Range {
         /// First byte.
         offset: u64,
@@ -73,7 +73,7 @@ pub enum Malformed {
         length: u64,
     },
     /// The end record states another length than the records before it give.
-    #[error("the tar has {actual} bytes, but {stated} are stated")]
+    #[error("the tar has {actual} bytes, but the recipe states {stated}")]
     TarLength {
         /// By the end record.
         stated: u64,
@@ -81,7 +81,7 @@ pub enum Malformed {
         actual: u64,
     },
     /// There is something behind the end record.
-    #[error("something follows the end")]
+    #[error("there are bytes after the end")]
     Trailing,
 }
 

@@ -22,7 +22,7 @@ pub enum WriteError {
     #[error("cannot write the recipe")]
     Write(#[source] io::Error),
     /// An object id of another algorithm than the recipe's.
-    #[error("object {object} is not named by {algorithm}, as all in this recipe are")]
+    #[error("the id of object {object} is not {algorithm}, as this recipe needs")]
     Algorithm {
         /// The object.
         object: ObjectId,
@@ -30,7 +30,7 @@ pub enum WriteError {
         algorithm: Algorithm,
     },
     /// Inline content without the bytes that the entry's segments are about.
-    #[error("the content has {length} bytes, but a segment of it ends at byte {end}")]
+    #[error("the content has {length} bytes, but one of its segments ends at byte {end}")]
     Inline {
         /// Bytes given.
         length: usize,

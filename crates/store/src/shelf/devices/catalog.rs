@@ -110,7 +110,7 @@ impl Catalog {
                             self.devices.insert(id, loaded);
                         }
                         Ok(None) => {}
-                        Err(error) => tracing::warn!(%error, "what it has is not found"),
+                        Err(error) => tracing::warn!(%error, "skipping the index of a device"),
                     }
                 }
             }
@@ -139,7 +139,7 @@ fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataEr
         Ok(Some(found)) => found,
         Ok(None) => return Ok(Ok(None)),
         Err(error) if error.is_not_a_file() => {
-            return Ok(Err(DataError::Index { device: *id, reason: "it is no regular file" }));
+            return Ok(Err(DataError::Index { device: *id, reason: "it is not a regular file" }));
         }
         Err(error) => return Err(error),
     };
@@ -178,12 +178,12 @@ pub(crate) enum Look {
 }
 
 impl DeviceShelf {
-    /// Where in a device an object is, in whichever has it.
+    /// The place of an object in any device.
     ///
-    /// Only for looking, as [`Store::has`](crate::Store::has).
+    /// The answer is a snapshot, as with [`Store::has`](crate::Store::has).
     ///
     /// # Errors
-    /// [`DiskError`] when the indexes cannot be read. A damaged one is passed over.
+    /// [`DiskError`] when the indexes cannot be read. A damaged one is skipped.
     pub fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         self.look_for(object, Look::Quick)
     }
@@ -230,7 +230,7 @@ impl DeviceShelf {
         Ok(found)
     }
 
-    /// As [`find`](Self::find), in one of these devices, the first that has it.
+    /// As [`find`](Self::find), in the first of these devices that has it.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -247,7 +247,7 @@ impl DeviceShelf {
         Ok(found)
     }
 
-    /// Which object begins at a place in a device: so a native image's files get their names back.
+    /// The object that begins at a place in a device. It gives the object ids of a native image's files.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -284,7 +284,7 @@ impl DeviceShelf {
     pub(crate) fn index_damage(&self, device: &DeviceId) -> Result<Option<DataError>, DiskError> {
         Ok(match load(self.directory.there()?, device)? {
             Ok(Some(_)) => None,
-            Ok(None) => Some(DataError::Index { device: *device, reason: "it is not there" }),
+            Ok(None) => Some(DataError::Index { device: *device, reason: "it is missing" }),
             Err(error) => Some(error),
         })
     }

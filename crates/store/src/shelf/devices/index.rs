@@ -62,14 +62,10 @@ impl Entry {
     /// What is wrong with it, in a device of this length.
     fn check(&self, bytes: u64) -> Result<(), &'static str> {
         if self.size == 0 {
-            return if self.offset == 0 {
-                Ok(())
-            } else {
-                Err("nothing has a place in the device")
-            };
+            return if self.offset == 0 { Ok(()) } else { Err("an empty object has an offset") };
         }
         if !self.offset.is_multiple_of(DATA_BLOCK) {
-            return Err("an object does not begin with a block");
+            return Err("an object does not begin at a block boundary");
         }
         // The last block says what the device is.
         let last = bytes.saturating_sub(DATA_BLOCK);
@@ -130,7 +126,7 @@ impl Header {
     fn decode(header: &[u8; HEADER]) -> Result<Self, &'static str> {
         let mut fields = Fields(header);
         if fields.take::<8>()? != *MAGIC {
-            return Err("it is no index of this format");
+            return Err("it is not an index of this format");
         }
         let kind = match fields.u32()? {
             1 => DeviceKind::Packed,
@@ -148,15 +144,15 @@ impl Header {
             (DeviceKind::Packed, 0) => None,
             (DeviceKind::Tar, 32) => layer.first_chunk::<32>().map(Digest::from_sha256),
             (DeviceKind::Tar, 64) => Some(Digest::from_sha512(&layer)),
-            _ => return Err("its layer makes no sense"),
+            _ => return Err("its layer is invalid"),
         };
         let header_again = Self { kind, bytes, dropped, layer };
         // Also that what has no meaning is zero.
         if header_again.encode() != *without_counts(header) {
-            return Err("its header makes no sense");
+            return Err("its header is invalid");
         }
         if !bytes.is_multiple_of(DATA_BLOCK) {
-            return Err("its device is not of whole blocks");
+            return Err("the length of its device is not in whole blocks");
         }
         Ok(header_again)
     }
@@ -230,7 +226,7 @@ impl Index {
         let (tables, trailer) = bytes.split_last_chunk::<TRAILER>().ok_or(short)?;
         let (end, hash) = trailer.split_first_chunk().ok_or(short)?;
         if end != END {
-            return Err("it is no index of this format");
+            return Err("it is not an index of this format");
         }
         let hashed = bytes.len().saturating_sub(hash.len());
         if *hash != *Sha256::digest(bytes.get(..hashed).unwrap_or_default()) {

@@ -37,13 +37,13 @@ pub(crate) const DATA: &str = "data";
 /// Ends the name of an index.
 const INDEX: &str = ".index";
 
-/// What a device is made of.
+/// The kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// Whole objects in blocks of 512 bytes: what is longer than seven of these begins at a multiple of 4096, what is not
-    /// crosses none.
+    /// Whole objects in blocks of 512 bytes. Objects of more than seven blocks begin at a multiple of 4096; shorter ones
+    /// do not cross one.
     Packed,
-    /// A layer's uncompressed tar, with zeros up to a whole block.
+    /// The uncompressed tar of a layer, padded with zeros to a whole block.
     Tar,
 }
 
@@ -63,26 +63,26 @@ pub const DATA_BLOCK: u64 = 512;
 /// A device that was added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredDevice {
-    /// Its name: the fs-verity digest of its bytes. An image's device table has it in hex.
+    /// Its id: the fs-verity digest of its bytes. An image's device table has it in hex.
     pub id: DeviceId,
     /// Length in bytes, whole blocks.
     pub bytes: u64,
-    /// What it is made of.
+    /// Its kind.
     pub kind: DeviceKind,
 }
 
-/// Where in a device an object is.
+/// The place of an object in a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
     /// The object.
     pub object: ObjectId,
-    /// The device; of an object in pieces, the one whose index says which they are.
+    /// The device; for an object in pieces, the one whose index lists the pieces.
     pub device: DeviceId,
     /// Length of the device in bytes.
     pub device_bytes: u64,
-    /// What the device is made of.
+    /// Kind of the device.
     pub kind: DeviceKind,
-    /// Where in the device it begins, in bytes; 0 for an empty object, and for one in pieces.
+    /// Offset of the object in the device, in bytes; 0 for an empty object, and for one in pieces.
     pub offset: u64,
     /// Length of the whole object in bytes.
     pub size: u64,
@@ -93,7 +93,7 @@ pub struct StoredObject {
 }
 
 impl StoredObject {
-    /// The devices that its bytes are in, and the one that says so, some perhaps more than once.
+    /// The devices that hold its bytes, and the one whose index says so. A device may occur more than once.
     pub fn devices(&self) -> impl Iterator<Item = StoredDevice> {
         let pieces = self.pieces.iter().flat_map(|it| it.iter());
         let of = |it: &Self| StoredDevice { id: it.device, bytes: it.device_bytes, kind: it.kind };
@@ -102,7 +102,7 @@ impl StoredObject {
     }
 }
 
-/// Where the store has an object.
+/// The place of an object in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Where {
     /// A file in `objects/`, as composefs images need it.
@@ -175,30 +175,30 @@ pub(crate) fn piece_of(
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// There is none of this name.
+    /// The store lacks the device.
     #[error("device {0} is not in the store")]
     Absent(DeviceId),
-    /// Something else than a file has its name.
-    #[error("device {0} is no regular file")]
+    /// The name belongs to something other than a file.
+    #[error("device {0} is not a regular file")]
     NotAFile(DeviceId),
-    /// Its file is shorter or longer than it must be.
-    #[error("device {device} has {actual} bytes, not {expected}: `quire fsck` tells what is lost")]
+    /// The file is too short or too long.
+    #[error("device {device} has {actual} bytes, not {expected}: `quire fsck` shows what is lost")]
     Length {
-        /// Which one.
+        /// The device.
         device: DeviceId,
-        /// As the image or the index says.
+        /// Length in bytes as the image or the index states it.
         expected: u64,
-        /// As found.
+        /// Length of the file in bytes.
         actual: u64,
     },
-    /// Its index is not as it was written.
+    /// The index is damaged.
     #[error(
-        "the index of device {device} is damaged: {reason}; an import of the image that it belongs to writes it again"
+        "the index of device {device} is damaged: {reason}; import its image again to rewrite the index"
     )]
     Index {
-        /// Which one.
+        /// The device.
         device: DeviceId,
-        /// What is wrong with it.
+        /// The damage.
         reason: &'static str,
     },
 }

@@ -7,21 +7,21 @@ use image::verity::{DeviceId, ObjectId};
 use super::index::Record;
 use super::{Index, StoredObject};
 
-/// A run of an object's bytes, by its name.
+/// A run of an object's bytes, by object id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// The object that has the same bytes, alone, in a packed device; `None` for zeros, which are nowhere.
+    /// The object with exactly these bytes, in a packed device; `None` for zeros, which are not stored.
     pub object: Option<ObjectId>,
-    /// Bytes: whole blocks, but for an object's last piece.
+    /// Length in bytes: whole blocks, except for an object's last piece.
     pub len: u64,
 }
 
-/// A run of an object's bytes, and where it is.
+/// A run of an object's bytes, and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredPiece {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Where they are; `None` for zeros, which are nowhere.
+    /// The place of the bytes; `None` for zeros, which are not stored.
     pub stored: Option<StoredObject>,
 }
 

@@ -1,4 +1,4 @@
-//! An object's bytes, wherever they are.
+//! Reads an object's bytes, in files or devices.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 
 use super::{StoredObject, StoredPiece};
 
-/// Reads an object of a store. As long as it is open, `gc` does not take the bytes away.
+/// Reads an object of a store. As long as it is open, `gc` does not remove the bytes.
 ///
 /// The bytes are not verified: hash them, or trust the import.
 #[derive(Debug)]
@@ -83,10 +83,10 @@ impl ObjectReader {
         }
     }
 
-    /// Reads some bytes from `offset` on; none at the end.
+    /// Reads some bytes from `offset` on, and returns their number: 0 at the end.
     ///
     /// # Errors
-    /// As `pread`.
+    /// The errors of `pread`.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.source {
             Source::Whole(file) => file.read_at(buffer, offset),
@@ -114,7 +114,7 @@ impl ObjectReader {
     /// Fills `buffer` from `offset` on.
     ///
     /// # Errors
-    /// As `pread`; the end of the object within is `UnexpectedEof`.
+    /// The errors of `pread`, and `UnexpectedEof` when the object ends before the buffer is full.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -144,7 +144,8 @@ impl Seek for ObjectReader {
             SeekFrom::End(offset) => self.size.checked_add_signed(offset),
             SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
         };
-        let before = || io::Error::new(io::ErrorKind::InvalidInput, "before the first byte");
+        let before =
+            || io::Error::new(io::ErrorKind::InvalidInput, "cannot seek before the first byte");
         self.position = position.ok_or_else(before)?;
         Ok(self.position)
     }

@@ -1,4 +1,4 @@
-//! Where the store has the pieces of layers that came with a table of contents.
+//! The places of the pieces of layers that came with a table of contents.
 //!
 //! One file a layer, `blobs/DIFFID.chunks`, laid out as `docs/format/object-store.md`, "Chunks", says. Nothing relies on
 //! it: it saves a download.
@@ -27,27 +27,27 @@ const SEARCH_MAX: u64 = 512 << 20;
 /// The most bytes that are kept under one key.
 const BYTES_MAX: usize = 1 << 20;
 
-/// What a piece is known by: the SHA-256 of its bytes, or of something that tells them.
+/// The key of a piece: the SHA-256 of its bytes, or of something that identifies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey(pub [u8; 32]);
 
 /// A part of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectPart {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Its first byte.
+    /// Offset of its first byte in the object, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// A piece that was found. Whether it is what its key says, whoever uses it sees.
+/// A piece that was found. It is not verified: the caller compares it with its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Chunk {
-    /// In an object, which may be gone or damaged.
+    /// A part of an object, which may be gone or damaged.
     Object(ObjectPart),
-    /// Here.
+    /// The bytes themselves.
     Bytes(Vec<u8>),
 }
 
@@ -68,10 +68,10 @@ impl std::fmt::Debug for Chunks {
 }
 
 impl Chunks {
-    /// None.
+    /// No pieces.
     ///
     /// # Errors
-    /// The compressor's, for want of memory.
+    /// An error of the compressor when memory runs out.
     pub fn new() -> io::Result<Self> {
         let packed = zstd::Encoder::new(Vec::new(), LEVEL)?;
         Ok(Self { objects: Vec::new(), bytes: Vec::new(), length: 0, packed })
@@ -85,7 +85,7 @@ impl Chunks {
     /// Adds bytes, unless they are more than 1 MiB.
     ///
     /// # Errors
-    /// The compressor's.
+    /// An error of the compressor.
     pub fn bytes(&mut self, key: ChunkKey, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() <= BYTES_MAX {
             self.packed.write_all(bytes)?;
@@ -151,7 +151,7 @@ impl<'a> Parsed<'a> {
         };
         let (rest, hash) = file.split_at(file.len() - 32);
         if !file.starts_with(MAGIC) || !rest.ends_with(END) {
-            return Err("it is no file of this format");
+            return Err("it is not a file of this format");
         }
         if Digest::sha256(rest).as_bytes() != hash {
             return Err("its checksum is wrong");
@@ -160,9 +160,9 @@ impl<'a> Parsed<'a> {
         let body = &file[MAGIC.len()..end];
         let table = |count: u64, size: usize| usize::try_from(count).ok()?.checked_mul(size);
         let objects = table(number(file, end), object_size).filter(|it| *it <= body.len());
-        let (objects, body) = body.split_at(objects.ok_or("its lengths are absurd")?);
+        let (objects, body) = body.split_at(objects.ok_or("its lengths are invalid")?);
         let bytes = table(number(file, end + 8), BYTES_SIZE).filter(|it| *it <= body.len());
-        let (bytes, packed) = body.split_at(bytes.ok_or("its lengths are absurd")?);
+        let (bytes, packed) = body.split_at(bytes.ok_or("its lengths are invalid")?);
         Ok(Self { objects, object_size, bytes, packed, length: number(file, end + 16) })
     }
 
@@ -175,7 +175,7 @@ impl<'a> Parsed<'a> {
         for entry in self.objects.chunks_exact(self.object_size) {
             let Ok(at) = wanted.binary_search(&key(entry)) else { continue };
             let (id, place) = entry[KEY..].split_at(self.object_size - KEY - 16);
-            let object = ObjectId::from_bytes(id).map_err(|_odd| "an object's id is absurd")?;
+            let object = ObjectId::from_bytes(id).map_err(|_odd| "an object's id is invalid")?;
             let (offset, length) = (number(place, 0), number(place, 8));
             found(at, Chunk::Object(ObjectPart { object, offset, length }));
         }
@@ -196,7 +196,7 @@ impl<'a> Parsed<'a> {
         for (offset, length, at) in places {
             let ahead = offset.checked_sub(position).ok_or("its bytes overlap")?;
             let length = usize::try_from(length).ok().filter(|it| *it <= BYTES_MAX);
-            let mut bytes = vec![0; length.ok_or("its lengths are absurd")?];
+            let mut bytes = vec![0; length.ok_or("its lengths are invalid")?];
             io::copy(&mut (&mut decoder).take(ahead), &mut io::sink()).map_err(broken)?;
             decoder.read_exact(&mut bytes).map_err(broken)?;
             position = offset + bytes.len() as u64;
@@ -207,7 +207,7 @@ impl<'a> Parsed<'a> {
 }
 
 impl DownloadShelf {
-    /// Keeps where the pieces of this layer are, until `gc` takes the layer. Nothing is kept of one with too many.
+    /// Keeps the places of this layer's pieces, until `gc` removes the layer. A table that is too large is not kept.
     ///
     /// # Errors
     /// [`DiskError`] when the file cannot be written.
@@ -215,14 +215,14 @@ impl DownloadShelf {
         let name = BlobFile::Chunks(*diff_id).file_name();
         let bytes = chunks.encode().map_err(|error| self.directory.failed("make", &name, error))?;
         if bytes.len() as u64 > FILE_MAX {
-            tracing::debug!(%diff_id, bytes = bytes.len(), "too many chunks are not kept");
+            tracing::debug!(%diff_id, bytes = bytes.len(), "too many chunks: the table is not kept");
             return Ok(());
         }
         self.tmp.replace(&self.directory, name, &bytes)
     }
 
-    /// Looks for pieces in all layers that came with a table of contents. `wanted` is sorted; `found` is told the place of
-    /// a key in it, and a piece, perhaps several times for one key. Files that are damaged are passed over.
+    /// Looks for pieces in all layers that came with a table of contents. `wanted` is sorted; `found` gets the index of
+    /// a key in it, and a piece, perhaps several times for one key. Damaged files are skipped.
     ///
     /// # Errors
     /// [`DiskError`] when the folder cannot be read.
@@ -248,10 +248,10 @@ impl DownloadShelf {
             };
             if let Err(why) = outcome {
                 let file = self.directory.path_of(&listed.name);
-                tracing::debug!(file = %file.display(), why, "passed over");
+                tracing::debug!(file = %file.display(), why, "skipping a table of chunks");
             }
             if read > SEARCH_MAX {
-                tracing::debug!(read, "no more files are searched");
+                tracing::debug!(read, "searched enough tables of chunks");
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! Where images came from. Recorded with the image and not with a name, so that it is known as long as the image is there.
+//! The origins of images, recorded with the image and not with a name, so they last as long as the image.
 //!
 //! `blobs/IMAGE.origins` is a record. See `docs/format/object-store.md`, "Origins".
 
@@ -14,16 +14,16 @@ use image::digest::Digest;
 /// The most origins of one image that are kept: the last ones.
 const KEPT: usize = 64;
 
-/// Where an image came from once.
+/// An origin of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The manifest that it was made of, if there was one.
+    /// The manifest that it was made from, if there was one.
     pub manifest: Option<Digest>,
-    /// The registry and the repository that it was pulled from, `registry/repository`. None: it was imported or made here.
+    /// The repository that it was pulled from, as `registry/repository`. `None`: it was imported or made here.
     pub repository: Option<String>,
 }
 
-/// Why it is not known where an image came from.
+/// Why the origins of an image are unknown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OriginError {
@@ -32,10 +32,10 @@ pub enum OriginError {
     Damaged {
         /// The image.
         image: Box<ImageId>,
-        /// How.
+        /// The cause.
         source: RecordError,
     },
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -53,7 +53,7 @@ pub(crate) fn encode(image: &ImageId, origins: &[Origin]) -> Vec<u8> {
 }
 
 impl DownloadShelf {
-    /// Where an image came from, the last first. Nothing if nobody noted it, as versions did that noted no origins.
+    /// The origins of an image, the last first. Empty if none was recorded.
     ///
     /// # Errors
     /// [`OriginError`] when the record is damaged or cannot be read.
@@ -63,7 +63,7 @@ impl DownloadShelf {
         let damaged = |source| OriginError::Damaged { image: Box::new(*image), source };
         let raw: Raw = record::decode(&bytes).map_err(damaged)?;
         if raw.image != image.to_string() {
-            let other = format!("it is of image {}", raw.image.escape_debug());
+            let other = format!("it names image {}", raw.image.escape_debug());
             return Err(damaged(RecordError::Json(serde::de::Error::custom(other))));
         }
         Ok(raw.origins)
@@ -79,7 +79,7 @@ impl DownloadShelf {
             Ok(before) => before,
             Err(OriginError::Disk(error)) => return Err(error),
             Err(error) => {
-                tracing::warn!(%image, %error, "replacing a damaged record");
+                tracing::warn!(%image, %error, "replacing a damaged record of origins");
                 Vec::new()
             }
         };

@@ -350,7 +350,7 @@ enum Failed {
 
 impl<W: io::Write> io::Write for Body<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let stop = || io::Error::other("the image cannot be written");
+        let stop = || io::Error::other("cannot write the image");
         if self.failed.is_some() {
             return Err(stop());
         }

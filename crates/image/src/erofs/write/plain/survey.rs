@@ -143,7 +143,7 @@ impl<'a> Survey<'a> {
             survey.xattrs.shorten(|base, infix| survey.prefixes.add(base, infix));
         }
         let none = std::iter::empty();
-        survey.xattrs.share(none).ok_or(WriteError::TooLarge("shared xattrs"))?;
+        survey.xattrs.share(none).ok_or(WriteError::TooLarge("4 GiB of shared xattrs"))?;
         Ok(survey)
     }
 
@@ -155,7 +155,7 @@ impl<'a> Survey<'a> {
         if *set == SetId::UNKNOWN {
             let pairs = inode.xattrs().map(|(name, value)| (Cow::Borrowed(name), value));
             let added = self.xattrs.add(pairs.collect());
-            *set = added.ok_or(WriteError::TooLarge("xattrs"))?;
+            *set = added.ok_or(WriteError::TooLarge("2^32 xattrs"))?;
         }
         self.xattrs.count(*set);
         self.has_xattrs = true;
@@ -240,7 +240,7 @@ impl<'a> Survey<'a> {
         }
         let added = self.files.set_fingerprints(hashes.into_iter(), self.tree.inode_bound());
         let bytes = added.and_then(|()| u32::try_from(self.shared_bytes()).ok());
-        bytes.ok_or(WriteError::TooLarge("shared xattrs"))?;
+        bytes.ok_or(WriteError::TooLarge("4 GiB of shared xattrs"))?;
         Ok(())
     }
 
@@ -272,7 +272,8 @@ impl<'a> Survey<'a> {
                 let (mut file, pieces) = placed.ok_or_else(misplaced)?;
                 if let Some(pieces) = pieces {
                     let number = u32::try_from(self.files.pieces.len());
-                    let number = number.map_err(|_many| WriteError::TooLarge("files in pieces"))?;
+                    let number =
+                        number.map_err(|_many| WriteError::TooLarge("2^32 files in pieces"))?;
                     file.form = DataForm::Pieces(number);
                     self.files.pieces.push(pieces);
                 }

@@ -70,20 +70,20 @@ impl Record {
         for piece in &self.pieces {
             left = match left.checked_sub(piece.len) {
                 Some(left) if piece.len > 0 => left,
-                _ => return Err("the pieces of an object are not as long as it"),
+                _ => return Err("the pieces of an object do not add up to its size"),
             };
             if left > 0 && !piece.len.is_multiple_of(DATA_BLOCK) {
-                return Err("a piece of an object does not end with a block");
+                return Err("a piece of an object does not end at a block boundary");
             }
             let is_hole = piece.id.is_none();
             if is_hole && after_hole {
-                return Err("zeros of an object are in two pieces");
+                return Err("two pieces of zeros stand side by side");
             }
             after_hole = is_hole;
         }
         match (left, self.pieces.is_empty()) {
             (0, false) => Ok(()),
-            _ => Err("the pieces of an object are not as long as it"),
+            _ => Err("the pieces of an object do not add up to its size"),
         }
     }
 }
@@ -134,12 +134,12 @@ pub(super) fn decode(
         let (id, sha256) = (fields.take()?, fields.take()?);
         let (size, first, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
         if fields.u64()? != 0 {
-            return Err("an object in pieces has something where nothing may be");
+            return Err("the reserved field of an object in pieces is not zero");
         }
         if first != next {
             return Err("the pieces of objects are not in order");
         }
-        next = next.checked_add(count).ok_or("its lengths are absurd")?;
+        next = next.checked_add(count).ok_or("its lengths are invalid")?;
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(PIECE));
         let taken = bytes.and_then(|bytes| pieces.split_at_checked(bytes));
         let (own, rest) = taken.ok_or("it has fewer pieces than its objects")?;

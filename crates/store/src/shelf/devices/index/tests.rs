@@ -115,19 +115,19 @@ fn what_makes_no_sense_is_refused() {
         bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     };
     let trailer = |bytes: &[u8]| bytes.len() - TRAILER;
-    refused(|bytes, _| bytes[0] = b'Q', "no index");
+    refused(|bytes, _| bytes[0] = b'Q', "not an index");
     refused(|bytes, _| bytes[8] = 3, "unknown kind");
     refused(|bytes, _| bytes[8] = 2, "layer");
     refused(|bytes, _| bytes[13] = 16, "block size");
     refused(|bytes, _| bytes[32] = 32, "layer");
     refused(|bytes, _| bytes[100] = 1, "header");
     refused(|bytes, _| put(bytes, 16, 4 * 4096 + 511), "whole blocks");
-    refused(|bytes, [a, _]| put(bytes, a + 64, 511), "begin with a block");
+    refused(|bytes, [a, _]| put(bytes, a + 64, 511), "begin at a block boundary");
     refused(|bytes, [a, _]| put(bytes, a + 64, 4 * 4096), "within the device");
     refused(|bytes, [a, _]| put(bytes, a + 64, 0xffff_ffff_ffff_f000), "within the device");
     refused(|bytes, [a, _]| put(bytes, a + 72, u64::MAX), "within the device");
     refused(|bytes, [a, _]| put(bytes, a + 72, 8193), "overlap");
-    refused(|bytes, [_, empty]| put(bytes, empty + 64, 512), "nothing has a place");
+    refused(|bytes, [_, empty]| put(bytes, empty + 64, 512), "an empty object has an offset");
     for count in [0, 2, 4, u64::MAX / 80, u64::MAX] {
         refused(|bytes, _| put(bytes, COUNTS, count), "add up");
     }
@@ -230,12 +230,12 @@ fn objects_in_pieces_that_make_no_sense_are_refused() {
         let error = with_records(records).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}, not {reason}");
     };
-    refused(&[record("one", &[("x", 8191), ("a", 1)])], "end with a block");
+    refused(&[record("one", &[("x", 8191), ("a", 1)])], "end at a block boundary");
     refused(&[record("one", &[(".", 4096), (".", 4096)])], "two pieces");
-    refused(&[record("one", &[])], "as long as it");
-    refused(&[record("one", &[("x", 0), ("a", 1)])], "as long as it");
-    refused(&[Record { size: 9, ..record("one", &[("x", 10)]) }], "as long as it");
-    refused(&[Record { size: 4097, ..record("one", &[("x", 4096)]) }], "as long as it");
+    refused(&[record("one", &[])], "add up to its size");
+    refused(&[record("one", &[("x", 0), ("a", 1)])], "add up to its size");
+    refused(&[Record { size: 9, ..record("one", &[("x", 10)]) }], "add up to its size");
+    refused(&[Record { size: 4097, ..record("one", &[("x", 4096)]) }], "add up to its size");
     refused(&[record("one", &[("x", 10)]), record("two", &[("x", 10)])], "same pieces");
     let layer = Some(Digest::sha256(b"tar"));
     let mut builder = Builder::default();
@@ -265,12 +265,12 @@ fn objects_in_pieces_that_make_no_sense_are_refused() {
     changed(&|it| put(it, records, u64::MAX), "add up");
     changed(&|it| put(it, pieces_count, 3), "add up");
     changed(&|it| put(it, pieces_count, u64::MAX / 40), "add up");
-    changed(&|it| put(it, at + 64, 8203), "end with a block");
+    changed(&|it| put(it, at + 64, 8203), "end at a block boundary");
     changed(&|it| put(it, at + 72, 1), "in order");
     changed(&|it| put(it, at + 80, 1), "");
     changed(&|it| put(it, at + 80, u64::MAX), "");
-    changed(&|it| put(it, at + 88, 1), "nothing may be");
-    changed(&|it| put(it, pieces + 32, 8191), "end with a block");
+    changed(&|it| put(it, at + 88, 1), "reserved field");
+    changed(&|it| put(it, pieces + 32, 8191), "end at a block boundary");
     changed(
         &|it| {
             let (one, two) = it[at..].split_at_mut(96);
