@@ -1,4 +1,4 @@
-//! Every path and attribute in which two trees differ: what tells why two images have different ids.
+//! Compares two trees: every path and attribute that differs, to explain why two images have different ids.
 
 use std::cmp::Ordering;
 
@@ -10,16 +10,16 @@ use crate::verity::ObjectId;
 pub struct Difference<'a> {
     /// The whole path, with a leading slash.
     pub path: Vec<u8>,
-    /// What differs there.
+    /// The difference.
     pub change: Change<'a>,
 }
 
-/// What differs at a path.
+/// The kind of a difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Only the first tree has it. What is below it is not listed.
+    /// Only the first tree has it. Paths below it are not listed.
     Removed,
-    /// Only the second tree has it. What is below it is not listed.
+    /// Only the second tree has it. Paths below it are not listed.
     Added,
     /// Both have it, with other attributes.
     Changed(Vec<Attribute<'a>>),
@@ -28,7 +28,7 @@ pub enum Change<'a> {
 /// An attribute with two values, the first tree's and the second's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attribute<'a> {
-    /// `S_IFMT` bits. Nothing else of the content is compared then.
+    /// `S_IFMT` bits. The contents are then not compared.
     Type(u16, u16),
     /// Permission bits.
     Permissions(u16, u16),
@@ -44,7 +44,7 @@ pub enum Attribute<'a> {
     LinkTo(Option<Vec<u8>>, Option<Vec<u8>>),
     /// Length in bytes.
     Size(u64, u64),
-    /// The file's bytes, though as many.
+    /// The file's bytes, when the lengths are equal.
     Bytes(Bytes<'a>, Bytes<'a>),
     /// A symlink's target.
     Target(&'a [u8], &'a [u8]),
@@ -59,13 +59,13 @@ pub enum Attribute<'a> {
 pub enum Bytes<'a> {
     /// Kept in the tree.
     Inline(&'a [u8]),
-    /// Known by their digest.
+    /// Known by their object id.
     Object(ObjectId),
     /// Not known.
     Unknown,
 }
 
-/// Compares two trees from `old` and `new` downwards, and tells each difference, in the order of [`Tree::walk`].
+/// Compares two trees and passes each difference to `tell`, in the order of [`Tree::walk`].
 pub fn diff<'a>(old: &'a Tree, new: &'a Tree, mut tell: impl FnMut(Difference<'a>)) {
     let mut path = Vec::new();
     compare(&path, old.root(), new.root(), (None, None), &mut tell);

@@ -100,13 +100,13 @@ impl Digest {
         Some(Self { algorithm, bytes })
     }
 
-    /// Its name as a file: `sha256-…`, since a colon is awkward in file names.
+    /// Its file name: `sha256-…`, since a colon is awkward in file names.
     #[must_use]
     pub fn file_name(&self) -> String {
         self.to_string().replacen(':', "-", 1)
     }
 
-    /// The digest whose name as a file this is.
+    /// The digest with this file name.
     #[must_use]
     pub fn from_file_name(name: &str) -> Option<Self> {
         Self::parse(name, '-')

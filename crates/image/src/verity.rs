@@ -75,7 +75,7 @@ pub struct VerityDigest {
 /// Text or bytes that are not an fs-verity digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VerityDigestError {
-    /// Neither 32 nor 64 bytes, or another length than the algorithm's.
+    /// The length is not 32 or 64 bytes, or not that of the algorithm.
     #[error("an fs-verity digest has 32 bytes (sha256) or 64 (sha512), not {0}")]
     Length(usize),
     /// A character that is not a lower or upper case hexadecimal digit.
@@ -160,7 +160,7 @@ impl std::str::FromStr for VerityDigest {
     }
 }
 
-/// What a file is that an [`Id`] names.
+/// The kinds of files that an [`Id`] names.
 pub mod kind {
     /// The content of a file, which the store keeps once.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,8 +173,7 @@ pub mod kind {
     pub enum Device {}
 }
 
-/// The name of a file of the store: its fs-verity digest. Ids of different kinds are different types, so that none can be
-/// taken for another.
+/// The name of a file of the store: its fs-verity digest. Ids of different kinds are different types.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id<K> {
     digest: VerityDigest,
@@ -231,7 +230,7 @@ impl<K> Id<K> {
 }
 
 impl ObjectId {
-    /// Where an object directory keeps the file: the first byte in hex, a slash, the rest in hex.
+    /// Path of the file in an object directory: the first byte in hex, a slash, the rest in hex.
     #[must_use]
     pub fn path(&self) -> String {
         let mut hex = self.to_string();
@@ -323,7 +322,7 @@ impl Hasher {
         self.filled = rest.len();
     }
 
-    /// How many bytes were taken so far.
+    /// Number of bytes so far.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
@@ -399,7 +398,7 @@ impl std::io::Write for Hasher {
     }
 }
 
-/// Hands bytes on to a writer and computes their digest on the way.
+/// Passes bytes to a writer and computes their digest.
 #[derive(Debug)]
 pub struct Tee<W> {
     inner: W,
@@ -407,13 +406,13 @@ pub struct Tee<W> {
 }
 
 impl<W: std::io::Write> Tee<W> {
-    /// Hands on to `inner`.
+    /// Passes bytes to `inner`.
     #[must_use]
     pub fn new(inner: W, algorithm: Algorithm) -> Self {
         Self { inner, hasher: Hasher::new(algorithm) }
     }
 
-    /// The writer, and the digest of all that it took.
+    /// The writer, and the digest of all bytes that it took.
     #[must_use]
     pub fn finish(self) -> (W, VerityDigest) {
         (self.inner, self.hasher.finish())
@@ -432,7 +431,7 @@ impl<W: std::io::Write> std::io::Write for Tee<W> {
     }
 }
 
-/// The digest of a file that is in memory as a whole.
+/// The digest of a file that is all in memory.
 #[must_use]
 pub fn digest(algorithm: Algorithm, bytes: &[u8]) -> VerityDigest {
     let mut hasher = Hasher::new(algorithm);

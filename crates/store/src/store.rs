@@ -25,39 +25,38 @@ use crate::shelf::refs::RefShelf;
 use crate::shelf::sparse::{SPARSE, SparseShelf};
 use crate::work::{Tmp, Workspace};
 
-/// What to do when the directory holds no store.
+/// Whether to make a store when the directory holds none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Create {
     /// Refuse with [`StoreError::Absent`].
     Never,
-    /// Make one with this fs-verity algorithm, parents of the directory included. A directory that
-    /// holds anything else than a store is refused.
+    /// Make one with this fs-verity algorithm, and also the parents of the directory. A directory that
+    /// holds something else is refused.
     IfAbsent(Algorithm),
 }
 
-/// What the store is opened for.
+/// The access to an open store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Only to look and to mount: works on a read-only file system.
+    /// Read and mount only: works on a read-only file system.
     Read,
-    /// Also to import, tag and remove.
+    /// Also import, tag and remove.
     Write,
 }
 
 /// How to open a store.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenOptions {
-    /// When there is none.
+    /// Whether to make a missing store.
     pub create: Create,
-    /// What for.
+    /// The access that is needed.
     pub access: Access,
-    /// How what is added is protected; `None` for the store's own way, which is the one that it was made
-    /// with.
+    /// Protection of new objects and images; `None` for the one that the store was made with.
     pub sealing: Option<Sealing>,
 }
 
 impl OpenOptions {
-    /// An existing store, to look and to mount.
+    /// An existing store, to read and mount.
     #[must_use]
     pub const fn read() -> Self {
         Self { create: Create::Never, access: Access::Read, sealing: None }
@@ -76,14 +75,14 @@ impl OpenOptions {
     }
 }
 
-/// Why a store cannot be opened, or something in it cannot be looked up.
+/// Why a store cannot be opened, or something in it cannot be found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// There is no store in this directory.
     #[error("there is no store in {}", .0.display())]
     Absent(PathBuf),
-    /// The directory holds something else.
+    /// The directory holds something other than a store.
     #[error(
         "{} is not a store: it has \"{}\" but no file \"meta\"",
         .directory.display(), .found.escape_debug()
@@ -91,10 +90,10 @@ pub enum StoreError {
     Foreign {
         /// The directory.
         directory: PathBuf,
-        /// What is in it.
+        /// A name in it that does not belong in a store.
         found: String,
     },
-    /// It was to be made in a directory that belongs to another user, or has something in it that does.
+    /// The directory for a new store belongs to another user, or something in it does.
     #[error(
         "cannot make a store in {}: it belongs to user {user}, who could change the store. Name a directory of your \
          own, or one that does not exist yet",
@@ -106,7 +105,7 @@ pub enum StoreError {
         /// Its owner.
         user: u32,
     },
-    /// One of its directories is gone.
+    /// One of the store's directories is missing.
     #[error(
         "the store {} is damaged: its directory \"{name}\" is missing. `mkdir {}` makes the store usable again, \
          then `quire fsck` shows what was lost",
@@ -115,18 +114,18 @@ pub enum StoreError {
     Incomplete {
         /// The store.
         directory: PathBuf,
-        /// The missing one.
+        /// The missing directory.
         name: &'static str,
     },
-    /// Opened to change it, which this user or this file system does not permit.
+    /// This user may not change the store, or its file system is read-only.
     #[error("cannot change the store {}", .directory.display())]
     ReadOnly {
         /// The store.
         directory: PathBuf,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: std::io::Error,
     },
-    /// Opened to change it, which takes knowledge that this version lacks.
+    /// This version does not know features that it must know to change the store.
     #[error(
         "the store {} can be read but not changed: it has features that this version does not know: {}",
         .directory.display(), .features.join(", ")
@@ -134,23 +133,23 @@ pub enum StoreError {
     Newer {
         /// The store.
         directory: PathBuf,
-        /// As `meta` names them.
+        /// Names of the features, as in `meta`.
         features: Vec<String>,
     },
-    /// `meta` is refused.
+    /// The file `meta` is refused.
     #[error("cannot open the store {}", .directory.display())]
     Meta {
         /// The store.
         directory: PathBuf,
-        /// Why.
+        /// The cause.
         source: MetaError,
     },
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// A store: the directories of one, kept open. `Send + Sync`; share it by reference.
+/// An open store. `Send + Sync`; share it by reference.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) root: Arc<Directory>,
@@ -163,13 +162,13 @@ pub struct Store {
     pub layers: LayerShelf,
     /// Manifests, configs and indexes.
     pub manifests: ManifestShelf,
-    /// Names.
+    /// Names of images.
     pub refs: RefShelf,
     /// Devices.
     pub devices: DeviceShelf,
-    /// Devices that are filled lazily.
+    /// Devices that are filled on demand.
     pub sparse: SparseShelf,
-    /// What pulls keep.
+    /// Files of pulls.
     pub downloads: DownloadShelf,
     /// Folders of containers.
     pub containers: ContainerShelf,
@@ -218,7 +217,7 @@ impl Store {
     /// Opens the store in `directory`, as this user.
     ///
     /// # Errors
-    /// [`StoreError`]: absent, not a store, made by a newer version, not accessible.
+    /// [`StoreError`] when the store is absent, not a store, made by another version, or not accessible.
     pub fn open(directory: &Path, who: Who, options: OpenOptions) -> Result<Self, StoreError> {
         Self::open_traced(directory, who, options, Trace::default())
     }
@@ -282,26 +281,26 @@ impl Store {
         Ok(store)
     }
 
-    /// Has waits for the store's lock, which `gc` holds while it works, end with an error as soon as `enough` answers
-    /// yes. It is asked some fifty times in a second, and only while somebody waits. For callers that have signals
-    /// blocked, which would end a wait otherwise; the first such call counts.
+    /// Ends waits for the store's lock with an error as soon as `enough` returns `true`. `gc` holds that lock while it
+    /// works. `enough` is called about fifty times a second, and only during a wait. This is for callers that block
+    /// signals, which would end a wait otherwise; only the first such call counts.
     pub fn give_up_when(&self, enough: impl Fn() -> bool + Send + Sync + 'static) {
         let _first = self.give_up.set(GiveUp(Box::new(enough)));
     }
 
-    /// The store's directory, as it was given.
+    /// The store's directory, as the caller gave it.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.root.path()
     }
 
-    /// Who opened it.
+    /// The user that opened it.
     #[must_use]
     pub const fn who(&self) -> Who {
         self.who
     }
 
-    /// What the store says about itself.
+    /// The contents of the file `meta`.
     #[must_use]
     pub const fn meta(&self) -> &Meta {
         &self.meta
@@ -313,7 +312,7 @@ impl Store {
         self.meta.algorithm
     }
 
-    /// Whether it was opened to be changed.
+    /// Whether it was opened to change it.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.access == Access::Write
@@ -376,11 +375,11 @@ impl Store {
         }
     }
 
-    /// Takes the immutable flag off every object and image, so that `rm -r` can remove the store.
-    /// Answers how many had it.
+    /// Removes the immutable flag from every object and image, so that `rm -r` can remove the store.
+    /// Returns the number of files that had it.
     ///
     /// # Errors
-    /// [`DiskError`] when one cannot be read, or this process may not (`CAP_LINUX_IMMUTABLE`).
+    /// [`DiskError`] when one cannot be read, or this process lacks `CAP_LINUX_IMMUTABLE`.
     pub fn unseal(&self) -> Result<u64, DiskError> {
         let mut unsealed = unseal_all(&self.images.directory)?;
         for shard in self.objects.directory.list()? {

@@ -1,4 +1,4 @@
-//! An import: everything it adds appears at once, or not at all.
+//! Imports: everything that one adds appears at once, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map};
 use std::io;
@@ -35,14 +35,14 @@ pub(crate) mod layer;
 pub(crate) mod named;
 pub(crate) mod sparse;
 
-/// Why an import could not begin or be committed. Nothing of it is visible then.
+/// Why an import could not begin or be committed. Nothing of it is then visible.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
-    /// The store was opened for reading.
+    /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// Something could not be added before, and its error was answered then.
+    /// An earlier step failed, and returned its own error.
     #[error("the import is incomplete: an earlier step failed")]
     Incomplete,
     /// A ref names something that is neither in the store nor in this import.
@@ -50,14 +50,13 @@ pub enum TransactionError {
     Dangling {
         /// The ref.
         name: RefName,
-        /// An image id or the digest of a manifest.
+        /// Kind and id of the missing image or manifest.
         what: String,
     },
-    /// Something that this import found in the store and relied on has been removed by other means
-    /// than `gc`.
+    /// Something other than `gc` removed an item of the store that this import relied on.
     #[error("{0} disappeared from the store during the import: import again")]
     Vanished(String),
-    /// A ref was to be replaced as long as it named an image, and names another now.
+    /// A ref that should still name an image now names another.
     #[error("the name {0} was given to another image in the meantime: try again")]
     RefChanged(RefName),
     /// An image of this import has a device that the import neither made nor found in the store.
@@ -65,24 +64,24 @@ pub enum TransactionError {
     NoDevice {
         /// The image.
         image: Box<ImageId>,
-        /// What it needs, as its device table says.
+        /// The device, as the image's device table names it.
         device: String,
     },
-    /// The disk.
+    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// What a commit did.
+/// Amounts that a commit added and reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// Objects that the store did not have.
+    /// Number of objects that are new in the store.
     pub objects: u64,
-    /// Their bytes.
+    /// Size of the new objects, in bytes.
     pub object_bytes: u64,
-    /// Objects found in the store, or twice in this import: uses, not distinct objects.
+    /// Number of uses of objects that were in the store, or earlier in this import.
     pub reused: u64,
-    /// Bytes that these would have taken.
+    /// Size of the reused objects, in bytes, each use counted.
     pub reused_bytes: u64,
 }
 
@@ -147,7 +146,7 @@ enum Found {
 }
 
 impl Store {
-    /// Begins an import, and clears away what dead ones left behind.
+    /// Begins an import, and removes the leftovers of dead ones.
     ///
     /// # Errors
     /// [`TransactionError`] when the store is read-only or full.
@@ -182,8 +181,8 @@ impl<'s> Transaction<'s> {
         self.store
     }
 
-    /// Adds an object whose bytes are in memory as a whole. The fast path: one that is there
-    /// already costs a hash and at most one system call.
+    /// Adds an object whose bytes are all in memory. This is the fast path: an object that is already
+    /// there costs a hash and at most one system call.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be written. The transaction cannot be committed after that.
@@ -193,8 +192,8 @@ impl<'s> Transaction<'s> {
         Ok(id)
     }
 
-    /// Like [`object`](Self::object), for a caller who has hashed the bytes already (on another
-    /// thread, say). The id is trusted: a wrong one makes a store that `fsck` complains about.
+    /// Like [`object`](Self::object), for a caller that has already hashed the bytes, for example on
+    /// another thread. The id is trusted: `fsck` reports a wrong one as damage.
     ///
     /// # Errors
     /// As [`object`](Self::object).
@@ -260,10 +259,10 @@ impl<'s> Transaction<'s> {
         }
     }
 
-    /// An object whose bytes come in pieces. Up to 256 KiB are gathered in memory; more go to a file.
+    /// Begins an object whose bytes come in pieces. Up to 256 KiB stay in memory; more go to a file.
     ///
     /// # Errors
-    /// None so far: the first write that goes to a file may fail.
+    /// None now: the first write that goes to a file may fail.
     pub fn draft(&self) -> Result<Draft<'_>, DraftError> {
         Ok(Draft::new(self))
     }
@@ -310,7 +309,7 @@ impl<'s> Transaction<'s> {
         Ok(true)
     }
 
-    /// A new image; its bytes come in order, as `image::erofs::write` makes them.
+    /// Begins an image, whose bytes come in order, as `image::erofs::write` makes them.
     ///
     /// # Errors
     /// [`DraftError`] when its file cannot be made.
@@ -358,9 +357,9 @@ impl<'s> Transaction<'s> {
         Ok(there)
     }
 
-    /// The layer with this diff id, if the store has it with all of its objects: then it need not
+    /// The layer with this diff id, if the store has it with all of its objects, so it need not
     /// be unpacked again. Layer and objects are protected from `gc` until the import ends. A damaged
-    /// one is as good as none: the import replaces it.
+    /// layer counts as missing: the import replaces it.
     ///
     /// # Errors
     /// [`LayerError`] when it cannot be looked up.
@@ -404,7 +403,7 @@ impl<'s> Transaction<'s> {
         Ok(Some(layer))
     }
 
-    /// A new layer: takes the bytes of its recipe, and compresses them.
+    /// Begins a layer, which takes the bytes of its recipe and compresses them.
     ///
     /// # Errors
     /// [`LayerError`] when its file cannot be made.
@@ -440,7 +439,7 @@ impl<'s> Transaction<'s> {
         }
     }
 
-    /// Adds a manifest, config or index: the exact bytes that `digest` names, which is checked.
+    /// Adds a manifest, config or index. The bytes are checked against `digest`.
     ///
     /// # Errors
     /// [`ManifestError`] when the bytes have another digest or cannot be written.
@@ -468,18 +467,18 @@ impl<'s> Transaction<'s> {
         })
     }
 
-    /// Lets `name` stand for `reference` from the commit on, whatever it stood for before. What it
-    /// names must be in the store or in this import: checked at the commit.
+    /// Sets the ref `name` to `reference` at the commit, and replaces an earlier one. The commit checks that
+    /// the image and the manifest are in the store or in this import.
     pub fn set_ref(&self, name: RefName, reference: Reference) {
         self.state().refs.insert(name, reference);
     }
 
-    /// Notes that an image of this import, or of the store, came from there, besides where it came from before.
+    /// Adds an origin to an image of this import or of the store.
     pub fn add_origin(&self, image: ImageId, origin: Origin) {
         self.state().origins.entry(image).or_default().push(origin);
     }
 
-    /// Has the import fail, with [`TransactionError::RefChanged`], if at its end this ref names another image.
+    /// Makes the commit fail with [`TransactionError::RefChanged`] if this ref then names another image.
     pub fn expect_ref(&self, name: RefName, image: ImageId) {
         self.state().expected.insert(name, image);
     }

@@ -146,8 +146,8 @@ pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
 }
 
 impl Store {
-    /// Removes what dead commands left: work below `tmp/`, and the folders of dead containers that
-    /// are not to be kept. What nobody refers to otherwise is `gc`'s. Answers how many directories.
+    /// Removes the leftovers of dead commands: work below `tmp/`, and the folders of dead containers that
+    /// are not kept. Returns the number of directories. `gc` removes other garbage.
     ///
     /// # Errors
     /// [`ContainerError`] when something cannot be removed.

@@ -1,4 +1,4 @@
-//! Bytes of the store that are compared with their digest as they pass.
+//! Readers that compare bytes of the store with their digest.
 
 mod tar;
 
@@ -18,7 +18,7 @@ use image::verity::ObjectId;
 
 pub(crate) use tar::LayerTar;
 
-/// Why bytes of the store are not to be had, or not the right ones. An [`io::Error`] of a [`VerifiedBytes`] holds one.
+/// Why bytes of the store cannot be read, or are damaged. An [`io::Error`] of a [`VerifiedBytes`] holds one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BytesError {
@@ -28,40 +28,40 @@ pub enum BytesError {
     /// The store's file of the layer cannot be read.
     #[error("cannot read the layer's recipe")]
     Layer(#[source] LayerError),
-    /// The recipe is no recipe.
+    /// The recipe is damaged.
     #[error("cannot rebuild the layer's tar")]
     Recipe(#[source] RebuildError),
-    /// An object is not there.
+    /// An object cannot be found.
     #[error("cannot open an object of the store")]
     Object(#[source] LookupError),
     /// An object cannot be read.
     #[error("cannot read object {object}")]
     Read {
-        /// Which one.
+        /// The object.
         object: ObjectId,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// An object's bytes are others than its name says.
+    /// The bytes of an object do not match its id.
     #[error("object {expected} is damaged: its bytes are those of {actual}")]
     Damaged {
-        /// By its name.
+        /// The object.
         expected: Box<ObjectId>,
-        /// By its bytes.
+        /// The id of its bytes.
         actual: Box<ObjectId>,
     },
-    /// An object has another length than the image says.
+    /// The length of an object is not the one in the image.
     #[error("object {object} is damaged: its length is not {size} bytes")]
     Size {
-        /// Which one.
+        /// The object.
         object: ObjectId,
-        /// What the image says.
+        /// Length in bytes that the image states.
         size: u64,
     },
     /// The image does not say which object has the file's bytes.
     #[error("the image does not name the file's object")]
     Unnamed,
-    /// A kept blob is not there any more.
+    /// A kept blob is gone.
     #[error("the store has no blob {0}")]
     NoBlob(Digest),
     /// A kept blob cannot be opened.
@@ -70,26 +70,26 @@ pub enum BytesError {
     /// Kept or temporary bytes cannot be read.
     #[error("cannot read the bytes")]
     Io(#[source] io::Error),
-    /// All bytes were there, and not the right ones.
+    /// The bytes have another digest.
     #[error("the bytes have the digest {actual}, not {expected}")]
     Mismatch {
-        /// What they should have.
+        /// The expected digest.
         expected: Box<Digest>,
-        /// What they have.
+        /// The digest of the bytes.
         actual: Box<Digest>,
     },
-    /// Too few bytes, or too many.
+    /// There are too few bytes, or too many.
     #[error("the length of {expected} is not {size} bytes")]
     Length {
-        /// Which ones, by their digest.
+        /// Digest of the bytes.
         expected: Digest,
-        /// How many there should be.
+        /// Expected length in bytes.
         size: u64,
     },
 }
 
 impl BytesError {
-    /// What an error of a [`VerifiedBytes`] is about.
+    /// The error inside an error of a [`VerifiedBytes`].
     #[must_use]
     pub fn of(error: io::Error) -> Self {
         // `downcast` gives the error back when it is another.
@@ -100,7 +100,7 @@ impl BytesError {
         io::Error::new(io::ErrorKind::InvalidData, self)
     }
 
-    /// Whether something in the store is not as it was written, or is gone.
+    /// Whether something in the store is damaged or gone.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         match self {
@@ -120,8 +120,8 @@ impl BytesError {
     }
 }
 
-/// A reader of just the bytes that have a digest: it ends without an error only after all of them passed. Errors hold a
-/// [`BytesError`], and come again when it is read again.
+/// A reader of the bytes with a given digest. It ends without an error only after all of them were verified. Errors
+/// hold a [`BytesError`], and further reads return an error too.
 pub struct VerifiedBytes<'s> {
     inner: Box<dyn Read + Send + 's>,
     expected: Digest,
@@ -146,13 +146,13 @@ impl<'s> VerifiedBytes<'s> {
         Self { inner: Box::new(inner), expected, size, hasher, passed: 0, is_sound: false }
     }
 
-    /// All bytes of a file.
+    /// A reader of all bytes of a file.
     #[must_use]
     pub fn of_file(file: Arc<File>, expected: Digest, size: u64) -> Self {
         Self::new(Whole { file, at: 0 }, expected, size)
     }
 
-    /// How many bytes there are in all.
+    /// Number of bytes in all.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
@@ -180,10 +180,10 @@ impl<'s> VerifiedBytes<'s> {
 }
 
 impl Store {
-    /// A whole blob of `size` bytes, compared with its digest as it is read.
+    /// A reader of a whole blob of `size` bytes, which compares it with its digest.
     ///
     /// # Errors
-    /// [`BytesError`] when it is not here, or cannot be opened.
+    /// [`BytesError`] when it is absent or cannot be opened.
     pub fn verified_blob(
         &self,
         digest: &Digest,

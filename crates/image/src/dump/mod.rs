@@ -32,23 +32,23 @@ pub const XATTR_OVERHEAD: usize = 7;
 /// The most bytes in a line. `mkcomposefs` has no limit; this one keeps an endless line from filling the memory.
 pub const LINE_MAX: usize = 1 << 24;
 
-/// How much a dump is trusted to mean what it says.
+/// How strictly a dump is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// As `mkcomposefs` does it by default.
+    /// As `mkcomposefs` reads it by default.
     Lenient,
-    /// As `mkcomposefs` does it with `CFS_PARSE_STRICT`: the last line ends with a newline, only devices have a
+    /// As `mkcomposefs` reads it with `CFS_PARSE_STRICT`: the last line ends with a newline, only devices have a
     /// device number, a symlink's size is its target's length and it has no content.
     Strict,
-    /// Every number and name is kept as it stands, or refused: `mkcomposefs` takes part of those that are too large, and
-    /// ends a name at its first NUL. For all else as [`Lenient`](Self::Lenient).
+    /// Every number and name is kept as it is, or refused: `mkcomposefs` truncates numbers that are too large, and ends
+    /// a name at its first NUL. Otherwise like [`Lenient`](Self::Lenient).
     Exact,
 }
 
 /// A field of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    /// Where the entry is.
+    /// Path of the entry.
     Path,
     /// Length in bytes.
     Size,
@@ -64,13 +64,13 @@ pub enum Field {
     Rdev,
     /// Last modification: seconds, a dot, nanoseconds.
     Mtime,
-    /// A regular file's place, a symlink's target, or what a hard link is linked to.
+    /// A regular file's place, a symlink's target, or the target of a hard link.
     Payload,
     /// A regular file's bytes.
     Content,
     /// A regular file's fs-verity digest.
     Digest,
-    /// All that follows: `NAME=VALUE`.
+    /// Xattrs, as `NAME=VALUE`: the rest of the line.
     Xattr,
 }
 
@@ -118,10 +118,10 @@ pub enum ParseError {
     Read {
         /// Counted from 1.
         line: u64,
-        /// What the input says.
+        /// The error of the input.
         source: std::io::Error,
     },
-    /// A line is wrong.
+    /// A line is invalid.
     #[error("line {line} of the dump is invalid")]
     Line {
         /// Counted from 1.
@@ -129,12 +129,12 @@ pub enum ParseError {
         /// What is wrong with it.
         source: Reason,
     },
-    /// There is no line at all.
+    /// There are no lines.
     #[error("the dump is empty: it has no line for \"/\"")]
     Empty,
 }
 
-/// What is wrong with a line.
+/// Why a line is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// More than [`LINE_MAX`] bytes.
@@ -160,17 +160,17 @@ pub enum Reason {
     /// Not a number.
     #[error("{field} is \"{}\", which is not {}", .text.escape_ascii(), if *.field == Field::Mode { "an octal number" } else { "a number" })]
     Number {
-        /// Which.
+        /// The field.
         field: Field,
-        /// What stands there.
+        /// The text of the field.
         text: Vec<u8>,
     },
     /// Exact: a number that the field cannot hold.
     #[error("{field} has the number \"{}\", which is not from {least} to {most}", .text.escape_ascii())]
     Range {
-        /// Which.
+        /// The field.
         field: Field,
-        /// What stands there.
+        /// The text of the field.
         text: Vec<u8>,
         /// The least that it can hold.
         least: i64,
@@ -183,7 +183,7 @@ pub enum Reason {
     /// A time without a dot.
     #[error("MTIME is \"{}\", which is not SECONDS.NANOSECONDS", .0.escape_ascii())]
     Mtime(Vec<u8>),
-    /// A mode that is of no file type.
+    /// A mode without a file type.
     #[error("mode {0:o} has no file type")]
     Type(u32),
     /// The first entry is not the root.
@@ -210,7 +210,7 @@ pub enum Reason {
     /// A hard link without a target.
     #[error("the hard link has no target")]
     LinkNowhere,
-    /// The target of a hard link is nowhere in the dump.
+    /// The target of a hard link is not in the dump.
     #[error("the target of the hard link, \"{}\", is not in the dump", .0.escape_ascii())]
     NoTarget(Vec<u8>),
     /// A hard link that leads back to itself.
@@ -224,13 +224,13 @@ pub enum Reason {
     ContentLength {
         /// Bytes in CONTENT.
         length: usize,
-        /// What SIZE says.
+        /// Length in bytes that SIZE states.
         size: u64,
     },
     /// More than [`INLINE_MAX`] bytes.
     #[error("CONTENT has {0} bytes, more than 5000")]
     ContentTooLong(usize),
-    /// A regular file outside of the dump with a DIGEST that is none.
+    /// A regular file outside of the dump with an invalid DIGEST.
     #[error("DIGEST is \"{}\", which is neither \"-\" nor 64 or 128 hexadecimal digits", .0.escape_ascii())]
     Digest(Vec<u8>),
     /// An xattr without `=`.
@@ -248,7 +248,7 @@ pub enum Reason {
     /// Strict: a symlink's size is another than its target's length.
     #[error("SIZE is {size}, but the symlink's target has {length} bytes")]
     SymlinkSize {
-        /// What SIZE says.
+        /// Length in bytes that SIZE states.
         size: u64,
         /// Bytes in the target.
         length: usize,

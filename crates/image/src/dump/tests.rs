@@ -114,17 +114,17 @@ fn what_wraps_or_is_cut_is_refused_where_it_must_be_exact() {
     check_exact(
         "/n\\x00evil 0 100644 1 0 0 0 0.0 - - -",
         "/n 0 100644 1 0 0 0 0.0 - - -",
-        "a name in PATH has a NUL",
+        "a name in PATH contains a NUL byte",
     );
     check_exact(
         "/s 1 120777 1 0 0 0 0.0 t\\x00u - -",
         "/s 1 120777 1 0 0 0 0.0 t - -",
-        "a name in PAYLOAD has a NUL",
+        "a name in PAYLOAD contains a NUL byte",
     );
     check_exact(
         "/f 0 100644 1 0 0 0 0.0 - - - user.a\\x00b=c",
         "/f 0 100644 1 0 0 0 0.0 - - - user.a=c",
-        "a name in the xattrs has a NUL",
+        "a name in the xattrs contains a NUL byte",
     );
     // What is odd and means what it says is taken: signs, blanks, zeros, times before 1970, a NUL in a value.
     for line in [

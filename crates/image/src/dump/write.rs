@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use crate::tree::{Content, Inode, InodeId, Location, Node, Tree};
 
-/// Which of an inode's names is written in full, the others being written as hard links to it.
+/// The name of an inode that is written in full; its other names are written as hard links to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
     /// The one that owns the inode: reading the dump gives the same tree.
@@ -13,8 +13,8 @@ pub enum Links {
     ToFirst,
 }
 
-/// Which printable bytes are written as `\xHH`. Backslash, newline, carriage return and tab have escapes of their own,
-/// and all that is not printable ASCII is escaped always.
+/// The printable bytes that are written as `\xHH`. Backslash, newline, carriage return and tab have their own escapes,
+/// and bytes other than printable ASCII are always escaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Escape {
     /// The space.
@@ -23,15 +23,15 @@ pub enum Escape {
     SpaceAndLoneDash,
     /// The space and the equals sign.
     SpaceAndEqual,
-    /// None: what `composefs-info ls` does with paths.
+    /// None, as `composefs-info ls` writes paths.
     Nothing,
 }
 
-/// Writes a dump: depth first, siblings in byte order. `size_of_directory` says what stands as the SIZE of a
-/// directory; [`directory_size`] is what a composefs image has.
+/// Writes a dump: depth first, siblings in byte order. `size_of_directory` returns the SIZE of a directory in bytes;
+/// [`directory_size`] is that of a composefs image.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub fn write(
     tree: &Tree,
     links: Links,
@@ -41,10 +41,10 @@ pub fn write(
     write_some(tree, links, |_name| true, size_of_directory, out)
 }
 
-/// Like [`write()`], but of the names in the root directory only those that `is_kept`, with all that is below them.
+/// Like [`write()`], but only with the names in the root directory that `is_kept` accepts, and everything below them.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub fn write_some(
     tree: &Tree,
     links: Links,

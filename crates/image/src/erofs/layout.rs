@@ -121,7 +121,7 @@ const _: () = assert!(size_of::<RawSuperblock>() == 128);
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawDeviceSlot {
-    /// Whatever names the device to user space, such as a digest.
+    /// Name of the device for user space, such as a digest.
     pub tag: [u8; 64],
     /// Blocks in the device.
     pub blocks_lo: U32,
@@ -343,7 +343,7 @@ pub struct RawComposefsHeader {
 }
 const _: () = assert!(size_of::<RawComposefsHeader>() == 32);
 
-/// Ours, at byte 0 of images of the native profile.
+/// Quire's header, at byte 0 of images of the native profile.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawNativeHeader {
@@ -356,9 +356,9 @@ pub struct RawNativeHeader {
 }
 const _: () = assert!(size_of::<RawNativeHeader>() == 16);
 
-/// Begins a native image.
+/// The first bytes of a native image.
 pub const NATIVE_MAGIC: [u8; 8] = *b"quireimg";
-/// Of the header itself. 1 was written before the first release, and so were images without a header.
+/// Version of the header. Images with version 1 or without a header are from before the first release.
 pub const NATIVE_HEADER_VERSION: u32 = 2;
 /// An inode has a POSIX ACL; without it the image is mounted with `noacl`.
 pub const NATIVE_HAS_ACL: u32 = 0x1;

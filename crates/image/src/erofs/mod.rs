@@ -1,6 +1,6 @@
 //! EROFS images: the on-disk layout, the writer and the reader.
 //!
-//! The layout is the kernel's; what Quire makes of it is written in `docs/format/erofs-profile.md`.
+//! The layout is the kernel's; `docs/format/erofs-profile.md` describes how Quire uses it.
 
 pub mod layout;
 pub mod read;

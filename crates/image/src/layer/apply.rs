@@ -14,8 +14,8 @@ enum Target {
 }
 
 impl Layer {
-    /// Lays the layer over `lower`, which the layers below made, or makes it the lowest one. Takes time in proportion
-    /// to this layer's entries alone, unless it hides whole directories.
+    /// Lays the layer over `lower`, the tree of the layers below, or makes it the lowest layer. Takes time in
+    /// proportion to this layer's entries alone, unless it hides whole directories.
     ///
     /// # Errors
     /// [`LayerError`] with the entry that cannot be laid.

@@ -1,11 +1,11 @@
 //! How layers become one tree.
 //!
 //! A [`Layer`] gathers the entries of one tar by the rules that hold within a layer. [`Layer::onto`] then lays it over
-//! what the layers below made. Layers can be gathered at the same time, in any order; laying them takes no data. The
-//! rules are written in `docs/format/tree.md`.
+//! the tree of the layers below. Layers can be gathered at the same time, in any order; laying them takes no data. The
+//! rules are in `docs/format/tree.md`.
 //!
-//! A layer is what its *last* entries say, so laying it does not depend on the order of whiteouts, and hard links see
-//! the lower layers as they were before this one hid anything.
+//! The *last* entry for a path counts, so laying does not depend on the order of whiteouts. Hard links see the lower
+//! layers as they were before this one hid anything.
 
 mod apply;
 mod follow;
@@ -22,7 +22,7 @@ use crate::tree::{
 };
 use crate::verity::ObjectId;
 
-/// Why an entry cannot stand in a layer, or a layer not on those below. Paths are shown with escapes.
+/// Why an entry cannot be in a layer, or a layer cannot be laid over those below. Paths are shown with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayerError {
     /// The tree cannot hold it.
@@ -30,19 +30,19 @@ pub enum LayerError {
     Entry {
         /// The entry.
         path: Vec<u8>,
-        /// What is wrong with it.
+        /// The reason.
         source: TreeError,
     },
     /// A component of the path is `..`.
     #[error("the path \"{}\" leads out of the layer", .0.escape_ascii())]
     Escape(Vec<u8>),
-    /// A component of the path is a file, a device, or a symlink that leads nowhere.
+    /// A component of the path is a file, a device, or a dangling symlink.
     #[error("a component of the path \"{}\" is not a directory", .0.escape_ascii())]
     ParentNotDirectory(Vec<u8>),
     /// Symlinks among the components lead in circles.
     #[error("the path \"{}\" has more than 40 symlinks", .0.escape_ascii())]
     SymlinkLoop(Vec<u8>),
-    /// Neither this layer nor those below have what the hard link names, or it names itself.
+    /// The target of the hard link is neither in this layer nor in those below, or is the link itself.
     #[error(
         "\"{}\" is a hard link to \"{}\", which does not exist",
         path.escape_ascii(), target.escape_ascii()
@@ -50,7 +50,7 @@ pub enum LayerError {
     LinkTarget {
         /// The entry.
         path: Vec<u8>,
-        /// What it should be a further name of.
+        /// The link's target.
         target: Vec<u8>,
     },
     /// The hard link names a directory.
@@ -61,7 +61,7 @@ pub enum LayerError {
     LinkToDirectory {
         /// The entry.
         path: Vec<u8>,
-        /// What it should be a further name of.
+        /// The link's target.
         target: Vec<u8>,
     },
     /// The root is described as something that is not a directory.
@@ -72,7 +72,7 @@ pub enum LayerError {
     BelowWhiteout(Vec<u8>),
 }
 
-/// What a layer hides of those below.
+/// Names of lower layers that a layer hides.
 #[derive(Debug)]
 enum Hidden {
     /// One name in a directory.
@@ -81,7 +81,7 @@ enum Hidden {
         directory: Vec<u8>,
         name: Vec<u8>,
     },
-    /// All that is in the directory at this path.
+    /// Everything in the directory at this path.
     Children(Vec<u8>),
 }
 
@@ -94,7 +94,7 @@ struct Pending {
     target: Vec<u8>,
 }
 
-/// The entries of one layer, and what it hides of the layers below.
+/// The entries of one layer, and the names that it hides in the layers below.
 #[derive(Debug)]
 pub struct Layer {
     tree: Builder,
@@ -163,10 +163,10 @@ impl Layer {
         }
     }
 
-    /// Keeps a set of xattrs for [`Layer::entry`], as [`Builder::xattrs`] does.
+    /// Adds a set of xattrs for [`Layer::entry`], as [`Builder::xattrs`] does.
     ///
     /// # Errors
-    /// [`TreeError`] when a name or value cannot be held.
+    /// [`TreeError`] when a name or value is invalid.
     pub fn xattrs<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
@@ -174,11 +174,11 @@ impl Layer {
         self.tree.xattrs(pairs)
     }
 
-    /// Adds an entry that is not a hard link. Leading slashes and components `.` are dropped. Answers the inode, or
-    /// `None` for a whiteout and other names that are no entries.
+    /// Adds an entry that is not a hard link. Leading slashes and components `.` are dropped. Returns the inode, or
+    /// `None` for a whiteout and other names without an inode.
     ///
     /// # Errors
-    /// [`LayerError`]; at most directories above the entry were added then.
+    /// [`LayerError`]. Directories above the entry may then have been added.
     pub fn entry(
         &mut self,
         path: &[u8],
@@ -212,10 +212,10 @@ impl Layer {
         Ok(Some(inode))
     }
 
-    /// Adds a hard link: a further name of what `target` names.
+    /// Adds a hard link: a further name of the file at `target`.
     ///
     /// # Errors
-    /// [`LayerError`], as for an entry. That a target is nowhere shows in [`Layer::onto`].
+    /// [`LayerError`], as for an entry. [`Layer::onto`] reports a missing target.
     pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), LayerError> {
         let failed = |source| LayerError::Entry { path: path.to_vec(), source };
         let to = match role(target)? {
@@ -257,7 +257,7 @@ impl Layer {
         self.put(directory, name, inode).map_err(failed)
     }
 
-    /// Makes `object` the bytes of an external file that was added before they were known. Ignored for other inodes.
+    /// Sets the object of an external file that was added without one. Ignored for other inodes.
     ///
     /// # Errors
     /// [`TreeError::TooLarge`].

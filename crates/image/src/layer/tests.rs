@@ -69,9 +69,9 @@ fn check(layers: &[&str], expect: &str) {
 #[test]
 fn rule_names() {
     check(&["f ./a, f /b, f //c, f ././d/./e"], "a:1 b:1 c:1 d/:0 d/e:1");
-    check(&["f ../a"], "\"../a\" leads out of the layer");
-    check(&["f a/../b"], "\"a/../b\" leads out of the layer");
-    check(&["f a, l b ../a"], "\"../a\" leads out of the layer");
+    check(&["f ../a"], "the path \"../a\" leads out of the layer");
+    check(&["f a/../b"], "the path \"a/../b\" leads out of the layer");
+    check(&["f a, l b ../a"], "the path \"../a\" leads out of the layer");
     check(&["f ."], "the root is not a directory");
     check(&["l / a"], "the root is not a directory");
     check(&[&format!("f {}", "n".repeat(256))], &format!("cannot add \"{}\"", "n".repeat(256)));

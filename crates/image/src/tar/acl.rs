@@ -229,9 +229,9 @@ mod tests {
 
     #[test]
     fn refused() {
-        check_refused("user::rw-,group::r--", "once each");
-        check_refused("user::rw-,user::rw-,group::r--,other::r--", "once each");
-        check_refused("user::rw-,group::r--,other::r--,user:1:r", "no mask");
+        check_refused("user::rw-,group::r--", "one entry each");
+        check_refused("user::rw-,user::rw-,group::r--,other::r--", "one entry each");
+        check_refused("user::rw-,group::r--,other::r--,user:1:r", "exactly one mask");
         check_refused("user::rw-,group::r--,other::r--,mask::r,mask::r", "exactly one mask");
         check_refused("user::rw-,group::r--,other::r--,mask::r,user:1:r,user:01:w", "twice");
         check_refused(
@@ -240,9 +240,9 @@ mod tests {
         );
         check_refused("user:4294967295:rw-", "no number in user:");
         check_refused("user:+1:rw-", "no number in user:");
-        check_refused("user", "nothing after");
+        check_refused("user", "ends after the type");
         check_refused("user:rw-", "no permissions");
-        check_refused("owner@:rw-:allow", "no such type");
+        check_refused("owner@:rw-:allow", "its type is unknown");
         check_refused("user::rwz", "letters");
     }
 }

@@ -1,4 +1,4 @@
-//! The content of an entry: what the tar has of it, and zeros where it has nothing.
+//! The content of an entry: the bytes in the tar, and zeros for holes.
 
 use std::io::{self, Read};
 
@@ -51,11 +51,11 @@ enum Run {
 pub enum Chunk<'a> {
     /// Bytes, at least one.
     Data(&'a [u8]),
-    /// So many zeros that the tar does not have, at least one.
+    /// A number of zeros that are not in the tar, at least one.
     Zeros(u64),
 }
 
-/// The content of an entry, holes filled with zeros. What is not read of it is passed over.
+/// The content of an entry, holes filled with zeros. Unread content is skipped.
 ///
 /// A sparse file may claim any size at no cost to the tar: look at [`Entry::size`](super::Entry::size) before reading.
 #[derive(Debug)]
@@ -67,13 +67,13 @@ pub struct Content<'a, R> {
 }
 
 impl<R: Read> Content<'_, R> {
-    /// Bytes not read yet.
+    /// Number of bytes not read yet.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.cursor.size - self.cursor.at
     }
 
-    /// The next piece, as large as it is at hand without copying; `None` at the end.
+    /// The next piece, as large as possible without copying; `None` at the end.
     ///
     /// # Errors
     /// [`TarError::Read`], or [`TarError::Corrupt`] when the stream ends first.
@@ -95,8 +95,8 @@ impl<R: Read> Content<'_, R> {
         }
     }
 
-    /// Fills `into` from its start, holes with zeros, and tells how far: less than all of it at any time, nothing at
-    /// the end. Large pieces go from the stream into `into` directly.
+    /// Fills `into` from its start, holes with zeros, and returns the number of bytes: possibly fewer than its length,
+    /// and 0 at the end. Large pieces go from the stream into `into` directly.
     ///
     /// # Errors
     /// As [`Content::chunk`].
@@ -130,7 +130,7 @@ impl<R: Read> Content<'_, R> {
     }
 }
 
-/// For `io::copy` and the like; the [`TarError`] is inside of the `io::Error`.
+/// For functions such as `io::copy`. The `io::Error` holds a [`TarError`].
 impl<R: Read> Read for Content<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.read(into).map_err(io::Error::other)

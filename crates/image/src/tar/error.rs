@@ -1,11 +1,10 @@
-//! What can be wrong with a layer.
+//! Errors of reading a layer.
 
 use std::io;
 
 /// Why a layer could not be read. Names are shown with escapes.
 ///
-/// After [`TarError::Unsupported`] the reader goes on behind the entry if it is asked for the next one; every other error
-/// ends it.
+/// After [`TarError::Unsupported`] the reader can go on with the next entry; every other error ends it.
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {
     /// The stream itself failed.
@@ -13,33 +12,33 @@ pub enum TarError {
     Read {
         /// Bytes read before the failure.
         offset: u64,
-        /// What the stream said.
+        /// The error of the stream.
         source: io::Error,
     },
-    /// No reader could make sense of these bytes.
+    /// The tar is invalid.
     #[error("the tar is corrupt at byte {offset}, entry \"{}\": {kind}", entry.escape_ascii())]
     Corrupt {
-        /// Where the header of the entry, or the block in question, begins.
+        /// Offset of the entry's header, or of the invalid block, in bytes.
         offset: u64,
-        /// The entry's name as far as it was known, else empty.
+        /// The entry's name, or empty if unknown.
         entry: Vec<u8>,
-        /// What is wrong, with the values that show it.
+        /// The reason, with the values that prove it.
         kind: Corrupt,
     },
-    /// A path or a hard link's target that does not stay within the root, or that no directory can hold.
+    /// A path or a hard link's target that leaves the root, or that no directory can hold.
     #[error("entry \"{}\" has an invalid name: {reason}", entry.escape_ascii())]
     Name {
-        /// The path or target as the tar has it.
+        /// The path or target in the tar.
         entry: Vec<u8>,
-        /// What is wrong with it.
+        /// The reason.
         reason: NameError,
     },
-    /// The entry is larger than any real one in a way that costs memory.
+    /// The entry exceeds a limit of this reader.
     #[error("entry \"{}\" has {limit}", entry.escape_ascii())]
     Limit {
         /// The entry's name, or that of the header that extends it.
         entry: Vec<u8>,
-        /// Which bound, and by what it was passed.
+        /// The limit, and the value that exceeds it.
         limit: Limit,
     },
     /// A valid entry that no tree can hold. The caller may skip it: ask for the next event.
@@ -47,24 +46,24 @@ pub enum TarError {
     Unsupported {
         /// The entry's name.
         entry: Vec<u8>,
-        /// What it is.
+        /// The unsupported feature.
         kind: Unsupported,
     },
-    /// An earlier call failed, so there is nothing to go on from.
+    /// An earlier call failed, so the reader cannot go on.
     #[error("an earlier error stopped the reading of the tar")]
     Stopped,
 }
 
-/// What makes a tar unreadable.
+/// Why a tar is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
     /// The stream ended within a header, an extension or content.
     #[error("the stream ends {missing} bytes early")]
     Truncated {
-        /// How many bytes more there should have been, at least.
+        /// Number of missing bytes, at least.
         missing: u64,
     },
-    /// Neither the unsigned nor the signed sum of the header is the stated one.
+    /// The header's checksum matches neither its unsigned nor its signed sum.
     #[error("the header's checksum is {actual}, but it states \"{}\"", stated.escape_ascii())]
     Checksum {
         /// The checksum field.
@@ -75,7 +74,7 @@ pub enum Corrupt {
     /// One block of zeros, then something else: a damaged archive, or two of them.
     #[error("a single block of zeros does not end an archive")]
     LoneZeroBlock,
-    /// A field of a header that is no number, or one outside of the field's range.
+    /// A field of a header that is not a number, or out of range.
     #[error("field {field} has the invalid value \"{}\"", value.escape_ascii())]
     Number {
         /// The field, as POSIX or GNU names it.
@@ -86,9 +85,9 @@ pub enum Corrupt {
     /// An extended header is not a sequence of `LENGTH KEY=VALUE\n`.
     #[error("the extended header's record at byte {at} {reason}")]
     PaxRecord {
-        /// Where in the extended header.
+        /// Offset in the extended header, in bytes.
         at: usize,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
     /// A value of an extended header that its key does not allow.
@@ -99,36 +98,36 @@ pub enum Corrupt {
         /// The first bytes of the value.
         value: Vec<u8>,
     },
-    /// An ACL that is no ACL.
+    /// An invalid ACL.
     #[error("the ACL has \"{}\": {reason}", text.escape_ascii())]
     Acl {
-        /// The line in question.
+        /// The invalid line.
         text: Vec<u8>,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
     /// A sparse file's map does not describe the file.
     #[error("the sparse map {reason}: {value} and {bound}")]
     SparseMap {
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
-        /// The value in question.
+        /// The invalid value.
         value: u64,
-        /// The value it does not agree with.
+        /// The value that it contradicts.
         bound: u64,
     },
-    /// A map of a sparse file for something that is no regular file.
-    #[error("an entry of type {:?} has a sparse map", char::from(*.0))]
+    /// A sparse map of something other than a regular file.
+    #[error("a file of type {:?} cannot have a sparse map", char::from(*.0))]
     SparseType(u8),
-    /// A symbolic or hard link to nowhere.
+    /// A symbolic or hard link without a target.
     #[error("the link has no target")]
     NoTarget,
-    /// Long names or extended headers at the end, for no entry.
+    /// Long names or extended headers without an entry after them.
     #[error("the archive ends between an extended header and its entry")]
     Dangling,
 }
 
-/// Why a name is refused.
+/// Why a name is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// A component is `..`.
@@ -137,7 +136,7 @@ pub enum NameError {
     /// A component is longer than a directory can hold.
     #[error("a component has {0} bytes, more than 255")]
     TooLong(usize),
-    /// There is a NUL in it.
+    /// It contains a NUL byte.
     #[error("it contains a NUL byte")]
     Nul,
     /// The root is not a directory.
@@ -145,13 +144,13 @@ pub enum NameError {
     Root,
 }
 
-/// Which bound was passed. The numbers are the constants of this module.
+/// A limit that an entry exceeds. The limits are constants of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Limit {
     /// More than [`EXTENSION_MAX`](super::EXTENSION_MAX) bytes in one extension.
     #[error("{what} of {size} bytes, more than 1 MiB")]
     Extension {
-        /// Which.
+        /// The kind of extension.
         what: &'static str,
         /// Its stated size in bytes.
         size: u64,
@@ -173,17 +172,17 @@ pub enum Limit {
     XattrValue(usize),
 }
 
-/// What a tree does not hold.
+/// A feature that a tree cannot hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// A type flag of no type of file: a socket of some writers, a part of a multi-volume archive, and so on.
+    /// A type flag without a file type: a socket of some writers, a part of a multi-volume archive, and so on.
     #[error("of type {:?}", char::from(*.0))]
     Type(u8),
-    /// An entry with an ACL for a user or group that has a name but no number: so GNU tar writes it, and
-    /// only the system that it was made on knows the number.
+    /// An entry with an ACL for a user or group with a name but no number, as GNU tar writes it. Only
+    /// the system that it was made on knows the number.
     #[error("a file with an ACL entry without a numeric id (\"{}\")", .0.escape_ascii())]
     AclName(Vec<u8>),
-    /// A sparse file in a dialect other than GNU tar's.
+    /// A sparse file in a format other than GNU tar's.
     #[error("a sparse file in the format of {0}")]
     Sparse(&'static str),
 }

@@ -5,10 +5,10 @@
 //! hold the former. Every byte of the stream is in exactly one of them.
 //!
 //! Formats: V7, POSIX ustar, pax (with the keywords of GNU tar, star and libarchive), GNU tar, and the sparse files of
-//! GNU tar in all four dialects. Where readers differ, Go's `archive/tar` decides, since it reads nearly every image;
+//! GNU tar in all four formats. Where readers differ, Go's `archive/tar` decides, since it reads nearly every image;
 //! but global extended headers hold for the entries behind them, as POSIX says and GNU tar does, and extended headers
 //! with no entry behind them are refused. The data of sparse files is dense, whatever the lengths of their regions.
-//! What is refused, and what is bounded by which number, is in [`TarError`].
+//! [`TarError`] lists the refused features and the limits.
 
 mod acl;
 mod content;
@@ -42,7 +42,7 @@ pub const BLOCK: usize = 512;
 pub struct Segment {
     /// First byte, counted from the start of the file.
     pub offset: u64,
-    /// How many bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Names: as a tree has them, and what those of whiteouts mean.
+//! Names in the form of a tree, and the names of whiteouts.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::error::NameError;
@@ -25,16 +25,16 @@ pub(super) fn normalise(raw: &[u8], path: &mut Vec<u8>) -> Result<(), NameError>
     Ok(())
 }
 
-/// What the last component of an entry's path says of lower layers.
+/// The effect of an entry's file name on lower layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whiteout<'a> {
-    /// Nothing: it is a file like any other.
+    /// None: an ordinary file.
     None,
-    /// What lower layers have under this name, beside the entry, is gone.
+    /// Hides this name of lower layers, in the entry's directory.
     Hide(&'a [u8]),
-    /// What lower layers have in the entry's directory is gone.
+    /// Hides everything that lower layers have in the entry's directory.
     Opaque,
-    /// Kept for the metadata of AUFS, or a name that no directory can hold: no file, and no effect.
+    /// A name that AUFS reserves for metadata, or that no directory can hold: no file, and no effect.
     Ignored,
 }
 

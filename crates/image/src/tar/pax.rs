@@ -6,12 +6,12 @@ use super::sparse::Map;
 use super::xattrs::{Collector, Refused, Span};
 use crate::tree::Timestamp;
 
-/// The most bytes in an extended header, in a long name, and in the map of a sparse file.
+/// Limit in bytes of an extended header, a long name, and the map of a sparse file.
 /// Source: Go `archive/tar`, `maxSpecialFileSize`: no image that other tools read has more.
 pub const EXTENSION_MAX: u64 = 1 << 20;
 
-/// The most bytes in all global extended headers together. Each entry is read with them in mind, which must not cost
-/// much more than its own 512 bytes; git writes 52 of them, and nobody writes many.
+/// Limit in bytes of all global extended headers together. Each entry is read with them, which must not cost much
+/// more than its own 512 bytes. git writes 52 bytes.
 pub const GLOBAL_MAX: u64 = 16 << 10;
 
 /// A value that was stated, or taken back by an empty one.

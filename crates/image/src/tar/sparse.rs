@@ -164,7 +164,7 @@ mod tests {
         check_refused(&[0, 4, 3, 2], 10, 6, "before the previous one ends: 3 and 4");
         check_refused(&[4, 2, 0, 2], 10, 4, "before the previous one ends: 0 and 6");
         check_refused(&[8, 3], 10, 3, "after the end of the file: 8 and 10");
-        check_refused(&[u64::MAX, 3], 10, 3, "behind the end");
+        check_refused(&[u64::MAX, 3], 10, 3, "after the end");
         check_refused(&[0, 4], 10, 5, "regions that do not add up to the data: 4 and 5");
         check_refused(&[0, 4, 5], 10, 4, "without a length: 5");
     }
@@ -200,9 +200,9 @@ mod tests {
         check_text("2\n0\n512\n1024\n7\n\0\0", Ok(&[0, 512, 1024, 7]));
         check_text("1\n0\n", Err("incomplete"));
         check_text("1\n0\n\0", Err("a value that is not a number, after this many regions: 0"));
-        check_text("\n", Err("something else"));
-        check_text("1\n-1\n", Err("something else"));
-        check_text("99999999999999999999\n", Err("something else"));
+        check_text("\n", Err("not a number"));
+        check_text("1\n-1\n", Err("not a number"));
+        check_text("99999999999999999999\n", Err("not a number"));
         check_text("65537\n", Err("65537 regions, more than 65536"));
     }
 }

@@ -1,8 +1,8 @@
-//! Writing a tar: POSIX pax, where plain ustar has no room or no way.
+//! Writes a tar: POSIX pax where plain ustar has no room or no field.
 //!
-//! The same members give the same bytes. What [`Reader`](super::Reader) takes of a member is what was put in; so does
-//! GNU tar. The tests say where libarchive differs. The `tar` crate would have saved little: it has headers and PAX records,
-//! but not what goes into which of them, which is all that is here.
+//! Equal members give equal bytes. [`Reader`](super::Reader) and GNU tar read every member back unchanged. The tests
+//! show where libarchive differs. The `tar` crate would have saved little: it has headers and PAX records, but does not
+//! decide between them.
 
 use std::io::{self, Write};
 
@@ -14,15 +14,15 @@ use crate::tree::{Metadata, Timestamp};
 /// One file for a tar.
 #[derive(Debug, Clone, Copy)]
 pub struct Member<'a> {
-    /// Names with single slashes between them; empty for the root.
+    /// The path: names with single slashes between them; empty for the root.
     pub path: &'a [u8],
-    /// What it is. Hard links have paths as targets, as `path` is one.
+    /// Its type. The target of a hard link is a path of the same form as `path`.
     pub kind: Kind<'a>,
     /// Permissions, owner and modification time.
     pub metadata: Metadata,
-    /// Bytes of content, which follow by [`Writer::content`]: 0 for all but regular files.
+    /// Length in bytes of the content, which [`Writer::content`] adds: 0 for everything but regular files.
     pub size: u64,
-    /// Names and values, in the order in which they are to be written. Hard links need none.
+    /// Xattrs, in the order in which they are written. Hard links need none.
     pub xattrs: &'a [(&'a [u8], &'a [u8])],
 }
 
@@ -33,7 +33,7 @@ pub enum WriteError {
     /// The sink failed.
     #[error("cannot write the tar")]
     Write(#[source] io::Error),
-    /// Xattrs and names of more than 1 MiB: readers would refuse the tar.
+    /// Xattrs and names take more than 1 MiB: readers would refuse the tar.
     #[error("\"{}\" has {size} bytes of names and xattrs, and tar readers accept at most {EXTENSION_MAX}", entry.escape_ascii())]
     Extension {
         /// The member's path.
@@ -41,7 +41,7 @@ pub enum WriteError {
         /// Bytes of its extended header.
         size: u64,
     },
-    /// A time that tars have no way to say: nanoseconds of a second or more, or the very first second of 64 bits.
+    /// A time that a tar cannot store: nanoseconds of a second or more, or the smallest number of seconds.
     #[error("\"{}\" has a time of {} s and {} ns, which a tar cannot store", entry.escape_ascii(), mtime.seconds, mtime.nanoseconds)]
     Time {
         /// The member's path.
@@ -57,7 +57,7 @@ pub enum WriteError {
         /// Its number.
         number: u64,
     },
-    /// Fewer or more bytes came than the member's size says.
+    /// The content has fewer or more bytes than the member's size.
     #[error("the length of \"{}\" is not the one in its header", .0.escape_ascii())]
     Length(Vec<u8>),
 }
@@ -91,8 +91,8 @@ impl<W: Write> Writer<W> {
     /// Adds a member. Its content, if any, must follow.
     ///
     /// # Errors
-    /// [`WriteError`]. But for [`WriteError::Write`] and [`WriteError::Length`] nothing was written of the member, and
-    /// the next one may follow.
+    /// [`WriteError`]. After errors other than [`WriteError::Write`] and [`WriteError::Length`], nothing of the member
+    /// was written, and the next one may follow.
     pub fn member(&mut self, member: &Member<'_>) -> Result<(), WriteError> {
         self.end_content()?;
         self.records.clear();
@@ -124,7 +124,7 @@ impl<W: Write> Writer<W> {
         self.write(bytes)
     }
 
-    /// Ends the tar with two blocks of zeros, and gives back the sink, not flushed.
+    /// Ends the tar with two blocks of zeros, and returns the sink, not flushed.
     ///
     /// # Errors
     /// [`WriteError::Write`], or [`WriteError::Length`] when content is missing.

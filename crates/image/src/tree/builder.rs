@@ -1,4 +1,4 @@
-//! A tree in the making.
+//! Builds trees.
 
 mod lay;
 mod merge;
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::verity::ObjectId;
 
-/// What a tree cannot hold. Names and paths are shown with escapes.
+/// Why a tree cannot hold an entry. Names and paths are shown with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
     /// An empty name, `.`, `..`, more than 255 bytes, or one with `/` or NUL.
@@ -27,7 +27,7 @@ pub enum TreeError {
     /// The directory has an entry of that name.
     #[error("\"{}\" already exists", .0.escape_ascii())]
     Exists(Vec<u8>),
-    /// A component of a path that should be a directory is something else.
+    /// A component of a path is not a directory.
     #[error("\"{}\" is not a directory", .0.escape_ascii())]
     NotDirectory(Vec<u8>),
     /// A second name for a directory.
@@ -56,12 +56,12 @@ pub enum TreeError {
     TooLarge(&'static str),
 }
 
-/// Whether an entry claims to own its inode.
+/// Whether a name owns its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// The source says that this name is the file, and others are links to it.
+    /// The source states that this name is the file, and others are links to it.
     Owner,
-    /// The source does not say: the first name in byte order of the whole path owns the inode.
+    /// The source does not state it: the first name in byte order of the whole path owns the inode.
     Equal,
 }
 
@@ -132,7 +132,7 @@ impl RawEntry {
     }
 }
 
-/// A tree in the making: entries come in any order, names are found by hash.
+/// An unfinished tree: entries come in any order, names are found by hash.
 #[derive(Debug)]
 pub struct Builder {
     inodes: Vec<RawInode>,
@@ -176,7 +176,7 @@ pub fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
 }
 
 impl Builder {
-    /// A tree with nothing but a root directory that no source described.
+    /// A tree with only a root directory that no source described.
     #[must_use]
     pub fn new() -> Self {
         let mut builder = Self {
@@ -193,10 +193,10 @@ impl Builder {
         builder
     }
 
-    /// Keeps a set of xattrs, in the order given; of two with one name the later value wins.
+    /// Adds a set of xattrs, in the order given. The later of two values for one name counts.
     ///
     /// # Errors
-    /// [`TreeError`] when a name or value cannot be held.
+    /// [`TreeError`] when a name or value is invalid.
     pub fn xattrs<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
@@ -313,8 +313,8 @@ impl Builder {
         raw.nlink = nlink;
     }
 
-    /// Says which object an external file is, and that it is found at that object's place. Ignored for other inodes.
-    /// A source that hashes files while it goes on looking for more adds them first and says this later.
+    /// Sets the object of an external file, and the object's place as the file's. Ignored for other inodes.
+    /// A source that hashes files in the background adds them first and calls this later.
     ///
     /// # Errors
     /// [`TreeError::TooLarge`].
@@ -328,9 +328,8 @@ impl Builder {
         Ok(())
     }
 
-    /// States the size in bytes that a dump gives a device, pipe or socket, and is ignored for what has a size of its
-    /// own. Nobody reads it back, but C's `mkcomposefs` makes a larger inode of one of 4 GiB or more, so that the
-    /// composefs profile has to as well.
+    /// States the size in bytes that a dump gives a device, pipe or socket; ignored for other inodes. It only shows
+    /// whether it is 4 GiB or more: C's `mkcomposefs` then makes a larger inode, so the composefs profile does too.
     pub fn state_size(&mut self, inode: InodeId, size: u64) {
         let raw = &mut self.inodes[inode.index()];
         let sizeless =
@@ -365,10 +364,10 @@ impl Builder {
         components(path).try_fold(InodeId::ROOT, |directory, name| self.lookup(directory, name))
     }
 
-    /// Names an inode.
+    /// Adds a name of an inode.
     ///
     /// # Errors
-    /// [`TreeError`] when the name is none, is taken, or the inode is a directory that has a name.
+    /// [`TreeError`] when the name is invalid or taken, or the inode is a directory that has a name.
     pub fn insert(
         &mut self,
         directory: InodeId,
@@ -403,7 +402,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Removes a name, and with a directory all that is below it. Answers what was there.
+    /// Removes a name, and with a directory everything below it. Returns the inode that it named.
     pub fn remove(&mut self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
         let id = self.names.find(name)?;
         let hash = key(&self.hasher, directory.0, id);
@@ -418,10 +417,10 @@ impl Builder {
         Some(InodeId(entry.inode()))
     }
 
-    /// The directory `name` of `directory`, made as an implicit one when nothing is there.
+    /// The directory `name` of `directory`, made as an implicit one if it does not exist.
     ///
     /// # Errors
-    /// [`TreeError::NotDirectory`] when something else is there, or [`TreeError::Name`].
+    /// [`TreeError::NotDirectory`] when the name belongs to something else, or [`TreeError::Name`].
     pub fn subdirectory(&mut self, directory: InodeId, name: &[u8]) -> Result<InodeId, TreeError> {
         match self.lookup(directory, name) {
             Some(found) if self.is_directory(found) => Ok(found),

@@ -97,8 +97,7 @@ impl Tree {
         components(path).try_fold(self.root(), |directory, name| directory.lookup(name))
     }
 
-    /// Every name below the root with its path, depth first, siblings in byte order. The root itself is not among
-    /// them.
+    /// Every name below the root with its path, depth first, siblings in byte order, without the root itself.
     #[must_use]
     pub fn walk(&self) -> Walk<'_> {
         Walk { stack: vec![(self.root().children(), 0)], path: Vec::new(), tree: self }
@@ -163,7 +162,7 @@ pub struct Inode<'a> {
 }
 
 impl<'a> Inode<'a> {
-    /// Which one it is.
+    /// Its id.
     #[must_use]
     pub const fn id(&self) -> InodeId {
         self.id
@@ -214,7 +213,7 @@ impl<'a> Inode<'a> {
         Some(External { size, object: (first != 0).then_some(StringId(first)), place })
     }
 
-    /// Directories: 2 and one for each subdirectory. Others: what a dump stated, or else the number of names.
+    /// Number of links. Directories: 2 and one for each subdirectory. Others: the number in the dump, or else of names.
     #[must_use]
     pub const fn nlink(&self) -> u32 {
         self.raw.nlink
@@ -232,7 +231,7 @@ impl<'a> Inode<'a> {
         self.raw.flags & IMPLICIT != 0
     }
 
-    /// What it is.
+    /// Its type and content.
     #[must_use]
     pub fn node(&self) -> Node<'a> {
         let RawInode { size, first, second, .. } = *self.raw;
@@ -284,7 +283,7 @@ impl<'a> Inode<'a> {
         Children { tree: self.tree, next: first, end: first + count }
     }
 
-    /// What a directory has under `name`.
+    /// The inode that `name` has in this directory.
     #[must_use]
     pub fn lookup(&self, name: &[u8]) -> Option<Self> {
         let children = self.children();
@@ -320,7 +319,7 @@ impl<'a> Inode<'a> {
 pub struct Entry<'a> {
     /// 1 to 255 bytes.
     pub name: &'a [u8],
-    /// What it names.
+    /// The inode that it names.
     pub inode: Inode<'a>,
     /// Whether this name owns the inode; otherwise it is a further hard link to it.
     pub is_owner: bool,
@@ -382,7 +381,7 @@ impl<'a> Iterator for Xattrs<'a> {
 
 impl ExactSizeIterator for Xattrs<'_> {}
 
-/// Goes through a tree depth first. Not an [`Iterator`], since the path is lent.
+/// Goes through a tree depth first. Not an [`Iterator`], since the path is borrowed.
 #[derive(Debug)]
 pub struct Walk<'a> {
     tree: &'a Tree,

@@ -1,11 +1,11 @@
-//! The tree of a root filesystem: what every source becomes and every image is made from.
+//! The tree of a root filesystem: every source is read into one, and every image is made from one.
 //!
-//! A [`Builder`] takes entries in any order and knows who stands where; [`Builder::finish`] turns it into a [`Tree`],
-//! which never changes again: children in byte order, hard links counted, each inode owned by one of its names. The
-//! rules are normative and written in `docs/format/tree.md`.
+//! A [`Builder`] takes entries in any order and finds them by name; [`Builder::finish`] turns it into a [`Tree`],
+//! which never changes: children in byte order, hard links counted, each inode owned by one of its names.
+//! `docs/format/tree.md` defines the rules.
 //!
 //! Both are arenas: an entry costs 12 bytes, an inode 48, and every name, target, payload, digest and xattr set is
-//! kept once, however many use it.
+//! kept once.
 
 mod builder;
 mod freeze;
@@ -65,11 +65,11 @@ impl XattrsId {
 pub struct Timestamp {
     /// Whole seconds, rounded down.
     pub seconds: i64,
-    /// What is left, 0 to 999,999,999. (A composefs dump may say more; the writer keeps it.)
+    /// Nanoseconds after that, 0 to 999,999,999. (A composefs dump may state more; the writer keeps it.)
     pub nanoseconds: u32,
 }
 
-/// What every type of file has.
+/// Metadata of every type of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Metadata {
     /// Permission, set-id and sticky bits: at most `0o7777`.
@@ -83,7 +83,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// What directories get that no source describes: 0755, 0:0, time 0.
+    /// Metadata of directories that no source describes: mode 0755, owner 0:0, time 0.
     pub const IMPLICIT: Self = Self {
         permissions: 0o755,
         uid: 0,
@@ -92,7 +92,7 @@ impl Metadata {
     };
 }
 
-/// What an inode is.
+/// The type and content of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Node<'a> {
     /// A directory; its children are entries.
@@ -101,7 +101,7 @@ pub enum Node<'a> {
     Regular(Content<'a>),
     /// A symbolic link: 1 to 4095 bytes without NUL.
     Symlink(&'a [u8]),
-    /// A character device. 0 is an overlayfs whiteout to the kernel, and a file like any other here.
+    /// A character device. Number 0 is an overlayfs whiteout for the kernel, and an ordinary file here.
     CharDevice(u64),
     /// A block device.
     BlockDevice(u64),
@@ -127,10 +127,10 @@ impl Node<'_> {
     }
 }
 
-/// Where a regular file's bytes are.
+/// The place of a regular file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content<'a> {
-    /// Here, in the tree. An empty file is always this.
+    /// In the tree. An empty file always is.
     Inline(&'a [u8]),
     /// In a file of its own.
     External {
@@ -138,15 +138,15 @@ pub enum Content<'a> {
         size: u64,
         /// Its fs-verity digest, if known.
         object: Option<ObjectId>,
-        /// Where to find it, relative to an object directory.
+        /// Its place, relative to an object directory.
         location: Location<'a>,
     },
 }
 
-/// Where an external file's bytes are found, relative to an object directory.
+/// The place of an external file's bytes, relative to an object directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location<'a> {
-    /// Nowhere: the source named no place.
+    /// Unknown: the source named no place.
     None,
     /// At [`ObjectId::path`] of its object.
     Object,

@@ -252,7 +252,7 @@ fn check_xattr_refused(name: &[u8], value_len: usize, expect: &str) {
 
 #[test]
 fn xattrs_that_no_image_holds_are_refused() {
-    let name = "it has 1 to 255 bytes and no NUL";
+    let name = "it must have 1 to 255 bytes and no NUL";
     check_xattr_refused(b"", 0, &format!("\"\" is not an xattr name: {name}"));
     check_xattr_refused(b"a\0", 0, &format!("\"a\\x00\" is not an xattr name: {name}"));
     let long = "n".repeat(256);

@@ -150,7 +150,7 @@ fn two_directories_in_each_other() {
         let nid = maker.inode(&inode(LAYOUT_FLAT_INLINE, 0o40_755, list.len(), 0), &list);
         assert_eq!(nid, first * 2 + 2 - child);
     }
-    check(&maker.finish(first), &format!("directory {first} has a second name, \"/x/x\""));
+    check(&maker.finish(first), &format!("directory {first} has a second name \"/x/x\""));
 }
 
 /// 20,000 directories of the same 300 names: 6 million names in a megabyte.

@@ -69,7 +69,7 @@ fn superblock() {
     check_superblock(
         14,
         &144_u16.to_le_bytes(),
-        "the image is corrupt: the root, inode 144, has mode 100600: it is not a directory",
+        "the image is corrupt: the root, inode 144, is not a directory: it has mode 100600",
     );
     let message = "the image is corrupt: inode 1152 takes 32 bytes at byte 36864 of the image, \
                    which has 36864";
@@ -237,11 +237,11 @@ fn directories() {
     assert!(answer(&small().patch(data + 24 + 10, &[0]).bytes).starts_with("Examined"));
     check(
         &[(data + 24, &[80]), (data + 24 + 10, &[2])],
-        "directory 80 has a second name, \"/dir/a\"",
+        "directory 80 has a second name \"/dir/a\"",
     );
     check(
         &[(data + 24, &[64]), (data + 24 + 10, &[2])],
-        "directory 64 has a second name, \"/dir/a\"",
+        "directory 64 has a second name \"/dir/a\"",
     );
     check(&[(data + 24, &[0; 8])], "inode 0 has mode 0, which has no file type");
     check(

@@ -176,7 +176,7 @@ fn check_refused(recipe: &[u8], expected: &str) {
 fn refused_headers() {
     check_refused(b"", "at byte 0: it ends within a record");
     check_refused(b"QUIREREC\x01\x01\0\0\0\0\0", "it ends within");
-    check_refused(b"QUIRERED\x01\x01\0\0\0\0\0\0", "magic");
+    check_refused(b"QUIRERED\x01\x01\0\0\0\0\0\0", "it is not a recipe");
     check_refused(
         b"QUIREREC\x02\x01\0\0\0\0\0\0",
         "format version 2, and this version of Quire reads 1",
@@ -192,8 +192,8 @@ fn refused_records() {
     check(&[b"\x01\x03abc"], "at byte 21: it ends within a record");
     check(&[b"\x01\x03ab"], "at byte 16: it ends within a record");
     check(&[b"\x04"], "the record type 4 is unknown");
-    check(&[&end(1)], "the tar has 0 bytes, but 1 are stated");
-    check(&[b"\x01\x01a", &end(0)], "the tar has 1 bytes, but 0 are stated");
+    check(&[&end(1)], "the tar has 0 bytes, but the recipe states 1");
+    check(&[b"\x01\x01a", &end(0)], "the tar has 1 bytes, but the recipe states 0");
     check(&[&end(0), b"\0"], "there are bytes after the end");
     check(&[b"\x00\0\0\0"], "it ends within a record");
     check(&[b"\x01\x00"], "a length is 0, not between 1 and 65536");

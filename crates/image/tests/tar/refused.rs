@@ -64,18 +64,27 @@ fn ends() {
 #[test]
 fn numbers() {
     let header = |at, bytes: &[u8]| Header::new(b"f", b'0').with(at, bytes).block();
-    check(&[header(100, b"000644x\0")], "entry \"f\": field mode is \"000644x\\x00\"");
-    check(&[header(108, b"00000-1\0")], "field uid is");
-    check(&[header(108, b"\xff\xff\xff\xff\xff\xff\xff\xfe")], "field uid is");
-    check(&[header(116, b"\x80\0\0\x01\0\0\0\0")], "field gid is");
-    check(&[header(124, b"00000000009\0")], "field size is");
-    check(&[header(124, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")], "field size is");
-    check(&[header(124, b"\x80\0\0\0\x80\0\0\0\0\0\0\0")], "field size is");
-    check(&[header(136, b"\x80\x01\0\0\0\0\0\0\0\0\0\0")], "field mtime is");
+    check(
+        &[header(100, b"000644x\0")],
+        "entry \"f\": field mode has the invalid value \"000644x\\x00\"",
+    );
+    check(&[header(108, b"00000-1\0")], "field uid has the invalid value");
+    check(&[header(108, b"\xff\xff\xff\xff\xff\xff\xff\xfe")], "field uid has the invalid value");
+    check(&[header(116, b"\x80\0\0\x01\0\0\0\0")], "field gid has the invalid value");
+    check(&[header(124, b"00000000009\0")], "field size has the invalid value");
+    check(
+        &[header(124, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")],
+        "field size has the invalid value",
+    );
+    check(&[header(124, b"\x80\0\0\0\x80\0\0\0\0\0\0\0")], "field size has the invalid value");
+    check(&[header(136, b"\x80\x01\0\0\0\0\0\0\0\0\0\0")], "field mtime has the invalid value");
     let device = |at, bytes: &[u8]| Header::new(b"c", b'3').with(at, bytes).block();
-    check(&[device(329, b"0010000\0")], "field devmajor is");
-    check(&[device(337, b"4000000\0")], "field devminor is");
-    check(&[pax(&[("SCHILY.devmajor", "4096")]), device(0, b"c")], "field devmajor is");
+    check(&[device(329, b"0010000\0")], "field devmajor has the invalid value");
+    check(&[device(337, b"4000000\0")], "field devminor has the invalid value");
+    check(
+        &[pax(&[("SCHILY.devmajor", "4096")]), device(0, b"c")],
+        "field devmajor has the invalid value",
+    );
 }
 
 #[test]
@@ -84,7 +93,7 @@ fn names() {
         &[file("../etc/passwd", "")],
         "entry \"../etc/passwd\" has an invalid name: it contains \"..\"",
     );
-    check(&[file("a/../b", "")], "it has \"..\"");
+    check(&[file("a/../b", "")], "it contains \"..\"");
     check(&[Header::new(b"l", b'1').link(b"../f").block()], "entry \"../f\" has an invalid name");
     check(&[pax(&[("path", &"n".repeat(256))]), file("f", "")], "256 bytes, more than 255");
     check(&[file("./", "")], "it is the root");
@@ -95,12 +104,15 @@ fn names() {
 
 #[test]
 fn extended_headers() {
-    check(&[extended(b'x', &[(b"path", b"a\0b")]), file("f", "")], "extended header path=a\\x00b");
+    check(
+        &[extended(b'x', &[(b"path", b"a\0b")]), file("f", "")],
+        "the extended header path=a\\x00b",
+    );
     check(
         &[member(b"x", b'x', b"9 path=a"), file("f", "")],
         "entry \"x\": the extended header's record at byte 0",
     );
-    check(&[extended(b'g', &[(b"mtime", b"soon")])], "extended header mtime=soon");
+    check(&[extended(b'g', &[(b"mtime", b"soon")])], "the extended header mtime=soon is invalid");
     let acl = pax(&[("SCHILY.acl.access", "user::rwx,group:rwx")]);
     check(&[acl, file("f", "")], "the ACL has \"group:rwx\": it has no permissions");
 }
@@ -184,12 +196,12 @@ fn sparse_maps() {
     check(&[pax(&version), header, padded(b"65537\n")], "a sparse map of 65537 regions");
     check(
         &[pax(&[size, one, ("GNU.sparse.map", "0,5")]), member(b"d", b'5', b"")],
-        "entry \"d\": an entry of type '5' has a sparse map",
+        "entry \"d\": a file of type '5' cannot have a sparse map",
     );
     let old = Header::new(b"s", b'S').gnu().with(386, b"0000000000x\0").with(483, b"00000000012\0");
-    check(&[old.block()], "entry \"s\": field offset is");
+    check(&[old.block()], "entry \"s\": field offset has the invalid value");
     let old = Header::new(b"s", b'S').gnu().with(483, b"0000000001x\0");
-    check(&[old.block()], "entry \"s\": field realsize is");
+    check(&[old.block()], "entry \"s\": field realsize has the invalid value");
 }
 
 /// The entry's name and what it is; then the reader goes on to a file `next`.

@@ -30,7 +30,7 @@ impl Transaction<'_> {
     /// Makes everything durable and visible: objects, images, layers and manifests first, refs last.
     ///
     /// # Errors
-    /// [`TransactionError`]; the refs are then as before.
+    /// [`TransactionError`]. The refs are then unchanged.
     pub fn commit(self) -> Result<Committed, TransactionError> {
         if self.failed.load(std::sync::atomic::Ordering::Relaxed) {
             return Err(TransactionError::Incomplete);

@@ -4,13 +4,13 @@ use crate::shelf::containers::{ContainerDir, ContainerError, ContainerRecord, ch
 use crate::store::Store;
 
 impl Store {
-    /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not starting
-    /// with a dot.
+    /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not beginning
+    /// with a dot or a hyphen.
     ///
-    /// The record of a container that is kept is synced; the others do not outlive a crash anyway.
+    /// Only the record of a container that is kept is synced; others do not outlive a crash anyway.
     ///
     /// # Errors
-    /// [`ContainerError`] when the id is not one or is taken, or the image is not in the store.
+    /// [`ContainerError`] when the id is invalid or taken, or the image is not in the store.
     pub fn create_container(
         &self,
         id: &str,

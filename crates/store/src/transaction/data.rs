@@ -45,16 +45,16 @@ impl State {
 }
 
 impl Transaction<'_> {
-    /// A new device: its bytes come in order, and what objects are in them.
+    /// Begins a device, whose bytes and objects come in order.
     ///
     /// # Errors
-    /// [`DraftError`] when its file cannot be made, or the store is one of SHA-512.
+    /// [`DraftError`] when its file cannot be made, or the store uses SHA-512.
     pub fn device(&self, kind: DeviceKind) -> Result<DeviceDraft<'_>, DraftError> {
         DeviceDraft::new(self, kind)
     }
 
-    /// Whether the store, or this import, has this device with its index; if so it is protected from `gc` until the
-    /// import ends, with all that is in it now.
+    /// Whether the store, or this import, has this device with its index. If so, the device and its objects are
+    /// protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -70,8 +70,8 @@ impl Transaction<'_> {
         Ok(there.is_some())
     }
 
-    /// Where in a device an object is, of those that this import has finished or that the store has. The device is
-    /// protected from `gc` until the import ends; the object is counted as reused. An object with another size is none.
+    /// The place of an object in a device that this import has finished or that the store has. The device is
+    /// protected from `gc` until the import ends; the object is counted as reused. An object of another size is ignored.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -92,8 +92,8 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// Where in a packed device an object is that can be a piece of another, of those that this import has finished or that
-    /// the store has; the device is protected from `gc` until the import ends.
+    /// The place of an object that can be a piece of another, in a packed device that this import has finished or that
+    /// the store has. The device is protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -120,9 +120,9 @@ impl Transaction<'_> {
         }
     }
 
-    /// Whether the store or this import has an object of this size, and where: a file, if there is one. It is protected
-    /// from `gc` as by [`reuse`](Self::reuse). What needs its bytes only, as a layer does, asks this; a composefs image
-    /// needs a file.
+    /// The place of an object of this size in the store or this import: a file, if there is one. It is protected
+    /// from `gc` as by [`reuse`](Self::reuse). This is for layers, which need only its bytes; a composefs image needs
+    /// a file.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -133,7 +133,7 @@ impl Transaction<'_> {
         Ok(self.reuse_stored(id, size)?.map(Box::new).map(Where::Device))
     }
 
-    /// Opens an object in a device, also in one that this import has made and not committed.
+    /// Opens an object in a device, even in one that this import has made and not committed.
     ///
     /// # Errors
     /// [`LookupError`] when it cannot be read.

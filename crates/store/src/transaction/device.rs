@@ -1,4 +1,4 @@
-//! A device in the making.
+//! Devices that an import makes.
 
 use std::fs::File;
 use std::io;
@@ -20,8 +20,7 @@ const ZEROS: [u8; 4096] = [0; 4096];
 /// What messages call it.
 pub(crate) const WHAT: &str = "a device";
 
-/// A device in the making: write its bytes, and [`add`](Self::add) the objects that are in them. Dropping it leaves
-/// nothing behind.
+/// An unfinished device: write its bytes, and [`add`](Self::add) the objects in them. Dropping it removes its file.
 #[derive(Debug)]
 pub struct DeviceDraft<'t> {
     transaction: &'t Transaction<'t>,
@@ -69,13 +68,13 @@ impl<'t> DeviceDraft<'t> {
         Ok(draft)
     }
 
-    /// Bytes so far: where the next one gets.
+    /// Number of bytes so far: the offset of the next one.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.hasher.size() + self.gathered.len() as u64
     }
 
-    /// What it is made of.
+    /// Its kind.
     #[must_use]
     pub const fn kind(&self) -> DeviceKind {
         self.kind
@@ -100,10 +99,10 @@ impl<'t> DeviceDraft<'t> {
         taken.map_err(|source| self.transaction.write_failed(WHAT, source))
     }
 
-    /// Says that an object is at `offset`, which means nothing for an empty one. One object may be at several places.
+    /// Adds an object at `offset`, in bytes, which is ignored for an empty one. An object may be at several places.
     ///
-    /// That it begins with a block, is within the device and overlaps no other one is checked by [`finish`](Self::finish);
-    /// that its bytes are there, `fsck` checks.
+    /// [`finish`](Self::finish) checks that it begins at a block boundary, is within the device and does not overlap
+    /// another. `fsck` checks its bytes.
     pub fn add(&mut self, object: ObjectId, sha256: [u8; 32], offset: u64, size: u64) {
         let Some(id) = key(&object) else {
             self.failed = Some(io::Error::new(
@@ -116,11 +115,10 @@ impl<'t> DeviceDraft<'t> {
         self.index.add(Entry { id, offset, size, sha256 });
     }
 
-    /// Says that an object is made of others, which need not be in this device: in any device of the store when somebody
-    /// asks for it. Those that are to be in this one are [`add`](Self::add)ed like others.
+    /// Adds an object that consists of others, which may be in any device of the store. Those in this device are
+    /// [`add`](Self::add)ed as usual.
     ///
-    /// That the pieces are as long as the object is checked by [`finish`](Self::finish); that they have its bytes,
-    /// `fsck` checks.
+    /// [`finish`](Self::finish) checks that the pieces add up to the object's size. `fsck` checks their bytes.
     pub fn add_pieces(&mut self, object: ObjectId, sha256: [u8; 32], size: u64, pieces: &[Piece]) {
         let named = pieces.iter().map(|it| {
             let id = it.object.as_ref().map(|it| key(it).ok_or(())).transpose()?;
@@ -135,15 +133,15 @@ impl<'t> DeviceDraft<'t> {
         }
     }
 
-    /// Of a tar, which layer it is.
+    /// Sets the diff id of the layer, for a tar device.
     pub fn set_layer(&mut self, diff_id: Digest) {
         self.layer = Some(diff_id);
     }
 
-    /// Fills `buffer` with what was written from `offset` on.
+    /// Fills `buffer` with bytes that were written, from `offset` on.
     ///
     /// # Errors
-    /// As `pread`; the end of what was written within is `UnexpectedEof`.
+    /// The errors of `pread`, and `UnexpectedEof` when fewer bytes were written.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let on_disk = self.hasher.size();
         let end = offset.checked_add(buffer.len() as u64).filter(|it| *it <= self.position());
@@ -178,11 +176,11 @@ impl<'t> DeviceDraft<'t> {
         Ok(())
     }
 
-    /// Names the device by its bytes, filled up to a whole block. It becomes visible when the transaction is committed; if
-    /// the store has an equal one by then, with all that was added here, that one stays.
+    /// Pads the device to a whole block and names it by its bytes. It becomes visible when the transaction is committed.
+    /// If the store has an equal device with all of these objects by then, that one stays.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be written, or an object cannot be where it was said to be.
+    /// [`DraftError`] when it cannot be written, or an object has an invalid place.
     pub fn finish(mut self) -> Result<StoredDevice, DraftError> {
         let transaction = self.transaction;
         self.align()?;

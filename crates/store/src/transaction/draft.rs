@@ -1,4 +1,4 @@
-//! Objects and images in the making.
+//! Objects and images that an import makes.
 
 use std::io;
 
@@ -17,51 +17,51 @@ pub enum DraftError {
     /// Its file could not be written.
     #[error("cannot add {what} to the store")]
     Write {
-        /// "an object", "an image" or "a device".
+        /// The kind: "an object", "an image" or "a device".
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: DiskError,
     },
     /// fs-verity could not be turned on, though the file system has it.
     #[error("cannot seal {what}")]
     Seal {
-        /// "an object", "an image" or "a device".
+        /// The kind: "an object", "an image" or "a device".
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: kernel::verity::VerityError,
     },
-    /// A store of another hash: an image's device table has room for a SHA-256 digest only.
+    /// The store uses another hash: an image's device table has room only for a SHA-256 digest.
     #[error("a store with the hash {0} cannot have devices: make a store with sha256")]
     NoDevices(Algorithm),
-    /// A tar without a layer, or a packed device with one.
+    /// A tar device without a layer, or a packed device with one.
     #[error("cannot finish a device: {}", match .kind {
         DeviceKind::Packed => "a packed device must not name a layer",
         DeviceKind::Tar => "a tar device must name its layer",
     })]
     Layer {
-        /// What it is made of.
+        /// Kind of the device.
         kind: DeviceKind,
     },
-    /// What is in a device could not be put down.
+    /// The index of a device could not be made.
     #[error("cannot make the index of a device")]
     Index {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It is not known whether the store has a layer's tar.
+    /// The tar of a layer could not be looked up.
     #[error("cannot look for the tar of layer {diff_id} in the store")]
     Tar {
         /// The layer.
         diff_id: Box<Digest>,
-        /// Why.
+        /// The cause.
         source: Box<LookupError>,
     },
     /// An id that cannot be in this store, or could not be looked up.
     #[error("cannot look for {id} in the store")]
     Lookup {
-        /// Which one.
+        /// The id.
         id: VerityDigest,
-        /// Why.
+        /// The cause.
         source: Box<LookupError>,
     },
 }
@@ -127,7 +127,7 @@ impl<'t> Spilled<'t> {
     }
 }
 
-/// An object in the making. Dropping it leaves nothing behind.
+/// An unfinished object. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Draft<'t> {
     transaction: &'t Transaction<'t>,
@@ -140,7 +140,7 @@ impl<'t> Draft<'t> {
         Self { transaction, gathered: Vec::new(), spilled: None }
     }
 
-    /// Bytes taken so far.
+    /// Number of bytes so far.
     #[must_use]
     pub fn size(&self) -> u64 {
         let spilled = self.spilled.as_ref().map_or(0, |it| it.hasher.size());
@@ -193,7 +193,7 @@ impl io::Write for Draft<'_> {
 /// Bytes of an image gathered for one write.
 const IMAGE_BUFFER: usize = 128 * 1024;
 
-/// An image in the making. Dropping it leaves nothing behind.
+/// An unfinished image. Dropping it removes its file.
 #[derive(Debug)]
 pub struct ImageDraft<'t> {
     transaction: &'t Transaction<'t>,

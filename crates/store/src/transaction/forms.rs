@@ -1,4 +1,4 @@
-//! In which form an import finds data: whole files, packed devices, layers' tars.
+//! The forms in which an import finds data: whole files, packed devices, layers' tars.
 
 use image::verity::ObjectId;
 
@@ -11,8 +11,8 @@ use crate::transaction::draft::DraftError;
 use image::digest::Digest;
 
 impl Transaction<'_> {
-    /// Whether the store, or this import, has all of these as files of their own. They are protected from `gc` as by
-    /// [`reuse`](Self::reuse), in whatever sizes they have.
+    /// Whether the store, or this import, has all of these objects as files of any size. They are protected from `gc`
+    /// as by [`reuse`](Self::reuse).
     ///
     /// # Errors
     /// [`DraftError`] when they cannot be looked up.
@@ -31,7 +31,7 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// Whether the store, or this import, has all of these in packed devices, which are protected from `gc`.
+    /// Whether the store, or this import, has all of these objects in packed devices, which are protected from `gc`.
     ///
     /// # Errors
     /// [`DraftError`] when they cannot be looked up.
@@ -44,7 +44,7 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// Where in a packed device an object is, of those that this import has finished or that the store has; the device is
+    /// The place of an object in a packed device that this import has finished or that the store has. The device is
     /// protected from `gc` until the import ends.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// The device that is a layer's tar, if the store has it; it is protected from `gc` until the import ends.
+    /// The device that is a layer's tar, if the store has it. It is protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -80,7 +80,7 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// Whether the store has a layer's tar, and all of these objects in it or, those that stand nowhere in it as a whole, in
+    /// Whether the store has a layer's tar and all of these objects in it. Those that are not in it as a whole may be in
     /// packed devices. They are protected from `gc`.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// Where in the tars of these layers an object is; the device is protected from `gc` until the import ends.
+    /// The place of an object in the tars of these layers. The device is protected from `gc` until the import ends.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
@@ -117,7 +117,7 @@ impl Transaction<'_> {
         Ok(None)
     }
 
-    /// Opens an object, wherever this import or the store has it. Its bytes are not verified.
+    /// Opens an object of this import or of the store, in a file or a device. Its bytes are not verified.
     ///
     /// # Errors
     /// [`LookupError`] when it is absent or not readable.
@@ -153,7 +153,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Drops the objects that this import has written: all that need them have their bytes elsewhere by now.
+    /// Drops the object files that this import has written. The caller knows that their bytes are elsewhere.
     pub fn forget_objects(&self) {
         let mut numbers = Vec::new();
         let mut state = self.state();

@@ -6,7 +6,7 @@ use super::Transaction;
 use super::draft::Scrap;
 use crate::shelf::layers::{Blob, Layer, LayerError, LayerInfo, LayerWriter};
 
-/// A new layer. Write the recipe to it; dropping it leaves nothing behind.
+/// An unfinished layer. Write the recipe to it; dropping it removes its file.
 pub struct LayerDraft<'t> {
     transaction: &'t Transaction<'t>,
     scrap: Scrap<'t>,
@@ -27,8 +27,8 @@ impl<'t> LayerDraft<'t> {
         Ok(Self { transaction, scrap, writer })
     }
 
-    /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller has
-    /// checked that the tar has `info.diff_id`. Where the store has the layer already, the blobs of both are recorded.
+    /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller must have
+    /// checked that the tar has `info.diff_id`. If the store has the layer already, the blobs of both are recorded.
     ///
     /// # Errors
     /// [`LayerError`] when it cannot be written.
@@ -80,9 +80,8 @@ pub(crate) enum LayerPlace {
 }
 
 impl Transaction<'_> {
-    /// Records that a layer of the store is in this blob, and where it was pushed. If it says that it was hashed, the
-    /// caller has hashed all of its bytes while they gave this layer, or were made of it. Visible when the transaction is
-    /// committed.
+    /// Records that this blob is a layer of the store, and its repositories. `is_hashed` means that the caller hashed
+    /// all of its bytes while it unpacked or compressed this layer. Visible when the transaction is committed.
     ///
     /// # Errors
     /// [`LayerError`] when it cannot be written.

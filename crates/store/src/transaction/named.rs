@@ -1,4 +1,4 @@
-//! Names that are set and removed one by one.
+//! Sets and removes single refs.
 
 use super::TransactionError;
 use crate::shelf::refs::{RefError, RefName, Reference};
@@ -8,17 +8,17 @@ use crate::store::Store;
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set the ref {name}")]
 pub struct SetRefError {
-    /// Which one.
+    /// The ref.
     pub name: RefName,
-    /// Why.
+    /// The cause.
     pub source: TransactionError,
 }
 
 impl Store {
-    /// Lets `name` stand for `reference`, durably. What it names must be in the store.
+    /// Sets the ref `name` to `reference`, durably. The image and the manifest must be in the store.
     ///
     /// # Errors
-    /// [`SetRefError`] when it is not, or the ref cannot be written.
+    /// [`SetRefError`] when they are not, or the ref cannot be written.
     pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), SetRefError> {
         let failed = |source| SetRefError { name: name.clone(), source };
         let transaction = self.begin().map_err(failed)?;
@@ -26,11 +26,11 @@ impl Store {
         transaction.commit().map(drop).map_err(failed)
     }
 
-    /// Removes a ref, and nothing else: `gc` frees what it was the last to hold. Answers what it
-    /// was, if that could be read: a damaged one is removed too.
+    /// Removes a ref, and nothing else: `gc` frees everything that only it needed. Returns the removed
+    /// ref, or `None` for a damaged one.
     ///
     /// # Errors
-    /// [`RefError::Absent`], or when it cannot be removed.
+    /// [`RefError::Absent`], or another error when it cannot be removed.
     pub fn remove_ref(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
         if !self.is_writable() {
             return Err(RefError::ReadOnly(self.path().to_owned()));

@@ -1,4 +1,4 @@
-//! New sparse devices, and those that are filled.
+//! Makes and fills sparse devices.
 
 use image::verity::{Algorithm, DeviceId};
 
@@ -9,8 +9,8 @@ use crate::shelf::sparse::{self, SPARSE, SparseError, SparseState};
 use crate::store::{Store, mode_of};
 
 impl Store {
-    /// Makes an empty sparse device of so many bytes, and opens it to be filled. The first one notes in `meta` that the
-    /// store has such devices.
+    /// Makes an empty sparse device of this length in bytes, and opens it to fill it. The first one records in `meta`
+    /// that the store has such devices.
     ///
     /// # Errors
     /// [`SparseError`] when there is one already, or it cannot be made.
@@ -28,10 +28,10 @@ impl Store {
         self.open_to_fill(id)?.ok_or(SparseError::Exists(*id))
     }
 
-    /// Opens a partial device for whoever fills it; `None` if there is none, or another fills it.
+    /// Opens a partial device to fill it; `None` if there is none, or another process fills it.
     ///
     /// # Errors
-    /// [`SparseError::Ended`], or as [`stat`](crate::SparseShelf::stat).
+    /// [`SparseError::Ended`], or the errors of [`stat`](crate::SparseShelf::stat).
     pub fn fill_sparse(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
         self.may_fill()?;
         // gc removes nothing between the opening and the locking.
@@ -81,10 +81,10 @@ pub struct SparseFill<'s> {
 }
 
 impl SparseFill<'_> {
-    /// Writes a part of it, from an offset in bytes on.
+    /// Writes a part of the device, from an offset in bytes on.
     ///
     /// # Errors
-    /// [`SparseError::Outside`], or the disk's.
+    /// [`SparseError::Outside`], or an error of the disk.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), SparseError> {
         let end = offset.saturating_add(bytes.len() as u64);
         if end > self.bytes {
@@ -93,11 +93,11 @@ impl SparseFill<'_> {
         Ok(self.file.write_at(bytes, offset)?)
     }
 
-    /// Says that all bytes are there: they are compared with the name, synced, and protected. The device is sealed then,
-    /// or condemned, also if the disk could not keep the bytes.
+    /// Declares that all bytes are there: compares them with the id, syncs and protects them. The device is then sealed,
+    /// or condemned if the bytes do not match or the disk could not keep them.
     ///
     /// # Errors
-    /// [`SparseError::Mismatch`], [`SparseError::Replaced`], or the disk's.
+    /// [`SparseError::Mismatch`], [`SparseError::Replaced`], or an error of the disk.
     pub fn seal(self) -> Result<(), SparseError> {
         let hashed = sparse::hash(self.locked.file());
         let actual = hashed.map_err(|error| self.locked.failed("read", error))?;

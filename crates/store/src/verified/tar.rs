@@ -1,4 +1,4 @@
-//! The exact tar of a layer, made of its recipe and the objects.
+//! The exact tar of a layer, made from its recipe and the objects.
 
 use std::io::{self, Read};
 
@@ -13,10 +13,10 @@ use crate::store::Store;
 use image::digest::Digest;
 
 impl Store {
-    /// The exact tar of a layer: it ends without an error only after all of its bytes had its diff id.
+    /// The exact tar of a layer. It ends without an error only after its bytes matched the diff id.
     ///
     /// # Errors
-    /// [`BytesError`] when the store has no such layer, or a damaged one.
+    /// [`BytesError`] when the layer is absent or damaged.
     pub fn layer_tar(&self, diff_id: &Digest) -> Result<VerifiedBytes<'_>, BytesError> {
         let layer = self.layers.open(diff_id).map_err(BytesError::Layer)?;
         let layer = layer.ok_or(BytesError::NoLayer(*diff_id))?;

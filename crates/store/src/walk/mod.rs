@@ -1,8 +1,8 @@
 //! A directory on disk becomes a tree.
 //!
-//! The directory is walked by descriptors: no symlink is ever followed, and what is described is what was opened. Regular
-//! files are read on several threads, a few at a time. Whatever changes meanwhile is an error, as far as the kernel's
-//! time stamps show it. Rules: `docs/format/tree.md`.
+//! The directory is walked by descriptors: no symlink is followed, and each entry describes the file that was opened.
+//! Several threads read regular files, a few at a time. A change during the walk is an error, if the kernel's time
+//! stamps show it. Rules: `docs/format/tree.md`.
 
 mod scan;
 mod source;
@@ -25,24 +25,24 @@ pub use source::{Seen, Source};
 /// `mkcomposefs`.
 pub const COMPOSEFS_INLINE_MAX: u64 = 64;
 
-/// What a directory's files become in the tree.
+/// How a directory's files become a tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Files with several names.
+    /// Treatment of files with several names.
     pub hardlinks: Hardlinks,
-    /// Which xattrs are kept.
+    /// The xattrs that are kept.
     pub xattrs: Xattrs,
-    /// Which times are kept.
+    /// The times that are kept.
     pub times: Times,
     /// Whether device nodes are kept.
     pub devices: Devices,
-    /// The longest file whose bytes go into the tree, in bytes; longer ones are put elsewhere.
+    /// Length in bytes of the longest file whose bytes go into the tree; `put` gets longer ones.
     pub inline_max: u64,
-    /// How many threads read files.
+    /// Number of threads that read files.
     pub threads: NonZeroUsize,
 }
 
-/// Files with several names.
+/// Treatment of files with several names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hardlinks {
     /// They stay one file.
@@ -51,60 +51,60 @@ pub enum Hardlinks {
     Split,
 }
 
-/// Which xattrs are kept.
+/// The xattrs that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Xattrs {
-    /// All that this process may see.
+    /// All that this process can see.
     All,
-    /// Those whose name begins with `user.`.
+    /// Only those whose name begins with `user.`.
     UserOnly,
     /// None.
     None,
 }
 
-/// Which times are kept.
+/// The times that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
-    /// As they are.
+    /// Times as they are.
     Exact,
-    /// Without fractions of a second.
+    /// Times without fractions of a second.
     WholeSeconds,
-    /// All are 0.
+    /// All times are 0.
     Epoch,
 }
 
 /// Whether character and block devices are kept, overlayfs whiteouts among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Devices {
-    /// They are.
+    /// They are kept.
     Keep,
     /// They are left out.
     Skip,
 }
 
-/// Why a directory did not become a tree.
+/// Why a directory could not become a tree.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WalkError {
-    /// The kernel refuses something.
+    /// An operation on a file failed.
     #[error("cannot {action} {}", .path.display())]
     Io {
-        /// What was to be done.
+        /// The operation, such as "open".
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// A file is another, or has other bytes or metadata, than a moment before.
+    /// A file, its bytes or its metadata changed during the walk.
     #[error("{} changed while it was read", .0.display())]
     Changed(PathBuf),
-    /// The bytes of a file could not be put where they should.
+    /// `put` failed for a file.
     #[error("cannot store {}", .path.display())]
     Put {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: PutError,
     },
     /// A file that no tree can hold.
@@ -112,22 +112,22 @@ pub enum WalkError {
     Tree {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: TreeError,
     },
 }
 
-/// What the caller's way of storing a file answers when it fails.
+/// The error of the caller's `put`.
 pub type PutError = Box<dyn Error + Send + Sync>;
 
 /// The tree below `directory`, whose `path` is only for messages. `put` is called for each regular file that is longer
-/// than `inline_max`, on several threads at once: it puts the bytes where they should be, if anywhere, and answers with
-/// their digest ([`Source::digest`]). Files with several names are put once for each with [`Hardlinks::Split`].
+/// than `inline_max`, on several threads at once. It may store the bytes, and returns their digest
+/// ([`Source::digest`]). With [`Hardlinks::Split`] it is called once for each name of a file.
 ///
 /// The tree is the same whatever the order of the directory's entries and the number of threads.
 ///
 /// # Errors
-/// [`WalkError`], which names the file. What was put before stays where it is.
+/// [`WalkError`], which names the file. Earlier calls of `put` are not undone.
 pub fn tree(
     directory: BorrowedFd<'_>,
     path: &Path,

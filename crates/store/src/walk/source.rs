@@ -1,4 +1,4 @@
-//! Regular files, read.
+//! Reads regular files.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The file, open for reading. Its offset is of no account: read it by offset, or rewind it first.
+    /// The file, open for reading. Its offset is undefined: read it by offset, or rewind it first.
     #[must_use]
     pub const fn file(&self) -> &File {
         self.file
@@ -34,7 +34,7 @@ impl Source<'_> {
     /// Reads the file from beginning to end, in pieces.
     ///
     /// # Errors
-    /// The kernel's or that of `each`; [`io::ErrorKind::UnexpectedEof`] when the file has another length by now.
+    /// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] when the length of the file has changed.
     pub fn read(&mut self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let wanted = usize::try_from(self.size()).map_or(BUFFER, |size| BUFFER.min(size + 1));
         if self.buffer.len() < wanted {
@@ -60,7 +60,7 @@ impl Source<'_> {
     /// The fs-verity digest of its bytes.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn digest(&mut self, algorithm: Algorithm) -> io::Result<ObjectId> {
         let mut hasher = Hasher::new(algorithm);
         self.read(|bytes| {
@@ -73,27 +73,27 @@ impl Source<'_> {
     /// Whether the file is still as it was when it was opened.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error of the kernel.
     pub fn is_unchanged(&self) -> io::Result<bool> {
         Ok(Seen::of(&super::scan::stat(self.file)?) == self.seen)
     }
 }
 
-/// What shows that a file is the same and has not changed.
+/// The identity and time stamps of a file, to detect changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     device: (u32, u32),
-    /// Its number in its file system.
+    /// Inode number of the file.
     pub inode: u64,
     mode: u16,
-    /// In bytes.
+    /// Length in bytes.
     pub size: u64,
     modified: (i64, u32),
     changed: (i64, u32),
 }
 
 impl Seen {
-    /// What `stat` says.
+    /// The values in a result of `statx`.
     #[must_use]
     pub const fn of(stat: &Statx) -> Self {
         Self {

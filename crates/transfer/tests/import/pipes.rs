@@ -197,5 +197,5 @@ fn a_dump_means_what_it_says() {
         "/f 0 100644 1 4294967296 0 0 0.0 - - -",
         &format!("UID has the number \"4294967296\", {word}"),
     );
-    refused("/n\\x00evil 0 100644 1 0 0 0 0.0 - - -", "a name in PATH has a NUL");
+    refused("/n\\x00evil 0 100644 1 0 0 0 0.0 - - -", "a name in PATH contains a NUL byte");
 }

@@ -1,4 +1,4 @@
-//! Where a file's bytes are, and the bytes.
+//! The places of a file's bytes, and the bytes.
 
 use zerocopy::little_endian::U32;
 
@@ -11,22 +11,22 @@ use crate::erofs::layout::RawChunkIndex;
 /// A run of a file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Where in the file it begins.
+    /// Offset of the run in the file.
     pub start: ByteOffset,
     /// Its length in bytes, at least 1.
     pub len: u64,
-    /// Where the bytes are.
+    /// The place of the bytes.
     pub place: Place,
 }
 
-/// Where a run of bytes is.
+/// The place of a run of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// Nowhere: they are zeros.
+    /// A hole: the bytes are zeros.
     Hole,
-    /// In the image behind the inode, not aligned, within one block.
+    /// In the image after the inode, not aligned, within one block.
     Inline(ByteOffset),
-    /// On a device (0 is the image itself), from there on.
+    /// On a device (0 is the image itself), from this offset on.
     Data(Device, ByteOffset),
 }
 
@@ -42,9 +42,9 @@ impl Place {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// Where a file's bytes from `offset` on are, as far as one place has them; `None` at its end, and for what is
-    /// neither a file, a directory nor a symlink. Bytes in the image are within it, and those on a device whose length
-    /// the image states are within that.
+    /// The run of a file's bytes that contains `offset`, from there on. `None` at the end, and for inodes other than
+    /// files, directories and symlinks. The run lies within the image, or within the length that the image states for
+    /// the device.
     ///
     /// # Errors
     /// [`ReadError::Unsupported`] for compressed data, and [`ReadError`] for the rest.
@@ -204,16 +204,16 @@ impl<S: ReadAt> Image<S> {
         }
     }
 
-    /// All of a file's bytes in order, neighbours that lie together as one.
+    /// All runs of a file in order. Adjacent runs are joined.
     #[must_use]
     pub const fn extents<'i>(&'i self, inode: &Inode) -> Extents<'i, S> {
         Extents { image: self, inode: *inode, at: ByteOffset(0), pending: None, done: false }
     }
 
-    /// Reads a file's bytes from `offset` on into `buffer`, and answers how many there were: fewer than asked only at
-    /// the file's end. `devices` are those of the device table, in its order; those with no data wanted may be missing.
-    /// Without any, devices that are part of the address space of all are looked for in the image itself, behind what
-    /// is its own, as the kernel does.
+    /// Reads a file's bytes from `offset` on into `buffer`, and returns their number: fewer than asked for only at the
+    /// file's end. `devices` are those of the device table, in its order; those that are not read may be missing. If
+    /// `devices` is empty, devices in the common address space are read from the image itself, after its own blocks,
+    /// as the kernel does.
     ///
     /// # Errors
     /// [`ReadError::NoDevice`], [`ReadError::Io`], and those of [`Image::map`].
@@ -301,7 +301,7 @@ impl<S: ReadAt> Image<S> {
     }
 }
 
-/// All of a file's bytes in order. Ends after an error.
+/// All runs of a file in order. Ends after an error.
 #[derive(Debug)]
 pub struct Extents<'i, S> {
     image: &'i Image<S>,

@@ -14,11 +14,11 @@ use crate::tree::NAME_MAX;
 /// An entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// 1 to 255 bytes. `.` and `..` are among the entries; others may be no valid name.
+    /// The name, 1 to 255 bytes. `.` and `..` are among the entries; other names may be invalid.
     pub name: &'a [u8],
-    /// What it names.
+    /// The inode that it names.
     pub nid: Nid,
-    /// What type it says that has: a value of [`file_type`](crate::erofs::layout::file_type), or 0 for unknown.
+    /// The stated type of that inode: a value of [`file_type`](crate::erofs::layout::file_type), or 0 for unknown.
     pub file_type: u8,
 }
 
@@ -105,7 +105,7 @@ impl<S: ReadAt> Image<S> {
         Ok(len != 0)
     }
 
-    /// What a directory has under `name`, found by binary search: right when names ascend, as they should.
+    /// The inode of `name` in a directory, found by binary search. Correct only if the names ascend, as they must.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -146,8 +146,8 @@ impl<S: ReadAt> Image<S> {
     }
 }
 
-/// The entries of a directory, in the image's order, which is checked to be that of their bytes. Not an [`Iterator`],
-/// since names are lent. Ends after an error.
+/// The entries of a directory, in the image's order, which is checked to be byte order. Not an [`Iterator`],
+/// since names are borrowed. Ends after an error.
 #[derive(Debug)]
 pub struct ReadDir<'i, S> {
     image: &'i Image<S>,

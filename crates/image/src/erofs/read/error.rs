@@ -12,7 +12,7 @@ pub enum ReadError {
     /// No EROFS superblock.
     #[error("not an EROFS image")]
     NotErofs,
-    /// EROFS, but not made by composefs, where one was asked for.
+    /// An EROFS image that composefs did not make, where a composefs image is needed.
     #[error("not a composefs image")]
     NotComposefs,
     /// A feature that this reader does not know.
@@ -29,11 +29,11 @@ pub enum ReadError {
     Io {
         /// The image itself or one of its devices.
         device: Device,
-        /// From its beginning.
+        /// Offset in the device, in bytes.
         offset: ByteOffset,
-        /// In bytes.
+        /// Number of bytes.
         len: usize,
-        /// What the source answered.
+        /// The error of the source.
         source: io::Error,
     },
 }
@@ -41,7 +41,7 @@ pub enum ReadError {
 /// A feature that this reader does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
-    /// Bits of `feature_incompat` that no kernel had when this was written.
+    /// Unknown bits of `feature_incompat`.
     Features(u32),
     /// Metadata in a (compressed) file of its own.
     Metabox,
@@ -49,11 +49,11 @@ pub enum Unsupported {
     Compression(Nid),
     /// Directory blocks of another size than blocks.
     DirectoryBlocks(u8),
-    /// Bits of an inode's format that no kernel had when this was written.
+    /// Unknown bits of an inode's format.
     InodeFormat(Nid, u16),
-    /// A data layout that no kernel had when this was written.
+    /// An unknown data layout.
     DataLayout(Nid, u16),
-    /// Bits of a chunk format that no kernel had when this was written.
+    /// Unknown bits of a chunk format.
     ChunkFormat(Nid, u16),
     /// A composefs header of another version.
     ComposefsHeader(u32),
@@ -130,42 +130,42 @@ impl fmt::Display for Part {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Corrupt {
-    /// The superblock's checksum is another.
+    /// The superblock's checksum does not match.
     #[error("the superblock has the checksum {computed:#010x}, but states {stored:#010x}")]
     Checksum {
-        /// What the superblock says.
+        /// The checksum in the superblock.
         stored: u32,
-        /// crc32c of what is there.
+        /// The computed crc32c.
         computed: u32,
     },
     /// A block size that EROFS does not have.
     #[error("block size 2^{0} bytes is not between 2^9 and 2^16")]
     BlockBits(u8),
-    /// The image is shorter than it says.
+    /// The image is shorter than its superblock states.
     #[error("the image has {len} bytes, but its superblock states {blocks} blocks of {block_size}")]
     Truncated {
-        /// As the superblock says.
+        /// Number of blocks that the superblock states.
         blocks: u64,
         /// In bytes.
         block_size: u64,
-        /// Of the image, in bytes.
+        /// Length of the image in bytes.
         len: u64,
     },
-    /// Something is not within the image or the device that it should be in.
+    /// A part lies outside the image or the device that should contain it.
     #[error("{part} takes {len} bytes at byte {offset} of {device}, which has {bound}")]
     Outside {
-        /// What is outside.
+        /// The part.
         part: Part,
-        /// What it is outside of.
+        /// The device that should contain it.
         device: Device,
-        /// Where it would begin; the largest number when that does not fit in 64 bits.
+        /// Offset of the part; the largest number when it does not fit in 64 bits.
         offset: ByteOffset,
-        /// Bytes that it takes.
+        /// Length of the part in bytes.
         len: u64,
-        /// Bytes in the device.
+        /// Length of the device in bytes.
         bound: u64,
     },
-    /// The root is something else than a directory.
+    /// The root is not a directory.
     #[error("the root, inode {nid}, is not a directory: it has mode {mode:o}")]
     Root {
         /// The root.
@@ -239,7 +239,7 @@ pub enum Corrupt {
         /// Bytes in the block.
         len: usize,
     },
-    /// An entry whose name is not where names are, is empty, or is too long.
+    /// An entry whose name is outside the block's names, empty, or too long.
     #[error(
         "entry {entry} in block {block} of directory {nid} has a name at bytes {start} to {end}"
     )]
@@ -255,12 +255,12 @@ pub enum Corrupt {
         /// Where it ends.
         end: usize,
     },
-    /// A name with a byte that no name has.
+    /// A name with an invalid byte.
     #[error("directory {nid} has an invalid entry: {source}")]
     Name {
         /// The directory.
         nid: Nid,
-        /// Why it cannot be.
+        /// The reason.
         source: TreeError,
     },
     /// Names that do not ascend in byte order: the kernel would not find them.
@@ -273,7 +273,7 @@ pub enum Corrupt {
         /// The name.
         name: Vec<u8>,
     },
-    /// `.` or `..` is another directory than the one it stands for.
+    /// `.` or `..` leads to the wrong directory.
     #[error("directory {nid} has \"{}\" at inode {found}, not at {expected}", .name.escape_ascii())]
     Dots {
         /// The directory.
@@ -285,7 +285,7 @@ pub enum Corrupt {
         /// Where it should lead.
         expected: Nid,
     },
-    /// An entry that says another type of file than the inode.
+    /// An entry and its inode differ in the type of file.
     #[error("directory {nid} has \"{}\" with type {entry}, but it has mode {mode:o}", .name.escape_ascii())]
     EntryType {
         /// The directory.
@@ -345,7 +345,7 @@ pub enum Corrupt {
     XattrName {
         /// The inode.
         nid: Nid,
-        /// Why it cannot be.
+        /// The reason.
         source: TreeError,
     },
     /// Two xattrs of one name.
@@ -398,13 +398,13 @@ pub enum Corrupt {
         /// Long prefixes.
         count: usize,
     },
-    /// More metadata than an image of this length has unless it uses the same bytes over and over.
+    /// More metadata than an image of this length can have without using the same bytes many times.
     #[error("the image uses some bytes so often that its metadata takes more than {bound} bytes")]
     Amplified {
         /// Bytes that an image of this length may take.
         bound: u64,
     },
-    /// In a composefs image, a file whose bytes are inside and that has more than composefs puts inside.
+    /// In a composefs image, a file with more inline bytes than composefs allows.
     #[error("file {nid} has {size} bytes inside the image, more than the 5000 of composefs")]
     InlineContent {
         /// The file.
@@ -412,7 +412,7 @@ pub enum Corrupt {
         /// Its length in bytes.
         size: u64,
     },
-    /// In a composefs image, a `trusted.overlay.metacopy` that is no digest.
+    /// In a composefs image, a `trusted.overlay.metacopy` that is not a digest.
     #[error("file {nid} has a metacopy xattr of {len} bytes that is not an fs-verity digest")]
     Metacopy {
         /// The file.
@@ -433,7 +433,7 @@ pub enum Corrupt {
     Tree {
         /// The inode.
         nid: Nid,
-        /// Why not.
+        /// The reason.
         source: TreeError,
     },
 }

@@ -1,4 +1,4 @@
-//! Everything an image has, read once.
+//! Reads everything in an image once.
 
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
@@ -9,30 +9,30 @@ use super::xattr::Xattrs;
 use super::{ByteOffset, Device, Image, Place, to_u64, to_usize};
 use crate::verity::Algorithm;
 
-/// What [`examine`] found.
+/// The result of [`examine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Examined {
-    /// Names, the root counted as one.
+    /// Number of names, the root included.
     pub names: u64,
-    /// Inodes that have a name.
+    /// Number of inodes that have a name.
     pub inodes: u64,
-    /// xattrs of all inodes.
+    /// Number of xattrs of all inodes.
     pub xattrs: u64,
-    /// Files that have a fingerprint.
+    /// Number of files that have a fingerprint.
     pub fingerprints: u64,
-    /// Bytes of files that were read.
+    /// Number of bytes of files that were read.
     pub bytes: u64,
 }
 
 /// How many names are looked up by name as well as listed.
 const LOOKUPS: u64 = 4096;
 
-/// Reads all that an image in memory has: every name, inode, xattr and target, the files' bytes up to `content_max` in
-/// all (of those that are in the image), and both views as a tree. For tests and fuzzers, which only see that it ends
-/// and does not panic, and for whoever wants to know that an image is sound.
+/// Reads everything in an image in memory: every name, inode, xattr and target, up to `content_max` bytes of files in
+/// the image, and both views as a tree. Tests and fuzzers use it to show that reading ends and does not panic; others
+/// can use it to check that an image is sound.
 ///
 /// # Errors
-/// The first [`ReadError`] that anything answers.
+/// The first [`ReadError`].
 pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
     let image = Image::open(bytes)?;
     let mut found = Examined::default();

@@ -15,7 +15,7 @@ use crate::erofs::layout::{
 };
 use crate::tree::Timestamp;
 
-/// The number of an inode: where it is, in units of 32 bytes.
+/// The number of an inode: its position, in units of 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nid(pub u64);
 
@@ -126,7 +126,7 @@ impl Inode {
         self.nid
     }
 
-    /// What it is.
+    /// Its type.
     #[must_use]
     pub const fn file_type(&self) -> FileType {
         self.file_type
@@ -156,7 +156,7 @@ impl Inode {
         self.mtime
     }
 
-    /// Number of links, as stated.
+    /// Number of links that the inode states.
     #[must_use]
     pub const fn nlink(&self) -> u32 {
         self.nlink
@@ -180,7 +180,7 @@ impl Inode {
         matches!(self.layout, Layout::Compressed)
     }
 
-    /// Whether the data is in chunks, which may be on other devices or nowhere; else it is in the image.
+    /// Whether the data is in chunks, which may be on other devices or holes. Otherwise it is in the image.
     #[must_use]
     pub const fn is_chunk_based(&self) -> bool {
         matches!(self.layout, Layout::Chunks { .. })

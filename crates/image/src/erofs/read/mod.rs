@@ -1,12 +1,12 @@
 //! Reads EROFS images: Quire's own, C composefs's, and any uncompressed one of `mkfs.erofs`.
 //!
-//! Ranked: right on hostile images, then easy, then fast. Nothing an image says is believed: [`Image::open`] and each
-//! method below answer [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature, or [`ReadError::Corrupt`]
-//! with the values that prove it. Compressed *files* are listed with all metadata, and only reading their bytes is
-//! unsupported.
+//! Goals, in order: right on hostile images, then easy, then fast. Every value of an image is checked: [`Image::open`]
+//! and the methods below return [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature, or
+//! [`ReadError::Corrupt`] with the values that prove it. Compressed *files* are listed with all metadata; only reading
+//! their bytes is unsupported.
 //!
 //! # Bounds
-//! Whatever the bytes are, reading ends, never panics, and holds at most:
+//! For all bytes, reading ends, never panics, and holds at most:
 //! - one inode, one directory block of at most 64 KiB and one name, while a directory is read or searched;
 //! - [`XATTRS_BYTES_MAX`] for the xattrs of one inode, of which names take at most [`XATTR_LIST_MAX`];
 //! - 16 MiB in [`Cached`], when it is used;
@@ -59,7 +59,7 @@ impl fmt::Display for ByteOffset {
     }
 }
 
-/// Where data is: 0 is the image itself, others are in its device table from 1 on.
+/// The number of a device: 0 is the image itself, those of its device table count from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device(pub u16);
 
@@ -109,7 +109,7 @@ impl<S: ReadAt> Image<S> {
         Ok(image)
     }
 
-    /// What the superblock says.
+    /// The superblock.
     #[must_use]
     pub const fn superblock(&self) -> &Superblock {
         &self.superblock

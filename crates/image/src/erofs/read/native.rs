@@ -1,4 +1,4 @@
-//! What only images over devices have: objects by their addresses, fingerprints, and what of a device is used.
+//! Features of images over devices: objects by their addresses, fingerprints, and the used parts of devices.
 
 use hashbrown::HashMap;
 
@@ -16,12 +16,12 @@ use crate::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 /// How files of an image over devices become objects.
 #[derive(Clone, Copy)]
 pub struct Objects<'o> {
-    /// What objects are named by.
+    /// The hash that names objects.
     pub algorithm: Algorithm,
-    /// The most bytes of files that trees have in themselves: those in the image, not larger than this, become that.
+    /// Length in bytes of the longest file in the image that becomes inline content of the tree.
     pub inline_max: u64,
-    /// The object that is on a device, if it is known. What the image says is not proved by this: whoever knows the
-    /// object should compare size and fingerprint with its own.
+    /// Finds the object at a place, if it is known. The values of the image are not verified: compare size and
+    /// fingerprint with those of the object.
     pub find: &'o dyn Fn(&Located<'_>) -> Option<ObjectId>,
 }
 
@@ -33,14 +33,14 @@ impl std::fmt::Debug for Objects<'_> {
     }
 }
 
-/// Where a file is that is on devices, and what the image says of it.
+/// The place of a file on devices, and the values that the image states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located<'r> {
-    /// Its bytes in order, neighbours that lie together as one: on devices, in the image, or nowhere.
+    /// Its runs in order, adjacent ones joined: on devices, in the image, or holes.
     pub runs: &'r [Extent],
-    /// The file's bytes, with an end that is in the image.
+    /// Length of the file in bytes, with an end that is in the image.
     pub size: u64,
-    /// What the image says that SHA-256 of them is.
+    /// SHA-256 of its bytes, as the image states it.
     pub fingerprint: Option<[u8; 32]>,
 }
 
@@ -51,15 +51,14 @@ pub struct DeviceRange {
     pub nid: Nid,
     /// The device.
     pub device: Device,
-    /// From its beginning.
+    /// Offset in the device, in bytes.
     pub offset: ByteOffset,
-    /// At least 1.
+    /// Length in bytes, at least 1.
     pub len: u64,
 }
 
-/// Makes a tree of an image over devices, as it was written: files on devices are external by the objects that
-/// [`Objects::find`] knows, and without one where it knows none; the objects of files in the image are computed. Where
-/// fingerprints are is not part of the tree.
+/// Makes the tree that an image over devices was written from. Files on devices are external, with the object that
+/// [`Objects::find`] returns, if any; the objects of files in the image are computed. The tree has no fingerprints.
 ///
 /// # Errors
 /// [`ReadError`]: as [`to_tree`](super::to_tree()).
@@ -194,7 +193,7 @@ impl<S: ReadAt> Image<S> {
         Ok(Some(prefix.name()))
     }
 
-    /// What the image says that SHA-256 of a file's bytes is, if it says so: what kernels share pages by.
+    /// SHA-256 of a file's bytes, if the image states it. Kernels share pages of files with equal fingerprints.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -203,10 +202,10 @@ impl<S: ReadAt> Image<S> {
         Ok(self.xattr(inode, &name)?.as_deref().and_then(parse))
     }
 
-    /// Tells of every run of bytes on devices that a file of the image has, file by file.
+    /// Passes every run of a file's bytes on devices to `tell`, file by file.
     ///
     /// # Errors
-    /// [`ReadError`]. What was told before is of files before.
+    /// [`ReadError`]. Runs of earlier files may have been passed before.
     pub fn device_ranges(&self, mut tell: impl FnMut(DeviceRange)) -> Result<(), ReadError> {
         if self.devices.is_empty() {
             return Ok(());
@@ -242,7 +241,7 @@ impl DeviceSlot {
         (id.to_string().as_bytes() == self.tag).then_some(id)
     }
 
-    /// Bytes in the device, if the image says. What is missing of them the kernel would read as zeros.
+    /// Length of the device in bytes, if the image states it. The kernel reads missing bytes as zeros.
     #[must_use]
     pub const fn bytes(&self) -> Option<u64> {
         self.len

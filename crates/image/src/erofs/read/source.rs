@@ -1,4 +1,4 @@
-//! Where an image's bytes come from.
+//! Sources of an image's bytes.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -9,10 +9,10 @@ use super::{to_u64, to_usize};
 
 /// Bytes that can be read anywhere: an image, or a device that an image refers to. Reading does not change them.
 pub trait ReadAt {
-    /// How many bytes there are.
+    /// Number of bytes.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -20,7 +20,7 @@ pub trait ReadAt {
     /// Fills `buffer` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// Whatever the source answers; [`io::ErrorKind::UnexpectedEof`] when it ends before the buffer is full.
+    /// The error of the source; [`io::ErrorKind::UnexpectedEof`] when it ends before the buffer is full.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
@@ -53,8 +53,8 @@ const CHUNK: u64 = 64 * 1024;
 /// Chunks that [`Cached`] keeps: 16 MiB, which is all of an image of 90,000 files.
 const CHUNKS_MAX: usize = 256;
 
-/// A source whose bytes are kept after reading, in chunks of 64 KiB, at most 16 MiB, the least recently used dropped
-/// first. Reads of 64 KiB and more pass by.
+/// A source with a cache: chunks of 64 KiB, at most 16 MiB, the least recently used dropped first. Reads of 64 KiB and
+/// more bypass the cache.
 ///
 /// Reading metadata takes a few small reads an inode: put this around anything that makes a system call for each.
 /// Threads wait for each other while one reads.

@@ -60,18 +60,18 @@ impl BlockBits {
     }
 }
 
-/// What composefs writes before the superblock.
+/// The header that composefs writes before the superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComposefsHeader {
     /// Version of the header itself; 1 is the only one.
     pub header_version: u32,
     /// Version of the rules that the image was made by: 0 or 1 by C composefs, 2 by composefs-rs.
     pub version: u32,
-    /// Whether an inode has a POSIX ACL; without, composefs images are mounted with `noacl`.
+    /// Whether an inode has a POSIX ACL. Without one, composefs images are mounted with `noacl`.
     pub has_acl: bool,
 }
 
-/// What Quire writes before the superblock of a native image.
+/// The header that Quire writes before the superblock of a native image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NativeHeader {
     /// Whether an inode has a POSIX ACL.
@@ -97,7 +97,7 @@ pub struct Superblock {
     pub epoch: i64,
     /// Nanoseconds of the modification time of compact inodes.
     pub fixed_nanoseconds: u32,
-    /// When the image was made, in seconds after `epoch`; 0 where it was not said apart from that.
+    /// When the image was made, in seconds after `epoch`; 0 if the image does not state it.
     pub build_time: u32,
     /// The volume's uuid; zeros for none.
     pub uuid: [u8; 16],
@@ -111,9 +111,9 @@ pub struct Superblock {
     pub has_xattr_filter: bool,
     /// Long xattr prefix that names content fingerprints, for page cache sharing.
     pub fingerprint_prefix: Option<u8>,
-    /// What composefs writes before the superblock.
+    /// The header of composefs.
     pub composefs: Option<ComposefsHeader>,
-    /// What Quire writes there, in images of the native profile; `None` also of a version before the first release.
+    /// The header of Quire, in images of the native profile; `None` for versions before the first release.
     pub native: Option<NativeHeader>,
     /// Where nid 0 is.
     pub(super) metadata: ByteOffset,
@@ -132,9 +132,9 @@ impl Superblock {
 /// A slot of the device table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSlot {
-    /// Whatever names the device to user space, such as a path or a digest; padded with NULs.
+    /// Name of the device for user space, such as a path or a digest; padded with NULs.
     pub tag: [u8; 64],
-    /// Blocks in the device; 0 where it was not said.
+    /// Number of blocks in the device; 0 if the image does not state it.
     pub blocks: u64,
     /// Block that the device begins at in the address space of all devices, or 0.
     pub first_block: u64,
@@ -232,8 +232,8 @@ fn native_header(source: &impl ReadAt) -> Result<Option<NativeHeader>, ReadError
 }
 
 impl Superblock {
-    /// Whether an inode may have a POSIX ACL: what the image's header says, or yes where it has none. With no, a mount with
-    /// `noacl` is the same, and asks no inode.
+    /// Whether an inode may have a POSIX ACL: the value in the image's header, or `true` without a header. If `false`, a
+    /// mount with `noacl` behaves the same and is faster.
     #[must_use]
     pub fn may_have_acl(&self) -> bool {
         match (self.composefs, self.native) {

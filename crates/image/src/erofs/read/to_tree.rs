@@ -16,12 +16,12 @@ use crate::tree::{
 };
 use crate::verity::ObjectId;
 
-/// How an image is understood.
+/// The interpretation of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View {
     /// As the root file system that composefs made it from, as C's `composefs-info` and `composefs-dump` read it:
-    /// redirects and digests become external files, escaped overlay xattrs and whiteouts what they were; the whiteouts
-    /// `00` to `ff` and all else that overlayfs was to see is dropped.
+    /// redirects and digests become external files, escaped overlay xattrs and whiteouts are unescaped. The whiteouts
+    /// `00` to `ff` and everything else that is meant for overlayfs is dropped.
     Composefs(Owners),
     /// As the kernel shows it where EROFS is mounted by itself. Regular files are external without a location: their
     /// bytes are read with [`Image::read`], by the nids in [`ImageTree::nids`]. xattrs that the kernel does not show are
@@ -29,24 +29,24 @@ pub enum View {
     Plain,
 }
 
-/// Which of an inode's names owns it in a composefs image, which does not say.
+/// The name that owns an inode. A composefs image does not state it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owners {
-    /// The one that is met first, depth first: the rule of C's tools.
+    /// The first name, depth first: the rule of C's tools.
     FirstMet,
-    /// The one that its place among the inodes shows that it had when the image was written, so that the writer makes
-    /// the same image again; the first met where that shows nothing.
+    /// The name that owned the inode when the image was written, found from the inode's place, so that the writer makes
+    /// the same image again. The first name if the place shows nothing.
     AsWritten,
 }
 
-/// A tree, and what the image says besides.
+/// A tree, and values of the image that a tree does not hold.
 #[derive(Debug)]
 pub struct ImageTree {
     /// The tree.
     pub tree: Tree,
-    /// Of each inode, by its index in the tree: where it is in the image.
+    /// The nid of each inode, by its index in the tree.
     pub nids: Vec<Nid>,
-    /// Of each inode: its length in the image, which for directories no tree holds.
+    /// The length of each inode in the image, in bytes. A tree does not hold that of directories.
     pub sizes: Vec<u64>,
 }
 
@@ -66,8 +66,7 @@ const MARKS: [&[u8]; 3] =
 /// Makes a tree of an image.
 ///
 /// # Errors
-/// [`ReadError`]: of the image, [`ReadError::NotComposefs`], or [`Corrupt::Tree`] where an inode is nothing that a tree
-/// can hold.
+/// [`ReadError`] of the image, [`ReadError::NotComposefs`], or [`Corrupt::Tree`] when a tree cannot hold an inode.
 pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, ReadError> {
     if let View::Composefs(_) = view {
         image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;

@@ -1,4 +1,4 @@
-//! Every name of an image.
+//! Walks through every name of an image.
 
 use hashbrown::HashMap;
 
@@ -54,21 +54,21 @@ pub struct Step<'a> {
     pub path: &'a [u8],
     /// Its last part; empty for the root.
     pub name: &'a [u8],
-    /// The directory that has the name, by number; the root's is itself.
+    /// Number of the directory that has the name; that of the root is its own.
     pub parent: usize,
-    /// What is there.
+    /// The inode of the name.
     pub inode: Inode,
-    /// Inodes are numbered from 0 as they are met.
+    /// Number of the inode. Inodes are numbered from 0 in the order of the walk.
     pub number: usize,
-    /// Whether the inode is met for the first time; if not, this is a further hard link to it.
+    /// Whether this is the first name of the inode; otherwise it is a further hard link to it.
     pub is_new: bool,
 }
 
 /// Goes through every name of an image depth first, siblings in byte order, the root first. Not an [`Iterator`], since
-/// the path is lent. Ends after an error.
+/// the path is borrowed. Ends after an error.
 ///
-/// Checks on the way what no single inode shows: that directories have one name each, that `.` and `..` lead where they
-/// should, that entries say their inode's type, and that names are valid.
+/// Also checks that directories have one name each, that `.` and `..` lead to the right directories, that entries
+/// state their inode's type, and that names are valid.
 #[derive(Debug)]
 pub struct Walk<'i, S> {
     image: &'i Image<S>,

@@ -52,11 +52,11 @@ fn short_prefix(index: u8) -> Option<&'static [u8]> {
 /// An xattr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Xattr<'a> {
-    /// 1 to 255 bytes without NUL, with prefix.
+    /// The name with its prefix, 1 to 255 bytes without NUL.
     pub name: &'a [u8],
-    /// At most 65,535 bytes.
+    /// The value, at most 65,535 bytes.
     pub value: &'a [u8],
-    /// Whether the kernel shows it where EROFS is mounted by itself: it does not when the prefix is none that it knows.
+    /// Whether the kernel shows it when EROFS is mounted by itself. It does not show prefixes that it does not know.
     pub is_visible: bool,
 }
 
@@ -82,25 +82,25 @@ struct Item {
 }
 
 impl Xattrs {
-    /// None.
+    /// No xattrs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many there are.
+    /// Number of xattrs.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no xattrs.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// Each.
+    /// The xattrs, one after the other.
     #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Xattr<'_>> + Clone {
         self.items.iter().map(|item| Xattr {
@@ -110,7 +110,7 @@ impl Xattrs {
         })
     }
 
-    /// The value of one.
+    /// The value of an xattr.
     #[must_use]
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.iter().find(|xattr| xattr.name == name).map(|xattr| xattr.value)
@@ -187,10 +187,10 @@ impl<S: ReadAt> Image<S> {
         Ok(xattrs)
     }
 
-    /// The same, into what another inode's were in.
+    /// Like [`xattrs`](Self::xattrs), but reuses the memory of `xattrs`.
     ///
     /// # Errors
-    /// [`ReadError`]. There are none then.
+    /// [`ReadError`]. `xattrs` is then empty.
     pub fn read_xattrs(&self, inode: &Inode, xattrs: &mut Xattrs) -> Result<(), ReadError> {
         let mut body = std::mem::take(&mut xattrs.body);
         let read = self.decode(inode, &mut body, xattrs);
@@ -308,7 +308,7 @@ impl<S: ReadAt> Image<S> {
         Ok(())
     }
 
-    /// The value of one xattr. Where the inode's name filter says that there is none of that name, nothing else is read.
+    /// The value of one xattr. Reads nothing else if the inode's name filter shows that the name is absent.
     ///
     /// # Errors
     /// [`ReadError`].

@@ -1,4 +1,4 @@
-//! The writer: a tree becomes an image in two passes, lay out and then stream, so that it is never in memory.
+//! The writer: makes an image from a tree in two passes, layout and stream, so the image is never in memory.
 
 mod composefs;
 mod directory;
@@ -20,12 +20,12 @@ use composefs::Survey;
 pub use plain::{DEVICES_MAX, DeviceFile, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
 use plan::Plan;
 
-/// What kind of image the writer makes.
+/// The kind of image that the writer makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
     /// Data is objects, which overlayfs finds through xattrs. The same bytes as C's `mkcomposefs` makes.
     Composefs(Versions),
-    /// Data is in the image, which needs nothing else: for EROFS by itself.
+    /// Data is in the image, which needs nothing else to be mounted.
     Standalone(Standalone),
 }
 
@@ -34,7 +34,7 @@ pub enum Profile {
 pub enum Version {
     /// The first.
     V0,
-    /// Marks directories that have whiteouts as overlayfs wants it since Linux 6.8, with `opaque=x`.
+    /// Marks directories with whiteouts with `opaque=x`, as overlayfs needs it since Linux 6.8.
     V1,
 }
 
@@ -49,14 +49,14 @@ impl Version {
     }
 }
 
-/// The versions that an image may have: the least that can say what the tree has is taken.
+/// The versions that an image may have. The writer takes the lowest one that can hold the tree.
 ///
 /// A `max` below `min` counts as `min`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Versions {
-    /// Not older than this.
+    /// The lowest version.
     pub min: Version,
-    /// Not newer than this.
+    /// The highest version.
     pub max: Version,
 }
 
@@ -67,18 +67,18 @@ impl Default for Versions {
     }
 }
 
-/// What was written.
+/// The result of writing an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Summary {
-    /// Length of the image.
+    /// Length of the image in bytes.
     pub bytes: u64,
     /// The version of composefs' rules that it has; `None` in other profiles.
     pub version: Option<Version>,
-    /// Inodes in it, with those that the profile adds.
+    /// Number of inodes in it, with those that the profile adds.
     pub inodes: u64,
 }
 
-/// Why there is no image, or none that is whole.
+/// Why an image could not be written, or is incomplete.
 ///
 /// Except for [`WriteError::Output`] and those about contents, nothing was written. Paths begin with a slash and are shown with escapes.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +94,7 @@ pub enum WriteError {
         /// By composefs' account: 12, and for each xattr 7 and the bytes of its whole name and value.
         bytes: u64,
     },
-    /// The source has an xattr that the profile uses itself, with so long a value that C refuses the inode.
+    /// An inode has an xattr that the profile uses itself, with a value so long that C composefs refuses the inode.
     #[error(
         "\"{}\" has its own xattr \"{}\", which the image needs for a whiteout",
         path.escape_ascii(),
@@ -103,7 +103,7 @@ pub enum WriteError {
     XattrInTheWay {
         /// The inode.
         path: Vec<u8>,
-        /// As it would be named in the image.
+        /// Name that the xattr would have in the image.
         name: Vec<u8>,
     },
     /// An external file that takes more than 1024 chunks of 8 TiB.
@@ -111,7 +111,7 @@ pub enum WriteError {
     FileTooLarge {
         /// The file.
         path: Vec<u8>,
-        /// Bytes.
+        /// Length in bytes.
         size: u64,
     },
     /// A file whose bytes are in the tree, and too many for the image.
@@ -119,7 +119,7 @@ pub enum WriteError {
     InlineTooLarge {
         /// The file.
         path: Vec<u8>,
-        /// Bytes.
+        /// Length in bytes.
         size: u64,
     },
     /// An object that is not named by SHA-256.
@@ -139,7 +139,7 @@ pub enum WriteError {
     XattrsTooLarge {
         /// The inode.
         path: Vec<u8>,
-        /// As they would be written.
+        /// Bytes that the xattrs would take.
         bytes: u64,
     },
     /// A device whose number has more than the 12 bits of major and 20 bits of minor that Linux has.
@@ -147,26 +147,26 @@ pub enum WriteError {
     DeviceNumber {
         /// The device.
         path: Vec<u8>,
-        /// As C libraries make it.
+        /// The device number, in the encoding of C libraries.
         number: u64,
     },
-    /// The bytes of a file are not to be had.
+    /// The bytes of a file cannot be read.
     #[error("cannot read the contents of \"{}\"", path.escape_ascii())]
     Content {
         /// The file.
         path: Vec<u8>,
-        /// As who was to give them said it.
+        /// The error of `contents`.
         source: io::Error,
     },
-    /// A file has another length than the tree says.
+    /// The length of a file is not the one in the tree.
     #[error("the length of \"{}\" is not {size} bytes", path.escape_ascii())]
     ContentSize {
         /// The file.
         path: Vec<u8>,
-        /// By the tree.
+        /// Length in bytes in the tree.
         size: u64,
     },
-    /// What was first read of the ends of files is not what was there when all of them was read.
+    /// The ends of files changed between the first and the second read.
     #[error("files changed while the image was written")]
     ContentChanged,
     /// A device that is not named by SHA-256.
@@ -175,17 +175,17 @@ pub enum WriteError {
         /// The device.
         id: DeviceId,
     },
-    /// A device that is not blocks, or no blocks, or too many.
+    /// The length of a device is not in whole blocks, is 0, or is too large.
     #[error("device {id} has {bytes} bytes, not 1 to 2^48 - 1 blocks of {block}")]
     DeviceLength {
         /// The device.
         id: DeviceId,
-        /// Its length.
+        /// Length of the device in bytes.
         bytes: u64,
         /// Bytes in a block.
         block: u64,
     },
-    /// A file that was said to be where it cannot be.
+    /// The stated place of a file is invalid.
     #[error(
         "\"{}\" has {size} bytes, which cannot be at byte {} of device {}",
         path.escape_ascii(), stored.offset, stored.device
@@ -193,12 +193,12 @@ pub enum WriteError {
     Misplaced {
         /// The file.
         path: Vec<u8>,
-        /// Its bytes.
+        /// Length of the file in bytes.
         size: u64,
-        /// Where they were said to be.
+        /// The stated place.
         stored: Stored,
     },
-    /// A file whose pieces cannot be where they are said to be.
+    /// The stated pieces of a file are invalid.
     #[error(
         "\"{}\" has {size} bytes, which do not match the stated pieces of devices",
         path.escape_ascii()
@@ -206,22 +206,21 @@ pub enum WriteError {
     MisplacedPieces {
         /// The file.
         path: Vec<u8>,
-        /// Its bytes.
+        /// Length of the file in bytes.
         size: u64,
     },
     /// More than the format or the writer can count.
     #[error("the image is too large: it has more than {0}")]
     TooLarge(&'static str),
-    /// The bytes could not be handed on. What was written so far is no image.
+    /// The output failed. The bytes written so far are not an image.
     #[error("cannot write the image")]
     Output(#[source] io::Error),
 }
 
-/// Writes the image of a tree: from first byte to last, in large pieces, and the same for every tree with the same
-/// content.
+/// Writes the image of a tree, from first byte to last and in large pieces. Equal trees give equal images.
 ///
-/// [`Hasher`](crate::verity::Hasher) is a writer, for an image that goes nowhere else; [`Tee`](crate::verity::Tee)
-/// hashes one on its way to a file.
+/// [`Hasher`](crate::verity::Hasher) is a writer that only hashes an image; [`Tee`](crate::verity::Tee) hashes one
+/// on its way to a file.
 ///
 /// ```
 /// # extern crate quire_image as image;
@@ -239,7 +238,7 @@ pub enum WriteError {
 /// ```
 ///
 /// # Errors
-/// [`WriteError`]: what the profile cannot hold, or what `out` answers.
+/// [`WriteError`] when the profile cannot hold the tree, or `out` fails.
 pub fn write(
     tree: &Tree,
     profile: &Profile,
@@ -251,15 +250,14 @@ pub fn write(
     write_with(tree, profile, &mut { nobody }, out)
 }
 
-/// What gives the bytes of external files: asked for a [`Piece`] of a file, it writes that. Not a type of its own, since
-/// all it has to be is a closure.
+/// A closure that writes a [`Piece`] of the bytes of an external file.
 pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
 
-/// Writes an image whose files' bytes are in other files, as far as they are there. `contents` gives the others, and is
-/// asked for all of each once before anything is written, for its fingerprint.
+/// Writes an image whose files' bytes are on devices, if these have them. `contents` writes the bytes of other files. It
+/// is first called for all of each file, for its fingerprint.
 ///
 /// # Errors
-/// [`WriteError`]. What was written before an error is no image.
+/// [`WriteError`]. The bytes written before an error are not an image.
 pub fn write_native(
     tree: &Tree,
     native: &Native<'_>,
@@ -269,11 +267,11 @@ pub fn write_native(
     plain::write_native(tree, native, contents, out)
 }
 
-/// As [`write()`], for profiles whose images hold the bytes of external files: `contents` gives them. The composefs profile
-/// does not ask for any.
+/// As [`write()`], for profiles whose images hold the bytes of external files: `contents` writes them. The composefs
+/// profile never calls it.
 ///
 /// # Errors
-/// [`WriteError`]. What was written before an error is no image.
+/// [`WriteError`]. The bytes written before an error are not an image.
 pub fn write_with(
     tree: &Tree,
     profile: &Profile,

@@ -18,7 +18,7 @@ const VERBATIM_MAX: usize = 64 << 10;
 
 /// Reads a tar from its first byte to its last.
 ///
-/// Memory is bounded whatever the tar says: a buffer of 256 KiB, and for the entry at hand some 10 MiB at most, mostly
+/// Memory is bounded for every tar: a buffer of 256 KiB, and at most about 10 MiB for the current entry, mostly
 /// under one KiB (see [`EXTENSION_MAX`] and [`SPARSE_REGIONS_MAX`](super::SPARSE_REGIONS_MAX)).
 #[derive(Debug)]
 pub struct Reader<R> {
@@ -87,51 +87,50 @@ enum CurrentKind {
     Fifo,
 }
 
-/// What the reader meets, in the order of the tar: verbatim bytes and the segments of entries together are the tar.
+/// A part of the tar, in its order: verbatim bytes and the segments of entries together are the whole tar.
 #[derive(Debug)]
 pub enum Event<'a, R> {
-    /// Bytes that are no file's content: headers, padding, all that is behind the end. About 1 MiB at most, mostly
+    /// Bytes outside of file contents: headers, padding, everything after the end. About 1 MiB at most, mostly
     /// under 64 KiB.
     Verbatim(&'a [u8]),
-    /// An entry. All bytes before its content were handed out.
+    /// An entry. All bytes before its content were returned.
     Entry(Entry<'a, R>),
 }
 
 /// One file of the layer.
 #[derive(Debug)]
 pub struct Entry<'a, R> {
-    /// Names with single slashes between them; empty for the root.
+    /// The path: names with single slashes between them; empty for the root.
     pub path: &'a [u8],
-    /// What it is.
+    /// Its type.
     pub kind: Kind<'a>,
     /// Permissions, owner and modification time.
     pub metadata: Metadata,
-    /// Bytes of content, holes included, up to 2^63 - 1. 0 for all but regular files.
+    /// Length of the content in bytes, holes included, up to 2^63 - 1. 0 for everything but regular files.
     pub size: u64,
-    /// Names and values, in byte order of the names.
+    /// Xattrs, in byte order of the names.
     pub xattrs: Xattrs<'a>,
-    /// Which parts of the content are in the tar, ascending; one segment for a file that is not sparse, none for an
-    /// empty one. They stand in the tar one behind the other.
+    /// The parts of the content that are in the tar, ascending: one segment for a file that is not sparse, none for an
+    /// empty one. They follow each other in the tar.
     pub segments: &'a [Segment],
-    /// Where in the tar the first segment stands, in bytes.
+    /// Offset of the first segment in the tar, in bytes.
     pub position: u64,
-    /// The content, to be read before the next event is asked for.
+    /// The content, to be read before the next event.
     pub content: Content<'a, R>,
 }
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind<'a> {
     /// A regular file.
     Regular,
-    /// Another name for the file at this path, normalised as entries' paths are.
+    /// Another name for the file at this path, which is normalised like the paths of entries.
     ///
-    /// Some writers repeat the file's content behind the header. It is not shown, but kept as verbatim bytes. There is
-    /// no telling it from a size alone, since others state one and write nothing: content is assumed when what follows
-    /// is neither a header nor a block of zeros. Go, for which there is never content, fails on such tars and reads all
-    /// others the same.
+    /// Some writers repeat the file's content after the header. The reader returns it as verbatim bytes. The stated size
+    /// does not show it, since other writers state one and write nothing: content is assumed when neither a header nor
+    /// a block of zeros follows. Go never expects content, so it fails on such tars, and reads all others the same.
     Hardlink(&'a [u8]),
-    /// A symbolic link: the target as it is, not empty.
+    /// A symbolic link: the target, unchanged and not empty.
     Symlink(&'a [u8]),
     /// A character device, numbered as `st_rdev` is.
     CharDevice(u64),
@@ -158,8 +157,8 @@ enum Parsed {
 }
 
 impl<R: Read> Reader<R> {
-    /// A reader at the start of a tar. It reads ahead, so what `source` has behind the tar is lost; but then a tar has
-    /// no end of its own, and all bytes belong to it.
+    /// A reader at the start of a tar. All bytes of `source` belong to the tar, even those after its end, and the reader
+    /// reads ahead.
     pub fn new(source: R) -> Self {
         Self {
             stream: Stream::new(source),
@@ -174,10 +173,10 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// The next event, or `None` at the end of the stream. Content of the last entry that was not read is passed over.
+    /// The next event, or `None` at the end of the stream. Unread content of the last entry is skipped.
     ///
     /// # Errors
-    /// [`TarError`]. After [`TarError::Unsupported`] the next call goes on behind that entry, its bytes being verbatim.
+    /// [`TarError`]. After [`TarError::Unsupported`] the next call goes on after that entry, whose bytes are verbatim.
     pub fn next_event(&mut self) -> Result<Option<Event<'_, R>>, TarError> {
         match self.step()? {
             Step::Verbatim => Ok(Some(Event::Verbatim(self.stream.waiting_bytes()))),
@@ -186,7 +185,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// As [`Reader::next_event`], for those who want no verbatim bytes.
+    /// As [`Reader::next_event`], without the verbatim bytes.
     ///
     /// # Errors
     /// As [`Reader::next_event`].
@@ -200,7 +199,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// How many bytes of the tar were read, events not asked for yet aside.
+    /// Number of bytes of the tar in the events so far.
     pub const fn position(&self) -> u64 {
         self.stream.offset()
     }

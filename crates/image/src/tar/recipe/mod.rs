@@ -1,10 +1,10 @@
 //! Recipes: a tar's own bytes, with references to objects in place of the files' contents.
 //!
-//! [`Writer`] is fed by whoever imports a layer: [`Event::Verbatim`](super::Event::Verbatim) as it is, and for each
-//! entry with segments the answer which object holds its content. [`TarReader`] makes the tar again, [`Skeleton`] the
-//! same with zeros for objects; [`Reader`] tells which objects it needs. The format is normative in `docs/format/recipe.md`.
+//! The importer of a layer passes each [`Event::Verbatim`](super::Event::Verbatim) to a [`Writer`], and for each entry
+//! with segments the object that holds its content. [`TarReader`] rebuilds the tar, [`Skeleton`] the same with zeros for
+//! objects; [`Reader`] lists the objects that it needs. `docs/format/recipe.md` defines the format.
 //!
-//! A recipe says nothing of its own truth: whoever rebuilds a layer compares the layer's digest.
+//! A recipe does not prove itself: compare the digest of a rebuilt layer.
 
 mod read;
 mod tar;

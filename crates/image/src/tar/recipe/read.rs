@@ -1,4 +1,4 @@
-//! Reading a recipe, which may be anyone's.
+//! Reads recipes, also hostile ones.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -8,7 +8,7 @@ use super::{WHOLE, algorithm};
 use crate::tar::{Segment, wide};
 use crate::verity::{Algorithm, ObjectId};
 
-/// Why a tar did not come out of a recipe.
+/// Why a tar could not be rebuilt from a recipe.
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
     /// The recipe could not be read.
@@ -17,70 +17,70 @@ pub enum RebuildError {
     /// It is not a recipe, or a damaged one.
     #[error("the recipe is corrupt at byte {offset}: {kind}")]
     Corrupt {
-        /// Where the record in question begins.
+        /// Offset of the invalid record in the recipe, in bytes.
         offset: u64,
-        /// What is wrong with it.
+        /// The reason.
         kind: Malformed,
     },
     /// It is a recipe of a later version.
     #[error("the recipe has format version {0}, and this version of Quire reads 1")]
     Version(u8),
-    /// A part of an object could not be had.
+    /// A part of an object could not be read.
     #[error("cannot read object {object}")]
     Object {
         /// The object.
         object: ObjectId,
-        /// What went wrong.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What makes a recipe unreadable.
+/// Why a recipe is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It does not begin as recipes do.
+    /// It does not begin with the magic of a recipe.
     #[error("it is not a recipe")]
     Magic,
-    /// No known algorithm.
+    /// An unknown algorithm.
     #[error("the algorithm {0} is unknown")]
     Algorithm(u8),
     /// Bytes that must be zero are not.
     #[error("reserved bytes of the header are not zero")]
     Reserved,
-    /// A record of no known type.
+    /// A record of unknown type.
     #[error("the record type {0} is unknown")]
     Type(u8),
     /// It ends without an end record.
     #[error("it ends within a record")]
     Truncated,
-    /// A number longer than need be, or above 2^63 - 1.
+    /// A number longer than necessary, or above 2^63 - 1.
     #[error("a number has more bytes than it needs, or is above 2^63 - 1")]
     Number,
     /// A length of a record or a count that is out of bounds.
     #[error("a length is {value}, not between 1 and {bound}")]
     Length {
-        /// What it says.
+        /// The value.
         value: u64,
-        /// The most it may be.
+        /// The largest allowed value.
         bound: u64,
     },
     /// Ranges that reach beyond what a file can have.
     #[error("a range of {length} bytes at byte {offset} of an object is too long")]
     Range {
-        /// First byte.
+        /// Offset in the object, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
-    /// The end record states another length than the records before it give.
+    /// The end record states a length that differs from that of the records before it.
     #[error("the tar has {actual} bytes, but the recipe states {stated}")]
     TarLength {
-        /// By the end record.
+        /// Length in bytes in the end record.
         stated: u64,
-        /// By the others.
+        /// Length in bytes of the other records.
         actual: u64,
     },
-    /// There is something behind the end record.
+    /// There are bytes after the end record.
     #[error("there are bytes after the end")]
     Trailing,
 }
@@ -94,7 +94,7 @@ pub enum Operation<'a> {
     Range {
         /// Its id.
         object: &'a ObjectId,
-        /// Which bytes of it.
+        /// The bytes of the object.
         segment: Segment,
     },
 }
@@ -118,7 +118,7 @@ pub struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// A reader behind the recipe's header.
+    /// Reads the recipe's header.
     ///
     /// # Errors
     /// [`RebuildError::Read`], [`RebuildError::Corrupt`] or [`RebuildError::Version`].
@@ -152,17 +152,17 @@ impl<R: Read> Reader<R> {
         Ok(reader)
     }
 
-    /// Which algorithm names the objects.
+    /// The algorithm that names the objects.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Bytes of the tar that the operations so far make.
+    /// Length in bytes of the tar so far.
     pub const fn length(&self) -> u64 {
         self.length
     }
 
-    /// The next piece, or `None` at the recipe's proper end.
+    /// The next piece, or `None` after the end record.
     ///
     /// # Errors
     /// [`RebuildError::Read`] or [`RebuildError::Corrupt`].

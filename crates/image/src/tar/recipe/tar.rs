@@ -17,7 +17,7 @@ pub trait Objects {
     /// Any error; [`TarReader`] returns it as the source of a [`RebuildError::Object`].
     fn read_at(&mut self, object: &ObjectId, into: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Learns that a part of `object` stands at byte `position` of the tar.
+    /// Called when a part of `object` begins at byte `position` of the tar.
     fn found(&mut self, _object: &ObjectId, _position: u64) {}
 }
 
@@ -29,7 +29,7 @@ impl<F: FnMut(&ObjectId, &mut [u8], u64) -> io::Result<usize>> Objects for F {
 
 /// The exact tar of a recipe, made while it is read. An [`io::Error`] of it holds a [`RebuildError`].
 ///
-/// It compares no digest: a recipe may be damaged, or lie.
+/// It compares no digest, so compare that of the tar: a recipe may be damaged or wrong.
 #[derive(Debug)]
 pub struct TarReader<R, O> {
     recipe: Reader<R>,
@@ -50,7 +50,7 @@ impl<R: Read, O: Objects> TarReader<R, O> {
     /// A reader at the beginning of the tar.
     ///
     /// # Errors
-    /// [`RebuildError`] when the recipe's header is not one of a recipe.
+    /// [`RebuildError`] when the recipe's header is invalid.
     pub fn new(recipe: R, objects: O) -> Result<Self, RebuildError> {
         let piece = TarPiece::Verbatim(Vec::new(), 0);
         Ok(Self { recipe: Reader::new(recipe)?, objects, piece })
@@ -121,23 +121,23 @@ impl<R: Read, O: Objects> Read for TarReader<R, O> {
     }
 }
 
-/// For each object of a tar the position of its bytes in it, in ascending order, as far as the tar was read.
+/// The position in bytes of each object in a tar, in ascending order, as far as the tar was read.
 pub type ObjectPositions = Arc<Mutex<VecDeque<(u64, ObjectId)>>>;
 
 /// A tar with zeros for the contents of its objects: enough to read its entries.
 pub type Skeleton<R> = TarReader<R, Zeros>;
 
-/// Objects of zeros, which note where they are.
+/// Objects of zeros, which record their positions.
 #[derive(Debug, Default)]
 pub struct Zeros {
     positions: ObjectPositions,
 }
 
 impl<R: Read> Skeleton<R> {
-    /// The skeleton of a recipe's tar, and where its objects are.
+    /// The skeleton of a recipe's tar, and the positions of its objects.
     ///
     /// # Errors
-    /// As [`TarReader::new`].
+    /// The errors of [`TarReader::new`].
     pub fn with_positions(recipe: R) -> Result<(Self, ObjectPositions), RebuildError> {
         let zeros = Zeros::default();
         let positions = Arc::clone(&zeros.positions);

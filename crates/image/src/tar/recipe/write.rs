@@ -6,12 +6,12 @@ use super::{END, MAGIC, RANGES, VERBATIM, VERBATIM_MAX, VERSION, WHOLE};
 use crate::tar::{Segment, wide};
 use crate::verity::{Algorithm, ObjectId};
 
-/// Who has an entry's content.
+/// The place of an entry's content.
 #[derive(Debug, Clone, Copy)]
 pub enum Content<'a> {
     /// An object, from its first byte on, holes included.
     Object(&'a ObjectId),
-    /// The recipe itself: here is all of the content, holes included.
+    /// The recipe itself, with all of the content, holes included.
     Inline(&'a [u8]),
 }
 
@@ -29,17 +29,17 @@ pub enum WriteError {
         /// The recipe's algorithm.
         algorithm: Algorithm,
     },
-    /// Inline content without the bytes that the entry's segments are about.
+    /// Inline content that is shorter than the entry's segments need.
     #[error("the content has {length} bytes, but one of its segments ends at byte {end}")]
     Inline {
-        /// Bytes given.
+        /// Length of the content in bytes.
         length: usize,
-        /// End of the segment, in bytes.
+        /// End of a segment, in bytes.
         end: u64,
     },
 }
 
-/// Writes a recipe. The same tar and the same answers give the same bytes, however the tar came in pieces.
+/// Writes a recipe. Equal tars and objects give equal bytes, for all divisions of the tar into pieces.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
@@ -64,7 +64,7 @@ impl<W: Write> Writer<W> {
         Ok(Self { out, algorithm, run: Vec::new(), length: 0, record: Vec::new() })
     }
 
-    /// Takes the next bytes of the tar as they are.
+    /// Adds the next bytes of the tar, unchanged.
     ///
     /// # Errors
     /// [`WriteError::Write`].
@@ -81,7 +81,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Takes the next bytes of the tar as these segments of a content.
+    /// Adds the next bytes of the tar as these segments of a content.
     ///
     /// # Errors
     /// [`WriteError`].
@@ -156,7 +156,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Ends the recipe and gives back the sink, not flushed.
+    /// Ends the recipe and returns the sink, not flushed.
     ///
     /// # Errors
     /// [`WriteError::Write`].

@@ -1,26 +1,26 @@
-//! Laying finished trees into a builder: over what is there, or only parts of them.
+//! Lays finished trees, or parts of them, over the tree of a builder.
 
 use super::{Builder, Link, TreeError};
 use crate::tree::{Children, Entry, Inode, InodeId, Tree, XattrsId};
 
-/// Why a tree cannot be laid: a path, and what is wrong there.
+/// Why a tree cannot be laid: a path, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot add \"{}\"", path.escape_ascii())]
 pub struct LayError {
-    /// With a leading slash.
+    /// The path, with a leading slash.
     pub path: Vec<u8>,
-    /// What the tree cannot hold.
+    /// The reason.
     pub source: TreeError,
 }
 
-/// What becomes of a name, and of what is below it.
+/// Whether a name, and everything below it, is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// It is there, and all below it that is not left out.
+    /// The name is kept, and everything below it that is not left out.
     Keep,
-    /// It is there if something below it is.
+    /// The name is kept only if something below it is kept.
     Above,
-    /// It is not there, nor is anything below it.
+    /// The name and everything below it are left out.
     Leave,
 }
 
@@ -37,18 +37,18 @@ struct Open<'a> {
 }
 
 impl Builder {
-    /// Lays a tree over what is here. A path of the tree decides type and metadata; directories are merged; what is no
-    /// directory replaces a whole subtree, and a directory replaces what is none. Hard links stay among the names of
-    /// one tree. Links are counted, and files belong to their first names, whatever the tree states.
+    /// Lays a tree over this one. A path of the tree decides type and metadata. Directories are merged; other files
+    /// replace a whole subtree, and a directory replaces another file. Hard links stay among the names of one tree.
+    /// Links are counted, and files belong to their first names; values that the tree states are ignored.
     ///
     /// # Errors
-    /// [`LayError`] when the two are too large for one tree.
+    /// [`LayError`] when the two together are too large for one tree.
     pub fn lay(&mut self, tree: &Tree) -> Result<(), LayError> {
         self.lay_some(tree, |_, _| Choice::Keep)
     }
 
-    /// As [`Builder::lay`], but only what `choose` keeps, which is given whole paths with a leading slash, a
-    /// directory's before those below it. The root is always there, with its metadata.
+    /// As [`Builder::lay`], but only the names that `choose` keeps. It gets whole paths with a leading slash, a
+    /// directory before those below it. The root is always kept, with its metadata.
     ///
     /// # Errors
     /// As [`Builder::lay`].

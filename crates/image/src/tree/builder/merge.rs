@@ -1,8 +1,8 @@
-//! What layers need of a builder: looking into one, and moving parts of it into another.
+//! Functions for layers: they read a builder, and copy parts of it into another.
 
 use super::{Builder, IMPLICIT, InodeId, Kind, REMOVED, TreeError, XattrsId, key};
 
-/// What one builder took from another so far, so that shared inodes, strings and xattrs stay shared.
+/// The parts that one builder has copied from another, so that shared inodes, strings and xattrs stay shared.
 #[derive(Debug)]
 pub struct Copied {
     /// By the number in the source: the number here, 0 when it was not taken yet.
@@ -12,7 +12,7 @@ pub struct Copied {
 }
 
 impl Copied {
-    /// Nothing was taken from `source` yet.
+    /// A record without any copies from `source`.
     #[must_use]
     pub fn new(source: &Builder) -> Self {
         Self {
@@ -22,12 +22,12 @@ impl Copied {
         }
     }
 
-    /// Lets an inode of the source stand for one that is here already.
+    /// Maps an inode of the source to one that is already here.
     pub fn is_now(&mut self, source: InodeId, here: InodeId) {
         self.inodes[source.index()] = here.0;
     }
 
-    /// The inode here that one of the source became. The root is never asked for.
+    /// The inode here that an inode of the source became. Not for the root.
     #[must_use]
     pub fn get(&self, source: InodeId) -> Option<InodeId> {
         let here = self.inodes[source.index()];
@@ -42,8 +42,8 @@ impl Builder {
         self.inodes.len()
     }
 
-    /// Every name that was not removed itself, a directory's before those in it: the directory, the name, the inode.
-    /// Names in directories that were removed are among them.
+    /// Every name that was not removed itself, a directory before those in it: the directory, the name, the inode.
+    /// Names in removed directories are included.
     pub fn names(&self) -> impl Iterator<Item = (InodeId, &[u8], InodeId)> {
         let entries = self.entries.iter().filter(|entry| entry.parent != REMOVED);
         entries.map(|entry| {
@@ -52,7 +52,7 @@ impl Builder {
         })
     }
 
-    /// Where a symlink leads, or `None` for other inodes.
+    /// The target of a symlink, or `None` for other inodes.
     #[must_use]
     pub fn symlink_target(&self, inode: InodeId) -> Option<&[u8]> {
         let raw = &self.inodes[inode.index()];
@@ -95,7 +95,7 @@ impl Builder {
         }
     }
 
-    /// Takes an inode from `source` with everything but its names. The same one always becomes the same.
+    /// Copies an inode from `source` without its names. A second copy returns the same inode.
     ///
     /// # Errors
     /// [`TreeError::TooLarge`].

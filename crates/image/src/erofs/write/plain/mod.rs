@@ -29,16 +29,16 @@ use survey::Survey;
 /// How a self-contained image is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Standalone {
-    /// Who is to read it.
+    /// The reader that it is for.
     pub flavor: Flavor,
     /// The volume's uuid; zeros for none.
     pub uuid: [u8; 16],
 }
 
-/// Whom a self-contained image is for.
+/// The reader that a self-contained image is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flavor {
-    /// Linux since 5.4. Nothing that the tree has is lost.
+    /// Linux since 5.4. The image holds everything in the tree.
     #[default]
     Linux,
     /// gVisor's reader, which refuses inodes with xattrs, and does not map files whose data is not in blocks. xattrs are
@@ -46,13 +46,13 @@ pub enum Flavor {
     Gvisor,
 }
 
-/// What is wanted of a file's bytes.
+/// The part of a file's bytes that is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
-    /// All. Whoever gives them answers for them: an error if they are not those that they should be.
+    /// All bytes. The caller verifies them, and returns an error if they are wrong.
     Whole,
-    /// Those from there to the end, less than a block. They need not be checked: the whole is asked for later, and has to
-    /// end with the same bytes.
+    /// The bytes from this offset to the end, less than a block. They need not be verified: the whole is needed later,
+    /// and must end with the same bytes.
     From(u64),
 }
 

@@ -9,17 +9,17 @@ use crate::verity::{DeviceId, ObjectId};
 
 /// Blocks of these images, since devices have files at multiples of 512.
 pub(super) const BLOCK_SIZE: BlockSize = BlockSize::B512;
-/// Devices that an image may have: the root has to be near its beginning.
+/// Limit of devices of an image: the root must be near the beginning of the image.
 pub const DEVICES_MAX: usize = 4096;
 
-/// How an image over devices is made. Without any it is self-contained.
+/// How an image over devices is made. Without devices it is self-contained.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
     /// Whether a device is a tar, which the image's header says.
     pub has_tar: bool,
     /// The device table.
     pub devices: &'a [DeviceFile],
-    /// Where an object's bytes are; `None` for those that are to be in the image itself. Asked once for each object.
+    /// Finds the place of an object's bytes; `None` for those that go into the image. Called once for each object.
     pub find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
     /// The volume's uuid; zeros for none.
     pub uuid: [u8; 16],
@@ -45,23 +45,23 @@ impl fmt::Debug for Native<'_> {
     }
 }
 
-/// A file with many files' bytes.
+/// A device: a file with the bytes of many files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFile {
-    /// Its name, which goes into the device table. By SHA-256.
+    /// Its SHA-256 id, which goes into the device table.
     pub id: DeviceId,
-    /// Its length, a multiple of 512.
+    /// Its length in bytes, a multiple of 512.
     pub bytes: u64,
 }
 
-/// Where an object's bytes are.
+/// The place of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed<'a> {
-    /// One behind the other on one device.
+    /// In one run on one device.
     Whole(Stored),
     /// In several places.
     Pieces {
-        /// These, in order.
+        /// The runs, in order.
         runs: &'a [Run],
         /// As [`Stored::fingerprint`].
         fingerprint: [u8; 32],
@@ -71,20 +71,20 @@ pub enum Placed<'a> {
 /// A run of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// Bytes: whole blocks, but for an object's last run, behind which zeros follow up to a block's end.
+    /// Length in bytes: whole blocks, except for an object's last run, which is padded with zeros to a whole block.
     pub len: u64,
     /// The device, by its place in [`Native::devices`], and where on it the run begins, a multiple of 512;
-    /// `None` for zeros, which are nowhere.
+    /// `None` for zeros, which are not stored.
     pub place: Option<(u16, u64)>,
 }
 
-/// Where all of an object's bytes are, with zeros behind them up to a block's end.
+/// The place of all bytes of an object, padded with zeros to a whole block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
-    /// By its place in [`Native::devices`].
+    /// The device, by its place in [`Native::devices`].
     pub device: u16,
-    /// Where the first byte is on the device, a multiple of 512.
+    /// Offset of the first byte on the device, in bytes, a multiple of 512.
     pub offset: u64,
-    /// SHA-256 of the file's bytes. Who answers vouches for it: kernels take files with the same for the same file.
+    /// SHA-256 of the file's bytes. The caller guarantees it: kernels take files with equal fingerprints for equal.
     pub fingerprint: [u8; 32],
 }

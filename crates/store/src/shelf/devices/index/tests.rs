@@ -137,7 +137,7 @@ fn what_makes_no_sense_is_refused() {
                 let at = trailer(bytes) + 7;
                 bytes[at] = version;
             },
-            "no index",
+            "not an index",
         );
     }
     refused(
