@@ -42,9 +42,9 @@ pub enum GcError {
         "cannot tell what image {image} needs, so nothing was removed; run `quire fsck --repair`, then import it again"
     )]
     Image {
-        /// Which one.
+        /// The image.
         image: ImageId,
-        /// How.
+        /// The cause.
         source: ContentsError,
     },
     /// A layer in use cannot be read, so its needs are unknown.
@@ -67,7 +67,7 @@ pub enum GcError {
         "cannot tell which image the name {name} needs, so nothing was removed; `quire rm {name}` removes the name"
     )]
     Ref {
-        /// Which one.
+        /// The ref.
         name: RefName,
         /// The cause.
         source: RefError,
@@ -77,9 +77,9 @@ pub enum GcError {
         "cannot tell what container {id} needs, so nothing was removed; `quire rm --container --force {id}` removes it"
     )]
     Container {
-        /// Which one.
+        /// The container.
         id: String,
-        /// How.
+        /// The cause.
         source: RecordError,
     },
     /// The disk.

@@ -115,7 +115,7 @@ pub struct OpenImage {
     pub id: ImageId,
     /// The EROFS file, open for reading.
     pub image: ImageFile,
-    /// How its data is stored.
+    /// Storage form of its data.
     pub form: Form,
     /// The devices that a native image needs, in the order of its devices; none for a composefs image.
     pub devices: Vec<OpenDevice>,

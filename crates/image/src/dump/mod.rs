@@ -126,7 +126,7 @@ pub enum ParseError {
     Line {
         /// Counted from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The reason.
         source: Reason,
     },
     /// There are no lines.
@@ -152,7 +152,7 @@ pub enum Reason {
     /// A backslash followed by something else than `\`, `n`, `r`, `t` or `x` and two hexadecimal digits.
     #[error("{field} has the unknown escape \"{}\"", .escape.escape_ascii())]
     Escape {
-        /// Where.
+        /// The field.
         field: Field,
         /// The backslash and what follows.
         escape: Vec<u8>,

@@ -53,9 +53,9 @@ pub enum BlobFile {
     Pin(Digest),
     /// The places of the pieces of the layer with this diff id.
     Chunks(Digest),
-    /// Where this manifest came from, and who signed it.
+    /// Origin and signatures of this manifest.
     Signatures(Digest),
-    /// Where this image came from.
+    /// Origins of this image.
     Origins(ImageId),
 }
 

@@ -202,7 +202,7 @@ pub enum Corrupt {
     SymlinkNul {
         /// The symlink.
         nid: Nid,
-        /// Where in the target.
+        /// Offset in the target, in bytes.
         at: usize,
     },
     /// Data behind an inode that does not end in the block where it begins.
@@ -212,7 +212,7 @@ pub enum Corrupt {
     InlineData {
         /// The inode.
         nid: Nid,
-        /// Where it begins.
+        /// Offset of the data in the image, in bytes.
         offset: ByteOffset,
         /// Its length in bytes.
         len: u64,
@@ -232,9 +232,9 @@ pub enum Corrupt {
     DirectoryBlock {
         /// The directory.
         nid: Nid,
-        /// Which of its blocks.
+        /// Number of the block in the directory.
         block: u64,
-        /// Where its first name begins.
+        /// Offset of its first name in the block, in bytes.
         offset: u16,
         /// Bytes in the block.
         len: usize,
@@ -246,13 +246,13 @@ pub enum Corrupt {
     NameRange {
         /// The directory.
         nid: Nid,
-        /// Which of its blocks.
+        /// Number of the block in the directory.
         block: u64,
-        /// Which entry in the block.
+        /// Number of the entry in the block.
         entry: usize,
-        /// Where the name begins in the block.
+        /// Offset of the name in the block, in bytes.
         start: usize,
-        /// Where it ends.
+        /// End of the name in the block, in bytes.
         end: usize,
     },
     /// A name with an invalid byte.
@@ -280,9 +280,9 @@ pub enum Corrupt {
         nid: Nid,
         /// `.` or `..`.
         name: Vec<u8>,
-        /// Where it leads.
+        /// The inode that it leads to.
         found: Nid,
-        /// Where it should lead.
+        /// The inode that it should lead to.
         expected: Nid,
     },
     /// An entry and its inode differ in the type of file.
@@ -325,7 +325,7 @@ pub enum Corrupt {
     XattrEntry {
         /// The inode.
         nid: Nid,
-        /// Where it begins behind the inode.
+        /// Offset after the inode, in bytes.
         at: usize,
         /// Bytes it takes.
         need: usize,
@@ -377,7 +377,7 @@ pub enum Corrupt {
     /// A long prefix of 0 or more than 256 bytes.
     #[error("long xattr prefix {at} has {size} bytes, not 1 to 256")]
     LongPrefix {
-        /// Which prefix.
+        /// Number of the prefix.
         at: u8,
         /// Bytes in base index and infix.
         size: u16,
@@ -385,7 +385,7 @@ pub enum Corrupt {
     /// A long prefix that continues a prefix that does not exist.
     #[error("long xattr prefix {at} continues prefix {base}, which does not exist")]
     LongPrefixBase {
-        /// Which prefix.
+        /// Number of the prefix.
         at: u8,
         /// `base_index`.
         base: u8,
@@ -393,7 +393,7 @@ pub enum Corrupt {
     /// Fingerprints by a long prefix that does not exist.
     #[error("fingerprints use long xattr prefix {at}, but the image has only {count}")]
     FingerprintPrefix {
-        /// Which prefix.
+        /// Number of the prefix.
         at: u8,
         /// Long prefixes.
         count: usize,
