@@ -31,7 +31,7 @@ const PREFIX: &str = ".quire-build-";
 /// Anyone may read an image, as far as the umask lets them.
 const MODE: u32 = 0o644;
 
-/// What `build --json` prints.
+/// Report of `build --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

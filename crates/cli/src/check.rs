@@ -1,4 +1,4 @@
-//! `verify` and `fsck`: is every byte what its name says?
+//! `verify` and `fsck`: check every byte of images, or of the store.
 
 use std::io::{self, Write};
 
@@ -75,7 +75,7 @@ fn tell(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<
     report::answer(answer, printed)
 }
 
-/// What `unseal --json` prints.
+/// Report of `unseal --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -84,7 +84,7 @@ pub(crate) struct UnsealReport {
     unsealed: u64,
 }
 
-/// What `verify --json` and `fsck --json` print.
+/// Report of `verify --json` and `fsck --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -93,13 +93,13 @@ pub(crate) struct CheckReport {
     sound: bool,
     /// Files that were checked.
     checked: u64,
-    /// What was read of them.
+    /// Size of the bytes that were read.
     bytes: Bytes,
-    /// Each thing that is damaged.
+    /// All damage that was found.
     damage: Vec<DamageReport>,
     /// Layers that cannot be exported any more.
     hurt_layers: Vec<HurtLayerReport>,
-    /// What others can change.
+    /// Paths that other users can change, with the reason.
     exposed: Vec<String>,
 }
 
@@ -170,9 +170,9 @@ impl CheckReport {
 pub(crate) struct DamageReport {
     #[serde(flatten)]
     finding: Finding,
-    /// The same for people.
+    /// The same as text.
     text: String,
-    /// Images that it hurts.
+    /// Images that it affects.
     harms: Vec<HarmReport>,
 }
 
@@ -184,7 +184,7 @@ pub(crate) struct HarmReport {
     image: String,
     /// Its names.
     names: Vec<String>,
-    /// Paths that are hurt; none if the whole image is. Bytes other than printable ASCII are `\xHH`.
+    /// Affected paths; empty if the whole image is affected. Bytes other than printable ASCII are `\xHH`.
     paths: Vec<FileName>,
 }
 

@@ -1,4 +1,4 @@
-//! `commit`, `snapshot`, and what `diff` shows of a container: what it changed against its image.
+//! `commit`, `snapshot`, and `diff` of a container with its image.
 
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicBool;
@@ -84,7 +84,7 @@ pub(crate) fn snapshot(context: &Context, args: &args::Snapshot) -> anyhow::Resu
     Ok(Answer::Yes)
 }
 
-/// What `snapshot --json` prints.
+/// Report of `snapshot --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

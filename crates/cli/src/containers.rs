@@ -1,4 +1,4 @@
-//! Containers that are there: `ps`, `exec`, `stop`, `wait`, and what `rm` does about them.
+//! `ps`, `exec`, `stop` and `wait`, and the part of `rm` for containers.
 
 use std::os::fd::AsFd as _;
 
@@ -19,7 +19,7 @@ use crate::context::{Context, now};
 use crate::report::{self, Time};
 use crate::signals::FORWARDED;
 
-/// What `ps --json` prints of a container.
+/// Report of `ps --json` on a container.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -30,11 +30,11 @@ pub(crate) struct PsReport {
     image: Option<String>,
     /// Name by which its image was started. Null if it had none, or the container is damaged.
     image_name: Option<String>,
-    /// What it executes.
+    /// Its command.
     command: Vec<String>,
     /// Time at which it was made, as RFC 3339 has it. Null if the container is damaged.
     created: Option<Time>,
-    /// `running`, `exited`, `lost` (it has ended, and nobody knows how), or `damaged`.
+    /// `running`, `exited`, `lost` (it has ended in an unknown way), or `damaged`.
     status: &'static str,
     /// Its first process. Null unless it runs.
     pid: Option<u32>,
@@ -42,14 +42,14 @@ pub(crate) struct PsReport {
     started: Option<Time>,
     /// Time of its end, as RFC 3339 has it. Null if it has not ended.
     finished: Option<Time>,
-    /// Exit code. Null if it has not ended, or nobody knows it.
+    /// Exit code. Null if it has not ended, or the code is unknown.
     code: Option<i32>,
-    /// Whether the disk has lost some of what it wrote.
+    /// Whether the disk lost some of its writes.
     lost: bool,
-    /// Who ended it: `timeout` or `memory`. Null if its program did.
+    /// Cause of its end: `timeout` or `memory`. Null for any other cause.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     reason: Option<Reason>,
-    /// What it has written. Absent without `--size`. Null if nobody knows.
+    /// Size of its writable layer. Absent without `--size`. Null if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<Option<report::Bytes>>,
 }
@@ -63,9 +63,9 @@ pub(crate) struct WaitReport {
     container: String,
     /// Exit code.
     code: i32,
-    /// Whether the disk has lost some of what it wrote.
+    /// Whether the disk lost some of its writes.
     lost: bool,
-    /// Who ended it: `timeout` or `memory`. Null if its program did.
+    /// Cause of its end: `timeout` or `memory`. Null for any other cause.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     reason: Option<Reason>,
 }

@@ -1,4 +1,4 @@
-//! What every verb is given: where the store is, and how to talk.
+//! The context of every verb: the store's place, and the output.
 
 use std::io::{ErrorKind, IsTerminal as _};
 use std::os::fd::AsFd as _;

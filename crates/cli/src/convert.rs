@@ -1,4 +1,4 @@
-//! `convert`: an image of the store gets another form.
+//! `convert`: stores an image in another form.
 
 use store::{OpenOptions, RefName};
 use transfer::import::{ImportWishes, Stored};

@@ -13,7 +13,7 @@ use crate::import::{ImportReport, tell};
 use crate::report;
 use crate::surroundings::Surroundings;
 
-/// What `merge --json` prints.
+/// Report of `merge --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -24,7 +24,7 @@ pub(crate) struct MergeReport {
     images: Vec<String>,
 }
 
-/// What `filter --json` prints.
+/// Report of `filter --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

@@ -71,10 +71,10 @@ pub(crate) struct FileReport {
     /// Id of the object that has the content. Absent unless it is a file with an object.
     #[serde(skip_serializing_if = "Option::is_none")]
     object: Option<String>,
-    /// Where it leads. Absent unless it is a symlink.
+    /// Target of the link. Absent unless it is a symlink.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
-    /// Its numbers. Absent unless it is a device.
+    /// Device number. Absent unless it is a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<DeviceReport>,
     /// Extended attributes. Absent if there are none.
@@ -89,7 +89,7 @@ pub(crate) struct MomentReport {
     /// Since 1970, UTC.
     #[cfg_attr(test, schemars(extend("unit" = "seconds")))]
     seconds: i64,
-    /// The rest.
+    /// Fraction of the second.
     #[cfg_attr(test, schemars(extend("unit" = "nanoseconds")))]
     nanoseconds: u32,
 }

@@ -1,4 +1,4 @@
-//! `diff`: why two images are not the same.
+//! `diff`: the differences between two images.
 
 use std::io::{self, Write};
 
@@ -63,7 +63,7 @@ pub(crate) struct DifferenceReport {
     path: FileName,
     /// `removed`, `added` or `changed`.
     change: &'static str,
-    /// What changed. Absent unless `change` is `changed`.
+    /// Attributes that changed. Absent unless `change` is `changed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     attributes: Option<Vec<AttributeReport>>,
 }

@@ -1,4 +1,4 @@
-//! `doctor`: what this host can do, and what Quire would choose.
+//! `doctor`: the features of this host, and Quire's choices.
 
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -89,7 +89,7 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// What `doctor --json` prints.
+/// Report of `doctor --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -98,19 +98,19 @@ pub(crate) struct DoctorReport {
     kernel: String,
     /// Directory of the store.
     store: String,
-    /// What others can change of the store.
+    /// Paths of the store that other users can change, with the reason.
     exposed: Vec<String>,
     /// Whether the caller is root, as `mount` and `run` need.
     root: bool,
     /// Version of control groups: `v1`, `hybrid`, `v2` or `absent`.
     cgroups: String,
-    /// What the kernel can do.
+    /// Features of the kernel.
     features: Vec<FeatureReport>,
-    /// The runtime that is found, or why there is none.
+    /// Path of the runtime, or why there is none.
     runtime: String,
     /// The policy in force.
     policy: String,
-    /// What Quire would choose.
+    /// Choices that Quire would make.
     choices: ChoicesReport,
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct FeatureReport {
     feature: &'static str,
     /// `yes`, `no`, or `unknown` if it could not be tried.
     can: &'static str,
-    /// What the answer rests on.
+    /// Reason for the answer.
     reason: String,
 }
 
@@ -130,13 +130,13 @@ pub(crate) struct FeatureReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ChoicesReport {
-    /// Who checks what is read.
+    /// How reads are verified.
     verification: &'static str,
     /// How images are mounted.
     images: &'static str,
     /// Form of new images, and why.
     form: String,
-    /// Where changes go.
+    /// Place for the changes to a root.
     writable: &'static str,
     /// Whether files can be read with `O_DIRECT`.
     #[serde(rename = "O_DIRECT")]

@@ -1,4 +1,4 @@
-//! `du`: what images take, each byte counted once, and what they share.
+//! `du`: the disk space of images, with each byte counted once, and the space that they share.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use crate::args;
 use crate::context::Context;
 use crate::report::{self, Bytes, bytes_alone, label};
 
-/// What `du --json` prints. Sizes are of blocks on the disk.
+/// Report of `du --json`. Sizes are of blocks on the disk.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -28,23 +28,23 @@ pub(crate) struct DuReport {
     layers: Bytes,
     /// Manifests and configurations.
     manifests: Bytes,
-    /// Layers as they came, and records.
+    /// Compressed layers that were kept, and records.
     blobs: Bytes,
     /// Containers.
     containers: Bytes,
-    /// Imports under way or dead.
+    /// Running and interrupted imports.
     tmp: Bytes,
-    /// What containers have written.
+    /// Writable layers of containers.
     written: Bytes,
-    /// Part of `objects` that no image has.
+    /// Part of `objects` that no image uses.
     unused_objects: Bytes,
-    /// Part of `data` that no image has.
+    /// Part of `data` that no image uses.
     unused_data: Bytes,
     /// Part of `blobs` that interrupted or running pulls left.
     unfinished: Bytes,
     /// The whole store.
     total: Bytes,
-    /// What could not be counted, and why.
+    /// Parts that could not be counted, with the reason.
     unreadable: Vec<String>,
 }
 
@@ -56,11 +56,11 @@ pub(crate) struct ImageDuReport {
     image: String,
     /// Its names.
     names: Vec<String>,
-    /// What it alone has.
+    /// Space that only this image uses.
     own: Bytes,
-    /// What other images have too.
+    /// Space that other images use too.
     shared: Bytes,
-    /// Each image that it shares with, most first.
+    /// Images that it shares space with, the largest share first.
     shared_with: Vec<SharedReport>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct SharedReport {
     image: String,
     /// Its names.
     names: Vec<String>,
-    /// What both have.
+    /// Space that both images use.
     bytes: Bytes,
 }
 

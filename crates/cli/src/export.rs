@@ -1,4 +1,4 @@
-//! `export`: an image becomes a layout, an archive or a tar again, or an EROFS image or a disk that needs no store.
+//! `export`: writes an image as a layout, an archive, a tar, an EROFS image or a disk.
 
 use std::fs::{File, Permissions};
 use std::io::{IsTerminal as _, Write};
@@ -123,7 +123,7 @@ pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> a
     }
 }
 
-/// What `export --json` prints.
+/// Report of `export --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

@@ -1,4 +1,4 @@
-//! Looking into images: `ls`, `tree`, `cat`, `dump`.
+//! `ls`, `tree`, `cat` and `dump`: the files of images.
 
 use std::io::Write as _;
 use std::num::NonZeroUsize;

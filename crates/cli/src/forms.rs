@@ -1,4 +1,4 @@
-//! The forms of images, and which one is best here.
+//! The forms of images, and the best one for this host.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};

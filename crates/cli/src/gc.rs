@@ -1,4 +1,4 @@
-//! `gc`: frees what nobody needs.
+//! `gc`: frees data that nothing uses.
 
 use std::io::{self, Write};
 
@@ -50,26 +50,26 @@ fn unneeded(dead: &Dead) -> String {
     format!("{} of device {} {when}", report::size(dead.bytes), dead.device)
 }
 
-/// What `gc --json` prints.
+/// Report of `gc --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GcReport {
-    /// What nobody needs, as a whole.
+    /// Things that nothing uses.
     garbage: Vec<GarbageReport>,
-    /// What nobody needs of devices that stay.
+    /// Unused parts of devices that stay.
     unneeded: Vec<UnneededReport>,
-    /// Part of `freed` that is of devices that stay. Null with `--dry-run`.
+    /// Part of `freed` that is from devices that stay. Null with `--dry-run`.
     trimmed: Option<Bytes>,
-    /// What is garbage but in use.
+    /// Garbage that is still in use.
     kept: Vec<KeptReport>,
-    /// Things that were removed. Null with `--dry-run`.
+    /// Number of things that were removed. Null with `--dry-run`.
     removed: Option<u64>,
-    /// Room on the disk that was freed. Null with `--dry-run`.
+    /// Disk space that was freed. Null with `--dry-run`.
     freed: Option<Bytes>,
-    /// Room that is freed when the imports that run have ended. Null with `--dry-run`.
+    /// Disk space that is freed when the running imports have ended. Null with `--dry-run`.
     set_aside: Option<Bytes>,
-    /// What interrupted or running pulls left.
+    /// Size of the data from interrupted or running pulls.
     unfinished: Bytes,
 }
 
@@ -160,11 +160,11 @@ pub(crate) struct GarbageReport {
 pub(crate) struct UnneededReport {
     /// Id of the device.
     device: String,
-    /// What nobody needs of it.
+    /// Size of its unused part.
     bytes: Bytes,
     /// Whether it can be freed now.
     now: bool,
-    /// The same for people.
+    /// The same as text.
     text: String,
 }
 
@@ -174,11 +174,11 @@ pub(crate) struct UnneededReport {
 pub(crate) struct KeptReport {
     /// Image id. Null if it is a device.
     image: Option<String>,
-    /// Container that has the image. Null if it is mounted or open otherwise.
+    /// Container that uses the image. Null if it is mounted or open otherwise.
     container: Option<String>,
     /// Id of the device. Null if it is an image.
     device: Option<String>,
-    /// The same for people.
+    /// The same as text.
     text: String,
 }
 

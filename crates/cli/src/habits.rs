@@ -1,4 +1,4 @@
-//! What people who know podman or docker type and Quire does not have: one table, and one sentence for each row.
+//! Commands and options of podman and docker that Quire lacks: one table, with a sentence for each.
 
 use std::ffi::OsStr;
 use std::path::Path;

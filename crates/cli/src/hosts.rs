@@ -1,4 +1,4 @@
-//! `--hostname`, `--add-host`, `--dns` and the like: the files that say who a container is, and whom it finds by name.
+//! `--hostname`, `--add-host`, `--dns` and the like: a container's name, and the names that it can resolve.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -60,7 +60,7 @@ pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Ans
     report::answer(answer, printed)
 }
 
-/// What `images --json` prints of a name.
+/// Report of `images --json` on a name.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum NameReport {
@@ -97,7 +97,7 @@ pub(crate) struct SoundNameReport {
 pub(crate) struct DamagedNameReport {
     /// The name.
     name: String,
-    /// What is wrong.
+    /// Description of the damage.
     damage: String,
 }
 
@@ -165,7 +165,7 @@ fn tell_bad(bad: &[BadRef]) {
     }
 }
 
-/// What `show --json` prints.
+/// Report of `show --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

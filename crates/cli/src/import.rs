@@ -1,4 +1,4 @@
-//! `import`: a source becomes an image in the store.
+//! `import`: makes an image of a source.
 
 use std::time::Duration;
 

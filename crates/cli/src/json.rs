@@ -1,4 +1,4 @@
-//! `docs/json.md`: the page of all reports, made from their types.
+//! `docs/json.md`: the page of all reports, generated from their types.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;

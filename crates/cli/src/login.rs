@@ -1,4 +1,4 @@
-//! `login` and `logout`: who we are to registries.
+//! `login` and `logout`: credentials for registries.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ fn place(kept: &Kept) -> String {
     }
 }
 
-/// What `login --json` prints.
+/// Report of `login --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -141,14 +141,14 @@ pub(crate) struct LoginReport {
     kept: KeptReport,
 }
 
-/// What `logout --json` prints.
+/// Report of `logout --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LogoutReport {
     /// Host of the registry.
     registry: String,
-    /// From where the password was removed.
+    /// Places from which the password was removed.
     removed: Vec<KeptReport>,
     /// File of another tool that still has it. Null if there is none.
     left: Option<String>,

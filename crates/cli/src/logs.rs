@@ -1,4 +1,4 @@
-//! `logs`: what a container wrote, from the two files that its log is in.
+//! `logs`: the output of a container, from the two files of its log.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};

@@ -1,4 +1,4 @@
-//! `du --memory`: what of images is in memory, each page counted once.
+//! `du --memory`: the memory that images take, with each page counted once.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -28,22 +28,22 @@ struct Hidden {
     unknown: usize,
 }
 
-/// What `du --memory --json` prints.
+/// Report of `du --memory --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct MemoryReport {
     /// The images asked for, or all that are in memory.
     images: Vec<ImageMemoryReport>,
-    /// Each page counted once.
+    /// Memory of these images, with each page counted once.
     in_memory: Bytes,
-    /// Part of `inMemory` that several images have.
+    /// Part of `inMemory` that several images share.
     shared: Bytes,
-    /// Part of `inMemory` that is there a second time.
+    /// Part of `inMemory` that is in memory a second time.
     twice: Bytes,
-    /// What the numbers lack.
+    /// Parts that the numbers lack.
     not_seen: NotSeenReport,
-    /// What could not be counted, and why.
+    /// Parts that could not be counted, with the reason.
     unreadable: Vec<String>,
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct ImageMemoryReport {
     in_memory: Bytes,
     /// Part of `inMemory` that is the image file's.
     metadata: Bytes,
-    /// Part of `inMemory` that other images have too.
+    /// Part of `inMemory` that it shares with other images.
     shared: Bytes,
-    /// Part of `inMemory` that is there a second time.
+    /// Part of `inMemory` that is in memory a second time.
     twice: Bytes,
-    /// Mounts that were looked into.
+    /// Mounts that were examined.
     mounts: usize,
 }
 
@@ -73,11 +73,11 @@ pub(crate) struct ImageMemoryReport {
 pub(crate) struct NotSeenReport {
     /// Files of other users.
     files: u64,
-    /// Containers that cannot be looked into.
+    /// Containers that cannot be examined.
     containers: usize,
     /// Mounts with something mounted above.
     covered_mounts: usize,
-    /// Mounts of which nobody can tell the image.
+    /// Mounts of an unknown image.
     unknown_mounts: usize,
     /// Whether mounts of several domains were counted as one.
     domains: bool,

@@ -53,18 +53,18 @@ pub(crate) enum ProgressReport<'a> {
         /// Number of the layer.
         layer: usize,
     },
-    /// So much of a layer was read, at least every MiB.
+    /// More of a layer was read. There is at least one such event for each MiB.
     Read {
         /// Number of the layer.
         layer: usize,
         /// Bytes read so far.
         bytes: report::Bytes,
     },
-    /// A part of a layer is in the store already.
+    /// A part of a layer is in the store already, and is not read.
     Skipped {
         /// Number of the layer.
         layer: usize,
-        /// Bytes that need not come.
+        /// Size of that part.
         bytes: report::Bytes,
     },
     /// The store has the whole layer already.
@@ -91,14 +91,14 @@ pub(crate) enum ProgressReport<'a> {
     },
     /// The image is written.
     Writing {},
-    /// The disk writes what the store got.
+    /// The store waits for the disk.
     Committing {},
     /// The registry is asked again after a pause.
     #[cfg(feature = "registry")]
     Pause {
         /// Host that failed.
         host: &'a str,
-        /// What was asked of it.
+        /// The request to it.
         what: &'a str,
         /// Length of the pause.
         seconds: report::Seconds,

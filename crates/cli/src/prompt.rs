@@ -1,4 +1,4 @@
-//! Questions on the terminal, with or without what is typed being seen.
+//! Questions on the terminal, with visible or hidden answers.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;

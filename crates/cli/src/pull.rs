@@ -1,4 +1,4 @@
-//! `pull`: an image comes from a registry.
+//! `pull`: fetches an image from a registry.
 
 use std::io::Write as _;
 use std::num::NonZeroUsize;

@@ -1,4 +1,4 @@
-//! `push`: an image goes to a registry.
+//! `push`: sends an image to a registry.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -170,9 +170,9 @@ impl PushReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SentReport {
-    /// What the registry has: `there` already, `kept` as it came, `made again`, `compressed`, or `compressed anew`.
+    /// Origin of the bytes: `there` already, `kept` as they came, `made again`, `compressed`, or `compressed anew`.
     bytes: &'static str,
-    /// Size of what was sent; 0 if nothing had to be.
+    /// Size of the bytes that were sent; 0 if none were.
     sent: report::Bytes,
     /// Always true. Absent unless the registry took it from another repository of its own.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -1,4 +1,4 @@
-//! `referrers`: what a registry has beside an image.
+//! `referrers`: artifacts in a registry that refer to an image.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,14 +65,14 @@ fn subject(
     }
 }
 
-/// What `referrers --json` prints.
+/// Report of `referrers --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ReferrersReport {
-    /// Digest of the manifest that the reference stands for.
+    /// Digest of the manifest.
     subject: String,
-    /// What is attached to it.
+    /// Artifacts that refer to it.
     referrers: Vec<ReferrerReport>,
 }
 
@@ -84,11 +84,11 @@ pub(crate) struct ReferrerReport {
     digest: String,
     /// Media type of its manifest.
     media_type: String,
-    /// Kind of what is attached, such as a signature or an SBOM.
+    /// Type of the artifact, such as a signature or an SBOM.
     artifact_type: String,
     /// Size of its manifest.
     size: report::Bytes,
-    /// Annotations, as whoever attached it wrote them.
+    /// Annotations from the maker of the artifact.
     annotations: BTreeMap<String, String>,
 }
 

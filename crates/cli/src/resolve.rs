@@ -1,4 +1,4 @@
-//! What names of images stand for.
+//! Names of images, resolved.
 
 use image::verity::ImageId;
 use oci::reference::Reference;

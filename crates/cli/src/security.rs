@@ -1,4 +1,4 @@
-//! What the command line says of what a container may do.
+//! Turns options into the rights of a container.
 
 use std::num::NonZeroU32;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Which signals a verb takes, and what they do to its work.
+//! Signals that a verb handles, and their effects.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What this process gives to all that makes an image.
+//! Resources of this process for making images.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `NAME[:/PATH]`, or the path of an image file: what people point at.
+//! `NAME[:/PATH]`, or the path of an image file, in the arguments of verbs.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -79,9 +79,9 @@ pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
 /// What is done with a link at the end of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastLink {
-    /// It is what is meant.
+    /// Take the link itself.
     Keep,
-    /// What it leads to is meant.
+    /// Take the file that it leads to.
     Follow,
 }
 

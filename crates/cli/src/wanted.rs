@@ -1,4 +1,4 @@
-//! What the command line says of a container, over what its image says.
+//! Options for a container, which override its image's configuration.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;

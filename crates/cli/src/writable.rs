@@ -1,4 +1,4 @@
-//! `--writable`: where the changes to a root go, in words.
+//! `--writable`: the place for the changes to a root, in words.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
 //! Archives as `docker save` and `podman save` write them: a tar with `manifest.json`, configs, and layers that are tars.
 //!
-//! Every age of them: layers at `ID/layer.tar`, with symlinks in place of those that are there twice, and layers at
-//! `blobs/sha256/…` since Docker 25. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON + Filesystem
-//! Changeset Format".
+//! All versions: layers at `ID/layer.tar`, with symlinks for repeated ones, and layers at `blobs/sha256/…` since Docker
+//! 25. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON + Filesystem Changeset Format".
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,25 +20,25 @@ const MEMBERS_MAX: usize = 1 << 16;
 /// The most symlinks that lead to a member.
 const LINKS_MAX: usize = 8;
 
-/// Why an image cannot be found in an archive.
+/// Why an image cannot be read from an archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DockerError {
-    /// It is no tar.
+    /// It is not a tar.
     #[error("it is not an archive")]
     Tar(#[source] TarError),
-    /// More members than any real one.
+    /// It has more members than any real archive.
     #[error("it has more than {MEMBERS_MAX} members")]
     Members,
-    /// It has no such member, so that it is no archive of images, or one that is cut short.
+    /// It lacks a member, so it is not an archive of images, or was cut off.
     #[error("it has no \"{}\"", .0.escape_ascii())]
     Absent(Vec<u8>),
     /// A member cannot be read.
     #[error("cannot read \"{}\"", name.escape_ascii())]
     Read {
-        /// Which one.
+        /// Its name.
         name: Vec<u8>,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// `manifest.json` or a config is not usable.
@@ -47,26 +46,26 @@ pub enum DockerError {
     Manifest {
         /// The member.
         name: Vec<u8>,
-        /// What is wrong.
+        /// The cause.
         source: ManifestError,
     },
-    /// A config is not the one that its name says.
+    /// A config does not have the digest in its name.
     #[error("\"{name}\" has the digest {actual}")]
     Mismatch {
         /// The member.
         name: String,
-        /// Of its bytes.
+        /// Digest of its content.
         actual: Digest,
     },
-    /// No image of that name.
+    /// The archive has no image of that name.
     #[error("there is no image \"{}\" in it, only {}", name.escape_debug(), there.join(", "))]
     Name {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// What is there.
+        /// Names in the archive.
         there: Vec<String>,
     },
-    /// Several images, and none was asked for.
+    /// The archive has several images, and none was chosen.
     #[error("it has several images, name one of them: {}", .0.join(", "))]
     Several(Vec<String>),
 }
@@ -81,23 +80,23 @@ enum Member {
     Link(Vec<u8>),
 }
 
-/// An archive, looked through: where its members are.
+/// An archive, and the places of its members.
 #[derive(Debug)]
 pub struct Archive {
     file: Arc<File>,
     members: BTreeMap<Vec<u8>, Member>,
 }
 
-/// An image that was found.
+/// An image in an archive.
 #[derive(Debug, Clone)]
 pub struct Found {
     /// The config's digest and bytes.
     pub config: (Digest, Vec<u8>),
-    /// What it says. It has a diff id for each layer.
+    /// The config, parsed. It has a diff id for each layer.
     pub settings: Config,
     /// The layers, from the lowest to the uppermost.
     pub layers: Vec<Layer>,
-    /// What the archive calls the image.
+    /// Name of the image in the archive.
     pub name: Option<String>,
 }
 
@@ -108,7 +107,7 @@ pub struct Layer {
     offset: u64,
     /// Bytes in the archive, compressed or not.
     pub size: u64,
-    /// What its name says of its bytes, in newer archives.
+    /// Digest in its name, in newer archives.
     pub digest: Option<Digest>,
 }
 
@@ -121,7 +120,7 @@ struct Entry {
 }
 
 impl Archive {
-    /// Looks through an uncompressed archive.
+    /// Opens an uncompressed archive, and finds its members.
     ///
     /// # Errors
     /// [`DockerError::Tar`] or [`DockerError::Members`].
@@ -239,7 +238,7 @@ impl Archive {
 }
 
 impl Layer {
-    /// The layer's bytes, as the archive has them.
+    /// Opens the layer's bytes, as the archive has them.
     #[must_use]
     pub fn open(&self) -> Range {
         let end = self.offset.saturating_add(self.size);
@@ -247,7 +246,7 @@ impl Layer {
     }
 }
 
-/// A part of a file, without an offset that others share.
+/// A part of a file, with an offset of its own.
 #[derive(Debug)]
 pub struct Range {
     file: Arc<File>,

@@ -1,4 +1,4 @@
-//! Opening what a source names, so that nothing that stands in a file's place can hold an import up.
+//! Opens the inputs of an import, so that nothing in a file's place can block it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,18 +16,18 @@ use crate::source::Input;
 /// How long a read waits before it looks whether it is still wanted.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Opens a regular file, or refuses what else it is.
+/// Opens a regular file, and refuses anything else.
 ///
 /// # Errors
-/// As `open`, and `InvalidInput` for what is something else.
+/// As `open`, and `InvalidInput` for anything else.
 pub fn regular(path: &Path) -> io::Result<File> {
     check_regular(open(path)?)
 }
 
-/// Opens a regular file in a folder that somebody else filled: no link leads out of it.
+/// Opens a regular file in an untrusted directory, and refuses links that lead out of it.
 ///
 /// # Errors
-/// As `open`, and `InvalidInput` for what is something else.
+/// As `open`, and `InvalidInput` for anything else.
 pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -57,10 +57,10 @@ fn check_regular(file: File) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, refused))
 }
 
-/// Opens a directory, or refuses what else it is.
+/// Opens a directory, and refuses anything else.
 ///
 /// # Errors
-/// As `open`, and `InvalidInput` for what is something else.
+/// As `open`, and `InvalidInput` for anything else.
 pub fn directory(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
@@ -91,8 +91,8 @@ fn name(kind: std::fs::FileType) -> &'static str {
     }
 }
 
-/// What is read from start to end: a file, a pipe, a device, standard input. Reading ends soon after
-/// the import was cancelled, also where no bytes come.
+/// An input that is read from start to end: a file, a pipe, a device or standard input. Reading ends soon after the
+/// import was cancelled, even while no bytes come.
 #[derive(Debug)]
 pub struct Stream<'a> {
     file: File,
@@ -123,13 +123,13 @@ impl<'a> Stream<'a> {
         Ok(Self { file, size, cancel })
     }
 
-    /// Bytes of the file, if it is one.
+    /// Size in bytes, if it is a regular file.
     #[must_use]
     pub const fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The file, at whatever offset was reached.
+    /// Another descriptor of the file, with the same offset.
     ///
     /// # Errors
     /// As `dup`.

@@ -1,8 +1,8 @@
 //! OCI and Docker manifests, indexes and configs, as far as Quire acts on them.
 //!
-//! What is stored and pushed is always the bytes as they came; these types are a reading of them. Fields that are not
-//! here do no harm. Source: OCI image-spec 1.1, `manifest.md`, `image-index.md`, `config.md`; Docker's
-//! "Image Manifest Version 2, Schema 2".
+//! Manifests are stored and pushed byte for byte as they came; these types only parse them. Unknown fields do no harm.
+//! Source: OCI image-spec 1.1, `manifest.md`, `image-index.md`, `config.md`; Docker's "Image Manifest Version 2, Schema
+//! 2".
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,14 +32,14 @@ const CONTAINERD_NAME: &str = "io.containerd.image.name";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// Longer than any real one.
+    /// It is larger than any real one.
     #[error("a {kind} of {size} bytes: at most {max} are read")]
     TooLarge {
         /// `manifest`, `index` or `config`.
         kind: &'static str,
-        /// Its bytes.
+        /// Its size, in bytes.
         size: u64,
-        /// The bound.
+        /// The limit, in bytes.
         max: u64,
     },
     /// Not JSON, or JSON of another shape.
@@ -50,53 +50,53 @@ pub enum ManifestError {
         /// Where and why.
         source: serde_json::Error,
     },
-    /// It can be read as two things, which readers would take differently (CVE-2021-41190).
+    /// It can be read as two kinds of document, and readers may differ (CVE-2021-41190).
     #[error("the {kind} has both \"{}\" and \"{}\"", fields[0], fields[1])]
     Ambiguous {
         /// `manifest` or `index`.
         kind: &'static str,
-        /// What only one of the two things has, and only the other.
+        /// A field of one kind that the other lacks, and the reverse.
         fields: [&'static str; 2],
     },
-    /// It says that it is something else than it looks like.
+    /// Its media type is not that of its content.
     #[error("the {kind} calls itself \"{}\"", media_type.escape_debug())]
     MediaType {
         /// `manifest` or `index`.
         kind: &'static str,
-        /// What it says.
+        /// The media type.
         media_type: String,
     },
-    /// It should be a choice of images, and is one image.
+    /// It is one image where an index is needed.
     #[error("it is a manifest, but an index was expected")]
     NotIndex,
-    /// A manifest of Docker's schema 1, or something newer than all that is known.
+    /// A manifest of Docker's schema 1, or of an unknown newer schema.
     #[error("manifests of schema version {0} are not supported, only 2")]
     Schema(u64),
     /// Too many layers or manifests.
     #[error("{count} {what}: at most {max} are read")]
     TooMany {
-        /// Of what.
+        /// What there are too many of.
         what: &'static str,
         /// How many.
         count: usize,
-        /// The bound.
+        /// The limit.
         max: usize,
     },
-    /// It says that it is something else than an image: a chart, a signature, a list of packages.
+    /// It is not an image but something else: a chart, a signature, a list of packages.
     #[error("it is an artifact of type \"{}\", not an image", kind.escape_debug())]
     Artifact {
         /// Its `artifactType`, or else its config's media type.
         kind: String,
     },
-    /// A layer that is no file system: an artifact, or one that is encrypted.
+    /// A layer is not a file system: an artifact, or encrypted.
     #[error("layer {number} is \"{}\", which is not a tar of files", media_type.escape_debug())]
     LayerType {
         /// Counted from 1.
         number: usize,
-        /// As the manifest has it.
+        /// Media type in the manifest.
         media_type: String,
     },
-    /// The config says how many layers there are, and the manifest says otherwise.
+    /// Manifest and config differ in the number of layers.
     #[error(
         "the config has another number of diff ids ({diff_ids}) than the manifest has layers ({layers})"
     )]
@@ -109,29 +109,29 @@ pub enum ManifestError {
     /// No manifest in the index is for the platform.
     #[error("there is no image for {wanted}, only for {}", there.join(", "))]
     Platform {
-        /// What was asked for.
+        /// The wanted platform.
         wanted: Platform,
-        /// What is there.
+        /// Platforms in the index.
         there: Vec<String>,
     },
 }
 
-/// A piece of content by digest.
+/// A reference to content by its digest.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// What it is. Docker leaves it empty at times.
+    /// Media type. Docker leaves it empty at times.
     #[serde(default)]
     pub media_type: String,
-    /// Its name.
+    /// Digest of the content.
     #[serde(deserialize_with = "text")]
     pub digest: Digest,
-    /// Its bytes.
+    /// Size of the content, in bytes.
     pub size: u64,
-    /// Names and notes.
+    /// Annotations.
     #[serde(default, deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
-    /// In an index: what it is for.
+    /// In an index: platform of the image.
     pub platform: Option<Platform>,
 }
 
@@ -142,7 +142,7 @@ impl Descriptor {
         [REF_NAME, CONTAINERD_NAME].iter().any(|key| self.name_at(key) == Some(name))
     }
 
-    /// The name that a layout gives it.
+    /// The name that a layout or an archive gives the content.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name_at(REF_NAME).or_else(|| self.name_at(CONTAINERD_NAME))
@@ -191,14 +191,14 @@ impl Platform {
         }
     }
 
-    /// Linux on the processor that this program was made for.
+    /// Linux on the processor that this program was built for.
     #[must_use]
     pub fn of_this_machine() -> &'static Self {
         static THIS: LazyLock<Platform> = LazyLock::new(|| Platform::linux(std::env::consts::ARCH));
         &THIS
     }
 
-    /// How well an image fits: the larger the better. `None` where it does not.
+    /// How well an image for the platform `there` fits: the larger the better. `None` if it does not.
     #[must_use]
     pub fn fit(&self, there: &Self) -> Option<u8> {
         if self.os != there.os || self.architecture != there.architecture {
@@ -246,21 +246,21 @@ impl FromStr for Platform {
     }
 }
 
-/// What a manifest's bytes are.
+/// A manifest or an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Document {
     /// One image.
     Image(Manifest),
-    /// A choice of images.
+    /// Several images to choose from.
     Index(Index),
 }
 
 /// One image: its config, and its layers from the lowest to the uppermost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    /// How to run it, and the layers' diff ids.
+    /// The config: how to run the image, and the layers' diff ids.
     pub config: Descriptor,
-    /// The tars, compressed or not. At most [`LAYERS_MAX`].
+    /// The layers: tars, compressed or not. At most [`LAYERS_MAX`].
     pub layers: Vec<Descriptor>,
 }
 
@@ -397,10 +397,10 @@ fn is_layer_type(media_type: &str) -> bool {
 }
 
 impl Index {
-    /// The images for a platform, the best fit first; those of no platform come last.
+    /// The images for a platform, with the best fit first, and those without a platform last.
     ///
     /// # Errors
-    /// [`ManifestError::Platform`] when there is none.
+    /// [`ManifestError::Platform`] if there is none.
     pub fn choose(&self, platform: &Platform) -> Result<&Descriptor, ManifestError> {
         let fit = |entry: &&Descriptor| match &entry.platform {
             None => Some(0),
@@ -421,7 +421,7 @@ impl Index {
     }
 }
 
-/// What an image's config says.
+/// The config of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Config {
     /// The processor it is for, as Go names it.
@@ -433,7 +433,7 @@ pub struct Config {
     /// `v7`, `v8`, … or nothing.
     #[serde(default, deserialize_with = "or_default")]
     pub variant: String,
-    /// How to run it.
+    /// How to run the image.
     #[serde(default, deserialize_with = "or_default")]
     pub config: Execution,
     rootfs: RootFs,
@@ -452,22 +452,22 @@ pub struct Execution {
     /// `USER`, `USER:GROUP`, by name or number; empty for root.
     #[serde(deserialize_with = "or_default")]
     pub user: String,
-    /// `NAME=VALUE`.
+    /// Environment variables, as `NAME=VALUE`.
     #[serde(deserialize_with = "or_default")]
     pub env: Vec<String>,
-    /// What runs, with its first arguments.
+    /// Command, with its first arguments.
     #[serde(deserialize_with = "or_default")]
     pub entrypoint: Vec<String>,
-    /// Arguments for it, or what runs when there is none.
+    /// Further arguments, or the command if `entrypoint` is empty.
     #[serde(deserialize_with = "or_default")]
     pub cmd: Vec<String>,
-    /// Where it runs; empty for `/`.
+    /// Working directory; empty for `/`.
     #[serde(deserialize_with = "or_default")]
     pub working_dir: String,
-    /// Names and notes.
+    /// Labels.
     #[serde(deserialize_with = "or_default")]
     pub labels: BTreeMap<String, String>,
-    /// What asks it to end, if not SIGTERM.
+    /// Signal that asks it to end; empty for SIGTERM.
     #[serde(deserialize_with = "or_default")]
     pub stop_signal: String,
 }
@@ -486,7 +486,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The platform that it is for, where it says one.
+    /// The platform in the config, if there is one.
     #[must_use]
     pub fn platform(&self) -> Option<Platform> {
         let Self { os, architecture, variant, .. } = self;
@@ -501,7 +501,7 @@ impl Config {
         &self.rootfs.diff_ids
     }
 
-    /// The diff ids, after comparing their number with that of the layers.
+    /// The diff ids, if there is one for each layer.
     ///
     /// # Errors
     /// [`ManifestError::LayerCount`].
@@ -533,7 +533,7 @@ pub fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), M
 /// Reads a value, or the default for `null`, which Docker writes where it has nothing.
 ///
 /// # Errors
-/// When it is neither.
+/// If it is neither.
 pub fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -553,7 +553,7 @@ fn texts<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Digest
     digests.collect::<Result<_, DigestError>>().map_err(serde::de::Error::custom)
 }
 
-/// Reads `bytes` as all that they could be, for fuzzers.
+/// Parses `bytes` as every kind of document, for fuzzers.
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
     let platform = Platform::linux("x86_64");

@@ -1,4 +1,4 @@
-//! References to images in registries, as people type them.
+//! References to images in registries, as users type them.
 //!
 //! Source of the grammar: distribution's `reference` package, `regexp.go` and `normalize.go`.
 
@@ -21,7 +21,7 @@ const NAME_MAX: usize = 255;
 /// The most bytes in a tag. Source: OCI distribution-spec 1.1, "Pulling manifests".
 const TAG_MAX: usize = 128;
 
-/// An image in a registry, complete but for what nobody said: `docker.io/library/alpine:3.20`.
+/// An image in a registry, with the name completed: `docker.io/library/alpine:3.20`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     registry: String,
@@ -30,7 +30,7 @@ pub struct Reference {
     digest: Option<Digest>,
 }
 
-/// Text that names no image in a registry.
+/// Text that is not a reference to an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{}\" is not an image reference: {flaw}; write it like {}", text.escape_debug(), flaw.example())]
 pub struct ReferenceError {
@@ -94,13 +94,13 @@ impl Reference {
         &self.repository
     }
 
-    /// The tag, if one was written.
+    /// The tag, if there is one.
     #[must_use]
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest, if one was written.
+    /// The digest, if there is one.
     #[must_use]
     pub const fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
@@ -112,13 +112,13 @@ impl Reference {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// The host, maybe with a port, that answers for the registry unless a setting says otherwise.
+    /// The host, maybe with a port, that serves the registry's API unless a setting names another.
     #[must_use]
     pub fn api_host(&self) -> &str {
         api_host(&self.registry)
     }
 
-    /// The same image by its digest, so that nobody can put another one under its name.
+    /// The same image by its digest, which no later push can replace.
     #[must_use]
     pub fn with_digest(&self, digest: Digest) -> Self {
         Self { digest: Some(digest), ..self.clone() }

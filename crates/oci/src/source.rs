@@ -1,4 +1,4 @@
-//! What an image can be made from, as a person names it.
+//! Sources of images, as users write them.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub enum Input {
     /// Written `-`.
     Stdin,
-    /// Everything else; a file named `-` is `./-`.
+    /// Any other path; a file named `-` is `./-`.
     File(PathBuf),
 }
 
@@ -29,32 +29,32 @@ impl fmt::Display for Input {
     }
 }
 
-/// Which image of several.
+/// Choice of one image among several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// The only one there is.
+    /// The only one.
     Only,
-    /// The one that the source knows by this name: a tag, or a whole reference.
+    /// The one with this name in the source: a tag, or a whole reference.
     Named(String),
     /// The one with this manifest.
     Digest(crate::Digest),
 }
 
-/// What an image is made from.
+/// Source of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// `oci:DIR[:TAG]` or `oci:DIR@DIGEST`: an OCI layout.
     Layout {
         /// The folder with `index.json`.
         directory: PathBuf,
-        /// Which image.
+        /// The image in it.
         choice: Choice,
     },
     /// `docker-archive:FILE[:NAME]`: what `docker save` or `podman save` wrote.
     DockerArchive {
         /// The tar, compressed or not.
         file: Input,
-        /// Which image.
+        /// The image in it.
         choice: Choice,
     },
     /// `tar:FILE`: one layer.
@@ -68,28 +68,28 @@ pub enum Source {
 /// Text that is not a source.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// None of the known words and a colon.
+    /// It does not begin with a known kind and a colon.
     #[error(
         "\"{}\" is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE",
         .0.display()
     )]
     Kind(OsString),
-    /// Nothing behind the colon.
+    /// No path after the colon.
     #[error("\"{}\" names no file", .0.display())]
     Empty(OsString),
-    /// Something behind `@` that is not a digest, or a name that is not text.
+    /// The text after `@` is not a digest, or the name is not UTF-8.
     #[error("\"{}\" does not name an image: {reason}", text.display())]
     Choice {
         /// The source.
         text: OsString,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }
 
 impl Source {
-    /// Reads a source. Looks at the text alone, so that a file's name decides nothing: the first colon behind the
-    /// kind ends the path of an `oci:` or `docker-archive:` source.
+    /// Parses a source, from the text alone, so that a file's name decides nothing. The first colon after the kind ends
+    /// the path of an `oci:` or `docker-archive:` source.
     ///
     /// # Errors
     /// [`SourceError`].
@@ -116,8 +116,8 @@ impl Source {
         })
     }
 
-    /// What to call the image when nobody says: what the source calls it, `found`, else the name of its file. `None`
-    /// when that is no name for an image.
+    /// Default name for the image: the source's name for it (`found`), or else the name of the file. `None` if that is
+    /// not a valid image name.
     #[must_use]
     pub fn default_name(&self, found: Option<&str>) -> Option<String> {
         let choice = match self {

@@ -1,4 +1,4 @@
-//! What the store keeps of an image's origin and signatures, for the policies that decide on each use.
+//! Evidence of an image's origin and signatures. The store keeps it for policies to decide on each use.
 
 use image::digest::Digest;
 use oci::policy::{Evidence, Policies, Refusal, Repository, Source, Subject, Verdict};
@@ -8,15 +8,15 @@ use store::{DiskError, OriginError, Resolved, Store};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvidenceError {
-    /// It is not what a pull wrote.
-    #[error("what the store keeps of the signatures of {manifest} is damaged: pull it again")]
+    /// The file is damaged.
+    #[error("the stored signatures of {manifest} are damaged: pull the image again")]
     Damaged {
-        /// Whose.
+        /// The image's manifest.
         manifest: Box<Digest>,
-        /// How.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// The disk.
+    /// The file cannot be read or written.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -28,15 +28,15 @@ pub enum UseError {
     /// A policy refuses it.
     #[error(transparent)]
     Refused(#[from] Box<Refusal>),
-    /// It is not known what is known of it.
+    /// Its evidence cannot be read.
     #[error(transparent)]
     Evidence(#[from] EvidenceError),
-    /// Nor where it comes from.
+    /// Its origin cannot be read.
     #[error(transparent)]
     Origin(#[from] OriginError),
 }
 
-/// What the store keeps of a manifest: nothing, if it was never pulled.
+/// Returns the evidence that the store has of a manifest; empty if it was never pulled.
 ///
 /// # Errors
 /// [`EvidenceError`].
@@ -46,8 +46,8 @@ pub fn of(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
         .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
 }
 
-/// Keeps it in the store, with what was kept before: signatures of another registry do not go because this one has
-/// none. The manifest must be in the store and named, or pinned.
+/// Keeps evidence in the store, besides earlier evidence: signatures from one registry stay if another one has none.
+/// The manifest must be in the store and named, or pinned.
 ///
 /// # Errors
 /// [`EvidenceError`].
@@ -67,9 +67,9 @@ pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(),
     Ok(store.downloads.set_signatures(manifest, &all.encode())?)
 }
 
-/// Asks whether an image of the store may be used. It is from wherever the store has noted, whatever its name is now; if
-/// from several places, one that is accepted is enough, for they all had these bytes. With a manifest, only what came
-/// with this one counts, since it says what is run.
+/// Asks whether the policies let an image of the store be used. The recorded origins of the image count, not its name.
+/// One accepted origin of several is enough, because all of them gave these bytes. With a manifest, only origins of
+/// this manifest count, because it determines what runs.
 ///
 /// # Errors
 /// [`UseError`].

@@ -1,4 +1,4 @@
-//! What imports, exports, pulls and pushes tell of their progress.
+//! Events of imports, exports, pulls and pushes.
 
 use oci::manifest::Platform;
 
@@ -6,53 +6,53 @@ use oci::manifest::Platform;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The image is for another platform than the one that is wanted, which is this machine's.
+    /// The image is for another platform than this machine's, and none was asked for.
     OtherPlatform {
         /// The platform that its config names.
         image: &'a Platform,
         /// The platform that is wanted.
         wanted: &'a Platform,
     },
-    /// The source was found. For each layer the bytes to read, where that is known.
+    /// The source was found. Bytes to read of each layer, if known.
     Layers(&'a [Option<u64>]),
     /// A layer is being read.
     Started {
-        /// Which one.
+        /// Number of the layer.
         layer: usize,
     },
     /// More bytes of a layer's blob were read.
     Read {
-        /// Which one.
+        /// Number of the layer.
         layer: usize,
         /// How many more.
         bytes: u64,
     },
-    /// So many bytes of a layer's blob need not be read: the store has what is in them.
+    /// Some bytes of a layer's blob are not read, because the store has their content.
     Skipped {
-        /// Which one.
+        /// Number of the layer.
         layer: usize,
         /// How many.
         bytes: u64,
     },
     /// The store has the layer already.
     Reused {
-        /// Which one.
+        /// Number of the layer.
         layer: usize,
     },
-    /// A layer was not what it should be, and is read once more from its first byte.
+    /// A layer was wrong, and is read again from its first byte.
     Again {
-        /// Which one.
+        /// Number of the layer.
         layer: usize,
     },
-    /// A layer was read, and checked.
+    /// A layer was read and checked.
     Done {
-        /// Which one.
+        /// Number of the layer.
         layer: usize,
     },
     /// A directory or a dump is being read.
     Walking,
     /// The image is being written.
     Writing,
-    /// All is being made durable and visible.
+    /// Everything is being made durable and visible.
     Committing,
 }

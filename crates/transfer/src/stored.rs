@@ -1,22 +1,22 @@
-//! The documents of an image that the store has.
+//! Manifest and config of an image in the store.
 
 use image::digest::Digest;
 use oci::manifest::{Config, Document, Manifest, ManifestError};
 use serde_json::Value;
 use store::Store;
 
-/// An image's manifest and config, as bytes and as they are read: they name as many layers.
+/// An image's manifest and config, as bytes and parsed. They have the same number of layers.
 #[derive(Debug, Clone)]
 pub struct StoredImage {
     /// The manifest's digest.
     pub digest: Digest,
     /// The manifest's bytes.
     pub manifest_bytes: Vec<u8>,
-    /// What they say.
+    /// The manifest, parsed.
     pub manifest: Manifest,
     /// The config's bytes.
     pub config_bytes: Vec<u8>,
-    /// What they say.
+    /// The config, parsed.
     pub config: Config,
 }
 
@@ -37,15 +37,15 @@ pub enum StoredError {
     Read {
         /// `manifest` or `config`.
         kind: &'static str,
-        /// Why, and which.
+        /// The cause, which names the document.
         source: Box<store::ManifestError>,
     },
-    /// A document makes no sense.
+    /// A document is not valid.
     #[error("cannot use {digest}")]
     Document {
         /// Its digest.
         digest: Digest,
-        /// What is wrong with it.
+        /// The cause.
         source: Box<ManifestError>,
     },
     /// An index, where one image's manifest is needed.
@@ -82,15 +82,15 @@ impl StoredImage {
         Ok(Self { digest: *digest, manifest_bytes, manifest, config_bytes, config })
     }
 
-    /// All that the manifest says.
+    /// All fields of the manifest.
     ///
     /// # Errors
-    /// [`StoredError::Document`] when a part that was not looked at makes no sense.
+    /// [`StoredError::Document`] if a part that was not parsed before is not valid.
     pub fn manifest_json(&self) -> Result<Value, StoredError> {
         json("manifest", &self.digest, &self.manifest_bytes)
     }
 
-    /// All that the config says.
+    /// All fields of the config.
     ///
     /// # Errors
     /// As [`Self::manifest_json`].

@@ -21,7 +21,7 @@ use crate::writable::{bytes, writable};
 pub(crate) enum NetworkKind {
     None,
     Host,
-    /// A namespace that somebody else has made.
+    /// An existing namespace.
     Joined(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! The command line of how much of the processors a container may use.
+//! Options for a container's use of processors.
 
 use std::num::{NonZeroU32, NonZeroU64};
 

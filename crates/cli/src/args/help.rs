@@ -1,4 +1,4 @@
-//! What help and man pages say besides the options: verbs in groups, examples, exit codes.
+//! Help and man pages besides the options: verbs in groups, examples, exit codes.
 
 use clap::Command;
 

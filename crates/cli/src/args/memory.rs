@@ -1,4 +1,4 @@
-//! The command lines of what is in memory.
+//! Options for memory: `du`, and reading ahead.
 
 use clap::{Args, ValueEnum};
 

@@ -1,4 +1,4 @@
-//! The command line of who a container is, and whom it finds by name.
+//! Options for the names of a container and of other hosts.
 
 use std::net::IpAddr;
 use std::str::FromStr;

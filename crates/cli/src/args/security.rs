@@ -1,4 +1,4 @@
-//! The command line of what a container may do.
+//! Options for the rights of a container.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! `--userns`: who a container's users are on the host.
+//! `--userns`: the ids of a container's users on the host.
 
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -13,9 +13,9 @@ use super::Ids;
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UserNs {
-    /// `host`: themselves.
+    /// `host`: the same ids.
     Host,
-    /// `auto[,size=COUNT]`: whoever is free.
+    /// `auto[,size=COUNT]`: ids that no other container uses.
     Auto(NonZeroU32),
     /// A map, for users and groups alike.
     Map(Ranges),

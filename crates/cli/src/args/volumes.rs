@@ -1,4 +1,4 @@
-//! `--volume` and `--mount`: what a container sees besides its root.
+//! `--volume` and `--mount`: file systems in a container besides its root.
 
 use anyhow::Context as _;
 use container::bundle::Access;

@@ -1,4 +1,4 @@
-//! `composefs-info`: what is in images.
+//! `composefs-info`: the contents of images.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

@@ -142,7 +142,7 @@ fn mistakes_change_nothing() {
     std::os::unix::net::UnixListener::bind(place.path("tree/socket")).unwrap();
     place.out(&format!("import dir:{} socket", tree.display()));
     let cases = [
-        ("export a:1 file.tar", "does not say what to write"),
+        ("export a:1 file.tar", "is not an export target"),
         ("export a:1 tar:there", "--force overwrites it"),
         ("export a:1 docker-archive:there:x", "--force overwrites it"),
         ("export a:1 tar:/dev/null", "not a regular file"),

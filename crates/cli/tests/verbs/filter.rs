@@ -74,9 +74,9 @@ fn nothing_may_be_left() {
 fn mistakes_are_told_and_change_nothing() {
     let place = place();
     let cases = [
-        ("filter a new --include !etc", "takes nothing back here"),
+        ("filter a new --include !etc", "does not negate here"),
         ("filter a new --include [", "is not a glob"),
-        ("filter a new --exclude /", "names nothing in the root"),
+        ("filter a new --exclude /", "names only the root"),
         ("filter a new --exclude ../etc", "no . or .."),
         ("filter a", "required arguments were not provided"),
         ("filter none new", "there is no image"),

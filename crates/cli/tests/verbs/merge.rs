@@ -188,7 +188,7 @@ fn mistakes_are_told_and_change_nothing() {
     std::fs::remove_file(objects.next().unwrap().unwrap().path()).unwrap();
     let ran = place.run("merge a b new");
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("the store lacks object"), "{}", ran.err);
+    assert!(ran.err.contains("is missing or damaged in the store"), "{}", ran.err);
     assert!(ran.err.contains("import that image again"), "{}", ran.err);
     // A tree that is not what its name says is never read.
     let damaged = place.path("store/images").join(image(&place, "b"));

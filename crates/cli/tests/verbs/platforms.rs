@@ -39,7 +39,7 @@ fn an_image_of_another_platform_is_never_taken_silently() {
         let refused = place.run(&format!("import --platform linux/s390x {other} a:1"));
         assert_eq!(refused.code, Some(2), "{}", refused.err);
         assert!(
-            refused.err.contains("is an image for linux/mips, not for linux/s390x"),
+            refused.err.contains("the image is for linux/mips, not for linux/s390x"),
             "{}",
             refused.err
         );
@@ -68,7 +68,7 @@ fn a_pull_compares_platforms_too() {
     let refused = to.run(&format!("pull --platform linux/s390x {name}"));
     assert_eq!(refused.code, Some(2), "{}", refused.err);
     assert!(
-        refused.err.contains("is an image for linux/mips, not for linux/s390x"),
+        refused.err.contains("the image is for linux/mips, not for linux/s390x"),
         "{}",
         refused.err
     );

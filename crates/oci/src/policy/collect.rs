@@ -11,9 +11,9 @@ use super::signature::{PAYLOAD_MAX, Signature};
 use crate::Digest;
 use crate::manifest::Descriptor;
 
-/// What signs an image, as an artifact that refers to it: cosign's own, as from OCI 1.1 on.
+/// Type of cosign's own signatures, as artifacts that refer to the image (since OCI 1.1).
 pub const COSIGN_SIGNATURE: &str = "application/vnd.dev.cosign.artifact.sig.v1+json";
-/// What signs or attests something, as an artifact that refers to it: sigstore's bundles.
+/// Type of sigstore's bundles, as artifacts that refer to what they sign or attest.
 pub const SIGSTORE_BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const ANNOTATION: &str = "dev.cosignproject.cosign/signature";
@@ -23,9 +23,9 @@ const SIGNATURES_MAX: usize = 32;
 /// The most bytes in a bundle: a payload in base64, with certificates and log entries beside it.
 const BUNDLE_MAX: u64 = 2 * PAYLOAD_MAX;
 
-/// One repository, as far as signatures need it. What it answers need not be true: digests are compared here.
+/// A repository, as a source of signatures. Its answers need not be true: digests are compared here.
 pub trait SignatureSource {
-    /// Why it has no answer.
+    /// Why a request failed.
     type Error: Error + Send + Sync + 'static;
 
     /// The manifest with this tag; `None` if there is none.
@@ -57,13 +57,13 @@ pub trait SignatureSource {
     fn blob(&self, digest: &Digest, limit: u64) -> Result<Vec<u8>, Self::Error>;
 }
 
-/// Why it is not known which signatures there are.
+/// Why signatures cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot look for signatures of {digest}")]
 pub struct CollectError {
-    /// Of what.
+    /// The manifest or index whose signatures are wanted.
     pub digest: Box<Digest>,
-    /// Why not.
+    /// The cause.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }

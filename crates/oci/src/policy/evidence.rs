@@ -1,4 +1,4 @@
-//! What is known of an image's origin and signatures, and how the store keeps it.
+//! Evidence of an image's origin and signatures, and how the store keeps it.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,15 +16,14 @@ const ORIGINS_KEPT: usize = 64;
 /// The most bytes of indexes.
 const INDEXES_KEPT: usize = 8 << 20;
 
-/// What is known of a manifest besides its bytes. That signatures are here says nothing: see
-/// [`Policies::decide`](super::Policies::decide).
+/// Evidence about a manifest. Its signatures are not verified: see [`Policies::decide`](super::Policies::decide).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// Where it was pulled from, each time with a policy's consent. The last first.
+    /// Repositories that it was pulled from, each with the policies' consent; the latest comes first.
     pub origins: Vec<Repository>,
-    /// The indexes that led to it, byte for byte: often they are what is signed.
+    /// Indexes that led to it, byte for byte. They are often signed in its place.
     pub indexes: Vec<Vec<u8>>,
-    /// Signatures of it, or of one of the indexes. Nobody has verified them.
+    /// Unverified signatures of it, or of one of the indexes.
     pub signatures: Vec<Signature>,
 }
 
@@ -43,10 +42,10 @@ struct RawSignature {
 }
 
 impl Evidence {
-    /// From what [`encode`](Self::encode) made.
+    /// Parses the text that [`encode`](Self::encode) made.
     ///
     /// # Errors
-    /// When it is something else.
+    /// If the text is anything else.
     pub fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let raw: Raw = serde_json::from_slice(bytes)?;
         let plain = |text: &String| STANDARD.decode(text).map_err(serde::de::Error::custom);
@@ -62,7 +61,7 @@ impl Evidence {
         })
     }
 
-    /// As text that [`decode`](Self::decode) reads.
+    /// Encodes it as text for [`decode`](Self::decode).
     ///
     /// # Panics
     /// Never: lists and texts are JSON.
@@ -81,7 +80,7 @@ impl Evidence {
         serde_json::to_vec(&raw).expect("texts and lists are JSON")
     }
 
-    /// Adds what is new in `other`, as far as there is room.
+    /// Adds the new parts of `other`, as far as there is room.
     pub fn add(&mut self, other: &Self) {
         fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T], most: usize) {
             for it in more {
@@ -104,7 +103,7 @@ impl Evidence {
         });
     }
 
-    /// The manifest, and the indexes that list it, at whatever depth: whoever signed one of them signed the manifest.
+    /// The manifest, and the indexes that list it at any depth. A signature of one of them covers the manifest.
     #[must_use]
     pub fn names_of(&self, manifest: &Digest) -> Vec<Digest> {
         names_of(manifest, &self.indexes)

@@ -15,7 +15,7 @@ use crate::Digest;
 /// The most bytes in a policy or a key. Larger ones are something else, put there by mistake.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Why a policy is not understood, so that nothing is accepted.
+/// Why a policy file cannot be used. Then every image is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("the policy {} cannot be used", file.display())]
 pub struct PolicyError {
@@ -33,55 +33,55 @@ pub enum Flaw {
     /// It cannot be read.
     #[error("it cannot be read")]
     Read(#[source] std::io::Error),
-    /// Not a regular file, or a very large one.
+    /// It is not a regular file, or is very large.
     #[error("it is not a regular file of at most {FILE_MAX} bytes")]
     Odd,
-    /// Not TOML.
+    /// It is not TOML.
     #[error("line {line}: {why}")]
     Syntax {
         /// Where.
         line: usize,
-        /// As the parser says.
+        /// The parser's message.
         why: String,
     },
-    /// A field that has no meaning, which is most often one that is mistyped.
+    /// An unknown field, which is most often a mistyped one.
     #[error("line {line}: \"{}\" is not a field of {of}: did you mean \"{nearest}\"?", name.escape_debug())]
     Unknown {
         /// Where.
         line: usize,
-        /// What was written.
+        /// Name of the field.
         name: String,
-        /// What it was written in.
+        /// The table that it is in.
         of: &'static str,
         /// The known field that looks most like it.
         nearest: &'static str,
     },
-    /// A field with a value that it cannot have.
+    /// A field has a value that is not allowed.
     #[error("line {line}: {field} is {expected}")]
     Value {
         /// Where.
         line: usize,
-        /// Which one.
+        /// The field.
         field: &'static str,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// A field that has to be there.
+    /// A required field is missing.
     #[error("line {line}: {of} needs {field}")]
     Missing {
-        /// Where what lacks it begins.
+        /// Line at which the table begins.
         line: usize,
-        /// What lacks it.
+        /// The table.
         of: &'static str,
-        /// What it lacks.
+        /// The field.
         field: &'static str,
     },
-    /// Fields that contradict each other, or a pattern that can match nothing.
+    /// Fields contradict each other, or a pattern can match nothing.
     #[error("line {line}: {why}")]
     Senseless {
         /// Where.
         line: usize,
-        /// How.
+        /// The contradiction.
         why: String,
     },
     /// A key that cannot be read.
@@ -91,7 +91,7 @@ pub enum Flaw {
         line: usize,
         /// The key's file.
         key: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A file that is not a key.
@@ -101,12 +101,12 @@ pub enum Flaw {
         line: usize,
         /// The key's file.
         key: PathBuf,
-        /// Why.
+        /// The cause.
         source: KeyError,
     },
 }
 
-/// What happens to images for which there is no rule.
+/// What happens to images without a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Default {
     /// They are accepted.
@@ -115,23 +115,23 @@ pub enum Default {
     None,
 }
 
-/// What a rule demands.
+/// Demand of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Accept {
     /// Nothing.
     Any,
-    /// More than there is.
+    /// Something that no image has.
     None,
     /// A signature of one of these keys. At least one, each with its file.
     Signed(Vec<(PathBuf, PublicKey)>, Identity),
 }
 
-/// What the signature has to say of where the image is from.
+/// The repository that a signature must name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
     /// The repository that it was pulled from.
     Repository,
-    /// Anything, or nothing.
+    /// Any, or none.
     Any,
     /// This very repository.
     Named(Repository),
@@ -142,22 +142,22 @@ pub enum Identity {
 pub struct Rule {
     /// The line that it begins at, counted from 1.
     pub line: usize,
-    /// For which images. At least one.
+    /// Images that it is for. At least one pattern.
     pub patterns: Vec<Pattern>,
-    /// What it demands.
+    /// Its demand.
     pub accept: Accept,
-    /// Only these manifests, or what these indexes list; any if empty.
+    /// Accepted manifests, or indexes that list them; any if empty.
     pub digests: Vec<Digest>,
 }
 
-/// A policy file that is understood.
+/// A policy file, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Its path, for messages.
     pub file: PathBuf,
-    /// In the order of the file.
+    /// Rules, in the order of the file.
     pub rules: Vec<Rule>,
-    /// For all others.
+    /// Decision about all other images.
     pub default: Default,
 }
 
@@ -167,7 +167,8 @@ const POLICY_FIELDS: [&str; 2] = ["default", "rule"];
 const RULE_FIELDS: [&str; 5] = ["match", "accept", "digests", "keys", "identity"];
 
 impl Policy {
-    /// The policy in a file; `None` if there is none. Keys are read too: a policy is understood wholly or not at all.
+    /// Loads the policy in a file, with its keys; `None` if there is no file. Any error makes the whole policy
+    /// unusable.
     ///
     /// # Errors
     /// [`PolicyError`].

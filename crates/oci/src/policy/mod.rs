@@ -1,8 +1,8 @@
-//! What an image may be used for: policies, signatures, and the answer.
+//! Policies: which images may be used, by their origins and signatures.
 //!
-//! A policy is asked when an image is pulled, and again whenever it is mounted or run: then with what the pull kept of
-//! its origin and its signatures, since the policy may be another one by now, and the registry out of reach.
-//! `docs/policy.md` is what users read.
+//! A policy is asked when an image is pulled, and again whenever it is mounted or run. Then it decides by the evidence
+//! that the pull kept, because the policy may have changed and the registry may be out of reach. The users' manual is
+//! `docs/policy.md`.
 
 mod collect;
 mod evidence;
@@ -27,56 +27,56 @@ pub use signature::{Claim, Form, Signature};
 
 use crate::Digest;
 
-/// The policies that are in force. An image is accepted when all of them accept it; without any, everything is.
+/// The policies in force. All of them must accept an image; without any, every image is accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policies(Vec<Policy>);
 
-/// What is asked about.
+/// An image to decide about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// What messages call it.
+    /// Name in messages.
     pub name: String,
-    /// Where it comes from.
+    /// Its origin.
     pub source: Source,
     /// Its manifest, if it has one.
     pub manifest: Option<Digest>,
 }
 
-/// It may be used.
+/// The image may be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// The keys by which it is signed, where a policy demanded that: one for each policy.
+    /// Keys that verified a signature: one for each policy that demands one.
     pub signed_by: Vec<PathBuf>,
 }
 
-/// It may not be used, and what would change that.
+/// The image may not be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// What was asked about.
+    /// The image.
     pub subject: Subject,
     /// The policy that refuses it.
     pub file: PathBuf,
-    /// The rule, with its number and line, both counted from 1; `None` for the default.
+    /// Number and line of the rule, both counted from 1, and its pattern; `None` for the default.
     pub rule: Option<(usize, usize, String)>,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// What is missing.
+/// Why a policy refuses an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Nothing that the image could have.
+    /// The rule accepts no image.
     Forbidden,
-    /// The right digest. How many the rule has.
+    /// The manifest is none of this many that the rule accepts.
     Digest(usize),
-    /// Any signature.
+    /// There is no signature, and one by one of these keys is needed.
     Unsigned(Vec<PathBuf>),
-    /// The right key. How many signatures there are.
+    /// None of this many signatures is by one of these keys.
     Key(usize, Vec<PathBuf>),
-    /// The right image: the signatures are of others.
+    /// This many signatures are by a right key, but for other images.
     Other(usize),
-    /// The right repository. What is signed, and by which key.
+    /// The signature names this repository, or none; its key; and the demand.
     Identity(Option<Repository>, PathBuf, Identity),
 }
 
@@ -159,16 +159,16 @@ pub enum AdmitError {
     /// A policy refuses it.
     #[error(transparent)]
     Refused(#[from] Box<Refusal>),
-    /// It is not known which signatures it has.
+    /// Its signatures cannot be fetched.
     #[error(transparent)]
     Collect(#[from] CollectError),
 }
 
 impl Policies {
-    /// The policies in those of these files that are there.
+    /// Loads the policies in those of these files that exist.
     ///
     /// # Errors
-    /// [`PolicyError`] when one is there and not understood: then nothing may be used.
+    /// [`PolicyError`] if one exists but cannot be used: then nothing may be used.
     pub fn load(files: &[PathBuf]) -> Result<Self, PolicyError> {
         let mut found = Vec::new();
         for file in files {
@@ -177,7 +177,7 @@ impl Policies {
         Ok(Self(found))
     }
 
-    /// Whether no policy is in force, so that everything is accepted.
+    /// Whether no policy is in force, so that every image is accepted.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -189,7 +189,7 @@ impl Policies {
         &self.0
     }
 
-    /// Whether any signature of an image from there would be looked at.
+    /// Whether any policy would look at signatures of an image from `source`.
     #[must_use]
     pub fn wants_signatures(&self, source: &Source) -> bool {
         let rules = self.0.iter().filter_map(|it| it.rule_for(source));
@@ -205,7 +205,7 @@ impl Policies {
         })
     }
 
-    /// Whether an image may be used.
+    /// Decides whether an image may be used.
     ///
     /// # Errors
     /// [`Refusal`], of the first policy that refuses.
@@ -285,8 +285,8 @@ impl Rule {
     }
 }
 
-/// Asks whether an image may be pulled, fetching its signatures if the policies want any. Answers what is to be kept
-/// of it, in any case: where it came from is what later uses are decided by.
+/// Asks whether an image may be pulled, and fetches its signatures if the policies need any. Returns the evidence to
+/// keep, which later uses are decided by.
 ///
 /// `indexes` are those that led to the manifest, byte for byte and with their digests compared.
 ///

@@ -7,10 +7,10 @@ const DOCKER_HUB: &str = "docker.io";
 /// Other names of Docker Hub. Source: distribution's `normalize.go`; containerd's `hosts.go` for the last.
 const DOCKER_HUB_ALIASES: [&str; 2] = ["index.docker.io", "registry-1.docker.io"];
 
-/// A registry and a repository, in the one spelling that all their spellings have in common.
+/// A registry and a repository, in one normal spelling.
 ///
-/// The registry is in lower case, without the port that HTTPS has anyway, and Docker Hub is always `docker.io`: a rule for
-/// `ghcr.io` must not be passed by as `GHCR.io:443`.
+/// The registry is in lower case, without the default port of HTTPS, and Docker Hub is always `docker.io`. So a rule
+/// for `ghcr.io` also covers `GHCR.io:443`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Repository(String);
 
@@ -34,7 +34,7 @@ impl Repository {
         (!registry.is_empty() && !path.is_empty()).then(|| Self::new(registry, path))
     }
 
-    /// From a reference in a signature, where `alpine:3` is Docker Hub's as everywhere.
+    /// From a reference in a signature; `alpine:3` means Docker Hub, as everywhere.
     #[must_use]
     pub fn from_reference(reference: &str) -> Option<Self> {
         let name = reference.split('@').next().unwrap_or_default();
@@ -65,14 +65,14 @@ impl fmt::Display for Repository {
     }
 }
 
-/// Where an image comes from.
+/// Origin of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// It was imported or made here.
     Local,
     /// It was pulled.
     Repository(Repository),
-    /// The store does not know: no rule is for it.
+    /// The store does not know it, so no rule applies.
     Unknown,
 }
 
@@ -86,17 +86,17 @@ impl fmt::Display for Source {
     }
 }
 
-/// Which images a rule is for.
+/// Images that a rule is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pattern {
-    /// Everything that was imported or made here: `local`.
+    /// Images that were imported or made here: `local`.
     Local,
     /// Repositories: `*` stands for anything without a slash, `**` for anything.
     Repository(String),
 }
 
 impl Pattern {
-    /// The word for what was imported or made here.
+    /// The word for images that were imported or made here.
     pub const LOCAL: &'static str = "local";
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {

@@ -16,7 +16,7 @@ fn found(fetched: Result<Fetched, RegistryError>) -> Result<Option<Vec<u8>>, Una
     }
 }
 
-/// A registry did not say what it has.
+/// A request to the registry failed.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct Unanswered(Box<dyn Error + Send + Sync>);

@@ -21,17 +21,17 @@ const STATEMENT: &str = "https://in-toto.io/Statement/v1";
 /// What cosign 3 says when it signs an image, as opposed to attesting something about it.
 const COSIGN_SIGN: &str = "https://sigstore.dev/cosign/sign/v1";
 
-/// What is signed, and how it says which image that is.
+/// Format of a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
-    /// Cosign's first: the payload itself is signed.
+    /// Cosign's first one: the payload itself is signed.
     SimpleSigning,
     /// A sigstore bundle's: an in-toto statement in a DSSE envelope.
     Dsse,
 }
 
-/// A signature that says which manifest it is for. Nobody has verified it.
+/// A signature that claims to be for a manifest. It is not verified.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Signature {
     pub(super) form: Form,
@@ -39,12 +39,12 @@ pub struct Signature {
     pub(super) signature: Vec<u8>,
 }
 
-/// What a signature says.
+/// Content of a signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// The manifest or index that is signed.
+    /// Signed manifests or indexes.
     pub digests: Vec<Digest>,
-    /// Where it was when it was signed, as the signer says.
+    /// Repository at the time of signing, as the signer says.
     pub repository: Option<Repository>,
 }
 
@@ -130,7 +130,7 @@ impl Signature {
         (fits && this.claim().is_some()).then_some(this)
     }
 
-    /// What it says; `None` when that is not what a signature of an image says.
+    /// Parses its content; `None` if that is not about an image.
     #[must_use]
     pub fn claim(&self) -> Option<Claim> {
         match self.form {
@@ -155,7 +155,7 @@ impl Signature {
         }
     }
 
-    /// Whether this key made it.
+    /// Whether this key verifies it.
     #[must_use]
     pub fn is_by(&self, key: &PublicKey) -> bool {
         match self.form {

@@ -1,4 +1,5 @@
-//! Challenges, and what answers them. Source: RFC 9110, 11; distribution's `docs/content/spec/auth/{token,oauth}.md`.
+//! Challenges of registries, and answers to them. Source: RFC 9110, 11; distribution's
+//! `docs/content/spec/auth/{token,oauth}.md`.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

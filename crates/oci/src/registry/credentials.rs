@@ -1,4 +1,4 @@
-//! Who we are to a registry: Docker's `config.json`, containers' `auth.json`, and credential helpers.
+//! Credentials for registries: Docker's `config.json`, containers' `auth.json`, and credential helpers.
 //!
 //! Source: docker's `cli/config/configfile`, docker-credential-helpers' protocol, `containers-auth.json(5)`.
 
@@ -22,7 +22,7 @@ pub use save::{Kept, Removed};
 /// Docker Hub's name in files and helpers.
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
-/// Text that nobody is to see.
+/// Text that never appears in messages or logs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Secret(String);
 
@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
-/// What proves who we are.
+/// Credentials for a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credential {
     /// A name and a password.
@@ -68,44 +68,43 @@ pub enum Credential {
         /// The password, or a personal token.
         password: Secret,
     },
-    /// A refresh token, which a token server changes into access tokens.
+    /// A refresh token, which a token server exchanges for access tokens.
     Identity(Secret),
     /// A token that is sent as it is.
     Bearer(Secret),
 }
 
-/// Where credentials may be found.
+/// Places to look for credentials.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
-    /// These, and nothing else: what somebody gave by hand.
+    /// Credentials from the caller. With them, no other place counts.
     pub given: Option<Credential>,
-    /// Files like Docker's `config.json`, the first that knows the registry decides. Those that do not exist are
-    /// passed over.
+    /// Files like Docker's `config.json`. The first one that names the registry counts; missing files are skipped.
     pub files: Vec<PathBuf>,
-    /// Where the programs `docker-credential-NAME` are looked for.
+    /// Directories with the programs `docker-credential-NAME`.
     pub helpers: Vec<PathBuf>,
-    /// How long a helper may take; it may ask a person for a password.
+    /// Time limit for a helper, which may ask a person for a password.
     pub helper_timeout: Duration,
 }
 
-/// Why credentials cannot be used. Says nothing about what they are.
+/// Why credentials cannot be used. Messages never show them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialError {
     /// The file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The file has another shape. What is there is not shown.
+    /// The file is not in the right format. Its content is not shown.
     #[error("{} is malformed at line {line}", path.display())]
     Malformed {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Line, counted from 1.
         line: usize,
     },
     /// `auth` is not the base64 of a name, a colon and a password.
@@ -116,25 +115,25 @@ pub enum CredentialError {
         /// The registry, as the file calls it.
         key: String,
     },
-    /// There is no such program.
+    /// The helper does not exist.
     #[error(
         "there is no program docker-credential-{}, which {} names", name.escape_debug(), path.display()
     )]
     NoHelper {
-        /// Without the prefix.
+        /// Its name, without the prefix.
         name: String,
         /// The file that names it.
         path: PathBuf,
     },
-    /// The program cannot be run.
+    /// The helper cannot be run.
     #[error("cannot run {}", path.display())]
     Helper {
         /// The program.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The program failed. Its output is not shown, since it may hold what is secret.
+    /// The helper failed. Its output is not shown, because it may have secrets.
     #[error("{} failed ({status})", path.display())]
     HelperFailed {
         /// The program.
@@ -145,18 +144,18 @@ pub enum CredentialError {
     /// The file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// There is no file to write to.
+    /// No file to write to is known.
     #[error("there is no place to save credentials: set REGISTRY_AUTH_FILE, or XDG_RUNTIME_DIR")]
     NoFile,
-    /// It cannot be written down: a colon ends it.
+    /// The user name has a colon, which no file can hold.
     #[error("a user name cannot have a colon")]
     User,
-    /// The program did not end in time.
+    /// The helper did not end in time.
     #[error("{} did not answer within {} s", path.display(), timeout.as_secs_f32())]
     HelperTimeout {
         /// The program.
@@ -186,10 +185,10 @@ struct Entry {
 }
 
 impl Keyring {
-    /// What there is for a repository of the registry at `host`.
+    /// Finds credentials for a repository of the registry at `host`.
     ///
     /// # Errors
-    /// [`CredentialError`]: something is there, but cannot be used.
+    /// [`CredentialError`] if there are credentials that cannot be used.
     pub fn find(
         &self,
         host: &str,

@@ -1,4 +1,4 @@
-//! Why a registry did not do what was asked of it.
+//! Why a request to a registry failed.
 
 use std::error::Error;
 use std::io;
@@ -15,7 +15,7 @@ use crate::manifest::ManifestError;
 /// The most characters of a server's own words that are shown.
 const WORDS_MAX: usize = 300;
 
-/// Something that a registry was asked for, and did not give.
+/// A request to a registry, and why it failed.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot {what} at {host}{}", if *.attempts > 1 { format!(" ({attempts} attempts)") } else { String::new() }
@@ -55,7 +55,7 @@ impl RegistryError {
         matches!(*self.cause, Cause::NotFound { .. } | Cause::NameUnknown { .. })
     }
 
-    /// Whether it was given up since [`super::Settings::cancel`] was set.
+    /// Whether the caller cancelled it, by [`super::Settings::cancel`].
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         matches!(*self.cause, Cause::Cancelled)
@@ -66,44 +66,44 @@ impl RegistryError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// It wants to know who we are, and there is nothing to say.
+    /// It asks for credentials, and there are none.
     #[error("no credentials for {host}: log in to it, if the repository exists{}", said(words))]
     NoCredentials {
         /// The registry.
         host: String,
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
-    /// It does not like who we are.
+    /// It does not accept the credentials.
     #[error("the credentials for {host} are refused{}", said(words))]
     Refused {
         /// The registry.
         host: String,
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
-    /// It knows who we are, and that is not enough.
+    /// It accepts the credentials, but does not allow the request.
     #[error("access is denied{}", said(words))]
     Denied {
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
     /// There is no such manifest or blob.
     #[error("it is not there{}", said(words))]
     NotFound {
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
-    /// A manifest names a blob that is not there.
+    /// A manifest names a blob that the registry lacks.
     #[error("it lacks a blob that the manifest names{}", said(words))]
     BlobUnknown {
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
     /// There is no such repository.
     #[error("there is no such repository{}", said(words))]
     NameUnknown {
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
     /// Too many requests.
@@ -113,22 +113,22 @@ pub enum Cause {
         said(words)
     )]
     RateLimited {
-        /// When to come back, from now.
+        /// When to try again, from now.
         after: Option<Duration>,
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
-    /// Any other answer that is no success.
+    /// Any other status that is not a success.
     #[error("it answers with status {status}{}", said(words))]
     Status {
-        /// The status of HTTP.
+        /// Status code of HTTP.
         status: u16,
-        /// When to come back, from now.
+        /// When to try again, from now.
         after: Option<Duration>,
-        /// What it says.
+        /// The registry's message.
         words: String,
     },
-    /// Its certificate is signed by somebody unknown.
+    /// An unknown authority signed its certificate.
     #[error(
         "its certificate is signed by an unknown authority: put that CA's certificate into certs.d/{host}/ca.crt, \
          below /etc/quire or the folder of your settings"
@@ -137,15 +137,15 @@ pub enum Cause {
         /// The registry.
         host: String,
     },
-    /// No secure connection, for another reason.
+    /// TLS failed for another reason.
     #[error("no secure connection ({0})")]
     Tls(String),
-    /// A certificate, key or CA of ours that cannot be used.
+    /// A certificate, key or CA file of the client cannot be used.
     #[error("cannot use the certificate file {}: {reason}", path.display())]
     Certificate {
         /// The file.
         path: std::path::PathBuf,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// It speaks HTTP where TLS is expected.
@@ -163,120 +163,120 @@ pub enum Cause {
     /// The name has no address.
     #[error("the host name cannot be resolved ({0})")]
     Dns(String),
-    /// Nobody listens there.
+    /// It refused the connection.
     #[error("the connection is refused: nothing listens there")]
     ConnectionRefused,
-    /// The connection ended, or never was.
+    /// The connection failed or broke off.
     #[error("the connection broke ({0})")]
     Connection(String),
-    /// The proxy does not connect us.
+    /// The proxy did not make the connection.
     #[error("the proxy refuses to connect ({0})")]
     Proxy(String),
-    /// No connection in time.
+    /// The connection was not made in time.
     #[error("no connection within {} s", .0.as_secs_f32())]
     ConnectTimeout(Duration),
-    /// Nothing came for a while.
+    /// No bytes came for this long.
     #[error("nothing came for {} s", .0.as_secs_f32())]
     Stalled(Duration),
-    /// Too little came of a small document in the time that all attempts have.
+    /// A small document came too slowly, over all attempts.
     #[error("only {received} bytes of it came in {} s", seconds.as_secs_f32())]
     Overdue {
-        /// Bytes that came, of all attempts.
+        /// Bytes that came, in all attempts.
         received: u64,
-        /// The time that they had.
+        /// Time of all attempts.
         seconds: Duration,
     },
-    /// Too little came of a layer.
+    /// A layer came too slowly.
     #[error("the connection is too slow: it gave {received} bytes, and less than 1 KiB/s for {} s", seconds.as_secs_f32())]
     TooSlow {
         /// Bytes that came.
         received: u64,
-        /// The time without enough of them.
+        /// Time in which they came.
         seconds: Duration,
     },
-    /// A page for people, most often.
+    /// Another media type, most often a web page.
     #[error("the server sent {received}, not {expected}")]
     Foreign {
         /// Its media type.
         received: String,
-        /// A manifest, a list, a token.
+        /// The wanted kind: a manifest, a list, a token.
         expected: &'static str,
     },
-    /// Less came than there should be.
+    /// Too few bytes came.
     #[error("the content ended after {actual} of {expected} bytes")]
     Short {
-        /// What came.
+        /// Bytes that came.
         actual: u64,
-        /// What should have.
+        /// Bytes that were expected.
         expected: u64,
     },
-    /// More came than there should be.
+    /// Too many bytes came.
     #[error("the content has more than {max} bytes")]
     TooLong {
-        /// What there should be.
+        /// Bytes that were expected.
         max: u64,
     },
-    /// It announces another length than the one that is known.
+    /// It announces another length than the known one.
     #[error("the server announces {actual} bytes instead of {expected}")]
     Length {
-        /// What it says.
+        /// The announced length, in bytes.
         actual: u64,
-        /// What is known.
+        /// The known length, in bytes.
         expected: u64,
     },
-    /// It answers with another range than the one that was asked for.
+    /// It sent another range than the wanted one.
     #[error("asked for the bytes from {asked}, the server sends \"{}\"", answer.escape_debug())]
     ContentRange {
-        /// The first byte asked for.
+        /// First byte of the wanted range.
         asked: u64,
         /// Its `Content-Range`.
         answer: String,
     },
-    /// The content is not what its name says.
+    /// The content has another digest.
     #[error("the content has the digest {actual}, not {expected}")]
     Digest {
-        /// What was asked for.
+        /// The wanted digest.
         expected: Box<Digest>,
-        /// What came.
+        /// Digest of the content.
         actual: Box<Digest>,
     },
-    /// The content is not what the server says it is.
+    /// The content does not have the digest that the server claims.
     #[error("the content has the digest {actual}, but the server calls it \"{}\"", claimed.escape_debug())]
     ClaimedDigest {
         /// Its `Docker-Content-Digest`.
         claimed: String,
-        /// What came.
+        /// Digest of the content.
         actual: Box<Digest>,
     },
-    /// An answer that HTTP or the registry protocol does not know.
+    /// An answer that breaks the rules of HTTP or of the registry protocol.
     #[error("the server's answer is not valid: {0}")]
     Protocol(String),
     /// A document that cannot be used.
     #[error("cannot use its answer")]
     Document(#[source] ManifestError),
-    /// It leads from a secure connection to one that is not.
+    /// A redirect from a secure connection to an insecure one.
     #[error("it redirects to {0} without TLS")]
     Downgrade(String),
-    /// It leads to another host, which does not give it.
+    /// It redirected to another host, where the request failed.
     #[error("it leads to {host}")]
     Elsewhere {
         /// The other host.
         host: String,
-        /// What is wrong there.
+        /// The failure there.
         source: Box<Self>,
     },
-    /// No access token.
+    /// The token server gave no token.
     #[error("cannot get an access token from {host}")]
     Token {
         /// The token server.
         host: String,
-        /// Why not.
+        /// The cause.
         source: Box<Self>,
     },
-    /// An upload that cannot go on, nor start anew.
+    /// The registry lost an upload after this many bytes, and it cannot begin again.
     #[error("the registry has lost the upload after {0} bytes")]
     UploadLost(u64),
-    /// What is to be uploaded cannot be read.
+    /// The data to upload cannot be read.
     #[error("cannot read the data to upload")]
     Read(#[source] io::Error),
     /// Credentials that cannot be used.
@@ -285,7 +285,7 @@ pub enum Cause {
     /// Settings that cannot be used.
     #[error("cannot use the settings for the registry")]
     Hosts(#[source] HostsError),
-    /// No host that may be asked for this.
+    /// No known host may be asked for this.
     #[error("the settings allow no host for this request")]
     NoHost,
     /// A setting that cannot be used.
@@ -294,7 +294,7 @@ pub enum Cause {
     /// A thread cannot be started.
     #[error("cannot start the thread for the network")]
     Thread(#[source] io::Error),
-    /// As asked for.
+    /// The caller cancelled it.
     #[error("cancelled")]
     Cancelled,
 }

@@ -1,11 +1,11 @@
-//! Where a registry's API is, and how to talk to it: containerd's `hosts.toml` layout.
+//! Where a registry's API is, and how to connect to it: containerd's `hosts.toml` layout.
 //!
 //! For `ghcr.io` the file is `DIR/ghcr.io/hosts.toml`, else `DIR/_default/hosts.toml`. Where a folder has no such file,
 //! its `*.crt` are CAs and its `*.cert` with `*.key` are client certificates, as Docker has it. Source: containerd's
 //! `docs/hosts.md`.
 //!
-//! Two things are different here: a mirror that does not list its capabilities gets no pushes, and a setting that is not
-//! known is an error, since nobody can tell what it should have kept from happening.
+//! Two things differ from containerd: a mirror that does not list its capabilities gets no pushes, and an unknown
+//! setting is an error, because it may be one that restricts something.
 
 mod duration;
 
@@ -20,38 +20,38 @@ use serde::Deserialize;
 use super::credentials::Secret;
 use crate::reference::{DOCKER_HUB, api_host};
 
-/// What a host may be asked for.
+/// Requests that a host may get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Capability {
-    /// Content by its digest.
+    /// Fetch content by its digest.
     Pull,
-    /// What a tag means.
+    /// Resolve a tag.
     Resolve,
-    /// Uploads.
+    /// Upload.
     Push,
 }
 
-/// How a connection is secured.
+/// TLS settings of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tls {
-    /// Files with CA certificates that count besides the system's.
+    /// Files with CA certificates, besides the system's.
     pub ca: Vec<PathBuf>,
-    /// Files with a certificate chain for us, and for each one with its key unless that is in the same file. A server gets
-    /// the first that is signed by a CA it names.
+    /// Files with a client certificate chain, each with its key file unless the key is in the same file. A server gets
+    /// the first chain that is signed by a CA it names.
     pub client: Vec<(PathBuf, Option<PathBuf>)>,
-    /// The server's certificate is not looked at.
+    /// Whether to accept any certificate of the server.
     pub skip_verify: bool,
 }
 
-/// How a connection is made.
+/// Settings of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
-    /// How it is secured.
+    /// TLS settings.
     pub tls: Tls,
-    /// How long it may take to be made, where somebody has said so.
+    /// Time limit for making it, if one is set.
     pub dial_timeout: Option<Duration>,
-    /// The proxy to use, whatever else is said about proxies. There may be a password in it.
+    /// Proxy, instead of those in other settings. It may contain a password.
     pub proxy: Option<Secret>,
 }
 
@@ -63,20 +63,20 @@ impl Route {
     }
 }
 
-/// A host that answers for a registry.
+/// A host that serves a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// Where its API begins, without a slash at the end: `https://ghcr.io/v2`.
     pub base: String,
     /// The host, with a port where it is not the scheme's.
     pub host: String,
-    /// What it may be asked for.
+    /// Requests that it may get.
     pub capabilities: Vec<Capability>,
-    /// How the connection is made.
+    /// Settings of connections to it.
     pub route: Route,
-    /// Sent with each request to it.
+    /// Headers of each request to it.
     pub headers: Vec<(String, Secret)>,
-    /// The registry that it answers for, where that is another one: a mirror is told by `?ns=`.
+    /// The registry that it mirrors, if it is a mirror: requests name it by `?ns=`.
     pub mirror_of: Option<String>,
 }
 
@@ -87,40 +87,40 @@ pub enum HostsError {
     /// A file or folder that cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A file of another shape.
+    /// A file cannot be parsed.
     #[error("cannot use {}", path.display())]
     Toml {
-        /// Which one.
+        /// The file.
         path: PathBuf,
         /// Where and why.
         source: Box<toml::de::Error>,
     },
-    /// Something that is not the address of a host.
+    /// A value is not the address of a host.
     #[error(
         "{} names the host \"{}\": write it like https://mirror.example.com", path.display(), text.escape_debug()
     )]
     Url {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The value.
         text: String,
     },
-    /// Something that is not a duration.
+    /// A value is not a duration.
     #[error(
         "{} has the dial_timeout \"{}\": write it like 500ms or 1m30s", path.display(), text.escape_debug()
     )]
     Duration {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The value.
         text: String,
     },
-    /// Something that is not the address of a proxy. It is not shown, since a password may be in it.
+    /// A value is not the address of a proxy. It is not shown, because it may contain a password.
     #[error(
         "{} has an invalid proxy: write it like http://proxy.example.com:3128, or with https, socks5 or socks5h",
         path.display()
@@ -129,14 +129,14 @@ pub enum HostsError {
         /// The file.
         path: PathBuf,
     },
-    /// A word that is no capability.
+    /// A word is not a capability.
     #[error(
         "{} has the capability \"{}\": only pull, resolve and push are known", path.display(), text.escape_debug()
     )]
     Capability {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The word.
         text: String,
     },
 }
@@ -187,8 +187,8 @@ enum Client {
     Pairs(Vec<(String, String)>),
 }
 
-/// The hosts to ask for `registry`, in turn: its mirrors and then itself. `plain_http` is for itself only; a mirror
-/// says it by its address.
+/// The hosts to ask for `registry`, in order: its mirrors, then the registry itself. `plain_http` applies to the
+/// registry itself only; a mirror's address says whether it uses HTTP.
 ///
 /// # Errors
 /// [`HostsError`]: settings that are there but cannot be used.

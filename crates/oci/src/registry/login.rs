@@ -1,4 +1,4 @@
-//! A registry as a whole, for those who log in to it or out of it.
+//! Login to and logout from a registry.
 
 use reqwest::{Method, Url};
 
@@ -7,25 +7,25 @@ use super::transport::Ask;
 use super::{Cause, Credential, Kept, Keyring, Registry, RegistryError, Removed, Secret, Settings};
 use crate::reference::Reference;
 
-/// A registry that somebody logs in to or out of.
+/// A registry to log in to, or out of.
 #[derive(Debug, Clone)]
 pub struct Login {
     reference: Reference,
     settings: Settings,
 }
 
-/// What came of asking a registry whether it knows somebody.
+/// Result of checking credentials with a registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checked {
-    /// It knows the name and the password.
+    /// It accepts the name and the password.
     Known,
-    /// It does not ask who anybody is.
+    /// It does not ask for credentials.
     Unasked,
 }
 
 impl Login {
-    /// The registry at `host`, with its port where there is one; `https://` before it and a slash after it do no harm.
-    /// `None` where that is the name of no registry.
+    /// The registry at `host`, with its port if any. `https://` in front and a slash at the end are ignored. `None` if
+    /// this is not the name of a registry.
     #[must_use]
     pub fn new(host: &str, settings: &Settings) -> Option<Self> {
         let host = host.strip_prefix("https://").unwrap_or(host).trim_end_matches('/');
@@ -41,10 +41,10 @@ impl Login {
         self.reference.registry()
     }
 
-    /// Asks the registry whether it knows the name and the password. Mirrors are not asked.
+    /// Asks the registry, not its mirrors, whether it accepts the name and the password.
     ///
     /// # Errors
-    /// [`RegistryError`]: it does not, or does not answer.
+    /// [`RegistryError`] if it does not, or does not answer.
     pub fn check(&self, user: &str, password: &Secret) -> Result<Checked, RegistryError> {
         let (user, password) = (user.to_owned(), password.clone());
         let given = Some(Credential::Password { user, password });
@@ -78,7 +78,7 @@ impl Login {
         })
     }
 
-    /// Puts the name and the password where they will be found for this registry.
+    /// Saves the name and the password for this registry.
     ///
     /// # Errors
     /// [`RegistryError`]; then nothing is changed.
@@ -87,7 +87,7 @@ impl Login {
         saved.map_err(|error| self.failed("save the credentials", Cause::Credentials(error)))
     }
 
-    /// Takes away what there is for this registry.
+    /// Removes the credentials for this registry.
     ///
     /// # Errors
     /// [`RegistryError`].

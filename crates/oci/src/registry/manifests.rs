@@ -21,21 +21,21 @@ const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 /// A manifest or index that was fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
-    /// Of the bytes: computed, and what was asked for if that was a digest.
+    /// Digest of the bytes. It is the one that was asked for, if that was a digest.
     pub digest: Digest,
-    /// As the server has it, without parameters; may be empty.
+    /// Media type from the server, without parameters; may be empty.
     pub media_type: String,
-    /// As they came.
+    /// The bytes, unchanged.
     pub bytes: Vec<u8>,
 }
 
 /// A manifest or index that was put.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
-    /// Of the bytes.
+    /// Digest of the bytes.
     pub digest: Digest,
-    /// The registry has seen the manifest's `subject`, and will list it as a referrer. Where it has not, and there is one,
-    /// it was written into the index of referrers.
+    /// Whether the registry lists the manifest as a referrer of its `subject`. If it does not, and there is a subject,
+    /// the index of referrers was written.
     pub knows_subject: bool,
 }
 
@@ -64,11 +64,11 @@ impl Registry {
         })
     }
 
-    /// Puts a manifest or index, by tag or digest. What it names must be there, but for its `subject`: where it has one,
-    /// it is listed among what refers to that, by the registry or by us.
+    /// Puts a manifest or index, by tag or digest. The registry must have everything that it names, except its
+    /// `subject`. A manifest with a subject is added to the subject's referrers, by the registry or here.
     ///
     /// # Errors
-    /// [`RegistryError`]. The manifest may have been put, when it cannot be listed.
+    /// [`RegistryError`]. The manifest may have been put even if it cannot be listed as a referrer.
     pub fn put_manifest(
         &self,
         tag_or_digest: &str,

@@ -1,7 +1,7 @@
-//! Time for a host to send few bytes.
+//! Time limits for hosts that send few bytes.
 //!
-//! A host that sends one byte now and then never stands still. So whatever waits for the network does it with a
-//! [`Patience`]: time that runs out while we wait, and comes back with each byte that arrives.
+//! A host that sends one byte now and then never stalls. So every wait for the network has a [`Patience`]: time that
+//! runs out during the wait, and grows with each byte that arrives.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

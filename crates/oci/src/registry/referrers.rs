@@ -1,4 +1,4 @@
-//! What refers to a manifest: listed by the registry, or in an index that clients keep where it knows no such list.
+//! Referrers of a manifest: listed by the registry, or else in an index that clients keep there.
 //!
 //! Source: OCI distribution-spec 1.1, "Listing Referrers", "Pushing Manifests with Subject", "Referrers Tag Schema".
 
@@ -21,20 +21,20 @@ const TAG_DIGEST_MAX: usize = 64;
 /// How often the index is written, when others write it at the same time.
 const WRITES_MAX: u32 = 5;
 
-/// Something that has a manifest as its `subject`.
+/// An artifact that has a manifest as its `subject`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Referrer {
-    /// Where and what it is.
+    /// Its descriptor.
     #[serde(flatten)]
     pub descriptor: Descriptor,
-    /// What it is for, such as a signature; may be empty.
+    /// Its purpose, such as a signature; may be empty.
     #[serde(default, deserialize_with = "crate::manifest::or_default")]
     pub artifact_type: String,
 }
 
 impl Registry {
-    /// What refers to a manifest, of one type or of any. Registries that have no such list keep an index under a tag.
+    /// Referrers of a manifest, of one type or of any. Registries without such lists keep an index under a tag.
     ///
     /// # Errors
     /// [`RegistryError`].

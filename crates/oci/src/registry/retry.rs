@@ -1,4 +1,4 @@
-//! Who is asked next, and when.
+//! The next host to ask, and the pause before.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -157,11 +157,11 @@ pub struct Pause<'a> {
     pub what: &'a str,
     /// The host that failed last.
     pub host: &'a str,
-    /// How long it takes.
+    /// Length of the pause.
     pub wait: Duration,
-    /// The attempt after it, counted from 1.
+    /// Number of the next attempt, counted from 1.
     pub attempt: u32,
-    /// The most attempts in a row from which nothing comes.
+    /// Most attempts in a row without any bytes.
     pub attempts: u32,
     cause: &'a Cause,
 }
@@ -190,7 +190,7 @@ impl fmt::Display for Pause<'_> {
 
 type Told = dyn Fn(&Pause<'_>) + Send + Sync;
 
-/// Is told of each [`Pause`], by the network's thread. Nobody is, by default.
+/// Callback for each [`Pause`], from the network's thread. By default there is none.
 #[derive(Clone, Default)]
 pub struct Pauses(Option<Arc<Told>>);
 

@@ -1,4 +1,4 @@
-//! How registries are talked to.
+//! Settings for registries.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,34 +9,34 @@ use std::time::Duration;
 use super::credentials::{Keyring, Secret};
 use super::retry::Pauses;
 
-/// How registries are talked to.
+/// Settings for registries.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Folders like containerd's `certs.d`: the first that knows a registry decides.
+    /// Directories like containerd's `certs.d`. The first one that has the registry counts.
     pub hosts: Vec<PathBuf>,
-    /// Who we are.
+    /// Credentials.
     pub keyring: Keyring,
-    /// Talk HTTP to the registry, whatever it is. Mirrors say it by their address.
+    /// Use plain HTTP for the registry itself. A mirror's address says whether it uses HTTP.
     pub plain_http: bool,
-    /// How often all hosts are asked again, one after the other, until something comes of it.
+    /// Number of further rounds over all hosts without any progress.
     pub retries: u32,
-    /// The wait before the first of these; it doubles each time. Varies by half.
+    /// Pause before the first further round. It doubles each time, and varies by half.
     pub backoff: Duration,
-    /// How long a connection may give nothing.
+    /// Longest time without any bytes from a connection.
     pub stall: Duration,
-    /// How long one host may take for one small document, all attempts together: each 16 KiB that come bring a second
-    /// back. Of a layer each attempt may take so long for each KiB.
+    /// Time that one host may take for one small document, over all attempts; each 16 KiB that arrive bring a second
+    /// back. For a layer, each attempt may take this long for each KiB.
     pub patience: Duration,
-    /// Is told before a host is asked again after a pause.
+    /// Called before each pause, after which a host is asked again.
     pub pauses: Pauses,
-    /// Between us and the registry.
+    /// Proxies.
     pub proxies: Proxies,
-    /// Set to end all calls soon.
+    /// Set it to end all calls soon.
     pub cancel: Arc<AtomicBool>,
 }
 
-/// The addresses of proxies, as `http://`, `https://`, `socks5://` or `socks5h://`. There may be a password in them.
-/// Hosts of this machine are always reached without.
+/// Addresses of proxies, as `http://`, `https://`, `socks5://` or `socks5h://`. They may contain passwords. Hosts of
+/// this machine are always reached directly.
 #[derive(Debug, Clone, Default)]
 pub struct Proxies {
     /// For `http:`.
@@ -45,7 +45,7 @@ pub struct Proxies {
     pub https: Option<Secret>,
     /// For both.
     pub all: Option<Secret>,
-    /// Hosts, domains and networks that are reached without, with commas between them.
+    /// Hosts, domains and networks that are reached directly, separated by commas.
     pub except: String,
 }
 
@@ -68,7 +68,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What other tools have agreed on for this user, by the environment variables that `variable` gives.
+    /// Settings that other tools use for this user. `variable` returns environment variables.
     #[must_use]
     pub fn from_environment(user: u32, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let filled = |name: &str| variable(name).filter(|value| !value.is_empty());

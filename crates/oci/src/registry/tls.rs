@@ -1,4 +1,4 @@
-//! TLS: whom we trust, and who we are by certificate.
+//! TLS: trusted authorities, and certificates of the client.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

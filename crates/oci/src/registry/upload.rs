@@ -34,7 +34,7 @@ struct Session {
 }
 
 impl Registry {
-    /// Whether the registry has a blob, of so many bytes where they are given: it has not if it says another number.
+    /// Whether the registry has a blob. With a `size`, in bytes, a blob of another size does not count.
     ///
     /// # Errors
     /// [`RegistryError`].
@@ -52,7 +52,7 @@ impl Registry {
         })
     }
 
-    /// Has the registry take a blob from another of its repositories. `false` if it does not do that, or may not.
+    /// Asks the registry to mount a blob from another of its repositories. `false` if it does not do that, or may not.
     ///
     /// # Errors
     /// [`RegistryError`].
@@ -74,8 +74,8 @@ impl Registry {
         })
     }
 
-    /// Sends a blob of `size` bytes. What is read is compared with the digest before the registry is told it. At most
-    /// one chunk of 16 MiB is in memory, unless the registry wants larger ones.
+    /// Sends a blob of `size` bytes. Its bytes are compared with the digest before the registry learns it. At most one
+    /// chunk of 16 MiB is in memory, unless the registry wants larger ones.
     ///
     /// # Errors
     /// [`RegistryError`], with [`Cause::Read`] if the reader fails.

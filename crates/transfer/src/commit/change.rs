@@ -1,23 +1,23 @@
-//! What a config is to say from now on, as lines of a Dockerfile.
+//! Changes to a config, written as lines of a Dockerfile.
 
 use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
-/// One line. Source: Docker, "docker container commit", `--change`, and the "Dockerfile reference".
+/// One change. Source: Docker, "docker container commit", `--change`, and the "Dockerfile reference".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// `CMD`: the program that is run when the caller names none.
     Cmd(Vec<String>),
-    /// `ENTRYPOINT`: what goes before it. What the image below runs without being asked goes with its own.
+    /// `ENTRYPOINT`: the program that gets `CMD` as arguments. Without a new `CMD`, the base image's is removed.
     Entrypoint(Vec<String>),
-    /// `ENV`: variables.
+    /// `ENV`: environment variables.
     Env(Vec<(String, String)>),
-    /// `LABEL`: notes.
+    /// `LABEL`: names and values.
     Label(Vec<(String, String)>),
     /// `EXPOSE`: ports.
     Expose(Vec<String>),
-    /// `VOLUME`: directories for data of others.
+    /// `VOLUME`: directories for data outside the image.
     Volume(Vec<String>),
     /// `USER`.
     User(String),
@@ -27,7 +27,7 @@ pub enum Change {
     StopSignal(String),
 }
 
-/// Text that is none.
+/// Text that is not a valid [`Change`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ChangeError(String);
@@ -51,7 +51,7 @@ impl FromStr for Change {
             "ENTRYPOINT" => Self::Entrypoint(command(rest)),
             "ENV" | "LABEL" => {
                 let Some(pairs) = pairs(rest) else {
-                    return wrong("is followed by NAME=VALUE, more of them behind spaces");
+                    return wrong("needs NAME=VALUE pairs, separated by spaces");
                 };
                 match name.as_str() {
                     "ENV" => Self::Env(pairs),
@@ -62,11 +62,11 @@ impl FromStr for Change {
                 let ports: Option<Vec<_>> = rest.split_whitespace().map(port).collect();
                 match ports.filter(|it| !it.is_empty()) {
                     Some(ports) => Self::Expose(ports),
-                    None => return wrong("is followed by single ports, such as 80 53/udp"),
+                    None => return wrong("needs single ports, for example 80 53/udp"),
                 }
             }
             "VOLUME" => match list(rest).unwrap_or_else(|| words(rest)) {
-                paths if paths.is_empty() => return wrong("is followed by paths"),
+                paths if paths.is_empty() => return wrong("needs paths"),
                 paths => Self::Volume(paths),
             },
             "USER" => Self::User(one()?),

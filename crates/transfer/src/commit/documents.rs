@@ -9,7 +9,7 @@ use image::digest::Digest;
 /// A document's name and bytes.
 type Named = (Digest, Vec<u8>);
 
-/// What Docker notes of the container that an image was made in, and of its own storage: all of it is about the image below.
+/// Docker's notes on the container that an image was made in, and on its own storage: all are about the base image.
 const OF_ANOTHER: [&str; 5] = ["container", "container_config", "id", "parent", "parent_id"];
 
 /// `below` is an object: it was read as a config.

@@ -1,8 +1,8 @@
-//! What a container changed becomes a layer, and image and layer a new image.
+//! Commits: the changes of a container become one more layer on its image.
 //!
-//! The new manifest is OCI's, whatever the one below was: the same layers by the same digests, and the new one, as a tar
-//! that is not compressed. The new config is the one below with one more diff id, one more line of history, and what the
-//! caller wants changed in it.
+//! The new manifest is OCI's, whatever the base image's is. It has the same layers by the same digests, and the new
+//! layer as an uncompressed tar. The new config is the base image's with one more diff id, one more line of history,
+//! and the caller's changes.
 
 mod change;
 mod documents;
@@ -20,35 +20,36 @@ use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
 use oci::manifest::LAYERS_MAX;
 
-/// What is committed.
+/// A commit to make.
 #[derive(Debug, Clone, Copy)]
 pub struct Commit<'a> {
-    /// The manifest of the image below.
+    /// The manifest of the base image.
     pub manifest: &'a Digest,
-    /// Its tree.
+    /// The tree of the base image.
     pub tree: &'a Tree,
-    /// When, as RFC 3339 has it.
+    /// Time of the commit, as RFC 3339 has it.
     pub created: &'a str,
-    /// Who made it.
+    /// Author of the new image.
     pub author: Option<&'a str>,
-    /// Why.
+    /// Comment for the history.
     pub message: Option<&'a str>,
-    /// What the container ran.
+    /// Command of the container, for the history.
     pub command: &'a str,
-    /// What the config is to say from now on, one after the other.
+    /// Changes to the config, in this order.
     pub changes: &'a [Change],
 }
 
-/// Why there is no new image. The store is as it was.
+/// Why a commit failed. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// Its manifest or its config cannot be used.
-    #[error("cannot build on the image below")]
+    /// The base image's manifest or config cannot be used.
+    #[error("cannot use the base image")]
     Below(#[from] StoredError),
-    /// There is no room for one more.
+    /// The base image has no room for one more layer.
     #[error(
-        "the image below has {0} layers, and more than {LAYERS_MAX} are refused: `quire export NAME tar:FILE` and `quire import tar:FILE` make one of all of them"
+        "the base image has {0} layers, and an image may have up to {LAYERS_MAX}: `quire export NAME tar:FILE` and \
+         `quire import tar:FILE` make one layer of them"
     )]
     Layers(usize),
     /// The layer cannot be added.
@@ -56,7 +57,7 @@ pub enum CommitError {
     Import(Box<ImportError>),
 }
 
-/// Reads the config of the image below, so that what is wrong is told before anything is done.
+/// Reads the config of the base image, so that its errors show before any work is done.
 ///
 /// # Errors
 /// [`CommitError`].
@@ -64,7 +65,7 @@ pub fn check(store: &Store, manifest: &Digest) -> Result<(), CommitError> {
     Parts::read(store, manifest).map(|_| ())
 }
 
-/// Makes the image: `tar` is what the container changed.
+/// Makes the image. `tar` is the new layer, with the container's changes.
 ///
 /// # Errors
 /// [`CommitError`].
@@ -86,7 +87,7 @@ pub fn commit(
     made.map_err(|error| CommitError::Import(Box::new(error)))
 }
 
-/// The documents of the image below.
+/// The documents of the base image.
 struct Parts {
     diff_ids: Vec<Digest>,
     manifest: serde_json::Value,

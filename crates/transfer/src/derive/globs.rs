@@ -1,4 +1,4 @@
-//! Which paths are meant: globs as `.gitignore` has them.
+//! Globs that choose paths, as in `.gitignore`.
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use image::tree::{Choice, Entry, Tree};
@@ -7,9 +7,10 @@ use std::os::unix::ffi::OsStrExt as _;
 
 /// A glob, as it was given.
 ///
-/// Without a slash, but at its end, it matches names at any depth; otherwise whole paths from the root on, with or
-/// without a slash in front. A slash at its end matches directories only. `*` and `?` match bytes but slashes, `**`
-/// any number of directories; `[a-z]`, `[!a]`, `{a,b}` and `\` before what is meant as it is are there too.
+/// Without a slash, except at its end, it matches names at any depth. Otherwise it matches whole paths from the root,
+/// with or without a slash in front. A slash at its end matches directories only. `*` and `?` match any bytes except
+/// slashes, `**` any number of directories. `[a-z]`, `[!a]` and `{a,b}` work too, and `\` takes the next character
+/// literally.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
     text: String,
@@ -19,27 +20,27 @@ pub struct Glob {
     only_directories: bool,
 }
 
-/// Text that is no glob.
+/// Why text is not a usable glob.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GlobError {
-    /// It cannot be matched.
+    /// Its syntax is wrong.
     #[error("\"{}\" is not a glob", .text.escape_debug())]
     Syntax {
         /// The text.
         text: String,
-        /// Why not.
+        /// The cause.
         source: Box<globset::Error>,
     },
-    /// Nothing is left of it without slashes.
-    #[error("\"{}\" names nothing in the root: \"*\" is all that is in it", .0.escape_debug())]
+    /// It is empty, or has only slashes.
+    #[error("\"{}\" names only the root: write \"*\" for all that is in it", .0.escape_debug())]
     Empty(String),
     /// A component is `.` or `..`, which no path of an image has.
-    #[error("\"{}\" matches nothing: paths begin at the image's root and have no . or ..", .0.escape_debug())]
+    #[error("\"{}\" matches nothing: paths begin at the image's root, without . or ..", .0.escape_debug())]
     Dots(String),
-    /// `.gitignore` would take what follows back.
+    /// It begins with `!`, which negates in `.gitignore` but not here.
     #[error(
-        "\"{}\" begins with \"!\", which takes nothing back here: use --include and --exclude, and \"\\!\" for a name \
-         that begins so",
+        "\"{}\" begins with \"!\", which does not negate here: use --include and --exclude, or write \"\\!\" for a \
+         name that begins with it",
         .0.escape_debug()
     )]
     Negated(String),
@@ -86,10 +87,10 @@ impl Glob {
     }
 }
 
-/// What of an image is kept.
+/// Globs that choose the part of an image to keep.
 ///
-/// What an `exclude` matches is left out, with all below it. Of the rest is kept what an `include` matches, with all
-/// below it, and the directories above that; or all, if there is no `include`.
+/// An `exclude` glob leaves out each match and everything below it. An `include` glob keeps each other match,
+/// everything below it, and the directories above it. Without `include` globs, everything else is kept.
 #[derive(Debug, Clone)]
 pub struct Globs {
     include: Vec<Glob>,

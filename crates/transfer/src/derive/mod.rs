@@ -1,7 +1,7 @@
 //! Images made of images that the store has: [`merge`] lays several over each other, [`filter`] keeps a part of one.
 //!
-//! Only trees are read, and verified before; files are objects of the store already, and stay where they are. The new
-//! image has no manifest, since no layers make it: it is as one that came from a directory.
+//! Only trees are read, after they were verified. File contents are objects of the store already, and stay where they
+//! are. The new image has no layers and so no manifest, like one that was imported from a directory.
 
 mod globs;
 
@@ -18,21 +18,21 @@ pub use globs::{Glob, GlobError, Globs};
 use crate::export::{self, ExportError};
 use crate::import::{ImportError, ImportSurroundings, ImportWishes, Job, Made, Report};
 
-/// Why there is no new image. The store is as it was.
+/// Why a merge or filter failed. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeriveError {
-    /// One of the images cannot be read, or is damaged.
-    #[error("cannot read what the new image is made of")]
+    /// A source image cannot be read, or is damaged.
+    #[error("cannot read a source image")]
     Source(#[source] ExportError),
-    /// The images make no tree together.
-    #[error("cannot take \"{}\" of image {image}", path.escape_ascii())]
+    /// An entry does not fit into the new tree.
+    #[error("cannot add \"{}\" of image {image}", path.escape_ascii())]
     Entry {
-        /// Which one.
+        /// The entry's image.
         image: Box<ImageId>,
         /// The path, with a leading slash.
         path: Vec<u8>,
-        /// Why.
+        /// The cause.
         source: TreeError,
     },
     /// The new image cannot be written.
@@ -46,21 +46,21 @@ impl From<ImportError> for DeriveError {
     }
 }
 
-/// What a filter kept.
+/// Result of a filter.
 #[derive(Debug, Clone)]
 pub struct Filtered {
     /// The new image.
     pub report: Report,
-    /// Names in it, without the root.
+    /// Number of names in it, without the root.
     pub kept: u64,
-    /// Names in the image that was filtered.
+    /// Number of names in the source image, without the root.
     pub of: u64,
-    /// Globs that matched no name, kept or not: probably mistakes.
+    /// Globs that matched no name of the source image: probably mistakes.
     pub unmatched: Vec<Glob>,
 }
 
-/// Makes an image of several: each is laid over those before it. A path in a later one decides type and metadata;
-/// directories are merged; what is no directory replaces a whole subtree, and the other way round.
+/// Makes one image of several, each laid over those before it. A path in a later image wins, with its type and
+/// metadata. Directories are merged. A file replaces a whole directory, and a directory replaces a file.
 ///
 /// # Errors
 /// [`DeriveError`].
@@ -82,7 +82,7 @@ pub fn merge(
     finish(job, builder.finish(), surroundings, wishes, start)
 }
 
-/// Makes an image of a part of another.
+/// Makes an image with a part of another one.
 ///
 /// # Errors
 /// [`DeriveError`].
@@ -129,7 +129,7 @@ fn finish(
     for (file, content) in tree.files() {
         let Content::External { size, object, .. } = content else { continue };
         let Some(object) = object else {
-            let reason = "its image does not say which object it is";
+            let reason = "its image does not name its object";
             return Err(ImportError::File { path: file.path(), reason }.into());
         };
         if claimed.insert((object, size)) {

@@ -1,5 +1,5 @@
 //! Archives as `docker load` and `podman load` take them. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON +
-//! Filesystem Changeset Format"; the files' names are those of `podman save` and `skopeo`, which every age of both takes.
+//! Filesystem Changeset Format". File names are those of `podman save` and `skopeo`, which all versions of both accept.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use super::{Compression, ExportError, Options, plan};
 use crate::progress::Event;
 use image::digest::Digest;
 
-/// What was written of an archive.
+/// Result of writing an archive.
 #[derive(Debug, Clone)]
 pub struct ArchiveReport {
     /// The config's digest: what Docker calls the image's id.
@@ -60,11 +60,11 @@ impl<W: Write> Write for Content<'_, W> {
     }
 }
 
-/// Writes an archive of one image: its config, its layers uncompressed, and what it is called. The same image gives the
-/// same bytes.
+/// Writes an archive of one image: its config, its uncompressed layers and its name. The same image gives the same
+/// bytes.
 ///
 /// # Errors
-/// [`ExportError`]; what was written until then is no archive.
+/// [`ExportError`]; then the output is incomplete.
 pub fn to_docker_archive(
     store: &Store,
     manifest: &Digest,

@@ -1,4 +1,4 @@
-//! A layer's tar, compressed anew.
+//! Compresses a layer's tar.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};

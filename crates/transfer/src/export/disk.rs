@@ -1,7 +1,7 @@
 //! A disk for a virtual machine: a partition table, and an image that holds its files in the one partition.
 //!
-//! The layout is section 4.7 of `docs/format/erofs-profile.md`. The disk is written from front to back: how long the image
-//! will be stands in its first block, which waits here until the table is made of it.
+//! The layout is section 4.7 of `docs/format/erofs-profile.md`. The disk is written from front to back. The image's
+//! length is in its first block, which is held back here until the partition table is made.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -34,7 +34,7 @@ const READ_ONLY: u64 = 1 << 60;
 /// What the partition is called: `root=PARTLABEL=root` finds it.
 const NAME: &str = "root";
 
-/// The type of a root partition: it says for which processor the root is.
+/// Type of a root partition, which names the processor that the root is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RootType(Uuid);
 
@@ -56,23 +56,23 @@ const ROOT_TYPES: [(&str, u128); 13] = [
 ];
 
 impl RootType {
-    /// The type for a processor, as Go names it, if there is one.
+    /// Returns the type for a processor, named as in Go; `None` if it has none.
     #[must_use]
     pub fn of(architecture: &str) -> Option<Self> {
         let found = ROOT_TYPES.iter().find(|(name, _)| *name == architecture);
         found.map(|(_, number)| Self(Uuid::from_u128(*number)))
     }
 
-    /// The processors that there are types for.
+    /// Processors that have a type.
     pub fn architectures() -> impl Iterator<Item = &'static str> {
         ROOT_TYPES.iter().map(|(name, _)| *name)
     }
 }
 
-/// What was written of a disk.
+/// Result of writing a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskReport {
-    /// The image in the partition, from its first byte on.
+    /// The image, which begins at the partition's first byte.
     pub image: ErofsReport,
     /// Bytes of the disk.
     pub bytes: u64,
@@ -84,7 +84,7 @@ pub struct DiskReport {
 /// bytes.
 ///
 /// # Errors
-/// [`ExportError`]; what was written until then is no disk.
+/// [`ExportError`]; then the output is incomplete.
 pub fn to_disk(
     store: &Store,
     id: &ImageId,
@@ -164,7 +164,7 @@ impl Disk<'_> {
         let length = self.layout.as_ref().map(|it| it.image);
         let Some(layout) = self.layout.filter(|it| it.image == self.written) else {
             return Err(io::Error::other(format!(
-                "the image has {} bytes, and said that it would have {length:?}",
+                "the image has {} bytes, and its superblock says {length:?}",
                 self.written
             )));
         };
@@ -226,7 +226,7 @@ impl Ends {
             None => (&mut self.head, self.position),
         };
         let here = usize::try_from(start).ok().and_then(|start| end.get_mut(start..));
-        here.ok_or_else(|| io::Error::other("a table is written where the image is to be"))
+        here.ok_or_else(|| io::Error::other("the partition table would overwrite the image"))
     }
 }
 
@@ -261,7 +261,7 @@ impl Seek for Ends {
             SeekFrom::End(from) => self.bytes.checked_add_signed(from),
             SeekFrom::Current(from) => self.position.checked_add_signed(from),
         };
-        self.position = place.ok_or_else(|| io::Error::other("a place before the disk"))?;
+        self.position = place.ok_or_else(|| io::Error::other("cannot seek to before the disk"))?;
         Ok(self.position)
     }
 }

@@ -12,7 +12,7 @@ use super::{ExportError, Options};
 use crate::progress::Event;
 use image::digest::Digest;
 
-/// What was written of a self-contained image.
+/// Result of writing a self-contained image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErofsReport {
     /// Inodes in it.
@@ -21,15 +21,16 @@ pub struct ErofsReport {
     pub bytes: u64,
     /// Inodes whose xattrs were left out.
     pub without_xattrs: u64,
-    /// Devices whose numbers nobody will read.
+    /// Devices whose numbers the reader ignores.
     pub without_numbers: u64,
 }
 
-/// Writes all of an image as one EROFS file that needs no store: equal contents once, and of the same image always the
-/// same bytes. Memory is bounded by the number of files, not by their sizes: some 150 bytes for each, and 2 MiB.
+/// Writes an image as one EROFS file that needs no store. Equal contents are stored once, and the same image always
+/// gives the same bytes. Memory depends on the number of files, not on their sizes: about 150 bytes for each, and 2
+/// MiB.
 ///
 /// # Errors
-/// [`ExportError`]; what was written until then is no image.
+/// [`ExportError`]; then the output is incomplete.
 pub fn to_erofs(
     store: &Store,
     id: &ImageId,

@@ -12,7 +12,7 @@ use crate::stored::StoredError;
 use image::digest::Digest;
 use oci::layout::LayoutError;
 
-/// Why an image was not given back.
+/// Why an export failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -22,43 +22,43 @@ pub enum ExportError {
     /// The manifest or the config cannot be used.
     #[error(transparent)]
     Documents(#[from] StoredError),
-    /// Docker's manifests have no name for such layers, and its tools refuse them.
-    #[error("manifests of Docker's schema 2 have no layers compressed by zstd")]
+    /// Docker's manifests have no media type for zstd layers, and its tools refuse them.
+    #[error("manifests of Docker's schema 2 cannot name zstd layers: choose another --compression")]
     DockerZstd,
-    /// A layer cannot be given.
-    #[error("cannot give layer {diff_id}")]
+    /// A layer cannot be read.
+    #[error("cannot read layer {diff_id}")]
     Layer {
-        /// Which one, by the digest of its tar.
+        /// Digest of its tar.
         diff_id: Digest,
-        /// Why.
+        /// The cause.
         source: Box<BytesError>,
     },
-    /// A file for a while cannot be written.
+    /// A temporary file cannot be written.
     #[error("cannot write a temporary file in {}", directory.display())]
     Scratch {
-        /// Where.
+        /// Its directory.
         directory: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The folder is no layout, or one that is not understood.
+    /// The directory is not a usable OCI layout.
     #[error("cannot add to the layout")]
     Layout(#[source] Box<LayoutError>),
-    /// The folder has something in it, and is no layout.
-    #[error("{} has files in it, and is not an OCI layout", .0.display())]
+    /// The directory is neither empty nor an OCI layout.
+    #[error("{} is neither empty nor an OCI layout: name another directory", .0.display())]
     NotEmpty(PathBuf),
-    /// Somebody else writes there.
-    #[error("another export writes to {}", .0.display())]
+    /// Another export is writing there.
+    #[error("another export is writing to {}", .0.display())]
     Busy(PathBuf),
     /// A layout can have one image without a tag.
-    #[error("{} has an image without a tag already: name a tag", .0.display())]
+    #[error("{} already has an image without a tag: add a tag", .0.display())]
     Untagged(PathBuf),
     /// A file of the layout cannot be written.
     #[error("cannot write {}", path.display())]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The archive cannot be written.
@@ -67,28 +67,28 @@ pub enum ExportError {
     /// The image cannot be opened.
     #[error("cannot open image {image}")]
     Open {
-        /// Which one.
+        /// The image.
         image: ImageId,
-        /// Why.
+        /// The cause.
         source: Box<store::OpenImageError>,
     },
     /// The image is not the one that its name says.
     #[error(transparent)]
     Image(#[from] VerifyError),
-    /// The image cannot be understood.
+    /// The image's metadata cannot be read.
     #[error("cannot read image {image}")]
     Tree {
-        /// Which one.
+        /// The image.
         image: ImageId,
-        /// Why.
+        /// The cause.
         source: Box<store::ContentsError>,
     },
-    /// A file of the image cannot be given.
-    #[error("cannot give \"{}\"", path.escape_ascii())]
+    /// The content of a file cannot be read.
+    #[error("cannot read \"{}\" of the image", path.escape_ascii())]
     Content {
         /// The file's path.
         path: Vec<u8>,
-        /// Why.
+        /// The cause.
         source: Box<BytesError>,
     },
     /// The EROFS image cannot be made.
@@ -97,21 +97,21 @@ pub enum ExportError {
     /// The disk around the EROFS image cannot be made.
     #[error("cannot make the disk")]
     Disk {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// No tar can hold it, or hold it so that it comes back.
+    /// A tar cannot hold the file, or not without loss.
     #[error("a tar cannot hold \"{}\": {reason}", path.escape_ascii())]
     Unsupported {
         /// The file's path.
         path: Vec<u8>,
-        /// What it is.
+        /// The reason.
         reason: &'static str,
     },
     /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
-    /// As asked for.
+    /// The caller cancelled the export.
     #[error("cancelled")]
     Cancelled,
 }
@@ -122,7 +122,7 @@ impl ExportError {
         Self::Layer { diff_id, source: Box::new(BytesError::of(error)) }
     }
 
-    /// Whether something in the store is not as it was written: a check of the store tells what.
+    /// Whether the error shows damage in the store, which a check of the store can locate.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {

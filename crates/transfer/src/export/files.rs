@@ -1,4 +1,4 @@
-//! An image's files, and their bytes, verified as they pass.
+//! An image's files, and their bytes, verified while they are read.
 
 use std::io::{self, Read as _};
 

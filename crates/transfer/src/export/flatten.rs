@@ -14,25 +14,25 @@ use super::{ExportError, Options};
 use crate::import::Unsupported;
 use crate::progress::Event;
 
-/// What was written of a flat tar.
+/// Result of writing a flat tar.
 #[derive(Debug, Clone)]
 pub struct TarReport {
-    /// Names in it, the root's too.
+    /// Number of names in it, with the root's.
     pub entries: u64,
     /// Bytes of the tar.
     pub bytes: u64,
-    /// Paths that were left out since no tar can hold them.
+    /// Paths that were left out, because no tar can hold them.
     pub skipped: Vec<Vec<u8>>,
 }
 
-/// Writes all of an image's files as one tar: names in the order of a walk, the first of a file's names with its bytes and
-/// the others as hard links, ACLs and xattrs, times to the nanosecond. The same image gives the same bytes.
+/// Writes all files of an image as one tar, in the order of a walk. A file's first name has its bytes, and its other
+/// names are hard links. ACLs, xattrs, and times to the nanosecond are kept. The same image gives the same bytes.
 ///
-/// Imported again it is the same image, if that came from a tar, a layout or a directory; a composefs dump may say things
-/// of an image that no tar does, such as numbers of links.
+/// An import of the tar gives the same image, if that came from a tar, a layout or a directory. A composefs dump may
+/// have facts that no tar can hold, such as link counts.
 ///
 /// # Errors
-/// [`ExportError`]; what was written until then is no tar.
+/// [`ExportError`]; then the output is incomplete.
 pub fn to_tar(
     store: &Store,
     id: &ImageId,
@@ -124,8 +124,8 @@ impl<W: Write> Flattener<'_, W> {
         };
         self.writer.member(&member).map_err(|error| match error {
             WriteError::Extension { .. } => unsupported(path, "it has too many xattrs"),
-            WriteError::Time { .. } => unsupported(path, "its time is none that tars can say"),
-            WriteError::Device { .. } => unsupported(path, "its device number is none of Linux"),
+            WriteError::Time { .. } => unsupported(path, "its time is out of range"),
+            WriteError::Device { .. } => unsupported(path, "its device number is out of range"),
             error => ExportError::Archive(error),
         })?;
         self.entries += 1;

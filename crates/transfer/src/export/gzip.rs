@@ -1,7 +1,7 @@
-//! Gzip by several threads: one member, whose deflate stream is made of blocks that know nothing of each other.
+//! Gzip by several threads: one member, whose deflate stream is made of independent blocks.
 //!
-//! Where a block ends depends on the content's length alone, so that the same bytes come of the same content however many
-//! threads there are. Sources: RFC 1951, 1952; pigz and pgzip do the same.
+//! Where a block ends depends on the content's length alone. So the same content gives the same bytes with any number
+//! of threads. Sources: RFC 1951, 1952; pigz and pgzip do the same.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};

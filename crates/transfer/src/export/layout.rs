@@ -1,8 +1,8 @@
 //! Writing into an OCI layout. Source: OCI image-spec 1.1, `image-layout.md`.
 //!
-//! Blobs first, each written under another name and synced before it gets its own; `index.json` last, replaced at once. So
-//! whoever reads the layout meanwhile, or after a crash, sees what it was or what it is to be. A lock on the folder keeps
-//! two exports from forgetting each other's images.
+//! Blobs come first: each is written under a temporary name, synced and then renamed. `index.json` comes last, and is
+//! replaced at once. So a reader sees the old layout or the new one, also after a crash. A lock on the directory keeps
+//! two exports from losing each other's images.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,14 +24,14 @@ use oci::files;
 use oci::layout::Layout;
 use oci::manifest::{Document, REF_NAME};
 
-/// What was written to a layout.
+/// Result of writing to a layout.
 #[derive(Debug, Clone)]
 pub struct LayoutReport {
-    /// Blobs that were written: layers, config and manifest.
+    /// Number of blobs that were written: layers, config and manifest.
     pub blobs: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Blobs that were there already.
+    /// Number of blobs that were there already.
     pub reused: usize,
 }
 
@@ -40,11 +40,11 @@ const BLOBS: &str = "blobs";
 const MARKER: &str = "oci-layout";
 const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
-/// Writes an image into the layout in `directory`, which is made if it is not there. An image that the layout knows by the
-/// same tag loses it; others stay.
+/// Writes an image into the layout in `directory`, which is made if it does not exist. Another image with the same tag
+/// loses the tag; other images stay.
 ///
 /// # Errors
-/// [`ExportError`]; then all that was written is removed again.
+/// [`ExportError`]; then everything that was written is removed again.
 pub fn to_layout(
     store: &Store,
     plan: &Plan,
@@ -387,7 +387,7 @@ impl Drop for Made {
                 Kind::Directory => fs::remove_dir(path),
             };
             if let Err(error) = removed {
-                tracing::debug!(path = %path.display(), %error, "left behind");
+                tracing::debug!(path = %path.display(), %error, "cannot remove the unfinished file");
             }
         }
     }

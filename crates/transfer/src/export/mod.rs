@@ -1,12 +1,12 @@
-//! Images given back: layers bit for bit, manifests with the blobs they name, layouts, archives, flat tars, EROFS images
-//! that hold their files, and disks of these.
+//! Exports: layers bit for bit, manifests with their blobs, layouts, archives, flat tars, EROFS images with all their
+//! files, and disks of these.
 //!
-//! [`plan()`] decides for each layer of a manifest which bytes are given, and makes
-//! those that have to be made; a push sends what it planned, [`to_layout`] writes it into a folder. [`to_docker_archive`],
-//! [`to_tar`], [`to_erofs`] and `to_disk` write one stream.
+//! [`plan()`] decides for each layer of a manifest which bytes to give, and compresses layers where needed. A push
+//! sends the blobs of a plan, and [`to_layout`] writes them into a directory. [`to_docker_archive`], [`to_tar`],
+//! [`to_erofs`] and `to_disk` write one stream.
 //!
-//! No byte is trusted: what a reader gives that was opened here ends in an error unless all of it had the digest it should
-//! have, and the last bytes are kept back until that is known. Memory is bounded whatever the image's size.
+//! No byte is trusted. A reader from here holds back the last bytes until the digest of all of them is known, and ends
+//! in an error if it is wrong. Memory is bounded for images of any size.
 
 mod archive;
 mod compress;
@@ -40,17 +40,17 @@ use store::parallel;
 
 use crate::progress::Event;
 
-/// What all that is done here needs besides.
+/// Settings of all exports.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
-    /// As many layers are compressed, or written to a layout, at once.
+    /// Number of layers that are compressed, or written to a layout, at once.
     pub threads: NonZeroUsize,
-    /// Where layers are kept that had to be compressed anew, in files without names: as many bytes as they have.
+    /// Directory for unnamed files with the layers that have to be compressed, as large as these.
     pub scratch: &'a Path,
-    /// Is told what happens, from any thread. Of a layer that is compressed the bytes of its tar are counted, of others
-    /// those that are written. A flat tar or an EROFS image counts as one layer.
+    /// Called for each event, from any thread. A layer that is compressed counts bytes of its tar, others those that
+    /// are written. A flat tar or an EROFS image counts as one layer.
     pub progress: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Set to end soon, with [`ExportError::Cancelled`].
+    /// Set it to end the export soon, with [`ExportError::Cancelled`].
     pub cancel: &'a AtomicBool,
 }
 

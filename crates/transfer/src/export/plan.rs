@@ -1,4 +1,4 @@
-//! Which bytes are given for each layer of a manifest.
+//! Plans of an export: which bytes are given for each layer of a manifest.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -14,19 +14,19 @@ use crate::stored::{self, StoredImage};
 use image::digest::Digest;
 use oci::manifest::{Descriptor, Manifest};
 
-/// How layers are to be packed.
+/// How to compress layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// As the manifest has them; what is not kept is compressed in the same way, which gives other bytes.
+    /// As in the manifest. Layers whose blobs the store has not kept are compressed again, which gives other bytes.
     #[default]
     AsItWas,
-    /// As the manifest has them, but for layers that are not compressed and that nobody has: those by gzip.
+    /// As in the manifest, except that uncompressed layers which the receiver lacks are compressed with gzip.
     Usual,
-    /// By gzip, level 6.
+    /// gzip, level 6.
     Gzip,
-    /// By zstd, level 3.
+    /// zstd, level 3.
     Zstd,
-    /// Not at all.
+    /// No compression.
     None,
 }
 
@@ -52,28 +52,28 @@ impl Compression {
 /// Where a layer's bytes come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// Whoever is given the image has them, so that nobody opens them.
+    /// The receiver has them already, so they are not read.
     There,
-    /// The store kept them as they came.
+    /// The store kept the blob.
     Kept,
-    /// They are the tar, which is made again from its recipe.
+    /// They are the tar, rebuilt from its recipe.
     Plain,
-    /// The tar was made again, and compressed: neither the store nor whoever is given the image has it as it came.
+    /// The tar was rebuilt and compressed, because neither the store nor the receiver has the original blob.
     Compressed,
     /// The tar was compressed for the first time.
     New,
 }
 
-/// An image as it will be given: a manifest, and all that it names.
+/// An image to export: a manifest, and everything that it names.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The manifest's bytes.
     pub manifest: Vec<u8>,
     /// Its digest.
     pub digest: Digest,
-    /// What it is.
+    /// Media type of the manifest.
     pub media_type: String,
-    /// It is the manifest that the store has. Otherwise it differs in the descriptors of layers alone.
+    /// Whether it is the manifest in the store. Otherwise only the descriptors of layers differ.
     pub is_unchanged: bool,
     /// The config, as the manifest describes it. It never changes.
     pub config: Descriptor,
@@ -83,7 +83,7 @@ pub struct Plan {
     pub layers: Vec<PlannedLayer>,
 }
 
-/// A layer as it will be given.
+/// A layer of a plan.
 #[derive(Debug, Clone)]
 pub struct PlannedLayer {
     /// As the plan's manifest describes it.
@@ -97,7 +97,7 @@ pub struct PlannedLayer {
 }
 
 impl PlannedLayer {
-    /// Its bytes, from the first one. May be called again, by several at once.
+    /// Opens its bytes, from the first one. Several readers may be open at once.
     ///
     /// # Errors
     /// [`ExportError::Layer`].
@@ -137,7 +137,7 @@ const DOCKER: &str = "application/vnd.docker.";
 /// Decides how each layer is given, and compresses what has to be: in parallel, into files without names.
 ///
 /// # Errors
-/// [`ExportError`]. Kept and plain layers are not looked at before they are opened.
+/// [`ExportError`]. Kept and plain layers are not checked before they are opened.
 pub fn plan(
     store: &Store,
     digest: &Digest,
@@ -147,8 +147,8 @@ pub fn plan(
     plan_for(store, digest, compression, &[], options)
 }
 
-/// As [`plan`], for somebody who has a blob for some layers, each of which the caller knows to be that layer: these are
-/// the ones that the manifest names.
+/// As [`plan`], for a receiver that has blobs of some layers already. The caller must know that each of these blobs is
+/// the layer; the plan's manifest names them.
 ///
 /// # Errors
 /// As [`plan`].
@@ -240,7 +240,7 @@ pub fn plan_for(
     })
 }
 
-/// For which processor an image is, as Go names it and its config says; nothing if that does not say.
+/// Returns the processor that an image is for, named as in Go; `None` if the config has none.
 ///
 /// # Errors
 /// [`ExportError`] when manifest or config cannot be read.
@@ -422,7 +422,7 @@ mod tests {
                 &was,
                 schema2,
                 zstd,
-                "manifests of Docker's schema 2 have no layers compressed by zstd",
+                "manifests of Docker's schema 2 cannot name zstd layers: choose another --compression",
             );
         }
         let zstd_docker = format!("{docker}.zstd");

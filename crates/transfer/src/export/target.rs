@@ -1,4 +1,4 @@
-//! What an image can be exported to, as a person names it.
+//! Targets of an export, as users write them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,25 +12,25 @@ use store::{RefName, RefNameError};
 pub enum Output {
     /// Written `-`.
     Stdout,
-    /// Everything else; a file named `-` is `./-`.
+    /// Any other path; a file named `-` is `./-`.
     File(PathBuf),
 }
 
-/// What an image is written to.
+/// Target of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// `oci:DIR[:TAG]`: an OCI layout, a new one or one that has other images.
     Layout {
         /// The folder.
         directory: PathBuf,
-        /// What the layout is to call the image.
+        /// Tag of the image in the layout.
         tag: Option<String>,
     },
     /// `docker-archive:FILE[:NAME]`: what `docker load` and `podman load` take.
     DockerArchive {
         /// The tar.
         file: Output,
-        /// What the archive is to call the image.
+        /// Name of the image in the archive.
         name: Option<RefName>,
     },
     /// `tar:FILE`: the root file system as one tar.
@@ -39,7 +39,7 @@ pub enum Target {
     Disk(Output),
     /// `erofs:FILE` or `gvisor:FILE`: one EROFS image with all files in it.
     Erofs {
-        /// Who is to read it.
+        /// Whether it is for Linux or gVisor.
         flavor: Flavor,
         /// The image.
         file: Output,
@@ -49,32 +49,32 @@ pub enum Target {
 /// Text that is not a target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// None of the known words and a colon.
+    /// It does not begin with a known kind and a colon.
     #[error(
-        "\"{}\" does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, \
+        "\"{}\" is not an export target: write oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, \
          erofs:FILE, gvisor:FILE or disk:FILE",
         .0.display()
     )]
     Kind(OsString),
-    /// Nothing behind the colon.
+    /// No path after the colon.
     #[error("\"{}\" names no file", .0.display())]
     Empty(OsString),
-    /// What should be a tag is not one.
-    #[error("\"{}\" does not end with a tag", .0.display())]
+    /// The tag is not valid.
+    #[error("\"{}\" does not end with a valid tag", .0.display())]
     Tag(OsString),
-    /// What should be a name is not one.
-    #[error("\"{}\" does not end with the name of an image", text.display())]
+    /// The image name is not valid.
+    #[error("\"{}\" does not end with a valid image name", text.display())]
     Name {
         /// The target.
         text: OsString,
-        /// Why not.
+        /// The cause.
         source: Option<RefNameError>,
     },
 }
 
 impl Target {
-    /// Reads a target. Looks at the text alone; the first colon behind the kind ends the path of an `oci:` or
-    /// `docker-archive:` target, as it does in sources.
+    /// Parses a target, from the text alone. The first colon after the kind ends the path of an `oci:` or
+    /// `docker-archive:` target, as in sources.
     ///
     /// # Errors
     /// [`TargetError`].
@@ -149,7 +149,7 @@ mod tests {
         check("disk:a:b", "Disk(File(\"a:b\"))");
         check("disk:", "\"disk:\" names no file");
         check("gvisor:-", "Erofs { flavor: Gvisor, file: Stdout }");
-        let kinds = "does not say what to write: say oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, \
+        let kinds = "is not an export target: write oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, \
                      gvisor:FILE or disk:FILE";
         check("a.tar", &format!("\"a.tar\" {kinds}"));
         check("dir:a", &format!("\"dir:a\" {kinds}"));
@@ -157,10 +157,10 @@ mod tests {
         check("oci::a", "\"oci::a\" names no file");
         check("tar:", "\"tar:\" names no file");
         check("erofs:", "\"erofs:\" names no file");
-        check("oci:a:", "\"oci:a:\" does not end with a tag");
+        check("oci:a:", "\"oci:a:\" does not end with a valid tag");
         check(
             "docker-archive:a:B!",
-            "\"docker-archive:a:B!\" does not end with the name of an image",
+            "\"docker-archive:a:B!\" does not end with a valid image name",
         );
     }
 }

@@ -94,7 +94,7 @@ impl Job<'_> {
             Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(layer = %diff_id, error, "the store's copy is not used");
+                tracing::warn!(layer = %diff_id, error, "cannot use the store's copy of the layer");
                 Ok(None)
             }
         }

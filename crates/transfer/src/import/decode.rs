@@ -40,45 +40,46 @@ pub(super) struct Claimed {
     pub(super) size: u64,
 }
 
-/// Why a blob does not turn into a tar.
+/// Why a blob cannot be unpacked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
     /// The source failed.
     #[error("cannot read it")]
     Read(#[source] io::Error),
-    /// The blob is not the one that was asked for.
+    /// The blob has another digest.
     #[error("it has the digest {actual}, not {expected}")]
     Mismatch {
-        /// What was asked for.
+        /// The digest that was asked for.
         expected: Box<Digest>,
-        /// What came.
+        /// The digest of the content.
         actual: Box<Digest>,
     },
     /// The blob is longer or shorter than the manifest says.
     #[error("it has {}{actual} bytes, not {expected}", if *.actual > *.expected { "at least " } else { "" })]
     Size {
-        /// What the manifest says.
+        /// Size in the manifest, in bytes.
         expected: u64,
-        /// What came.
+        /// Number of bytes that came.
         actual: u64,
     },
-    /// It begins like gzip and does not go on so: damaged or cut short.
+    /// The gzip data is damaged or cut off.
     #[error("it is not valid gzip")]
     Gzip(#[source] io::Error),
-    /// Go's reader, and so containerd and Docker, refuse this too, zeros included; gzip(1) ignores it.
-    #[error("something that is not gzip stands behind its gzip data")]
+    /// Data after the gzip data. Go's reader, and so containerd and Docker, refuses it too, even zeros; gzip(1) ignores
+    /// it.
+    #[error("it has other data after its gzip data")]
     Trailing,
-    /// As for gzip.
+    /// The zstd data is damaged or cut off.
     #[error("it is not valid zstd")]
     Zstd(#[source] io::Error),
-    /// Compressed in a way that no layer may be.
-    #[error("it is compressed with {0}, which is not supported: gzip, zstd and plain tar are")]
+    /// A compression that layers cannot have.
+    #[error("it is compressed with {0}, which is not supported: use gzip, zstd or no compression")]
     Unsupported(&'static str),
     /// It unpacks to more than is allowed.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// Something else has failed, or the caller wants no more.
+    /// Another part of the import failed, or the caller cancelled it.
     #[error("stopped")]
     Stopped,
 }

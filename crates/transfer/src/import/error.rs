@@ -18,53 +18,53 @@ use oci::docker::DockerError;
 use oci::layout::LayoutError;
 use oci::source::Input;
 
-/// What differs between a document of an image and what was imported.
+/// How an image's manifest or config differs from the imported layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayersMismatch {
-    /// It names more layers, or fewer.
+    /// Another number of layers.
     #[error("it names {expected} layers, but {actual} were imported")]
     Count {
-        /// As the document says.
+        /// Number in the document.
         expected: usize,
-        /// So many were imported.
+        /// Number of imported layers.
         actual: usize,
     },
-    /// It names another layer.
+    /// Another layer.
     #[error("its layer {number} is {expected}, but {actual} was imported")]
     Layer {
-        /// Which one, from 1: the lowest.
+        /// Number of the layer; the lowest is 1.
         number: usize,
-        /// As the document says: a manifest names the blob, a config the tar.
+        /// Digest in the document: of the blob in a manifest, of the tar in a config.
         expected: Digest,
-        /// What was imported.
+        /// Digest of the imported layer.
         actual: Digest,
     },
-    /// It names another config.
+    /// Another config.
     #[error("its config is {expected}, but {actual} was given")]
     Config {
-        /// As the manifest says.
+        /// Digest in the manifest.
         expected: Digest,
-        /// What was given, or was made.
+        /// Digest of the config that was given or made.
         actual: Digest,
     },
 }
 
-/// Why there is no new image. The store is as it was.
+/// Why an import failed. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// Objects of this store cannot be named in a composefs image.
-    #[error("the store names objects by {0}, but composefs images know only sha256")]
+    /// Composefs images cannot name objects by this store's algorithm.
+    #[error("composefs images need sha256, and this store names its objects by {0}")]
     Algorithm(Algorithm),
-    /// The layout has no such image.
+    /// The layout does not have the image, or cannot be read.
     #[error("cannot import from the layout")]
     Layout(#[source] Box<LayoutError>),
-    /// The archive has no such image.
+    /// The archive does not have the image, or cannot be read.
     #[error("cannot import from the archive {input}")]
     Docker {
         /// The archive.
         input: Input,
-        /// Why not.
+        /// The cause.
         source: Box<DockerError>,
     },
     /// The image is for another platform.
@@ -75,28 +75,28 @@ pub enum ImportError {
     Unpack {
         /// The archive.
         input: Input,
-        /// Why not.
+        /// The cause.
         source: Box<DecodeError>,
     },
     /// A file of the source cannot be opened or read.
     #[error("cannot read {input}")]
     Open {
-        /// Which one.
+        /// The input.
         input: Input,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A file for a while cannot be written.
+    /// A temporary file cannot be written.
     #[error("cannot write a temporary file in {}", directory.display())]
     Scratch {
-        /// Where.
+        /// Its directory.
         directory: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// There are no tars to keep.
+    /// The source has no layers whose tars could be kept.
     #[error(
-        "it came without layers, whose tars the form `tar` keeps: use --form packed or objects"
+        "the form `tar` needs layers, and this source has none: use --form packed or --form objects"
     )]
     NoLayers,
     /// The image to convert cannot be opened.
@@ -105,28 +105,28 @@ pub enum ImportError {
     /// The image to convert cannot be read.
     #[error("cannot read image {image}")]
     Tree {
-        /// Which one.
+        /// The image.
         image: ImageId,
-        /// Why.
+        /// The cause.
         source: Box<ContentsError>,
     },
     /// An object of the image cannot be opened.
     #[error("cannot open object {object}")]
     Lookup {
-        /// Which one.
+        /// The object.
         object: ObjectId,
-        /// Why.
+        /// The cause.
         source: Box<LookupError>,
     },
     /// The manifest or the config that the image was made from cannot be used.
-    #[error("cannot read what the image was made from")]
+    #[error("cannot read the image's manifest or config")]
     Documents(#[from] StoredError),
-    /// A document of an image is not one of its layers.
-    #[error("{document} is a document of another image than the one that was imported")]
+    /// A manifest or config does not describe the imported layers.
+    #[error("document {document} does not describe the imported image")]
     OtherLayers {
         /// The manifest or the config.
         document: Box<Digest>,
-        /// What it names.
+        /// The difference.
         source: Box<LayersMismatch>,
     },
     /// The data cannot be packed.
@@ -135,27 +135,28 @@ pub enum ImportError {
     /// The image over devices cannot be made.
     #[error("cannot make the image")]
     Native(#[source] Box<NativeError>),
-    /// A layer is not what it should be.
+    /// A layer cannot be imported.
     #[error("cannot import layer {number} of {count} ({name})")]
     Layer {
-        /// Which one, counted from 1, the lowest.
+        /// Number of the layer; the lowest is 1.
         number: usize,
-        /// How many there are.
+        /// Number of layers.
         count: usize,
         /// Its digest, or the file that it came from.
         name: String,
-        /// Why.
+        /// The cause.
         source: Box<LayerFailure>,
     },
-    /// A layer of the image below is gone, or damaged.
+    /// A layer of the base image is missing or damaged.
     #[error(
-        "the store lacks layer {0} of the image below: import or pull that image again, and `quire fsck` tells of damage"
+        "layer {0} of the base image is missing or damaged in the store: import or pull that image again (`quire fsck` \
+         shows damage)"
     )]
     LayerBelow(Box<image::digest::Digest>),
     /// A directory cannot be read.
     #[error("cannot import the directory")]
     Walk(#[source] Box<store::walk::WalkError>),
-    /// A file of a directory cannot be read, or changes meanwhile.
+    /// A file of the directory cannot be read, or changed while it was read.
     #[error("cannot read the file")]
     ReadFile(#[source] io::Error),
     /// A dump cannot be parsed.
@@ -166,77 +167,77 @@ pub enum ImportError {
         /// Which line, and why.
         source: Box<image::dump::ParseError>,
     },
-    /// A dump's file is no object that the store can find.
+    /// The content of a file of the dump cannot be found.
     #[error("cannot import \"{}\" of the dump: {reason}", path.escape_ascii())]
     DumpFile {
         /// The file.
         path: Vec<u8>,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// A dump cannot be told where its files are in the store.
-    #[error("cannot put the dump's files where the store has them")]
+    /// The files of the dump cannot be mapped to objects of the store.
+    #[error("cannot map the dump's files to objects of the store")]
     Relocate {
-        /// Why.
+        /// The cause.
         source: TreeError,
     },
-    /// A path is longer than any system call could name.
+    /// A path is longer than system calls allow.
     #[error("the path \"{}…\" has {length} bytes: paths may have up to {PATH_MAX}", start.escape_ascii())]
     Path {
         /// Its first bytes.
         start: Vec<u8>,
-        /// How long it is, with its leading slash, in bytes.
+        /// Length with the leading slash, in bytes.
         length: usize,
     },
     /// The object is neither in the store nor in the folder of objects.
     #[error(
         "object {object} of \"{}\" is not in the store{}",
         path.escape_ascii(),
-        if *.looked { ", nor among the given objects" } else { ": give the folder that has it" }
+        if *.looked { ", nor in the folder of --objects" } else { ": name a folder that has it with --objects" }
     )]
     Missing {
         /// The object.
         object: ObjectId,
-        /// A file that has it.
+        /// A file with this content.
         path: Vec<u8>,
-        /// There was a folder to look in.
+        /// Whether there was a folder to look in.
         looked: bool,
     },
-    /// A file of an image that a new one is made of is none that the store could have.
-    #[error("cannot take \"{}\": {reason}", path.escape_ascii())]
+    /// A file of a source image has no object that the store could have.
+    #[error("cannot use \"{}\": {reason}", path.escape_ascii())]
     File {
         /// The file.
         path: Vec<u8>,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// An object of an image that a new one is made of is gone, or has another size.
+    /// An object of a source image is missing, or has another size.
     #[error(
-        "the store lacks object {object} of \"{}\", or it is damaged: import that image again, and `quire fsck` tells of \
-         damage",
+        "object {object} of \"{}\" is missing or damaged in the store: import that image again (`quire fsck` shows \
+         damage)",
         path.escape_ascii()
     )]
     Gone {
         /// The object.
         object: ObjectId,
-        /// A file that has it.
+        /// A file with this content.
         path: Vec<u8>,
     },
-    /// A file among the given objects has other bytes than its name says.
-    #[error("{} is not object {expected}, but {actual}", path.display())]
+    /// A file among the given objects does not have the content that its name says.
+    #[error("{} should be object {expected}, but is object {actual}", path.display())]
     NotObject {
         /// The file.
         path: PathBuf,
-        /// By its name.
+        /// Id in its name.
         expected: Box<ObjectId>,
-        /// By its bytes.
+        /// Id of its content.
         actual: Box<ObjectId>,
     },
     /// An object cannot be added.
     #[error(transparent)]
     Object(store::DraftError),
     /// The bytes of an object cannot be written.
-    #[error("cannot write an object of the store")]
+    #[error("cannot write an object to the store")]
     Write(#[source] io::Error),
     /// The image cannot be written.
     #[error("cannot write the image")]
@@ -244,8 +245,8 @@ pub enum ImportError {
     /// A manifest or config cannot be stored.
     #[error("cannot store the manifest")]
     Manifest(#[source] store::ManifestError),
-    /// It cannot be told where the image that is converted came from.
-    #[error("cannot tell where the image came from")]
+    /// The origin of the image to convert cannot be read.
+    #[error("cannot read where the image came from")]
     Origin(#[source] store::OriginError),
     /// The transaction cannot begin or end.
     #[error("cannot change the store")]
@@ -253,7 +254,7 @@ pub enum ImportError {
     /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
-    /// As asked for.
+    /// The caller cancelled the import.
     #[error("cancelled")]
     Cancelled,
 }

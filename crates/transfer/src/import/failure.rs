@@ -1,4 +1,4 @@
-//! Why a layer cannot be imported, and whether another copy or another way may do.
+//! Why a layer cannot be imported, and whether another copy or another way may work.
 
 use image::layer::LayerError;
 use image::tar::{TarError, recipe};
@@ -14,39 +14,39 @@ use image::digest::Digest;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerFailure {
-    /// The blob does not unpack, or is another one.
+    /// The blob cannot be unpacked, or has another digest.
     #[error(transparent)]
     Blob(#[from] DecodeError),
-    /// What is in it is no tar.
+    /// The content is not a valid tar.
     #[error(transparent)]
     Tar(#[from] TarError),
-    /// An entry cannot stand in the layer, or on those below.
+    /// An entry does not fit into the layer, or onto those below.
     #[error(transparent)]
     Entry(#[from] LayerError),
-    /// An object cannot be put where its entry is.
+    /// An object cannot be added for its entry.
     #[error("cannot add an object to the tree")]
     Tree(#[source] TreeError),
-    /// An entry passes a bound.
-    #[error("\"{}\" is too much", entry.escape_ascii())]
+    /// An entry exceeds a limit.
+    #[error("\"{}\" exceeds a limit", entry.escape_ascii())]
     Limit {
         /// The entry's path.
         entry: Vec<u8>,
-        /// Which bound.
+        /// The limit.
         source: LimitError,
     },
-    /// The unpacked tar is not the one that the config names.
-    #[error("unpacked it has the digest {actual}, but the config has {expected}")]
+    /// The tar does not have the diff id that the config names.
+    #[error("its uncompressed tar has the digest {actual}, not {expected} as the config says")]
     DiffId {
-        /// The config's.
+        /// Diff id in the config.
         expected: Box<Digest>,
-        /// The tar's.
+        /// Digest of the tar.
         actual: Box<Digest>,
     },
-    /// The table of contents that the blob came with is another one.
+    /// The blob's table of contents is not the one that the manifest names.
     #[error(transparent)]
     Contents(#[from] ChunkedError),
-    /// Nothing but the tar itself says where it ends, and it does not.
-    #[error("the tar has no end: it is empty, or was cut off")]
+    /// The tar has no end marker, and nothing else tells where it ends.
+    #[error("the tar has no end marker: it is empty or was cut off")]
     Endless,
     /// The recipe cannot be written.
     #[error("cannot write the recipe of the layer")]
@@ -60,13 +60,13 @@ pub enum LayerFailure {
     /// The tar itself cannot be stored.
     #[error("cannot store the layer's tar")]
     Data(#[source] store::DraftError),
-    /// The tar itself cannot be written down.
+    /// The tar itself cannot be written.
     #[error("cannot write the layer's tar")]
     Copy(#[source] std::io::Error),
     /// The layer cannot be made durable.
     #[error("cannot add the layer to the store")]
     Commit(#[source] store::TransactionError),
-    /// Something else failed.
+    /// Another part of the import failed.
     #[error("stopped")]
     Stopped,
 }

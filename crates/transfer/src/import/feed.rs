@@ -106,7 +106,7 @@ impl Read for &mut Feed<'_> {
                 && let Err(error) = copy.write_all(&piece)
             {
                 self.failed = Some(error);
-                return Err(io::Error::other("the tar cannot be written down"));
+                return Err(io::Error::other("cannot write the tar"));
             }
             self.length += piece.len() as u64;
             self.piece = piece;

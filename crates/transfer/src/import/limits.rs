@@ -1,9 +1,9 @@
-//! How much one import may ask for.
+//! Limits of an import.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bounds on what a source may make of itself. They are far above real images, and below what would hurt a host: a
-/// layer of a few kilobytes can claim any size.
+/// Limits on the size of a source. They are far above real images, and below what would hurt a host: a layer of a few
+/// kilobytes can claim any size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one layer's uncompressed tar. Default 64 GiB.
@@ -13,8 +13,8 @@ pub struct Limits {
     /// How many times larger than its blob a layer's tar may be, and the holes of its files too; likewise all layers of
     /// one import together. Default 250: gzip reaches 1032 with zeros alone, real layers stay below 20.
     pub ratio: u64,
-    /// Up to this size, in bytes, [`ratio`](Self::ratio) is not looked at. Default 1 GiB: some layers do hold empty
-    /// disk images.
+    /// Up to this size, in bytes, [`ratio`](Self::ratio) does not apply. Default 1 GiB: some layers do hold empty disk
+    /// images.
     pub ratio_from: u64,
     /// Entries of all layers, whiteouts included. Default 8 Mi: they take up to 150 bytes of memory each.
     pub entries: u64,
@@ -35,7 +35,7 @@ impl Default for Limits {
     }
 }
 
-/// Which bound was passed.
+/// The limit that a source exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// [`Limits::layer_bytes`].
@@ -44,31 +44,31 @@ pub enum LimitError {
     /// [`Limits::ratio`].
     #[error("it unpacks to more than {ratio} times its size of {size} bytes")]
     Ratio {
-        /// The bound.
+        /// The limit.
         ratio: u64,
         /// Bytes of the blob.
         size: u64,
     },
-    /// [`Limits::ratio`], of what sparse files have beyond the tar.
+    /// [`Limits::ratio`], by the holes of a layer's sparse files.
     #[error("the holes of the layer's files are more than {ratio} times its size of {size} bytes")]
     Holes {
-        /// The bound.
+        /// The limit.
         ratio: u64,
-        /// Bytes of the layer.
+        /// Bytes of the blob.
         size: u64,
     },
-    /// [`Limits::ratio`], of all layers of an import.
-    #[error("the layers unpack to more than {ratio} times their {size} bytes, all together")]
+    /// [`Limits::ratio`], by all layers of an import together.
+    #[error("all layers together unpack to more than {ratio} times their size of {size} bytes")]
     AllRatio {
-        /// The bound.
+        /// The limit.
         ratio: u64,
         /// Bytes of the blobs.
         size: u64,
     },
-    /// [`Limits::ratio`], of what sparse files of all layers have beyond the tars.
+    /// [`Limits::ratio`], by the holes of sparse files in all layers together.
     #[error("the holes of all files are more than {ratio} times the {size} bytes of the layers")]
     AllHoles {
-        /// The bound.
+        /// The limit.
         ratio: u64,
         /// Bytes of the blobs.
         size: u64,

@@ -1,9 +1,9 @@
-//! From a source to an image in the store, in one transaction.
+//! Imports: from a source to an image in the store, in one transaction.
 //!
 //! Each layer has two threads: one reads, hashes and inflates its blob, the other hashes the tar, splits it into
-//! entries and gathers their content. Content goes to a pool of threads that hash it once more, by fs-verity, and write
-//! what the store does not have. Between them are bounded channels, and all that is on its way counts against one
-//! budget of bytes. Nothing is visible before every digest was compared.
+//! entries and gathers their content. A pool of threads hashes the content once more, by fs-verity, and writes the
+//! objects that the store lacks. Bounded channels connect them, and all data in them counts against one budget of
+//! bytes. Nothing is visible before every digest was compared.
 
 mod again;
 mod convert;
@@ -62,41 +62,41 @@ use image::digest::Digest;
 use oci::layout::Layout;
 use oci::source::Source;
 
-/// One layer of an import.
+/// Result of importing one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
     /// Digest of its tar.
     pub diff_id: Digest,
     /// Bytes of its tar.
     pub tar_bytes: u64,
-    /// The store had it.
+    /// Whether the store had it already.
     pub is_reused: bool,
-    /// Entries that were left out since no tree can hold them.
+    /// Paths that were left out, because no tree can hold them.
     pub skipped: Vec<Vec<u8>>,
 }
 
-/// What an import did.
+/// Result of an import.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The image.
     pub image: ImageId,
-    /// Its bytes.
+    /// Bytes of the image.
     pub image_bytes: u64,
-    /// The manifest, where there is one.
+    /// The manifest; `None` if the source has none.
     pub manifest: Option<Digest>,
-    /// What it is called now.
+    /// The image's name.
     pub name: Option<RefName>,
     /// Its layers, from the lowest to the uppermost.
     pub layers: Vec<LayerReport>,
     /// Inodes in its tree.
     pub inodes: usize,
-    /// Objects that were added, and those that were there.
+    /// Objects that were added, and those that the store had.
     pub objects: Committed,
-    /// Time for the source's data, for the image, and for making it durable and visible.
+    /// Time for each step.
     pub times: Times,
 }
 
-/// How long it took.
+/// Durations of the steps of an import.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Times {
     /// To read and store the source's data.

@@ -1,4 +1,4 @@
-//! Sources that are a tree already: directories and dumps.
+//! Sources that are trees already: directories and dumps.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -123,7 +123,9 @@ impl Job<'_> {
         let refused = |reason| ImportError::DumpFile { path: wanted.path.clone(), reason };
         let Some(folder) = self.wishes.objects else {
             let Some(object) = wanted.object else {
-                return Err(refused("it has no digest, and no folder of objects was given"));
+                return Err(refused(
+                    "it has no digest: name the folder of its objects with --objects",
+                ));
             };
             return Err(ImportError::Missing { object, path: wanted.path.clone(), looked: false });
         };
@@ -131,7 +133,7 @@ impl Job<'_> {
         let failed = |source| ImportError::Open { input: Input::File(path.clone()), source };
         let metadata = file.metadata().map_err(failed)?;
         if metadata.len() != wanted.size {
-            return Err(refused("the file among the objects has another size"));
+            return Err(refused("its object file has another size than the dump says"));
         }
         let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
         let mut buffer = vec![0; 256 << 10];
@@ -175,7 +177,7 @@ impl Wanted {
         let place = Path::new(std::ffi::OsStr::from_bytes(&self.place));
         let is_below = place.components().all(|it| matches!(it, std::path::Component::Normal(_)));
         if !is_below {
-            let reason = "its place among the objects leads out of their folder";
+            let reason = "its path leads out of the folder of objects";
             return Err(ImportError::DumpFile { path: self.path.clone(), reason });
         }
         let path = folder.join(place);
@@ -209,7 +211,7 @@ fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
             (Location::Path(place), _) => place.strip_prefix(b"/").unwrap_or(place).to_vec(),
             (_, Some(object)) => object.path().into_bytes(),
             (_, None) => {
-                let reason = "it has neither a digest nor a place";
+                let reason = "it has neither a digest nor a path";
                 return Err(ImportError::DumpFile { path: file.path(), reason });
             }
         };

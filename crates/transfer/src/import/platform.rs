@@ -1,24 +1,24 @@
-//! Images of another platform than the one that is wanted.
+//! Images for another platform than the wanted one.
 
 use super::{ImportSurroundings, ImportWishes};
 use crate::progress::Event;
 use oci::manifest::{Config, Platform};
 
-/// What is done with an image whose config names another platform than [`ImportWishes::platform`].
+/// Whether to take an image whose config names another platform than [`ImportWishes::platform`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OtherPlatform {
-    /// It is refused: the user asked for that platform.
+    /// Refuse it: the user asked for that platform.
     Refuse,
-    /// It is taken, and [`Event::OtherPlatform`] is told: nobody asked, and the platform is this machine's.
+    /// Take it, and send [`Event::OtherPlatform`]: the platform is only a default, this machine's.
     #[default]
     Tell,
 }
 
-/// An image of another platform than the one that was asked for.
+/// An image for another platform than the wanted one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("it is an image for {actual}, not for {wanted}, and there is no other in its place")]
+#[error("the image is for {actual}, not for {wanted}, and there is no other to choose")]
 pub struct PlatformMismatch {
-    /// The platform that was asked for.
+    /// The wanted platform.
     pub wanted: Box<Platform>,
     /// The platform in the config.
     pub actual: Box<Platform>,

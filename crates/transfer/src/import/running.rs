@@ -1,4 +1,4 @@
-//! Layers that come one at a time, from whoever has their blobs, into one import.
+//! An import whose layers arrive one at a time.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -17,8 +17,8 @@ use super::{
 };
 use crate::stored::{StoredError, image_of};
 
-/// An import that is open: begin it, hand it [`layers`](Self::layers), and finish it. Dropping it leaves nothing behind
-/// but the layers that [`Durable::EachLayer`](super::Durable::EachLayer) asks for.
+/// An import in progress: begin it, add [`layers`](Self::layers), and finish it. Dropping it leaves nothing except the
+/// layers that [`Durable::EachLayer`](super::Durable::EachLayer) keeps.
 pub struct LayerImport<'a> {
     job: Job<'a>,
     stop: Stop<'a>,
@@ -33,19 +33,19 @@ impl std::fmt::Debug for LayerImport<'_> {
     }
 }
 
-/// A layer, and what is claimed of it. Every claim is compared.
+/// A layer, and the claims about it. Every claim is checked.
 pub struct IncomingLayer<'r> {
-    /// What messages call it.
+    /// Its name in messages.
     pub name: String,
-    /// The blob from its first byte. It is not read if the store has the layer, and hashed this blob when it got it.
+    /// The blob, from its first byte. It is not read if the store has the layer from this very blob.
     pub blob: Box<dyn Read + Send + 'r>,
-    /// As the manifest says; empty if nobody has said.
+    /// Media type in the manifest; empty if it is not known.
     pub media_type: String,
     /// Digest of the blob.
     pub digest: Option<Digest>,
     /// Bytes of the blob.
     pub size: Option<u64>,
-    /// Digest of the tar that is in it.
+    /// Digest of the tar in the blob.
     pub diff_id: Option<Digest>,
 }
 
@@ -63,11 +63,11 @@ pub struct RunningImport<'i> {
     import: &'i LayerImport<'i>,
     gathered: Vec<Gathered<'i>>,
     names: Vec<String>,
-    /// Digest of each blob, as it was claimed, or else as it came. The store may know a layer by another blob.
+    /// Digest of each blob: the claimed one, or else that of its bytes. The store may know a layer by another blob.
     blobs: Vec<Digest>,
 }
 
-/// An image of all layers, which nothing can see yet: [`LayerImport::finish`] makes it durable and visible.
+/// An image of all layers, still invisible: [`LayerImport::finish`] makes it durable and visible.
 pub struct MadeImage(Made);
 
 impl std::fmt::Debug for MadeImage {
@@ -101,7 +101,7 @@ impl<'a> LayerImport<'a> {
         RunningImport { import: self, gathered: Vec::new(), names: Vec::new(), blobs: Vec::new() }
     }
 
-    /// Makes an image durable and visible, by the name that was wished for.
+    /// Makes an image durable and visible, under the name in the wishes.
     ///
     /// # Errors
     /// [`ImportError`]; then nothing was changed.
@@ -111,11 +111,11 @@ impl<'a> LayerImport<'a> {
 }
 
 impl<'i> RunningImport<'i> {
-    /// Reads one layer, compares all that is claimed of it, and stores what is in it, on as many threads as there may
-    /// be. The limits are on all layers together.
+    /// Reads one layer, checks all claims about it, and stores its content, on the number of threads in the
+    /// surroundings. The limits apply to all layers together.
     ///
     /// # Errors
-    /// [`ImportError`]; the import has failed then, and takes no further layer.
+    /// [`ImportError`]; then the import has failed, and takes no further layer.
     pub fn layer(mut self, layer: IncomingLayer<'_>) -> Result<Self, ImportError> {
         let LayerImport { job, stop, totals, .. } = self.import;
         if stop.is_set() {
@@ -140,15 +140,15 @@ impl<'i> RunningImport<'i> {
         Ok(self)
     }
 
-    /// What came of each layer, from the lowest up.
+    /// Results of the layers, from the lowest to the uppermost.
     pub fn reports(&self) -> impl Iterator<Item = &LayerReport> {
         self.gathered.iter().map(|it| &it.report)
     }
 
-    /// Lays the layers one over the other. Without documents, a manifest and a config are made.
+    /// Lays the layers over each other. Without documents, it makes a manifest and a config.
     ///
     /// # Errors
-    /// [`ImportError`], also when a document does not have its digest, or names other layers, or another config.
+    /// [`ImportError`], also if a document does not have its digest, or names other layers or another config.
     pub fn image(
         self,
         manifest: Option<Document>,

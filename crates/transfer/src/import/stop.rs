@@ -1,4 +1,4 @@
-//! When to give up, and why.
+//! When an import stops early, and why.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

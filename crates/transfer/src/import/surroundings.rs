@@ -1,4 +1,4 @@
-//! What an import is given by the process that it works in.
+//! Resources that the calling process gives to an import.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -11,20 +11,20 @@ use crate::progress::Event;
 /// The usual [`ImportSurroundings::budget`]: 64 MiB.
 pub const BUDGET: usize = 64 << 20;
 
-/// What an import works with. It is the same for all that a process imports: the image does not depend on it.
+/// Resources of an import, the same for all imports of a process. The image does not depend on them.
 #[derive(Clone, Copy)]
 pub struct ImportSurroundings<'a> {
-    /// The time, for the ref.
+    /// Current time, for the ref.
     pub now: Seconds,
-    /// Threads that hash and write; as many layers are read at once.
+    /// Number of threads that hash and write, and of layers that are read at once.
     pub threads: NonZeroUsize,
-    /// Bytes of memory for data on its way, besides the tree. About 2 MiB are needed for each layer at work.
+    /// Bytes of memory for data in transit, besides the tree. Each layer at work needs about 2 MiB.
     pub budget: usize,
-    /// Where compressed archives are unpacked for a while, to a file without a name.
+    /// Directory for unnamed temporary files, into which compressed archives are unpacked.
     pub scratch: &'a Path,
-    /// Is told what happens, from any thread.
+    /// Called for each event, from any thread.
     pub progress: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Set to end the import soon, with nothing left behind.
+    /// Set it to end the import soon, with nothing left behind.
     pub cancel: &'a AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! What is wanted of an import.
+//! Options of an import.
 
 use std::path::Path;
 
@@ -19,35 +19,35 @@ pub enum Unsupported {
     Skip,
 }
 
-/// When what was imported becomes durable.
+/// When imported data becomes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durable {
     /// All of it at the end: a failed import leaves nothing.
     #[default]
     Together,
-    /// Each layer as soon as it is complete and was compared: a failed import leaves those, which the next one need not
-    /// read again. Pin them, or `gc` takes them.
+    /// Each layer as soon as it is complete and verified. A failed import leaves those layers, and the next one does
+    /// not read them again. Pin them, or `gc` removes them.
     EachLayer,
 }
 
-/// How to import.
+/// Options of an import.
 #[derive(Debug, Clone, Copy)]
 pub struct ImportWishes<'a> {
-    /// What the image is to be called. Without a name it is garbage as soon as it is there.
+    /// Name for the image. Without a name it is garbage at once.
     pub name: Option<&'a RefName>,
-    /// Which of several images. By default one for this machine's processor.
+    /// Platform to choose among several images; by default Linux on this machine's processor.
     pub platform: &'a Platform,
-    /// What is done with one whose config names another.
+    /// Whether to take an image whose config names another platform.
     pub other_platform: OtherPlatform,
-    /// Bounds on what the source may make of itself.
+    /// Limits on the size of the source.
     pub limits: Limits,
     /// When layers become durable.
     pub durable: Durable,
-    /// Where the data goes.
+    /// Form in which the data is stored.
     pub form: Form,
-    /// What packed devices leave out.
+    /// Data that packed devices leave out.
     pub dedup: Dedup,
-    /// Entries that no tree can hold.
+    /// What to do with entries that no tree can hold.
     pub unsupported: Unsupported,
     /// Which xattrs of directories and tars are kept. Dumps have what they have.
     pub xattrs: walk::Xattrs,
@@ -55,7 +55,7 @@ pub struct ImportWishes<'a> {
     pub times: walk::Times,
     /// The versions of the composefs format that the image may have.
     pub versions: Versions,
-    /// Where a dump's objects may be found besides the store: a folder of them, as `mkcomposefs --digest-store` fills.
+    /// Directory with a dump's objects, such as `mkcomposefs --digest-store` fills. The store comes first.
     pub objects: Option<&'a Path>,
 }
 

@@ -1,6 +1,6 @@
-//! Images whose data is in devices, for EROFS by itself: packing objects, and writing such images.
+//! Images whose data is in devices, for EROFS without overlayfs: packing objects, and writing such images.
 //!
-//! `docs/decisions/0010-native.md` says why, `docs/format/object-store.md` what a device is.
+//! The reasons are in `docs/decisions/0010-native.md`, the format of devices in `docs/format/object-store.md`.
 
 mod pack;
 mod waiting;
@@ -11,12 +11,12 @@ pub(crate) use pack::{Packed, Packer};
 pub use write::NativeError;
 pub(crate) use write::{Places, Written, copy, write};
 
-/// What a packed device leaves out.
+/// Data that a packed device leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dedup {
-    /// All that is in any packed device of the store: least on the disk. An image's bytes then depend on what the store had.
+    /// Data that any packed device of the store has: least space, but an image's bytes depend on the store.
     #[default]
     Store,
-    /// What is in the same layer already. An image's bytes then depend on its layers alone.
+    /// Data that the same layer has already. An image's bytes depend on its layers alone.
     Layer,
 }

@@ -1,4 +1,5 @@
-//! Packed devices: objects one behind the other, small ones where larger ones leave room. Large ones are cut into pieces.
+//! Packed devices: objects one after the other, with small ones in the gaps between larger ones. Large ones are cut
+//! into pieces.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write as _};
@@ -32,26 +33,26 @@ pub enum PackError {
     /// The device cannot be written.
     #[error("cannot write a packed device")]
     Write(#[source] io::Error),
-    /// Nor be added to the store.
+    /// The device cannot be added to the store.
     #[error("cannot add a packed device to the store")]
     Draft(#[from] DraftError),
-    /// The bytes are not to be had.
+    /// An object cannot be read.
     #[error("cannot read object {object}")]
     Read {
-        /// Which one.
+        /// The object.
         object: ObjectId,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The bytes are other ones.
-    #[error("object {expected} is damaged, its bytes are those of {actual}")]
+    /// An object has other bytes.
+    #[error("object {expected} is damaged: its bytes are those of {actual}")]
     Damaged {
-        /// As it should be.
+        /// Id that it should have.
         expected: ObjectId,
-        /// As it is.
+        /// Id of its bytes.
         actual: Box<ObjectId>,
     },
-    /// The user wants no more of it.
+    /// The caller cancelled it.
     #[error("stopped")]
     Stopped,
 }

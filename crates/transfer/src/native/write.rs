@@ -12,26 +12,25 @@ use store::{DeviceKind, DraftError, StoredObject, StoredPiece, Transaction};
 /// The xattr by which kernels share pages. Source: erofs-utils `mkfs/main.c`.
 const FINGERPRINT: &str = "erofs.fingerprint.v1";
 
-/// Why there is no such image.
+/// Why an image over devices cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NativeError {
-    /// Overlayfs would not show a file as it is.
+    /// Overlayfs would misread a file.
     #[error(
-        "\"{}\" {what}, which overlayfs would take for its own where the image is below a writable layer: \
-         import it with --form objects",
+        "\"{}\" {what}, which overlayfs would misread below a writable layer: import the image with --form objects",
         path.escape_ascii()
     )]
     Overlay {
         /// The file.
         path: Vec<u8>,
-        /// What it is or has.
+        /// Its type or xattr.
         what: &'static str,
     },
-    /// The image has its own fingerprints.
+    /// The image has an xattr with the name of Quire's fingerprints.
     #[error(
-        "\"{}\" has an xattr \"{FINGERPRINT}\" of its own, which would be taken for Quire's: \
-         import it with --form objects, or with --skip-xattrs",
+        "\"{}\" has an xattr \"{FINGERPRINT}\", a name that Quire needs: import the image with --form objects or \
+         --skip-xattrs",
         path.escape_ascii()
     )]
     Fingerprint {
@@ -88,7 +87,7 @@ pub(crate) fn write(
     let native = Native { has_tar, ..Native::new(&devices, &find) };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
-            return Err(io::Error::other("it is no object"));
+            return Err(io::Error::other("the file's content is not an object"));
         };
         let start = match piece {
             Piece::Whole => 0,

@@ -1,4 +1,4 @@
-//! What is known of a manifest's layers: the blobs that they are in, and the repositories that may have those.
+//! Blobs that are known to hold a manifest's layers, and repositories that may have these blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
-//! From the store to a registry.
+//! Pushes: from the store to a registry.
 //!
-//! What the registry has is neither sent nor compressed: what is in the repository, and what it takes from another of its
-//! own, in whatever form the layer is known to have come. What is sent are the bytes that the manifest names, where they can
-//! be had; see [`crate::export`] for what happens otherwise.
+//! A push neither sends nor compresses layers that the registry has, in the repository or in another one that it can
+//! mount blobs from. A layer counts in each compressed form that it is known to have had. Other layers are sent as the
+//! bytes that the manifest names, if these can be made; see [`crate::export`] for the other case.
 
 mod known;
 mod remember;
@@ -22,40 +22,40 @@ use known::Sources;
 use oci::reference::Reference;
 use oci::registry::{Cause, Registry, RegistryError};
 
-/// What to push.
+/// A push to make.
 #[derive(Debug, Clone)]
 pub struct Wish<'a> {
     /// The manifest, which is in the store.
     pub manifest: &'a Digest,
-    /// Where to: a repository, and what the image is called there.
+    /// Repository to push to, and the tag or digest there.
     pub target: &'a Reference,
-    /// How layers are packed. [`Compression::Usual`] leaves a manifest that came from a registry as it is.
+    /// How to compress layers. [`Compression::Usual`] leaves a manifest that came from a registry as it is.
     pub compression: Compression,
 }
 
-/// Why an image was not pushed. Some of its layers may be in the registry, which nobody sees without a manifest.
+/// Why a push failed. Some layers may be in the registry by then, invisible without a manifest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
-    /// The registry.
+    /// A request to the registry failed.
     #[error("cannot push {target}")]
     Registry {
-        /// Where to.
+        /// The target of the push.
         target: Box<Reference>,
-        /// Why not.
+        /// The cause.
         source: Box<RegistryError>,
     },
-    /// The image cannot be made again from the store.
+    /// The image cannot be read from the store.
     #[error(transparent)]
     Export(#[from] ExportError),
-    /// It was to be pushed under the digest of another manifest.
+    /// The target names the digest of another manifest.
     #[error(
-        "the manifest to push is {actual}, not {expected}: push by a tag, or keep the layers as they came"
+        "the manifest to push is {actual}, not {expected}: push to a tag, or pull the image with --keep-layers first"
     )]
     Digest {
-        /// As the reference says.
+        /// Digest in the target.
         expected: Box<Digest>,
-        /// What would be pushed.
+        /// Digest of the manifest.
         actual: Box<Digest>,
     },
     /// A thread cannot be started.
@@ -63,32 +63,32 @@ pub enum PushError {
     Thread(#[from] ThreadError),
 }
 
-/// What a push did.
+/// Result of a push.
 #[derive(Debug, Clone)]
 pub struct Pushed {
     /// The manifest that was pushed.
     pub digest: Digest,
-    /// It is the store's.
+    /// Whether it is the manifest in the store.
     pub is_unchanged: bool,
     /// For each layer: where its bytes came from, and whether they were sent.
     pub layers: Vec<(How, Sent)>,
 }
 
-/// What was done about a blob.
+/// How a blob got into the repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// The repository has it.
+    /// The repository had it.
     Not,
     /// The registry took it from another of its repositories.
     Mounted,
-    /// So many bytes were sent.
+    /// It was sent, with this many bytes.
     Bytes(u64),
 }
 
-/// Pushes an image. `told` hears of a plan that changes the manifest, before anything is sent.
+/// Pushes an image. `told` gets a plan that changes the manifest, before anything is sent.
 ///
 /// # Errors
-/// [`PushError`]; then no name stands for anything new in the registry.
+/// [`PushError`]; then no name in the registry has changed.
 pub fn push(
     store: &Store,
     registry: &Registry,
@@ -120,7 +120,7 @@ pub fn push(
         {
             tracing::warn!(
                 error = %source.cause(),
-                "the registry lacks what it said it has: everything is sent"
+                "the registry lacks a blob that it claimed to have: sending everything"
             );
             job.trust = Trust::Nothing;
             job.push(told)
@@ -223,7 +223,7 @@ impl Job<'_> {
                 Ok(false) => {}
                 Err(error) if error.is_cancelled() => return Err(self.failed(error)),
                 // It is only to save work.
-                Err(error) => tracing::debug!(%digest, source, %error, "not mounted"),
+                Err(error) => tracing::debug!(%digest, source, %error, "cannot mount the blob"),
             }
         }
         lock(&self.refused).insert(*digest);

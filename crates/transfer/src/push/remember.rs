@@ -1,4 +1,4 @@
-//! What a push leaves in the store, so that the next one to the same registry neither compresses nor sends.
+//! Notes that a push leaves in the store, so that the next one to the same registry compresses and sends less.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ pub(super) fn remember(store: &Store, target: &Reference, layers: &[PlannedLayer
     };
     if let Err(error) = note() {
         let error: &dyn std::error::Error = &error;
-        tracing::debug!(error, repository, "what was pushed is not noted");
+        tracing::debug!(error, repository, "cannot note the pushed blobs");
     }
 }
 

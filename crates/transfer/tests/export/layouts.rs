@@ -166,7 +166,7 @@ fn what_is_no_layout_is_refused() {
     fs::create_dir(&busy).unwrap();
     let lock = fs::File::open(&busy).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    assert!(refused(&busy).contains("another export writes to"));
+    assert!(refused(&busy).contains("another export is writing to"));
     drop(lock);
     // An empty folder will do.
     export(&home, &image, &busy, Some("1")).unwrap();

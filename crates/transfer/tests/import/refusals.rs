@@ -96,7 +96,7 @@ fn sizes_that_are_claimed() {
     let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
     refused(&home, "tar", "a.tar", &usual_wishes(), &expect);
     let limits = Limits { content_bytes: 1 << 30, ..Limits::default() };
-    let expect = "cannot import layer 1 of 1 (DIR/a.tar): \"huge\" is too much: \
+    let expect = "cannot import layer 1 of 1 (DIR/a.tar): \"huge\" exceeds a limit: \
                   the image's files have more than 1073741824 bytes";
     refused(&home, "tar", "a.tar", &ImportWishes { limits, ..usual_wishes() }, expect);
 }
@@ -119,20 +119,20 @@ fn limits() {
     );
     check(
         Limits { entries: 3, ..limits },
-        "\"last\" is too much: the image has more than 3 entries",
+        "\"last\" exceeds a limit: the image has more than 3 entries",
     );
     check(
         Limits { metadata_bytes: 12, ..limits },
-        "\"last\" is too much: the image's names and xattrs have more than 12 bytes",
+        "\"last\" exceeds a limit: the image's names and xattrs have more than 12 bytes",
     );
     check(
         Limits { content_bytes: (2 << 20) + 1001, ..limits },
-        "\"last\" is too much: the image's files have more than 2098153 bytes",
+        "\"last\" exceeds a limit: the image's files have more than 2098153 bytes",
     );
     fs::write(home.path("a.tar"), crate::sources::holes()).unwrap();
     check(
         Limits { ratio_from: 1000, ratio: 10, ..limits },
-        "\"holes\" is too much: the holes of the layer's files are more than 10 times its size of 1536 bytes",
+        "\"holes\" exceeds a limit: the holes of the layer's files are more than 10 times its size of 1536 bytes",
     );
     fs::write(home.path("a.tar"), pack(&tar, Pack::Gzip)).unwrap();
     // All of them just suffice.
@@ -249,7 +249,7 @@ fn documents() {
     let actual = Digest::sha256(&good().bytes());
     check_documents(
         &config(&[&other]),
-        &format!("unpacked it has the digest {actual}, but the config has {other}"),
+        &format!("its uncompressed tar has the digest {actual}, not {other} as the config says"),
     );
     check_documents(
         &config(&[&other, &other]),
@@ -314,6 +314,6 @@ fn archives() {
     fs::write(home.path("a.tar"), &changed).unwrap();
     let before = home.files();
     let error = chain(&home.import("docker-archive", "a.tar").unwrap_err());
-    assert!(error.contains(": unpacked it has the digest sha256:"), "{error}");
+    assert!(error.contains(": its uncompressed tar has the digest sha256:"), "{error}");
     assert_eq!(home.files(), before);
 }

@@ -115,7 +115,7 @@ fn what_is_claimed_of_a_layer_is_compared() {
         assert!(home.store.layers.diff_ids().unwrap().is_empty());
     };
     let wrong = Digest::sha256(b"wrong");
-    check(&|it| it.diff_id = Some(wrong), Limits::default(), "unpacked it has the digest");
+    check(&|it| it.diff_id = Some(wrong), Limits::default(), "its uncompressed tar has the digest");
     check(&|it| it.digest = Some(wrong), Limits::default(), "digest");
     check(&|it| it.size = Some(1), Limits::default(), "bytes");
     // Neither layer has as many entries.

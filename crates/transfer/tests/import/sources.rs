@@ -368,7 +368,10 @@ fn a_dump_needs_its_objects() {
     fs::write(other.path("root.dump"), &dump).unwrap();
     let before = other.files();
     let error = chain(&other.import("dump", "root.dump").unwrap_err());
-    assert!(error.ends_with("is not in the store: give the folder that has it"), "{error}");
+    assert!(
+        error.ends_with("is not in the store: name a folder that has it with --objects"),
+        "{error}"
+    );
     assert_eq!(other.files(), before);
     let objects = home.path("store").join("objects");
     let wishes = ImportWishes { objects: Some(&objects), ..usual_wishes() };
@@ -416,13 +419,13 @@ fn a_dump_whose_objects_are_elsewhere() {
         assert_eq!(home.files(), before);
     };
     let wrong = "11".repeat(32);
-    refused(&dump(&wrong), &format!("ab/cd.file is not object {wrong}, but {object}"));
+    refused(&dump(&wrong), &format!("ab/cd.file should be object {wrong}, but is object {object}"));
     let text = dump(&object.to_string());
     let missing = object.to_string().replace(|digit: char| digit.is_ascii_digit(), "a");
     let gone = text.replace("cd.file", "gone").replace(&object.to_string(), &missing);
-    refused(&gone, "is not in the store, nor among the given objects");
+    refused(&gone, "is not in the store, nor in the folder of --objects");
     refused(&dump("-").replace("cd.file", "gone"), "cannot read");
-    refused(&dump("-").replace("ab/cd.file", "../x"), "leads out of their folder");
+    refused(&dump("-").replace("ab/cd.file", "../x"), "leads out of the folder of objects");
     refused(&dump("-").replace("5000", "5001"), "has another size");
 }
 

@@ -1,8 +1,9 @@
-//! Builds without signatures have no keys: a policy that names one cannot be read, so that it refuses every image.
+//! Builds without signatures have no keys. A policy that names a key cannot be loaded there, and so refuses every
+//! image.
 
 use super::KeyError;
 
-/// A public key, of which there is none.
+/// A public key. None can exist in this build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublicKey {}
 

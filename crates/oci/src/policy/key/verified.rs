@@ -1,4 +1,4 @@
-//! Keys by which signatures are verified.
+//! Public keys, verified by webpki.
 
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer};
@@ -24,7 +24,8 @@ static ALGORITHMS: [&dyn SignatureVerificationAlgorithm; 6] = [
 pub struct PublicKey(SubjectPublicKeyInfoDer<'static>);
 
 impl PublicKey {
-    /// From a PEM file as `cosign generate-key-pair`, `openssl pkey -pubout` and `skopeo generate-sigstore-key` write it.
+    /// Parses a PEM file as `cosign generate-key-pair`, `openssl pkey -pubout` and `skopeo generate-sigstore-key` write
+    /// it.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -55,7 +56,7 @@ impl PublicKey {
         RawPublicKeyEntity::try_from(&self.0)?.verify_signature(algorithm, message, signature)
     }
 
-    /// Whether the signature is this key's, of this message.
+    /// Whether the signature is one of this message by this key.
     #[must_use]
     pub fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
         ALGORITHMS.iter().any(|it| self.try_one(*it, message, signature).is_ok())

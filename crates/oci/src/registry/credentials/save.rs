@@ -1,4 +1,4 @@
-//! Logging in and out: credentials are put where [`Keyring::find`] finds them, and taken away.
+//! Login and logout: saves credentials where [`Keyring::find`] finds them, and removes them.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
@@ -15,26 +15,26 @@ use super::{
 };
 use crate::reference::DOCKER_HUB;
 
-/// Where credentials were put.
+/// Where credentials are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kept {
-    /// In a file, as anybody who can read it can.
+    /// In a file, readable for all who can read the file.
     File(PathBuf),
     /// By a helper.
     Helper {
         /// The program `docker-credential-NAME`.
         name: String,
-        /// The file that says so.
+        /// The file that names the helper.
         file: PathBuf,
     },
 }
 
-/// What became of the credentials for a registry.
+/// Result of removing the credentials for a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
-    /// Where they were taken away.
+    /// Where they were removed.
     pub from: Vec<Kept>,
-    /// Another file, of another tool, that has some still.
+    /// A file of another tool that still has some.
     pub left: Option<PathBuf>,
 }
 
@@ -46,11 +46,11 @@ struct Helper {
 }
 
 impl Keyring {
-    /// Puts a name and password for all of the registry at `host` where they are found first: to the helper that a file
-    /// names for it, or else into the first file.
+    /// Saves a name and password for the whole registry at `host` where they are found first: with the helper that a
+    /// file names for it, or else in the first file.
     ///
     /// # Errors
-    /// [`CredentialError`]; then the file is as it was.
+    /// [`CredentialError`]; then the file is unchanged.
     pub fn save(&self, host: &str, user: &str, password: &Secret) -> Result<Kept, CredentialError> {
         if user.contains(':') {
             return Err(CredentialError::User);
@@ -94,7 +94,7 @@ impl Keyring {
         Ok(Kept::File(path.clone()))
     }
 
-    /// Takes away what there is for all of the registry at `host`: from the first file, and from the helper that a file
+    /// Removes the credentials for the whole registry at `host`, from the first file and from the helper that a file
     /// names for it.
     ///
     /// # Errors

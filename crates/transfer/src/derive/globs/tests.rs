@@ -213,13 +213,13 @@ fn what_is_no_glob_is_told() {
         let error = text.parse::<Glob>().unwrap_err();
         assert!(error.to_string().contains(expect), "{text}: {error}");
     };
-    check("", "names nothing in the root");
-    check("/", "names nothing in the root");
-    check("//", "names nothing in the root");
+    check("", "names only the root");
+    check("/", "names only the root");
+    check("//", "names only the root");
     check(".", "no . or ..");
     check("a/../b", "no . or ..");
     check("a//b", "no . or ..");
-    check("!a", "takes nothing back");
+    check("!a", "does not negate");
     check("a[", "is not a glob");
     check("{a", "is not a glob");
     check("a\\", "is not a glob");

@@ -107,7 +107,7 @@ fn check_fails(blob: &[u8], expected: Expected<'_>, expect: &str) {
 fn damage() {
     let bytes = text(5000);
     let none = Expected::default();
-    let trailing = "something that is not gzip stands behind its gzip data";
+    let trailing = "it has other data after its gzip data";
     for (blob, expect, trailing) in [
         (gzip(&bytes), "it is not valid gzip", trailing),
         (zstd(&bytes), "it is not valid zstd", "it is not valid zstd"),
@@ -136,7 +136,7 @@ fn damage() {
 #[test]
 fn wrappings_that_no_layer_has() {
     let none = Expected::default();
-    let supported = "which is not supported: gzip, zstd and plain tar are";
+    let supported = "which is not supported: use gzip, zstd or no compression";
     check_fails(b"\xfd7zXZ\0\0\x04", none, &format!("it is compressed with xz, {supported}"));
     check_fails(b"BZh91AY&SY", none, &format!("it is compressed with bzip2, {supported}"));
 }
