@@ -230,7 +230,7 @@ impl Output {
     }
 
     /// Gives the file its name. Only a rename can take a name from another file, and only a file with a name can be
-    /// renamed; until then it is locked, so that nobody takes it for a leftover.
+    /// renamed. Until then a lock shows that the file is not a leftover.
     fn link(&self) -> Result<(), Errno> {
         let name = self.to.file_name().ok_or(Errno::ISDIR)?;
         let (file, folder) = (self.file.as_fd(), self.folder.as_fd());

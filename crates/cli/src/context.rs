@@ -113,7 +113,7 @@ impl Context {
         Ok(store)
     }
 
-    /// Said once, of a new store: nobody wants to read it at each `run`.
+    /// Printed once, for a new store, and not at each `run`.
     fn tell_who_checks(&self, directory: &Path) {
         let Ok(opened) = std::fs::File::open(directory) else { return };
         let has_verity = kernel::features::fs_verity(opened.as_fd()).can == Can::Yes;
@@ -204,7 +204,7 @@ impl Context {
         }
     }
 
-    /// What to do when the kernel says that somebody else may, but not this user.
+    /// Advice for a permission that the kernel gives to another user but not to this one.
     fn permission_hint(&self, error: &anyhow::Error) -> Option<String> {
         let user = self.who.user;
         if user == 0 || !is_refused(error) {

@@ -33,7 +33,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// What nobody needs of a device that is kept.
+/// The unused part of a device that stays, as text.
 fn unneeded(dead: &Dead) -> String {
     let when = match dead.freeing {
         Freeing::Now => "can be freed",

@@ -152,7 +152,7 @@ fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-/// Names that nobody can read are an answer too, however little is said otherwise.
+/// Reports names that cannot be read, even with `--quiet`.
 fn tell_bad(bad: &[BadRef]) {
     for BadRef { name, error } in bad {
         let text = report::chain(error);

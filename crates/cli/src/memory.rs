@@ -20,11 +20,11 @@ use crate::report::{self, Bytes, bytes_alone, label};
 /// Mounts that could not be looked into.
 #[derive(Debug, Default)]
 struct Hidden {
-    /// Of containers.
+    /// Mounts of containers.
     containers: usize,
-    /// Of mounts with a writable layer, or with something else mounted above.
+    /// Mounts with a writable layer, or with something else mounted above.
     covered: usize,
-    /// Of which nobody can tell whose they are.
+    /// Mounts of an unknown image.
     unknown: usize,
 }
 

@@ -157,7 +157,7 @@ impl Progress {
         });
     }
 
-    /// Nobody reads on: the work goes on all the same.
+    /// A closed output does not stop the work.
     fn event(&self, event: &ProgressReport<'_>) {
         if let How::Events = self.how {
             let _unheard = report::json_line(event);

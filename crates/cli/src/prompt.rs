@@ -10,7 +10,7 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 
 /// The longest line, in bytes, that a terminal takes. Source: Linux, `N_TTY_BUF_SIZE`.
 const LINE_MAX: usize = 4096;
-/// How often it is seen that somebody wants no more.
+/// Time between two checks for an interrupt.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The terminal that the process has, wherever its standard input comes from.

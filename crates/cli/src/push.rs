@@ -94,8 +94,8 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     Ok(Answer::Yes)
 }
 
-/// The store, to be changed where it can be: a push notes what it has made and where it went, and goes on without.
-/// Nothing is written into a store that is somebody else's, too.
+/// The store, opened for writing if possible: a push notes what it has made and where it went, but also works without.
+/// It writes nothing into another user's store.
 fn open(context: &Context) -> anyhow::Result<Store> {
     let store = context.open(OpenOptions::read())?;
     if !container::owner::is_ours(&store) {

@@ -116,7 +116,7 @@ impl ReferrerReport {
     }
 }
 
-/// Words of whoever may push to the registry, as a terminal may show them.
+/// Untrusted text from the registry, made safe for a terminal.
 fn plain(text: &str) -> String {
     text.escape_debug().to_string()
 }

@@ -83,7 +83,7 @@ fn plain_lines(text: &str) -> String {
     lines.join("\n")
 }
 
-/// One line on standard error, or several. Nobody can be told when that fails.
+/// One line on standard error, or several. There is no way to report a failure of this.
 pub(crate) fn error_line(text: &str) {
     let _unheard = writeln!(io::stderr(), "{}", plain_lines(text));
 }
@@ -197,7 +197,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The answer of a verb whose exit code is its answer: it holds too when nobody reads the rest of what is printed.
+/// Keeps the answer of a verb, and so its exit code, if the reader of its output goes away.
 pub(crate) fn answer(answer: Answer, printed: anyhow::Result<()>) -> anyhow::Result<Answer> {
     match printed {
         Err(error) if !is_broken_pipe(&error) => Err(error),

@@ -24,7 +24,7 @@ pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::ALARM,
 ];
 
-/// Nobody has to wait for a lock of the store to be heard.
+/// Lets an interrupt end the wait for a lock of the store.
 pub(crate) fn give_up_when(store: &Store, cancel: &Arc<AtomicBool>) {
     let cancel = Arc::clone(cancel);
     store.give_up_when(move || cancel.load(Ordering::Relaxed));

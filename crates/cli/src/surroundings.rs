@@ -14,7 +14,7 @@ use crate::context::{Context, now};
 use crate::progress::Progress;
 use crate::signals::{give_up_when, until_signal};
 
-/// Time, processors, memory, and whom to tell and to hear.
+/// Time, processors, memory, progress and cancellation.
 pub(crate) struct Surroundings {
     pub(crate) now: Seconds,
     pub(crate) threads: NonZeroUsize,

@@ -13,7 +13,7 @@ use store::{OpenImage, OpenOptions, Store};
 use crate::context::Context;
 use crate::resolve::meant_a_path;
 
-/// An image that somebody points at, and a path in it.
+/// The image in an argument, and a path in it.
 #[derive(Debug)]
 pub(crate) struct Target {
     /// As it was written.

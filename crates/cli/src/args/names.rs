@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use clap::Args;
 
-/// Where somebody is.
+/// Address of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Address {
     Ip(IpAddr),
-    /// Wherever the container reaches the host.
+    /// Address by which the container reaches the host.
     Gateway,
 }
 

@@ -56,7 +56,7 @@ impl FromStr for UserNs {
 }
 
 impl UserNs {
-    /// Without anybody who would keep a range for it.
+    /// The map of ids, for callers that cannot reserve a range; fails for `auto`.
     pub(crate) fn fixed(&self) -> anyhow::Result<Option<IdMap>> {
         match self {
             Self::Host => Ok(None),

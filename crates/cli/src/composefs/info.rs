@@ -95,7 +95,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 
 type Show = fn(&ImageTree, Filter<'_>, &mut Out) -> io::Result<()>;
 
-/// C says `Def` on standard output then, and somebody may look for it.
+/// C says `Def` on standard output then, and scripts may look for it.
 fn wrong_option(error: &OptionError) -> Failure {
     drop(writeln!(io::stdout(), "Def"));
     super::wrong_option(error)

@@ -25,7 +25,7 @@ pub struct RegistryError {
     pub(super) what: Box<str>,
     /// The host that failed last.
     pub(super) host: Box<str>,
-    /// How often it was tried since something came of it.
+    /// Attempts since the last progress.
     pub(super) attempts: u32,
     /// Why.
     #[source]

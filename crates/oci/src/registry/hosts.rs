@@ -56,8 +56,8 @@ pub struct Route {
 }
 
 impl Route {
-    /// The way to where the host leads, that is not the host itself: it may have a certificate of the same CA, but is not
-    /// shown ours.
+    /// The route to another host that this host redirects to. Its certificate may be of the same CA, but it does not
+    /// get the client's certificate.
     pub(super) fn elsewhere(&self) -> Self {
         Self { tls: Tls { ca: self.tls.ca.clone(), ..Tls::default() }, ..self.clone() }
     }
@@ -233,7 +233,8 @@ fn own(registry: &str, tls: Tls, plain_http: bool) -> Endpoint {
     }
 }
 
-/// Nobody listens in on loopback, and registries there seldom have a certificate. Who gives them one says so.
+/// Loopback needs no protection, and registries there seldom have a certificate. For one with a certificate, a setting
+/// says so.
 fn default_scheme(host: &str, tls: &Tls, plain_http: bool) -> &'static str {
     let loopback = is_loopback(host) && !host.ends_with(":443") && *tls == Tls::default();
     if plain_http || loopback { "http" } else { "https" }
@@ -366,7 +367,7 @@ fn endpoint(
     Ok(Endpoint { base, host, capabilities: listed, route: route(tls), headers, mirror_of })
 }
 
-/// Whether somebody may be asked for connections at this address.
+/// Whether this is the address of a proxy.
 fn is_proxy(address: &Secret) -> bool {
     Url::parse(address.expose()).is_ok_and(|url| {
         matches!(url.scheme(), "http" | "https" | "socks5" | "socks5h")
@@ -383,7 +384,7 @@ pub(super) fn authority(url: &Url) -> Option<String> {
     Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
 }
 
-/// Docker's way: `*.crt` are CAs, `NAME.cert` and `NAME.key` are ours.
+/// Docker's way: `*.crt` are CAs, `NAME.cert` and `NAME.key` belong to the client.
 fn docker_certificates(directory: &Path) -> Result<Tls, HostsError> {
     let failed = |source| HostsError::Read { path: directory.to_owned(), source };
     let mut tls = Tls::default();

@@ -131,8 +131,9 @@ impl Core {
         Ok(found)
     }
 
-    /// Reads the index, adds the entry and writes it, of one host alone: what a mirror has may be older. Another may write
-    /// it in between, so that it is read once more: registries have no way to write only what nobody else has changed.
+    /// Reads the index, adds the entry and writes it, on one host only, because a mirror may have an older index. It
+    /// then reads the index once more, because registries have no atomic update, and another client may have written it
+    /// meanwhile.
     async fn add_referrer(
         self: &Arc<Self>,
         index: usize,

@@ -13,7 +13,7 @@ use super::error::{Cause, Remedy};
 use super::patience::Patience;
 use super::{Core, RegistryError, Settings};
 
-/// The longest wait between two attempts that nobody asked for.
+/// The longest pause between two attempts without a request from the server.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The longest wait that servers may ask for, all together; after that, a person should decide.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
@@ -30,7 +30,7 @@ pub(super) struct Turns {
     attempts: u32,
     /// What servers asked for in this round.
     pause: Option<Duration>,
-    /// How long they have made us wait since something came of it.
+    /// How long servers have made us wait since the last progress.
     waited: Duration,
     /// How long each host may still take, where a small document is asked for.
     patience: BTreeMap<usize, Arc<Patience>>,
@@ -100,7 +100,7 @@ impl Turns {
         patience.during(work).await
     }
 
-    /// Something came of the attempt, so that its failure is not one in a row.
+    /// The attempt made progress, so a failure does not count as one in a row.
     pub(super) fn progressed(&mut self) {
         self.rounds = 0;
         self.attempts = 1;
@@ -237,7 +237,8 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(then.saturating_sub(now)))
 }
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT` as seconds since 1970. Source: RFC 9110, 5.6.7; nobody sends the two old forms.
+/// Parses `Sun, 06 Nov 1994 08:49:37 GMT` into seconds since 1970. Source: RFC 9110, 5.6.7; the two old forms are not
+/// in use.
 fn date(text: &str) -> Option<u64> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

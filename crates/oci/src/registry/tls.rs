@@ -49,7 +49,7 @@ fn wrong(path: &Path, reason: impl std::fmt::Display) -> Cause {
     Cause::Certificate { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// A certificate of ours, with what is above it and its key.
+/// A client certificate, with the chain above it and its key.
 #[derive(Debug)]
 struct Pair {
     certified: Arc<CertifiedKey>,
@@ -77,7 +77,7 @@ impl Pair {
     }
 }
 
-/// All certificates of ours, of which a server gets the first that it can use. Source: RFC 8446, 4.2.4 and 4.4.2.3.
+/// All client certificates. A server gets the first that it can use. Source: RFC 8446, 4.2.4 and 4.4.2.3.
 #[derive(Debug)]
 struct Ours(Vec<Pair>);
 

@@ -415,7 +415,7 @@ impl Core {
         Ok(())
     }
 
-    /// Nobody minds if it fails: registries clean up after a while.
+    /// A failure does not matter: registries clean up after a while.
     async fn delete(&self, session: &Session) {
         let ask = Ask::new(Method::DELETE, session.url.clone());
         if let Err(cause) = self.call(session.index, &ask).await {

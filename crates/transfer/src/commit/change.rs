@@ -62,7 +62,7 @@ impl FromStr for Change {
                 let ports: Option<Vec<_>> = rest.split_whitespace().map(port).collect();
                 match ports.filter(|it| !it.is_empty()) {
                     Some(ports) => Self::Expose(ports),
-                    None => return wrong("needs single ports, for example 80 53/udp"),
+                    None => return wrong("needs single ports, such as 80 53/udp"),
                 }
             }
             "VOLUME" => match list(rest).unwrap_or_else(|| words(rest)) {

@@ -35,7 +35,7 @@ pub enum GlobError {
     #[error("\"{}\" names only the root: write \"*\" for all that is in it", .0.escape_debug())]
     Empty(String),
     /// A component is `.` or `..`, which no path of an image has.
-    #[error("\"{}\" matches nothing: paths begin at the image's root, without . or ..", .0.escape_debug())]
+    #[error("\"{}\" matches nothing: paths begin at the image's root and have no . or ..", .0.escape_debug())]
     Dots(String),
     /// It begins with `!`, which negates in `.gitignore` but not here.
     #[error(

@@ -157,7 +157,7 @@ fn go_on(surroundings: &ImportSurroundings<'_>) -> Result<(), DeriveError> {
     }
 }
 
-/// Nothing more of a tree, once nobody wants it.
+/// Leaves out the rest of a tree after the caller cancelled.
 fn unless_cancelled(surroundings: &ImportSurroundings<'_>) -> Choice {
     match surroundings.cancel.load(Ordering::Relaxed) {
         true => Choice::Leave,

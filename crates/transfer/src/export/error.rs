@@ -45,7 +45,7 @@ pub enum ExportError {
     #[error("cannot add to the layout")]
     Layout(#[source] Box<LayoutError>),
     /// The directory is neither empty nor an OCI layout.
-    #[error("{} is neither empty nor an OCI layout: name another directory", .0.display())]
+    #[error("{} is not empty and is not an OCI layout: name another directory", .0.display())]
     NotEmpty(PathBuf),
     /// Another export is writing there.
     #[error("another export is writing to {}", .0.display())]

@@ -188,7 +188,7 @@ fn read_failed(error: io::Error) -> ExportError {
 /// What the names of files begin with until they are whole.
 const DRAFT: &str = ".quire-layout-";
 
-/// Removes what exports have left that were killed: while this one has the lock, drafts are nobody's.
+/// Removes the drafts of killed exports. While this one has the lock, no other export is writing drafts.
 fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
     let failed = |source| ExportError::File { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(failed)? {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use image::tree::{Builder, InodeId, Link, Tree, TreeError, XattrsId};
 use image::verity::ObjectId;
 
-/// The same tree, to be changed: links are counted, and belong to whom they do in trees made of layers.
+/// A builder with the same tree, whose links are counted as in trees made of layers.
 pub(super) fn thawed(tree: &Tree) -> Result<Builder, TreeError> {
     let mut builder = Builder::new();
     builder.lay(tree).map_err(|error| error.source)?;

@@ -128,7 +128,7 @@ pub(super) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Bytes of the blob, if somebody has said.
+    /// Bytes of the blob, if known.
     fn packed(&self) -> Option<u64> {
         self.expected.size.or(self.tar_of.map(|it| it.size))
     }

@@ -136,7 +136,7 @@ pub fn import(
     job.finish(made, name, start)
 }
 
-/// What to call an image when nobody says: the name of its source, where that is a name for an image.
+/// Default name of an image: the name of its source, if that is a valid image name.
 fn default_name(source: &Source, found: Option<&str>) -> Option<RefName> {
     source.default_name(found)?.parse().ok()
 }
@@ -246,7 +246,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// An image with a path that nothing can name could be read by nobody: [`image::erofs::read`] calls it corrupt.
+/// Refuses paths that are too long to be read: [`image::erofs::read`] calls such an image corrupt.
 fn check_paths(tree: &Tree) -> Result<(), ImportError> {
     let mut walk = tree.walk();
     while let Some((path, _)) = walk.next() {

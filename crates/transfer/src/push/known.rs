@@ -35,8 +35,8 @@ pub(super) fn blobs(store: &Store, manifest: &Digest, compression: Compression) 
     layers.iter().zip(&diff_ids).map(of_layer).collect()
 }
 
-/// The blobs that were hashed whole while they gave this layer. A manifest that is made here names no other blob for it:
-/// whoever made that blob could have put anything into it.
+/// The blobs that were hashed whole while they gave this layer. A manifest that is made here names no other blob for
+/// it, because another blob may have any content.
 fn whole_blobs(layer: &LayerInfo) -> Vec<Blob> {
     layer.blobs.iter().filter(|it| it.is_hashed).cloned().collect()
 }
