@@ -1,4 +1,4 @@
-//! OCI layouts: a folder with `index.json` and blobs by digest. Source: OCI image-spec 1.1, `image-layout.md`.
+//! OCI layouts: a directory with `index.json`, and blobs by digest. Source: OCI image-spec 1.1, `image-layout.md`.
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom};
@@ -16,24 +16,24 @@ use crate::{Digest, files};
 /// The most indexes that lead to a manifest, one within the other.
 const DEPTH_MAX: usize = 4;
 
-/// Why an image cannot be found in a layout.
+/// Why an image cannot be read from a layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// The folder has no file `oci-layout`, or one that is not readable.
+    /// The directory has no usable file `oci-layout`.
     #[error("{} is not an OCI layout", directory.display())]
     NotLayout {
-        /// The folder.
+        /// The directory.
         directory: PathBuf,
         /// Why not.
         source: io::Error,
     },
-    /// A layout of a later version.
+    /// The layout is of an unknown version.
     #[error("{} is an OCI layout of version {version}, not 1", directory.display())]
     Version {
-        /// The folder.
+        /// The directory.
         directory: PathBuf,
-        /// What it says.
+        /// The version.
         version: String,
     },
     /// A file cannot be read.
@@ -52,47 +52,47 @@ pub enum LayoutError {
         /// What is wrong.
         source: ManifestError,
     },
-    /// A blob is not the one that its name says.
+    /// A blob does not have the digest in its name.
     #[error("{} has the digest {actual}", path.display())]
     Mismatch {
         /// The file.
         path: PathBuf,
-        /// Of its bytes.
+        /// Digest of its content.
         actual: Digest,
     },
-    /// A blob has another length than its descriptor says.
+    /// A blob has another size than its descriptor says.
     #[error("{} has {actual} bytes, not {expected}", path.display())]
     Size {
         /// The file.
         path: PathBuf,
-        /// The descriptor's.
+        /// Size in the descriptor, in bytes.
         expected: u64,
-        /// The file's.
+        /// Size of the file, in bytes.
         actual: u64,
     },
     /// The index is empty.
     #[error("{} has no images: its index is empty", .0.display())]
     Empty(PathBuf),
-    /// No image of that name.
+    /// The layout has no image of that name.
     #[error("there is no image \"{}\" in {}, only {}", name.escape_debug(), directory.display(), list(there))]
     Absent {
-        /// The folder.
+        /// The directory.
         directory: PathBuf,
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// What is there.
+        /// Names in the layout.
         there: Vec<String>,
     },
-    /// Several images, and none was asked for.
+    /// The layout has several images, and none was chosen.
     #[error("{} has several images, name one of them: {}", directory.display(), list(there))]
     Several {
-        /// The folder.
+        /// The directory.
         directory: PathBuf,
-        /// What is there.
+        /// Names in the layout.
         there: Vec<String>,
     },
-    /// Indexes within indexes, without end.
-    #[error("{} leads to more than {DEPTH_MAX} indexes, one within the other", .0.display())]
+    /// Too many nested indexes.
+    #[error("{} has more than {DEPTH_MAX} nested indexes", .0.display())]
     Depth(PathBuf),
 }
 
@@ -107,18 +107,18 @@ pub struct Layout {
     index: Index,
 }
 
-/// An image that was found: the bytes of its manifest and config, checked, and what they say.
+/// An image in a layout: its manifest and config, verified and parsed.
 #[derive(Debug, Clone)]
 pub struct Found {
     /// The manifest's digest and bytes.
     pub manifest: (Digest, Vec<u8>),
     /// The config's digest and bytes.
     pub config: (Digest, Vec<u8>),
-    /// What the manifest says.
+    /// The manifest, parsed.
     pub image: Manifest,
-    /// What the config says. It has a diff id for each layer.
+    /// The config, parsed. It has a diff id for each layer.
     pub settings: Config,
-    /// What the layout calls the image.
+    /// Name of the image in the layout.
     pub name: Option<String>,
 }
 
@@ -157,7 +157,7 @@ impl Layout {
         }
     }
 
-    /// The file of a blob, whether it is there or not.
+    /// Path of a blob, whether it exists or not.
     #[must_use]
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
         let text = digest.to_string();
@@ -165,7 +165,7 @@ impl Layout {
         self.directory.join("blobs").join(algorithm).join(hex)
     }
 
-    /// Opens a blob, which must have the stated size. Its digest is for the reader to check.
+    /// Opens a blob, which must have this size in bytes. The reader must check its digest.
     ///
     /// # Errors
     /// [`LayoutError::Read`] or [`LayoutError::Size`].
@@ -180,7 +180,7 @@ impl Layout {
         Ok(file)
     }
 
-    /// Finds an image. Where the choice leaves several, as for several processors, the platform decides.
+    /// Finds an image. If the choice leaves several, as for several processors, the platform decides.
     ///
     /// # Errors
     /// [`LayoutError`].

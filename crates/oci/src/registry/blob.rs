@@ -1,4 +1,4 @@
-//! Blobs, as readers that mend their own connections.
+//! Blobs, as readers that reconnect by themselves.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -25,10 +25,10 @@ const PIECES: usize = 4;
 /// How long a piece may wait to be filled: a slow blob is not to look like one that stands still.
 const PIECE_AGE: Duration = Duration::from_millis(200);
 
-/// A blob that is being fetched. Nothing is asked of the network before the first read. What comes is not compared
-/// with the digest: that is for the one who reads.
+/// A blob that is being fetched. The first read sends the first request. The reader must compare the bytes with the
+/// digest.
 ///
-/// Errors have a [`RegistryError`] within.
+/// Errors contain a [`RegistryError`].
 pub struct BlobReader {
     engine: Arc<Engine>,
     core: Arc<Core>,
@@ -55,7 +55,7 @@ enum Piece {
 }
 
 impl Registry {
-    /// A blob from the byte `from` on. With its `size`, in bytes, a registry that sends more or less is found out.
+    /// A blob from the byte `from` on. With its `size`, in bytes, a blob of another size is an error.
     #[must_use]
     pub fn blob(&self, digest: &Digest, size: Option<u64>, from: u64) -> BlobReader {
         BlobReader {
@@ -89,14 +89,14 @@ impl BlobSource for Registry {
 }
 
 impl BlobReader {
-    /// Ends before the byte `end`, and asks for no more.
+    /// Ends before the byte `end`, and requests no more.
     #[must_use]
     pub fn until(mut self, end: u64) -> Self {
         self.until = Some(end);
         self
     }
 
-    /// It is a small document, such as a config: all attempts together have [`super::Settings::patience`].
+    /// For a small document, such as a config: all attempts together have [`super::Settings::patience`].
     #[must_use]
     pub fn as_document(mut self) -> Self {
         self.is_document = true;

@@ -1,8 +1,8 @@
-//! One repository of a registry: its manifests, blobs, uploads and referrers, behind whatever mirrors there are.
+//! One repository of a registry: its manifests, blobs, uploads and referrers, through mirrors if there are any.
 //!
-//! The calls block; one thread of its own does all that is asked of the network. Source: OCI distribution-spec 1.1.
-//! What comes is compared with the digest that was asked for, except for blobs: whoever reads one does that, and calls
-//! [`Registry::distrust`] if it is not what it should be.
+//! The calls block; one thread does all network work. Source: OCI distribution-spec 1.1. Answers are compared with the
+//! digest that was asked for, except blobs. The reader of a blob does that, and calls [`Registry::distrust`] if it is
+//! wrong.
 
 mod auth;
 mod blob;
@@ -49,7 +49,7 @@ use transport::{Answer, Ask, Transport};
 /// How long a host that could not be reached is asked last.
 const UNWELL: Duration = Duration::from_secs(60);
 
-/// A repository of a registry. Clones share connections, tokens, and what is known of the hosts.
+/// A repository of a registry. Clones share connections, tokens, and knowledge of the hosts.
 #[derive(Clone)]
 pub struct Registry {
     core: Arc<Core>,
@@ -82,10 +82,10 @@ struct Core {
 }
 
 impl Registry {
-    /// The repository of `reference`. Nothing is asked of the network yet.
+    /// The repository of `reference`. This sends no request yet.
     ///
     /// # Errors
-    /// [`RegistryError`]: settings that cannot be used.
+    /// [`RegistryError`] if settings cannot be used.
     pub fn new(reference: &Reference, settings: &Settings) -> Result<Self, RegistryError> {
         let (registry, repository) = (reference.registry(), reference.repository());
         let failed = |cause| RegistryError::new("use the registry", registry, 1, cause);
@@ -119,8 +119,8 @@ impl Registry {
         &self.core.repository
     }
 
-    /// Somebody has read a blob and found it to be another one: the hosts that it came from are asked last for it from
-    /// now on. Says whether there is any other.
+    /// Tells that a blob was wrong. The hosts that sent it are asked last for it from now on. Returns whether there is
+    /// any other host.
     #[must_use]
     pub fn distrust(&self, digest: &Digest) -> bool {
         let served = lock(&self.core.served).remove(digest).unwrap_or_default();

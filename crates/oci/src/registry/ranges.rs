@@ -22,7 +22,7 @@ const PARALLEL: usize = 4;
 const PART_HEAD_MAX: u64 = 1024;
 
 impl Registry {
-    /// Some bytes of a blob. They cannot be compared with its digest.
+    /// Fetches a part of a blob. It cannot be compared with the digest.
     ///
     /// # Errors
     /// [`RegistryError`].
@@ -31,8 +31,8 @@ impl Registry {
         self.run(&format!("fetch a part of blob {digest}"), |core| core.range(digest, range))
     }
 
-    /// Several parts of a blob, in the order in which they are asked for: in one request where the host can, else in a
-    /// few at a time. All of them are in memory.
+    /// Fetches parts of a blob into memory, in the given order: with one request if the host can do that, else with a
+    /// few at a time.
     ///
     /// # Errors
     /// [`RegistryError`].

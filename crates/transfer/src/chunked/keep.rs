@@ -1,4 +1,4 @@
-//! What the next layer will find: where the chunks of this one are in the store.
+//! Records where the chunks of a layer are in the store, for later layers to find.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,7 @@ use store::{ChunkKey, Chunks, DiskError, LayerError, ObjectPart, Store};
 use super::Toc;
 use image::digest::Digest;
 
-/// Why nothing is kept. It only costs a download some day.
+/// Why the chunks of a layer are not recorded. The only cost is a later download.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeepError {
@@ -27,13 +27,13 @@ pub enum KeepError {
     /// Its tar cannot be read.
     #[error("cannot read the layer's entries")]
     Tar(#[from] TarError),
-    /// The table has other files than the tar.
-    #[error("the table of contents does not fit the layer")]
+    /// The table lists other files than the tar has.
+    #[error("the table of contents does not match the layer")]
     Different,
-    /// The chunks cannot be noted.
-    #[error("cannot compress the headers of the layer")]
+    /// The list of chunks cannot be compressed.
+    #[error("cannot compress the layer's list of chunks")]
     Compress(#[source] io::Error),
-    /// The chunks cannot be stored.
+    /// The list of chunks cannot be stored.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -47,10 +47,10 @@ struct File {
 }
 
 impl Toc {
-    /// Notes where the chunks of a layer are that is in the store, complete.
+    /// Records where the chunks of a complete layer are in the store.
     ///
     /// # Errors
-    /// [`KeepError`]; nothing is noted.
+    /// [`KeepError`]; then nothing is recorded.
     pub fn keep(&self, store: &Store, diff_id: &Digest) -> Result<(), KeepError> {
         let layer = store.layers.open(diff_id)?.ok_or(KeepError::Absent(*diff_id))?;
         let files = files(&layer)?;

@@ -1,4 +1,4 @@
-//! Where a blob has its table of contents.
+//! The place of a blob's table of contents.
 
 use std::fmt::Display;
 use std::io::{self, Read};
@@ -48,7 +48,7 @@ const UNPACKED_MAX: u64 = 64 << 20;
 pub(super) enum Failure {
     /// The layer is downloaded whole.
     Odd(String),
-    /// Somebody lies.
+    /// The table is not the one that the manifest names.
     Digest(ChunkedError),
 }
 
@@ -88,7 +88,7 @@ fn read(ranges: &dyn Ranges, start: u64, end: u64) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     ranges.read(start..end).take(length).read_to_end(&mut bytes).map_err(odd)?;
     if bytes.len() as u64 != length {
-        return Err(odd("fewer bytes came than were asked for"));
+        return Err(odd("the registry sent too few bytes of it"));
     }
     Ok(bytes)
 }
@@ -138,7 +138,7 @@ fn zstd_chunked(
 }
 
 fn no_room() -> Failure {
-    odd("there is no memory left for it: --memory gives more")
+    odd("it needs more memory than --memory allows")
 }
 
 /// A number of bytes that is at most [`PACKED_MAX`] and [`UNPACKED_MAX`] together.
@@ -150,7 +150,7 @@ fn memory(bytes: u64) -> usize {
 fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), &'static str> {
     let numbers: Result<Vec<u64>, _> = text.split(':').map(str::parse).collect();
     let Ok([offset, length, unpacked, kind]) = numbers.as_deref() else {
-        return Err("its position is no position");
+        return Err("its position is not valid");
     };
     if *kind != ZSTD_TYPE {
         return Err("it is of an unknown type");

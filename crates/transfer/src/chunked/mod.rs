@@ -1,9 +1,9 @@
 //! Layers with a table of contents, eStargz and zstd:chunked: only what the store lacks of them is downloaded.
 //!
-//! Both are ordinary compressed tars in which each file's content begins a gzip member or zstd frame of its own, so that
-//! parts of them can be unpacked alone. A [`Plan`] gives the exact tar: what the store has of it comes from there, the rest
-//! from the blob. The tar then goes the way of all tars, and has its diff id compared: a table that lies, or a store that
-//! is damaged, costs a second download and nothing else. What is relied on is in `docs/format/chunked.md`.
+//! Both are ordinary compressed tars in which each file's content begins a gzip member or zstd frame of its own, so
+//! that parts of them can be unpacked alone. A [`Plan`] gives the exact tar: some parts come from the store, the others
+//! from the blob. The tar is then imported as usual, and its diff id is compared. So a false table or a damaged store
+//! costs a second download and nothing else. The format is described in `docs/format/chunked.md`.
 
 mod keep;
 mod locate;
@@ -29,7 +29,7 @@ use toc::Contents;
 /// Layers of fewer bytes are downloaded whole: the requests would cost more.
 pub const BLOB_MIN: u64 = 1 << 20;
 
-/// Parts of one blob.
+/// Access to parts of one blob.
 pub trait Ranges: Sync {
     /// These bytes of the blob, in order. What goes wrong is told when they are read; fewer bytes are an error to whoever
     /// asked.
@@ -40,7 +40,7 @@ pub trait Ranges: Sync {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChunkedError {
-    /// It is not the one that the manifest names.
+    /// It is not the table that the manifest names.
     #[error(
         "the layer's table of contents has the digest {actual}, not {expected} as the manifest says"
     )]
@@ -52,7 +52,7 @@ pub enum ChunkedError {
     },
 }
 
-/// A table of contents that is the one the manifest names.
+/// A table of contents with the digest that the manifest names.
 #[derive(Debug)]
 pub struct Toc {
     contents: Contents,
@@ -65,11 +65,11 @@ pub struct Toc {
 }
 
 impl Toc {
-    /// Fetches a layer's table of contents. `None` when it has none, or one that is of no use: then the layer is pulled as
-    /// any other. What it takes in memory is taken of `room`, for as long as that is there.
+    /// Fetches a layer's table of contents. `None` if it has none, or none that is of use; then the layer is pulled as
+    /// usual. The table's memory is taken from `room` while the table exists.
     ///
     /// # Errors
-    /// [`ChunkedError`] when the table is not the one that the manifest names.
+    /// [`ChunkedError`] if the table is not the one that the manifest names.
     pub fn fetch(
         layer: &Descriptor,
         ranges: &dyn Ranges,
@@ -82,7 +82,7 @@ impl Toc {
             Ok(toc) => Ok(toc),
             Err(locate::Failure::Digest(error)) => Err(error),
             Err(locate::Failure::Odd(why)) => {
-                tracing::debug!(blob = %layer.digest, %why, "its table of contents is not used");
+                tracing::debug!(blob = %layer.digest, %why, "cannot use its table of contents");
                 Ok(None)
             }
         }
@@ -90,13 +90,13 @@ impl Toc {
 }
 
 impl Toc {
-    /// Whether a layer is long enough for a table to be of use, and says that it has one.
+    /// Whether a layer announces a table, and is large enough for the table to be of use.
     #[must_use]
     pub fn is_announced(layer: &Descriptor) -> bool {
         layer.size >= BLOB_MIN && locate::is_announced(layer)
     }
 
-    /// What came with the table, and where in the blob it begins. Whether all of it is right, the blob's digest says.
+    /// The bytes that came with the table, and their offset in the blob. The blob's digest covers them.
     #[must_use]
     pub fn bytes(&self) -> (u64, &[u8]) {
         (self.at, &self.bytes)
@@ -112,13 +112,13 @@ impl Toc {
     }
 }
 
-/// A layer's tar, made of parts. It is the right one only if it has the diff id.
+/// A layer's tar, made of parts. Compare its diff id before use.
 pub struct Tar<'a> {
     /// The tar, uncompressed.
     pub reader: Box<dyn Read + Send + 'a>,
-    /// Bytes of the blob that are not going to be downloaded.
+    /// Bytes of the blob that are not downloaded.
     pub skipped: u64,
-    /// Bytes of the blob that were, so far.
+    /// Bytes of the blob that were downloaded so far.
     pub fetched: Arc<AtomicU64>,
 }
 
@@ -129,7 +129,7 @@ impl std::fmt::Debug for Tar<'_> {
     }
 }
 
-/// Reads `bytes` as a table of contents of either format, for fuzzers.
+/// Parses `bytes` as a table of contents of either format, for fuzzers.
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
     toc::exercise(bytes);

@@ -1,4 +1,4 @@
-//! What is downloaded, and what comes from the store.
+//! Plans: which parts of a layer are downloaded, and which come from the store.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,14 +31,14 @@ const SKIPPED_PARTS: u64 = 10;
 /// The most bytes of tar headers that are in memory for all plans of one pull.
 const BYTES_MAX: usize = 32 << 20;
 
-/// What a plan does.
+/// Figures of a plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes of the blob to download, its table of contents not counted.
+    /// Bytes of the blob to download, without its table of contents.
     pub fetch: u64,
     /// Bytes of the blob that come from the store.
     pub skip: u64,
-    /// How many parts are downloaded.
+    /// Number of parts to download.
     pub requests: u64,
 }
 
@@ -65,7 +65,7 @@ pub(super) enum Place {
     Bytes(Range<usize>),
 }
 
-/// How to make the layer's tar.
+/// A way to make the layer's tar.
 pub struct Plan<'a> {
     pub(super) toc: Arc<Toc>,
     pub(super) store: &'a Store,
@@ -82,8 +82,8 @@ impl std::fmt::Debug for Plan<'_> {
     }
 }
 
-/// A plan for each table, where one saves enough. What the store knows is read once for all of them; at most `room` bytes
-/// of tar headers are kept in memory.
+/// Makes a plan for each table that saves enough. The store's list of chunks is read once for all of them. At most
+/// `room` bytes of tar headers are kept in memory.
 #[must_use]
 pub fn plans<'a>(store: &'a Store, tocs: &[Arc<Toc>], room: usize) -> Vec<Option<Plan<'a>>> {
     plans_for(store, tocs, room, Costs::default())
@@ -187,32 +187,31 @@ fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
         };
     });
     if let Err(error) = outcome {
-        tracing::debug!(%error, "cannot look for what is here of a layer");
+        tracing::debug!(%error, "cannot look up the chunks that the store has");
     }
     (Found { keys, places }, bytes)
 }
 
 impl Plan<'_> {
-    /// What it does.
+    /// Figures of the plan.
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Bytes of memory, besides the tar headers that all plans have in common.
+    /// Bytes of memory, without the tar headers that all plans share.
     #[must_use]
     pub fn memory(&self) -> usize {
         size_of_val(&self.steps[..])
     }
 
-    /// Bytes of tar headers, which all plans of one pull have in common.
+    /// Bytes of tar headers, which all plans of one pull share.
     #[must_use]
     pub fn shared_memory(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The tar, with what is not here from `ranges`. Nothing of it is known to be right until all of it has the layer's
-    /// diff id.
+    /// Opens the tar, whose missing parts come from `ranges`. It is unverified until all of it has the layer's diff id.
     #[must_use]
     pub fn open<'p>(&'p self, ranges: &'p dyn Ranges) -> Tar<'p> {
         read::tar(self, ranges)

@@ -74,7 +74,7 @@ impl<'p> Assembly<'p, '_> {
                     Some(known) if self.take(known) => {}
                     Some(_) => {
                         let bytes = blob.end - blob.start;
-                        tracing::debug!(bytes, "a file is not here any more: it is downloaded");
+                        tracing::debug!(bytes, "the store lost a file: downloading it");
                         self.gap = 0..0;
                         self.now = Now::Unpacking(self.fetch(blob)?);
                     }
@@ -118,7 +118,7 @@ impl<'p> Assembly<'p, '_> {
             Place::Object(part) => match self.compare(&known.key, part) {
                 Ok(is_right) => is_right,
                 Err(error) => {
-                    tracing::debug!(object = %part.object, %error, "cannot be read");
+                    tracing::debug!(object = %part.object, %error, "cannot read the object");
                     false
                 }
             },
@@ -132,7 +132,7 @@ impl<'p> Assembly<'p, '_> {
         }
         let Some((_, file)) = &self.open else { return Ok(false) };
         let end = part.offset.checked_add(part.length);
-        let end = end.ok_or_else(|| io::Error::other("it is no part of an object"))?;
+        let end = end.ok_or_else(|| io::Error::other("the chunk is outside its object"))?;
         let mut hasher = DigestHasher::sha256();
         let mut at = part.offset;
         self.buffer.resize(PIECE, 0);
@@ -143,7 +143,7 @@ impl<'p> Assembly<'p, '_> {
             at += length as u64;
         }
         if hasher.finish().as_bytes() != key.0 {
-            tracing::debug!(object = %part.object, "its bytes are not those of the chunk");
+            tracing::debug!(object = %part.object, "the object does not have the chunk's bytes");
             return Ok(false);
         }
         self.now = match usize::try_from(part.length) {
@@ -220,7 +220,7 @@ impl Read for Download<'_> {
         }
         let read = self.source.read(&mut into[..length])?;
         if read == 0 {
-            let error = "fewer bytes came of the blob than were asked for";
+            let error = "the registry sent fewer bytes of the blob than it was asked for";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
         }
         self.left = self.left.saturating_sub(read as u64);

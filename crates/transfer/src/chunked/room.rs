@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of memory that tables of contents may take, all of them together.
+/// Bytes of memory for all tables of contents together.
 #[derive(Debug)]
 pub struct Room {
     state: Mutex<State>,
@@ -25,14 +25,14 @@ pub(super) struct Claim<'a> {
 }
 
 impl Room {
-    /// So many bytes.
+    /// Room for this many bytes.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
         let state = State { left: bytes, readers: 0 };
         Self { state: Mutex::new(state), settled: Condvar::new(), whole: bytes }
     }
 
-    /// Bytes that are taken.
+    /// Bytes in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.whole - self.lock().left

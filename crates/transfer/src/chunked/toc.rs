@@ -1,8 +1,8 @@
 //! Tables of contents: which bytes of a blob are which bytes of its files.
 //!
-//! They come from whoever made the layer, or from whoever lies for them. Nothing that they say is believed: the tar that
-//! comes of it has the right diff id, or is thrown away. So all that matters here is that parsing ends, that no number
-//! leads out of the blob, and that no more memory is used than the table itself takes.
+//! They come from the maker of the layer, or from an attacker. They are not trusted: the tar must have the right diff
+//! id, or it is thrown away. So parsing must only end, yield no offset outside the blob, and use no more memory than
+//! the table itself takes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufReader, Read};
@@ -141,7 +141,7 @@ impl<'de> Visitor<'de> for Table<'_> {
                     map.next_value_seed(Entries(self.0))?;
                     entries = true;
                 }
-                "entries" => return Err(de::Error::custom("it has its entries twice")),
+                "entries" => return Err(de::Error::custom("it has two lists of entries")),
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -288,12 +288,12 @@ impl Builder {
 
     fn entry(&mut self, entry: &Entry) -> Result<(), &'static str> {
         if entry.inner_offset != 0 {
-            return Err("several files are in one gzip member");
+            return Err("several files share a gzip member");
         }
         if entry.kind == "chunk" {
             return match &self.open {
                 Some(open) if open.name == entry.name => self.piece(entry),
-                _ => Err("a chunk of no file"),
+                _ => Err("a chunk without a file"),
             };
         }
         self.close()?;
@@ -333,7 +333,7 @@ impl Builder {
     }
 
     fn piece(&mut self, entry: &Entry) -> Result<(), &'static str> {
-        let open = self.open.as_mut().ok_or("a chunk of no file")?;
+        let open = self.open.as_mut().ok_or("a chunk without a file")?;
         let start = entry.offset;
         // Where the last one ends is known now, unless the format has said so.
         if let Some(last) = self.pieces.last_mut() {
@@ -345,10 +345,10 @@ impl Builder {
             }
         }
         if start == 0 || start >= self.end {
-            return Err("a chunk is not where files are");
+            return Err("a chunk is outside the part of the blob with files");
         }
         if entry.chunk_offset != open.covered {
-            return Err("chunks do not follow one another");
+            return Err("chunks are not consecutive");
         }
         let left = open.size - open.covered;
         let length = if entry.chunk_size == 0 { left } else { entry.chunk_size };
@@ -371,12 +371,12 @@ impl Builder {
         if let Some(end) = open.end {
             let last = self.pieces.last_mut().ok_or("a file without chunks")?;
             if end <= last.blob.start || end > self.end {
-                return Err("a file ends where files are not");
+                return Err("a file ends outside the part of the blob with files");
             }
             last.blob.end = end;
         }
         if memory(&self.files, &self.pieces) > self.room {
-            return Err("it has more in it than its size lets expect");
+            return Err("it has more files and chunks than its size allows");
         }
         let pieces = open.first..self.pieces.len();
         self.files.push(File { size: open.size, pieces, gap: None });

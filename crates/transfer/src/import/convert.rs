@@ -1,4 +1,4 @@
-//! Another storage form for an image that the store has.
+//! Conversion of an image in the store to another form.
 
 use std::io::{Read, Write as _};
 use std::sync::Mutex;
@@ -28,14 +28,14 @@ const PIECE: usize = 256 << 10;
 pub struct Stored<'a> {
     /// The image.
     pub image: &'a ImageId,
-    /// What it was made from, if that is known: then its layers keep their exact bytes.
+    /// The manifest that it was made from, if known. With it, its layers keep their exact bytes.
     pub manifest: Option<&'a Digest>,
-    /// The name by which it was found, if it was. If the result gets that name, it has to be this image's until then.
+    /// The name by which it was found, if any. If the result gets this name, the name must not have moved meanwhile.
     pub name: Option<&'a RefName>,
 }
 
-/// Makes the image in another form, from what the store has; every byte is verified on its way. The old image, and what
-/// only it needs, is garbage when no name stands for it any more.
+/// Makes the image in another form, from data in the store. Every byte is verified. The old image becomes garbage, with
+/// everything that only it needs, when its last name is gone.
 ///
 /// # Errors
 /// [`ImportError`]; then nothing was changed.

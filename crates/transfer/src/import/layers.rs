@@ -1,4 +1,4 @@
-//! Sources that are made of layers: where the layers are, and reading them all at once.
+//! Sources with layers: where the layers are, and how to read them in parallel.
 
 use std::fs::File;
 use std::io::{Read, Seek as _, Write as _};
@@ -79,8 +79,8 @@ pub(crate) struct LayerSource<'a> {
     pub(crate) is_wanted: bool,
 }
 
-/// What lets an image have a layer that is in the store already. The diff id in its config does not: anybody who has heard
-/// of it can write it down.
+/// Proof that an image may use a layer of the store. The diff id in its config is none: anyone who knows a diff id can
+/// write it down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Title {
     /// The layer is one of an image of the store, of which this one is made.
@@ -471,7 +471,7 @@ impl Job<'_> {
             Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(blob = %digest, error, "it is downloaded as a whole");
+                tracing::warn!(blob = %digest, error, "downloading the whole blob");
                 progress(Event::Again { layer: at });
                 Ok(None)
             }

@@ -1,4 +1,4 @@
-//! A layer's blob on its way from a registry, with what an earlier pull has of it.
+//! A layer's blob, on its way from a registry, with the part that an earlier pull has kept.
 
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
@@ -98,7 +98,9 @@ impl<'a> PulledBlob<'a> {
         }
         match self.store.downloads.partial(&self.digest) {
             Ok(partial) => self.partial = partial,
-            Err(error) => tracing::debug!(blob = %self.digest, %error, "not kept in part"),
+            Err(error) => {
+                tracing::debug!(blob = %self.digest, %error, "cannot keep a partial blob")
+            }
         }
         if self.partial.as_ref().is_some_and(|partial| partial.length() > self.size) {
             self.restart();
@@ -110,7 +112,7 @@ impl<'a> PulledBlob<'a> {
         if let Some(partial) = &mut self.partial
             && let Err(error) = partial.restart()
         {
-            tracing::debug!(blob = %self.digest, %error, "not kept in part");
+            tracing::debug!(blob = %self.digest, %error, "cannot keep a partial blob");
             self.partial = None;
         }
     }
@@ -139,7 +141,7 @@ impl LayerBlob for PulledBlob<'_> {
                 }
                 if is_new && std::mem::replace(&mut self.last_try, true) {
                     if let Some(Err(error)) = self.partial.take().map(PartialBlob::discard) {
-                        tracing::debug!(blob = %self.digest, %error, "cannot be removed");
+                        tracing::debug!(blob = %self.digest, %error, "cannot remove the partial blob");
                     }
                     return None;
                 }
@@ -170,7 +172,7 @@ impl LayerBlob for PulledBlob<'_> {
         if let Some(toc) = &self.toc
             && let Err(error) = toc.keep(self.store, self.diff_id)
         {
-            tracing::debug!(blob = %self.digest, %error, "its table of contents is not kept");
+            tracing::debug!(blob = %self.digest, %error, "cannot keep its table of contents");
         }
         let Some(partial) = self.partial.take() else { return };
         let outcome = match self.layers {
@@ -179,7 +181,7 @@ impl LayerBlob for PulledBlob<'_> {
             _ => partial.discard(),
         };
         if let Err(error) = outcome {
-            tracing::warn!(blob = %self.digest, %error, "cannot keep or remove it: `quire gc` will");
+            tracing::warn!(blob = %self.digest, %error, "cannot keep or remove it: `quire gc` removes it");
         }
     }
 }
@@ -231,7 +233,7 @@ impl<R: Read> Read for Reader<'_, '_, R> {
             if read == 0 && length > 0 {
                 return Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "the part that was here has become shorter",
+                    "the stored part of the blob became shorter",
                 ));
             }
             self.at += read as u64;
@@ -243,9 +245,9 @@ impl<R: Read> Read for Reader<'_, '_, R> {
             && let Err(error) = partial.append(&into[..read])
         {
             // A full disk, most often. The pull itself may have room yet.
-            tracing::debug!(%error, "not kept in part");
+            tracing::debug!(%error, "cannot keep a partial blob");
             if let Some(Err(error)) = self.partial.take().map(PartialBlob::discard) {
-                tracing::debug!(%error, "cannot be removed");
+                tracing::debug!(%error, "cannot remove the partial blob");
             }
         }
         Ok(read)

@@ -1,7 +1,7 @@
-//! From a registry to an image in the store.
+//! Pulls: from a registry to an image in the store.
 //!
-//! A pull is an import whose layers come from a [`Registry`]. Each layer becomes durable as soon as it is complete, and what
-//! there is of an unfinished one is kept, so that a pull that was interrupted goes on where it stopped: see
+//! A pull is an import whose layers come from a [`Registry`]. Each layer becomes durable as soon as it is complete. The
+//! downloaded part of an unfinished layer is kept, so that the next pull resumes there: see
 //! `docs/decisions/0005-pull.md`.
 
 mod blob;
@@ -28,14 +28,14 @@ use blob::PulledBlob;
 /// Indexes may be in indexes: at most so deep.
 const DEPTH_MAX: usize = 4;
 
-/// How to pull.
+/// Options of a pull.
 #[derive(Clone, Copy)]
 pub struct PullWishes<'a> {
-    /// As for any import. `durable` is not looked at: each layer becomes durable on its own.
+    /// Options of the import. `durable` is ignored: each layer becomes durable on its own.
     pub import: ImportWishes<'a>,
-    /// Whether the layers are kept as they came, too.
+    /// Whether to keep the compressed layers, too.
     pub layers: Layers,
-    /// Which images are accepted.
+    /// Policies that must accept the image.
     pub policies: &'a Policies,
 }
 
@@ -46,21 +46,21 @@ impl std::fmt::Debug for PullWishes<'_> {
     }
 }
 
-/// Whether layers are kept as they came, besides the files that are in them.
+/// Whether to keep the compressed layers besides the files in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Layers {
-    /// No: they can be made again from the files, but seldom compressed to the same bytes.
+    /// No. They can be rebuilt from the files, but seldom with the same compressed bytes.
     #[default]
     Forget,
-    /// Yes: a push gives back the very bytes.
+    /// Yes. A push then sends the very same bytes.
     Keep,
 }
 
-/// Why there is no new image. What came of it so far is kept for the next pull.
+/// Why a pull failed. The layers that arrived are kept for the next pull.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// The registry.
+    /// A request to the registry failed.
     #[error("cannot pull {reference}")]
     Registry {
         /// What was asked for.
@@ -68,24 +68,24 @@ pub enum PullError {
         /// Why not.
         source: Box<RegistryError>,
     },
-    /// The registry has something of that name that is no image for this platform.
-    #[error("{reference} is nothing that can be pulled")]
+    /// The reference does not lead to an image for this platform.
+    #[error("cannot use the manifest of {reference}")]
     Manifest {
         /// What was asked for.
         reference: Box<Reference>,
         /// Why not.
         source: Box<ManifestError>,
     },
-    /// A descriptor says another size than its content has.
+    /// The content has another size than its descriptor says.
     #[error("{digest} of {reference} has {actual} bytes, not {expected} as its manifest says")]
     Size {
         /// What was asked for.
         reference: Box<Reference>,
-        /// A manifest or a config.
+        /// The manifest or config.
         digest: Box<Digest>,
-        /// The descriptor's.
+        /// Size in the descriptor, in bytes.
         expected: u64,
-        /// What came.
+        /// Size of the content, in bytes.
         actual: u64,
     },
     /// The config cannot be read.
@@ -93,22 +93,24 @@ pub enum PullError {
     Config {
         /// What was asked for.
         reference: Box<Reference>,
-        /// The config's.
+        /// Digest of the config.
         digest: Box<Digest>,
         /// Why not.
         source: io::Error,
     },
-    /// Twice something else came than the config.
-    #[error("the registry has no right copy of the config {digest} of {reference}, but {actual}")]
+    /// The config has the wrong digest, even from a second host.
+    #[error(
+        "the registry's copies of the config {digest} of {reference} have another digest, {actual}"
+    )]
     Mismatch {
         /// What was asked for.
         reference: Box<Reference>,
-        /// The config's.
+        /// Digest of the config.
         digest: Box<Digest>,
-        /// Of what came.
+        /// Digest of the content.
         actual: Box<Digest>,
     },
-    /// It is for another platform than the one that was asked for.
+    /// The image is for another platform than the wanted one.
     #[error("cannot pull {reference}")]
     Platform {
         /// What was asked for.
@@ -116,24 +118,24 @@ pub enum PullError {
         /// The platforms.
         source: PlatformMismatch,
     },
-    /// Indexes within indexes.
-    #[error("{0} leads to more than {DEPTH_MAX} indexes, one within the other")]
+    /// Too many nested indexes.
+    #[error("{0} has more than {DEPTH_MAX} nested indexes")]
     Depth(Box<Reference>),
-    /// The store cannot note that a pull begins.
+    /// The store cannot note that a pull has begun.
     #[error("cannot note the pull in the store")]
     Pin(#[source] DiskError),
-    /// It may not be pulled, or nobody can tell.
-    #[error("{reference} is not pulled")]
+    /// A policy refuses the image, or cannot decide.
+    #[error("cannot pull {reference}")]
     Policy {
         /// What was asked for.
         reference: Box<Reference>,
         /// Why not.
         source: Box<AdmitError>,
     },
-    /// Where the image came from, and who signed it, cannot be kept.
-    #[error("cannot keep where the image came from")]
+    /// The origin and signatures of the image cannot be stored.
+    #[error("cannot record the origin and signatures of the image")]
     Evidence(#[source] Box<EvidenceError>),
-    /// What came is not imported.
+    /// The import failed.
     #[error("cannot pull {reference}")]
     Import {
         /// What was asked for.
@@ -143,10 +145,10 @@ pub enum PullError {
     },
 }
 
-/// What a pull did.
+/// Result of a pull.
 #[derive(Debug, Clone)]
 pub enum Pulled {
-    /// The store had this very image under this name.
+    /// The store had this image under this name already.
     UpToDate {
         /// The image.
         image: image::verity::ImageId,
@@ -170,11 +172,11 @@ struct Remote {
     settings: Config,
 }
 
-/// The name that a pulled image has in the store, unless another was asked for: the whole reference. One that is named
-/// by its digest alone gets that as its tag.
+/// Default name of a pulled image in the store: the whole reference. A reference with a digest and no tag gets the
+/// digest as its tag.
 ///
 /// # Errors
-/// [`store::RefNameError`] for names that are longer than the store takes.
+/// [`store::RefNameError`] if the name is too long for the store.
 pub fn default_name(reference: &Reference) -> Result<RefName, store::RefNameError> {
     let tag = match (reference.tag(), reference.digest()) {
         (None, Some(digest)) => digest.to_string().replace(':', "-"),
@@ -206,7 +208,7 @@ pub fn pull(
         source: Box::new(source),
     })?;
     for key in verdict.signed_by {
-        tracing::info!(%reference, key = %key.display(), "signed");
+        tracing::info!(%reference, key = %key.display(), "signature verified");
     }
     let keep = || {
         evidence::keep(&evidence, store, &manifest).map_err(|it| PullError::Evidence(Box::new(it)))
@@ -267,7 +269,7 @@ pub fn pull(
     let report = import::import_found(store, &found, origins, &surroundings, &import)
         .map_err(not_imported)?;
     if let Err(error) = store.downloads.unpin(&manifest) {
-        tracing::warn!(%error, "the note of the pull stays: gc removes it in a week");
+        tracing::warn!(%error, "cannot remove the note of the pull: gc removes it in a week");
     }
     Ok(Pulled::Image(report))
 }

@@ -1,4 +1,4 @@
-//! The tables of contents of an image's layers, and what they save.
+//! The tables of contents of an image's layers, and the bytes that they save.
 
 use std::sync::Arc;
 

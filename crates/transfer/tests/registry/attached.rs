@@ -203,7 +203,7 @@ fn docker_registry_keeps_the_index() {
     assert_eq!(
         chain(&error),
         format!(
-            "{}/app:one is nothing that can be pulled: it is an artifact of type \"a/b\", not an image",
+            "cannot use the manifest of {}/app:one: it is an artifact of type \"a/b\", not an image",
             daemon.host
         )
     );

@@ -37,7 +37,7 @@ const CAUSES: [&str; 15] = [
     "access is denied",
     "has the digest ",
     "but the server calls it ",
-    "has no right copy of ",
+    " have another digest, ",
     "no credentials for ",
     "cannot use its answer",
     "has lost the upload after ",

@@ -355,7 +355,7 @@ fn a_manifest_that_lies_is_refused() {
         (text.replace(&size, "\"size\":77"), "77"),
         (
             text.replace(&digest(&served.config).to_string(), &digest(&other).to_string()),
-            "unpacked",
+            "its uncompressed tar has",
         ),
         (text.replace("\"layers\":[", "\"manifests\":[],\"layers\":["), "both"),
         ("{}".to_owned(), "manifest"),
