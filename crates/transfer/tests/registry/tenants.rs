@@ -215,19 +215,23 @@ fn a_diff_id_gives_nobody_a_layer() {
         let check = |what: &str, outcome: Outcome, reason: &str| match outcome {
             Ok(files) => panic!("{form:?}: {what} was shown {files:?}"),
             // A layer that is here in another form is unpacked, not only compared.
-            Err(error) if reason == "config has" && error.contains("the tar is corrupt") => {}
+            Err(error) if reason == "config says" && error.contains("the tar is corrupt") => {}
             Err(error) => assert!(error.contains(reason), "{form:?}: {what}: {error}"),
         };
-        check("a garbage blob", both.layout(&[told.clone().garbage()], form), "config has");
-        check("a garbage blob", both.pull(&[told.clone().garbage()], Layers::Forget), "config has");
-        check("a kept one", both.pull(&[told.clone().garbage()], Layers::Keep), "config has");
+        check("a garbage blob", both.layout(&[told.clone().garbage()], form), "config says");
+        check(
+            "a garbage blob",
+            both.pull(&[told.clone().garbage()], Layers::Forget),
+            "config says",
+        );
+        check("a kept one", both.pull(&[told.clone().garbage()], Layers::Keep), "config says");
         let nowhere = told.clone().garbage().absent();
         check("a blob that is not there", both.pull(&[nowhere], Layers::Forget), "404");
         let other = Told { bytes: Some(Tar::of("f x y").bytes()), ..told.clone() };
         check(
             "an old archive",
             both.archive(std::slice::from_ref(&other), Age::Old, form),
-            "config has",
+            "config says",
         );
         check("an archive whose names lie", both.archive(&[other], Age::New, form), "the digest");
         let plain = Told::honest(&secret(), Pack::Plain);
@@ -238,7 +242,7 @@ fn a_diff_id_gives_nobody_a_layer() {
             "the digest",
         );
         check("flipped bytes", both.layout(&[flipped], form), "the digest");
-        check("an empty archive", both.archive(&[plain.absent()], Age::Old, form), "config has");
+        check("an empty archive", both.archive(&[plain.absent()], Age::Old, form), "config says");
         assert_eq!(both.home.store.images.ids().unwrap(), images, "{form:?}: an image was added");
         // Whoever has the bytes, or knows the digest of a blob of them, has the files.
         let zstd = Told::honest(&secret(), Pack::Zstd);
