@@ -99,7 +99,7 @@ impl<'a> PulledBlob<'a> {
         match self.store.downloads.partial(&self.digest) {
             Ok(partial) => self.partial = partial,
             Err(error) => {
-                tracing::debug!(blob = %self.digest, %error, "cannot keep a partial blob")
+                tracing::debug!(blob = %self.digest, %error, "cannot keep a partial blob");
             }
         }
         if self.partial.as_ref().is_some_and(|partial| partial.length() > self.size) {
