@@ -149,6 +149,15 @@ fn files_are_short_enough_to_read() {
     assert_eq!(long, listed);
 }
 
+/// A file that two programs have as a module is compiled twice, and half dead in each.
+#[test]
+fn modules_are_where_their_names_say() {
+    let attribute = ["#[pa", "th = "].concat();
+    let sources = tracked().into_iter().filter(|path| path.ends_with(".rs"));
+    let found = sources.filter(|path| text(path).unwrap_or_default().contains(&attribute));
+    assert_eq!(found.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
 #[test]
 fn documents_have_lines_that_fit() {
     const COLUMNS: usize = 120;

@@ -4,8 +4,8 @@ use std::io::Read;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::build::{Layout, Pack, Tar, pack};
 use super::{Home, chain, usual_wishes};
+use crate::build::{Layout, Pack, Tar, pack};
 use quire_transfer::import::{
     Document, Durable, ImportError, ImportSurroundings, ImportWishes, IncomingLayer, LayerImport,
     LayersMismatch, Limits,

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
+use image::erofs::read::{Image, Owners, View, to_tree};
+use image::tree::Tree;
+use image::verity::ImageId;
 use oci::manifest::Platform;
 use quire_transfer::import::{ImportSurroundings, ImportWishes};
 use store::{OpenOptions, Seconds, Store};
@@ -33,6 +36,12 @@ impl Home {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// The tree of an image.
+    pub(crate) fn tree(&self, id: &ImageId) -> Tree {
+        let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
+        to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
     }
 
     /// Such that every thread has somebody to race with.

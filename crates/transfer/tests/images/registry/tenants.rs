@@ -10,10 +10,10 @@ use serde_json::json;
 use transfer::import::{ImportWishes, Report};
 use transfer::pull::Layers;
 
-use super::build::{Age, Layout, Pack, Tar, pack};
-use super::home::{Home, usual_wishes};
 use super::pulls::{MANIFEST, pull_name};
 use super::*;
+use crate::build::{Age, Layout, Pack, Tar, pack};
+use crate::home::{Home, usual_wishes};
 use testing::fake::{Server, content, reply};
 
 /// A layer as an image describes it, truly or not.

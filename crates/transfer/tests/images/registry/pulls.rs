@@ -18,8 +18,8 @@ use transfer::progress::Event;
 use transfer::pull::{Layers, PullError, PullWishes, Pulled, default_name, pull};
 use transfer::push::{PushError, Pushed, Sent, Wish, push};
 
-use super::home::{Home, NEVER, usual_wishes};
 use super::*;
+use crate::home::{Home, NEVER, usual_wishes};
 use testing::fake::{Reply, Request, Server, content, reply};
 
 pub(super) const NOW: Seconds = Seconds(1_700_000_000);

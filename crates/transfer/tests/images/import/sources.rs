@@ -11,8 +11,8 @@ use image::verity::{Algorithm, Hasher};
 use serde_json::json;
 use store::{Digest, RefName, walk};
 
-use super::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use super::{Home, chain, usual_wishes};
+use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use quire_transfer::import::{ImportError, ImportSurroundings, ImportWishes, Unsupported};
 use quire_transfer::progress::Event;
 

@@ -11,10 +11,10 @@ use quire_transfer as transfer;
 use transfer::pull::{Layers, PullError, Pulled};
 use transfer::push::PushError;
 
-use super::home::{Home, usual_wishes};
 use super::proxy::{Proxy, is_blob};
 use super::pulls::{NOW, Served, image, layer, pull_name, push_over, push_to, served};
 use super::*;
+use crate::home::{Home, usual_wishes};
 use testing::daemon::Daemon;
 use testing::fake::{Server, forward};
 use testing::rounds;

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use super::build::Tar;
 use super::{Home, all, chain, damage};
+use crate::build::Tar;
 use testing::trees::{rich_tree, run};
 
 /// Imports a tar as it is, and compares it with what comes back.
@@ -11,7 +11,7 @@ use testing::trees::{rich_tree, run};
 fn check(home: &Home, writer: &str, bytes: &[u8]) {
     let path = home.path("check.tar");
     fs::write(&path, bytes).unwrap();
-    let report = home.import("tar", &path);
+    let report = home.import_path("tar", &path);
     let tar = home.store.layer_tar(&report.layers[0].diff_id).unwrap();
     assert_eq!(tar.size(), bytes.len() as u64, "{writer}");
     assert!(all(tar) == bytes, "{writer}: another tar came back");
@@ -79,7 +79,7 @@ fn damage_is_an_error_and_never_other_bytes() {
     let bytes = Tar::default().file("a", &content).file("b", &[1; 100]).bytes();
     let path = home.path("a.tar");
     fs::write(&path, &bytes).unwrap();
-    let diff_id = home.import("tar", &path).layers[0].diff_id;
+    let diff_id = home.import_path("tar", &path).layers[0].diff_id;
     let read = || {
         let mut got = Vec::new();
         let result = home

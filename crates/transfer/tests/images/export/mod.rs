@@ -1,12 +1,6 @@
 //! Images given back, and taken in again.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-#[path = "../import/build.rs"]
-#[expect(dead_code, reason = "the tests of imports use more of it")]
-mod build;
 mod flat;
-#[path = "../import/home.rs"]
-mod home;
 mod layers;
 mod layouts;
 mod plans;
@@ -17,12 +11,9 @@ use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use image::erofs::read::{Image, Owners, View, to_tree};
-use image::tree::Tree;
-use image::verity::ImageId;
 use quire_transfer as transfer;
 
-use home::{Home, NEVER, usual_wishes};
+use crate::home::{Home, NEVER, usual_wishes};
 use oci::source::Source;
 use store::Digest;
 use testing::chain;
@@ -40,7 +31,7 @@ impl Home {
     }
 
     /// Imports `KIND:PATH`.
-    fn import(&self, kind: &str, path: &Path) -> Report {
+    fn import_path(&self, kind: &str, path: &Path) -> Report {
         let text = format!("{kind}:{}", path.display());
         let source = Source::parse(OsStr::new(&text)).unwrap();
         transfer::import::import(&self.store, &source, &self.surroundings(), &usual_wishes())
@@ -54,12 +45,6 @@ impl Home {
         blob.append(bytes).unwrap();
         blob.finish().unwrap();
         digest
-    }
-
-    /// The tree of an image.
-    fn tree(&self, id: &ImageId) -> Tree {
-        let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
-        to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
     }
 
     /// All objects of the store, the largest first.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
-use super::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use super::{Home, chain, usual_wishes};
+use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use quire_transfer::import::{ImportSurroundings, ImportWishes};
 
 fn fifo(path: &Path) {

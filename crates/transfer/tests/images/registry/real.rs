@@ -7,9 +7,9 @@ use quire_transfer::export::How;
 use quire_transfer::pull::Layers;
 use quire_transfer::push::Sent;
 
-use super::home::Home;
 use super::pulls::{image, layer, push_to, served};
 use super::*;
+use crate::home::Home;
 use testing::crane;
 use testing::daemon::{Daemon, PROGRAM};
 

@@ -6,8 +6,8 @@ use std::io::Read as _;
 use serde_json::{Value, json};
 use store::Digest;
 
-use super::build::{Layout, Pack, Tar, pack};
 use super::{Home, all, chain, damage};
+use crate::build::{Layout, Pack, Tar, pack};
 use quire_transfer::export::{Compression, How, Plan, plan};
 
 const OCI: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -33,7 +33,7 @@ fn image(home: &Home, tars: &[(Vec<u8>, Pack)]) -> (Digest, Vec<u8>, Vec<Vec<u8>
     let bytes = serde_json::to_vec_pretty(&manifest).unwrap();
     let descriptor = layout.descriptor("application/vnd.oci.image.manifest.v1+json", &bytes);
     layout.add(descriptor, None, None);
-    let report = home.import("oci", &path);
+    let report = home.import_path("oci", &path);
     assert_eq!(report.manifest, Some(Digest::sha256(&bytes)));
     let blobs = tars.iter().map(|(tar, how)| pack(tar, *how)).collect();
     (Digest::sha256(&bytes), bytes, blobs)

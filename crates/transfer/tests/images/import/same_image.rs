@@ -4,8 +4,8 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
-use super::build::{Age, Layout, Pack, docker_archive, pack};
 use super::{Home, usual_wishes};
+use crate::build::{Age, Layout, Pack, docker_archive, pack};
 use quire_transfer::import::ImportWishes;
 use testing::trees::{rich_tree, run};
 

@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::json;
 use store::Digest;
 
-use super::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use super::{Home, chain, usual_wishes};
+use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use quire_transfer::import::{ImportWishes, Limits};
 
 /// Imports what must fail. In the message, `DIR` stands for the folder.
@@ -129,7 +129,7 @@ fn limits() {
         Limits { content_bytes: (2 << 20) + 1001, ..limits },
         "\"last\" exceeds a limit: the image's files have more than 2098153 bytes",
     );
-    fs::write(home.path("a.tar"), crate::sources::holes()).unwrap();
+    fs::write(home.path("a.tar"), super::sources::holes()).unwrap();
     check(
         Limits { ratio_from: 1000, ratio: 10, ..limits },
         "\"holes\" exceeds a limit: the holes of the layer's files are more than 10 times its size of 1536 bytes",

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 
-use super::build::Tar;
 use super::{Home, chain, damage};
+use crate::build::Tar;
 use quire_transfer::export::{ExportError, TarReport, to_tar};
 use quire_transfer::import::{Report, Unsupported};
 use testing::trees::{rich_tree, run};
@@ -25,14 +25,14 @@ fn a_flat_tar_is_the_same_image() {
     let home = Home::new();
     let root = home.path("root");
     let missing = rich_tree(&root);
-    let image = home.import("dir", &root);
+    let image = home.import_path("dir", &root);
     let (bytes, report) = flat(&home, &image, Unsupported::Refuse).unwrap();
     assert_eq!(flat(&home, &image, Unsupported::Refuse).unwrap().0, bytes);
     // Three names of one inode.
     assert_eq!(report.entries, image.inodes as u64 + 2);
     let path = home.path("flat.tar");
     fs::write(&path, bytes).unwrap();
-    assert_eq!(Home::new().import("tar", &path).image, image.image);
+    assert_eq!(Home::new().import_path("tar", &path).image, image.image);
 
     // What GNU tar and libarchive make of it on a disk is the same again, but for what libarchive (3.6.2) has its own mind
     // about: the time of the folder that it unpacks into, fractions of seconds before 1970, and escapes in names of xattrs.
@@ -55,7 +55,7 @@ fn a_flat_tar_is_the_same_image() {
             testing::skipped(&format!("unpacking a flat tar by {program}"));
             continue;
         }
-        let unpacked = home.import("dir", &to).image;
+        let unpacked = home.import_path("dir", &to).image;
         let [was, is] = [&image.image, &unpacked].map(|id| home.tree(id));
         image::diff::diff(&was, &is, |it| {
             let path = it.path.escape_ascii().to_string();
@@ -74,11 +74,11 @@ fn whiteouts_and_layers_are_gone_in_it() {
     let long = vec![5; 1000];
     let tar = Tar::of("d d,f d/a 1,w d/.wh.gone,l z d/a").file("d/long", &long).bytes();
     fs::write(&path, tar).unwrap();
-    let image = home.import("tar", &path);
+    let image = home.import_path("tar", &path);
     let (bytes, _) = flat(&home, &image, Unsupported::Refuse).unwrap();
     assert!(!bytes.windows(4).any(|it| it == b".wh."));
     fs::write(&path, bytes).unwrap();
-    assert_eq!(home.import("tar", &path).image, image.image);
+    assert_eq!(home.import_path("tar", &path).image, image.image);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn what_no_tar_holds_is_named() {
     fs::create_dir_all(root.join("d/.wh.x/y")).unwrap();
     fs::write(root.join("d/.wh.x/y/z"), "z").unwrap();
     fs::write(root.join("d/.wh.xx"), "z").unwrap();
-    let image = home.import("dir", &root);
+    let image = home.import_path("dir", &root);
     let error = flat(&home, &image, Unsupported::Refuse).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -100,7 +100,7 @@ fn what_no_tar_holds_is_named() {
     let root = home.path("other");
     fs::create_dir(&root).unwrap();
     drop(UnixListener::bind(root.join("socket")).unwrap());
-    let image = home.import("dir", &root);
+    let image = home.import_path("dir", &root);
     let error = flat(&home, &image, Unsupported::Refuse).unwrap_err();
     assert_eq!(error.to_string(), "a tar cannot hold \"socket\": it is a socket");
     assert_eq!(flat(&home, &image, Unsupported::Skip).unwrap().1.entries, 1);
@@ -111,7 +111,7 @@ fn damage_is_an_error() {
     let home = Home::new();
     let path = home.path("a.tar");
     fs::write(&path, Tar::default().file("a", &vec![1; 3_000_000]).bytes()).unwrap();
-    let image = home.import("tar", &path);
+    let image = home.import_path("tar", &path);
     let failed = || {
         let error = flat(&home, &image, Unsupported::Refuse).unwrap_err();
         assert!(error.is_damage(), "{}", chain(&error));

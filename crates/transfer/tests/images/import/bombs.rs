@@ -6,8 +6,8 @@ use std::path::Path;
 
 use store::{Form, FsckOptions};
 
-use super::build::{Layout, Pack, Tar, pack};
 use super::{Home, chain, usual_wishes};
+use crate::build::{Layout, Pack, Tar, pack};
 use quire_transfer::import::{ImportError, ImportWishes, Limits, Report};
 
 const MIB: u64 = 1 << 20;

@@ -1,19 +1,10 @@
 //! Pulls and pushes, from and to registries that misbehave, all on loopback.
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "tests fail by panicking, and say what they skip"
-)]
+#![expect(clippy::print_stdout, reason = "tests say what they skip")]
 
 mod again;
 mod attached;
-#[expect(dead_code, reason = "tests of imports use all of it")]
-#[path = "../import/build.rs"]
-mod build;
 mod faults;
 mod forms;
-#[path = "../import/home.rs"]
-mod home;
 mod proxy;
 mod pulls;
 mod pushes;

@@ -1,9 +1,6 @@
 //! Whole imports, into stores of their own.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod bombs;
-mod build;
-mod home;
 mod packed;
 mod pipes;
 mod refusals;
@@ -18,9 +15,8 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use home::{Home, usual_wishes};
-use image::erofs::read::{Image, Owners, View, to_tree};
-use image::tree::{Content, Node, Tree};
+use crate::home::{Home, usual_wishes};
+use image::tree::{Content, Node};
 use image::verity::ImageId;
 use quire_transfer as transfer;
 
@@ -81,12 +77,6 @@ impl Home {
         let mut files = BTreeMap::new();
         add(&self.path("store"), "", &mut files);
         files
-    }
-
-    /// The tree of an image.
-    fn tree(&self, id: &ImageId) -> Tree {
-        let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
-        to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
     }
 
     /// The dump of an image.

@@ -12,9 +12,9 @@ use store::Form;
 use transfer::import::ImportWishes;
 use transfer::pull::{Layers, PullWishes, Pulled, default_name, pull};
 
-use super::home::{Home, usual_wishes};
 use super::pulls::{ailing, image, layer, served};
 use super::settings;
+use crate::home::{Home, usual_wishes};
 use testing::fake::reply;
 
 fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pull::PullError> {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use quire_transfer::pull::Layers;
 
-use super::home::Home;
 use super::*;
+use crate::home::Home;
 use testing::fake::{Reply, Request, Server, reply};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";

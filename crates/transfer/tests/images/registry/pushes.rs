@@ -13,9 +13,9 @@ use transfer::import::ImportWishes;
 use transfer::pull::{Layers, default_name};
 use transfer::push::{PushError, Sent};
 
-use super::home::{Home, usual_wishes};
 use super::pulls::{Served, image, layer, pull_name, push_over, push_to, served};
 use super::*;
+use crate::home::{Home, usual_wishes};
 use testing::fake::{Reply, Request, Server, content, forward, reply};
 
 /// What a registry does that another does not.

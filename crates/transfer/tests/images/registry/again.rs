@@ -7,9 +7,9 @@ use std::time::SystemTime;
 
 use quire_transfer::pull::{Layers, Pulled};
 
-use super::home::Home;
 use super::pulls::{MANIFEST, Served, image, layer, served};
 use super::*;
+use crate::home::Home;
 use testing::fake::{Server, reply};
 
 /// Each file of a store, and when something was written to it.

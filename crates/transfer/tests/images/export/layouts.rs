@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use store::{Digest, RefName};
 
-use super::build::{Layout, Pack, Tar};
 use super::{Home, chain, damage, files};
+use crate::build::{Layout, Pack, Tar};
 use quire_transfer::export::{
     Compression, ExportError, LayoutReport, Options, plan, to_docker_archive, to_layout,
 };
@@ -25,7 +25,7 @@ fn image(home: &Home, name: &str) -> Report {
     let layers = [(one.clone(), Pack::Gzip), (two, Pack::Plain), (one, Pack::Gzip)];
     let (image, _) = layout.image(&layers);
     layout.add(image, None, None);
-    home.import("oci", &path)
+    home.import_path("oci", &path)
 }
 
 fn export(
@@ -67,7 +67,7 @@ fn a_layout_gives_the_same_image() {
     let report = export(&home, &image, &to, Some("1")).unwrap();
     // Two layers, the config and the manifest.
     assert_eq!((report.blobs, report.reused), (4, 0));
-    assert_eq!(other.import("oci", &to).image, image.image);
+    assert_eq!(other.import_path("oci", &to).image, image.image);
     for blob in files(&to.join("blobs/sha256")) {
         let bytes = fs::read(to.join("blobs/sha256").join(&blob)).unwrap();
         assert_eq!(Digest::sha256(&bytes).to_string(), format!("sha256:{}", blob.display()));
@@ -80,7 +80,7 @@ fn a_layout_gives_the_same_image() {
     // What is there is looked at.
     damage(&to.join("blobs/sha256").join(&files(&to.join("blobs/sha256"))[0]));
     assert_eq!(export(&home, &image, &to, Some("1")).unwrap().blobs, 1);
-    assert_eq!(Home::new().import("oci", &to).image, image.image);
+    assert_eq!(Home::new().import_path("oci", &to).image, image.image);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn what_a_killed_export_left_is_used() {
         export(&home, &image, &to, Some("1")).unwrap();
         assert_eq!(files(&to).len(), expect, "{marker} {blobs}");
         assert_eq!(tags(&to), tags(&whole));
-        home.import("oci", &to);
+        home.import_path("oci", &to);
     }
 }
 
@@ -263,7 +263,7 @@ fn a_docker_archive_gives_the_same_image() {
     assert_eq!(write(), bytes);
     let path = home.path("a.tar");
     fs::write(&path, bytes).unwrap();
-    let report = other.import("docker-archive", &path);
+    let report = other.import_path("docker-archive", &path);
     assert_eq!(report.image, image.image);
     assert_eq!(report.name.unwrap().as_str(), "x/y:1");
     let ids = |report: &Report| report.layers.iter().map(|it| it.diff_id).collect::<Vec<_>>();

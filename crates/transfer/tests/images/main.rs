@@ -1,0 +1,9 @@
+//! Images that come from files and registries into stores of their own, and go out again.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod build;
+mod export;
+mod home;
+mod import;
+#[cfg(feature = "registry")]
+mod registry;
