@@ -117,15 +117,19 @@ fn nearest(name: &str, names: Vec<RefName>) -> Vec<RefName> {
         let base = full.rsplit('/').next().unwrap_or(&full);
         let untagged = base.split(':').next().unwrap_or(base);
         let ways = [full.as_str(), base, untagged];
-        let far = ways.iter().map(|way| distance(&wanted, way)).min().unwrap_or(usize::MAX);
-        // A third of the letters may be wrong, but not all.
-        let letters = wanted.chars().count();
-        if far <= letters.div_ceil(3) && far < letters {
+        if let Some(far) = ways.iter().filter_map(|way| mistyped(&wanted, way)).min() {
             found.push((far, candidate));
         }
     }
     found.sort();
     found.into_iter().take(3).map(|it| it.1).collect()
+}
+
+/// How many letters of `typed` are wrong, if it may be meant as `name`: at most a third, and not all.
+#[must_use]
+pub fn mistyped(typed: &str, name: &str) -> Option<usize> {
+    let (far, letters) = (distance(typed, name), typed.chars().count());
+    (far <= letters.div_ceil(3) && far < letters).then_some(far)
 }
 
 /// How many letters must be inserted, removed, changed or swapped with their neighbour.

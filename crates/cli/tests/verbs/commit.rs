@@ -619,7 +619,9 @@ fn mistakes_are_told() {
     place.out("stop -t 0 gone");
     fs::write(place.path("there"), "mine").unwrap();
     for (line, expect) in [
-        ("commit none b", "there is no container \"none\""),
+        ("commit nothing b", "there is no container \"nothing\": `quire ps --all` lists"),
+        ("commit pla b", "there is no container \"pla\": did you mean plain-c?"),
+        ("logs fxed", "did you mean fixed?"),
         ("commit gone b", "was in memory, and ended with it"),
         ("snapshot gone x", "--writable self"),
         ("commit fixed b", "read-only"),

@@ -150,7 +150,7 @@ fn a_container_lives_on_and_is_asked_things() {
         assert_eq!(place.out(&format!("logs -n 1 {name}")), "bye\n");
         assert_eq!(place.out(&format!("logs {name}")), "out\nerr\nbye\n");
         let ran = exec(&[&name, "id"]);
-        assert!(ran.err.contains("is not running: it is exited"), "{}", ran.err);
+        assert!(ran.err.contains("is not running: its status is exited"), "{}", ran.err);
         place.out(&format!("rm {name}"));
         assert_eq!(ps(&place, &name), None);
     }

@@ -25,8 +25,16 @@ pub enum KnownError {
     #[error(transparent)]
     Owner(#[from] OwnerError),
     /// The container has no such name.
-    #[error("there is no container \"{0}\": `quire ps --all` lists all containers")]
-    Absent(String),
+    #[error("there is no container \"{name}\": {}", match nearest.join(" or ") {
+        meant if meant.is_empty() => "`quire ps --all` lists all containers".to_owned(),
+        meant => format!("did you mean {meant}?"),
+    })]
+    Absent {
+        /// What was given.
+        name: String,
+        /// Names that begin so or look alike, the most alike first, at most three.
+        nearest: Vec<String>,
+    },
     /// Several ids begin like that.
     #[error("\"{name}\" may be container {one} or {other}: give more of the id")]
     Ambiguous {
@@ -57,7 +65,7 @@ pub enum KnownError {
     #[error("container {0} is running: `quire stop {0}` first, or use --force")]
     Runs(String),
     /// It has ended, or is damaged.
-    #[error("container {id} is not running: it is {status}")]
+    #[error("container {id} is not running: its status is {status}")]
     Over {
         /// The container.
         id: String,
@@ -274,7 +282,20 @@ fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError>
 /// [`KnownError`].
 pub fn find(store: &Store, name: &str) -> Result<KnownContainer, KnownError> {
     check_containers(store)?;
-    look(store, name)?.ok_or_else(|| KnownError::Absent(name.to_owned()))
+    if let Some(it) = look(store, name)? {
+        return Ok(it);
+    }
+    let ids = all(store)?.into_iter().map(|it| it.id);
+    let mut nearest: Vec<_> = ids.filter_map(|id| Some((likeness(name, &id)?, id))).collect();
+    nearest.sort();
+    let nearest = nearest.into_iter().take(3).map(|it| it.1).collect();
+    Err(KnownError::Absent { name: name.to_owned(), nearest })
+}
+
+/// How far `typed` is from the name `id`, if that may be meant.
+fn likeness(typed: &str, id: &str) -> Option<usize> {
+    let is_beginning = !typed.is_empty() && id.starts_with(typed);
+    if is_beginning { Some(0) } else { store::mistyped(typed, id) }
 }
 
 /// One that runs, and its root; of one that is being started, when it does.
