@@ -6,6 +6,7 @@
 
 mod alive;
 mod cgroup;
+mod compare;
 mod density;
 mod events;
 mod fio;
@@ -65,6 +66,12 @@ struct Args {
     /// Only tables whose titles begin with this, of the benches of metadata and of reads
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
+    /// Another build of Quire, for the bench that compares two
+    #[arg(long, value_name = "PROGRAM", requires = "before_name")]
+    before: Option<PathBuf>,
+    /// What that build is, for the page
+    #[arg(long, value_name = "TEXT", requires = "before")]
+    before_name: Option<String>,
     /// Ask the kernel to read a file ahead, as `--warm metadata` does: what some benches put on the clock
     #[arg(long, value_name = "FILE", hide = true)]
     read_ahead: Option<PathBuf>,
@@ -104,6 +111,8 @@ enum Name {
     Read,
     /// How often one cold start asks for a part of a device
     Events,
+    /// Another build of Quire beside this one: needs --before
+    Compare,
 }
 
 type Bench = fn(&Context<'_>) -> Result<Report>;
@@ -117,6 +126,8 @@ struct Context<'a> {
     runs: usize,
     /// What the titles of wanted tables begin with.
     only: &'a str,
+    /// Another build of Quire, and what it is.
+    before: Option<(&'a Path, &'a str)>,
 }
 
 impl Context<'_> {
@@ -168,7 +179,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 14] = [
+    let benches: [(Name, Bench); 15] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -183,6 +194,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Metadata, metadata::bench),
         (Name::Read, read::bench),
         (Name::Events, events::bench),
+        (Name::Compare, compare::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| figures.clone());
     let machine = Machine::new(cache.dir())?;
@@ -200,7 +212,8 @@ fn run(args: &Args) -> Result<()> {
             Work(tempfile::Builder::new().prefix(prefix).rand_bytes(random).tempdir_in(folder)?);
         let only = args.only.as_deref().unwrap_or_default();
         let (work, runs) = (work.0.path(), args.runs);
-        let context = Context { cache: &cache, quire: &quire, work, runs, only };
+        let before = args.before.as_deref().zip(args.before_name.as_deref());
+        let context = Context { cache: &cache, quire: &quire, work, runs, only, before };
         match bench(&context) {
             Ok(report) => {
                 println!("{}", report.write(&output, &machine)?);
