@@ -11,6 +11,7 @@ use super::measure::{Contestant, Memory, Outcome, Pace, Rules, measure};
 use super::report::{Report, Table, ratio};
 use crate::Context;
 use rig::Skipped;
+use rig::cache::remove;
 use rig::inputs;
 use rig::process::{find, need, quiet};
 
@@ -56,8 +57,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     };
 
     let dump = inputs::dump(context.cache, "cs9-developer")?;
-    let rules = Rules { sync: None, memory: Memory::LargestProcess, ..synced() };
-    tables.push(table("mkcomposefs of 64,246 entries", &rules, &builds, |build| {
+    let many = context.runs.max(31);
+    let rules = Rules { sync: None, memory: Memory::LargestProcess, runs: many, ..synced() };
+    tables.extend(table(context, "mkcomposefs of 64,246 entries", &rules, &builds, |build| {
         let mut command = Command::new(build.folder.join("mkcomposefs"));
         command.arg("--from-file").arg(&dump).arg(build.folder.join("image"));
         Contestant::new(build.name, again(command))
@@ -72,13 +74,25 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     };
     for form in ["objects", "packed"] {
         let title = format!("import --form {form}");
-        tables.push(table(&title, &synced(), &builds, |build| {
-            let mut command = build.quire(form);
+        tables.extend(table(context, &title, &synced(), &builds, |build| {
+            let mut command = build.quire("imported");
             command.args(["import", "--form", form]).arg(&source).arg("image");
-            let store = build.folder.join(form);
+            let store = build.folder.join("imported");
             Contestant::new(build.name, again(command)).before(aside(context, store))
         })?);
     }
+
+    // What a disk makes of it differs more than two builds do.
+    let memory = tempfile::tempdir_in("/dev/shm")?;
+    let rules = Rules { sync: None, ..synced() };
+    tables.extend(table(context, "import --form objects, on tmpfs", &rules, &builds, |build| {
+        let store = memory.path().join("store");
+        let mut command = Command::new(build.program);
+        command.arg("--store").arg(&store).args(["import", "--form", "objects"]);
+        command.arg(&source).arg("image");
+        Contestant::new(build.name, again(command)).before(move || remove(&store))
+    })?);
+    drop(memory);
 
     let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
     let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
@@ -86,7 +100,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let mut push = Command::new(need("skopeo")?);
     push.args(["copy", "--quiet", "--dest-tls-verify=false"]).arg(&source);
     quiet(push.arg(format!("docker://{image}")))?;
-    tables.push(table("pull", &synced(), &builds, |build| {
+    tables.extend(table(context, "pull", &synced(), &builds, |build| {
         let mut command = build.quire("pulled");
         command.arg("pull").arg(&image);
         let store = build.folder.join("pulled");
@@ -94,15 +108,22 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })?);
     drop(registry);
 
+    if context.wants("run of true") || context.wants("cold") {
+        for build in &builds {
+            for form in ["objects", "packed"] {
+                let mut import = build.quire(form);
+                quiet(import.args(["import", "--form", form]).arg(&source).arg("image"))?;
+            }
+        }
+    }
     let runtime = find("runc").ok_or_else(|| Skipped(String::from("runc is not installed")))?;
-    let many = context.runs.max(15);
     for pace in [Pace::OwnLeadIn, Pace::Rested(Duration::from_millis(100))] {
         let rules = Rules { runs: many, sync: None, pace, ..synced() };
         let title = match pace {
             Pace::OwnLeadIn => "run of true by runc, right after another one",
             _ => "run of true by runc, after a rest",
         };
-        tables.push(table(title, &rules, &builds, |build| {
+        tables.extend(table(context, title, &rules, &builds, |build| {
             let mut command = build.quire("objects");
             command.arg("run").arg("--runtime").arg(&runtime);
             command.args(["--writable", "memory", "image", "--", "true"]);
@@ -119,7 +140,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             ),
         ] {
             let rules = Rules { cold: true, sync: None, memory: Memory::WithCache, ..synced() };
-            tables.push(table(&title, &rules, &builds, |build| {
+            tables.extend(table(context, &title, &rules, &builds, |build| {
                 let root = build.folder.join("root");
                 let mut walk = Command::new("sh");
                 walk.args(["-ec", script]).arg(&root);
@@ -152,15 +173,19 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 fn table<'a>(
+    context: &Context<'_>,
     title: &str,
     rules: &Rules,
     builds: &'a [Build<'a>],
     contestant: impl Fn(&'a Build<'a>) -> Contestant<'a>,
-) -> Result<Table> {
+) -> Result<Option<Table>> {
+    if !context.wants(title) {
+        return Ok(None);
+    }
     let mut contestants: Vec<_> = builds.iter().map(contestant).collect();
     let outcomes: Vec<Outcome> = measure(rules, &mut contestants)?;
     let (memory, runs) = (rules.memory, rules.runs);
-    Ok(Table { title: title.to_owned(), memory, runs, outcomes })
+    Ok(Some(Table { title: title.to_owned(), memory, runs, outcomes }))
 }
 
 /// The same command for each run.

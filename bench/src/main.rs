@@ -63,7 +63,7 @@ struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Only tables whose titles begin with this, of the benches of metadata and of reads
+    /// Only tables whose titles begin with this, of the benches metadata, read and compare
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
     /// Another build of Quire, for the bench that compares two
