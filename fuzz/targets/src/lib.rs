@@ -75,6 +75,46 @@ pub fn data_index(bytes: &[u8]) {
     store::exercise_data_index(&file).expect("it is readable");
 }
 
+/// A gzip blob: inflated as another decoder does it, and each of its spans alone gives the same bytes.
+pub fn gzip_span(bytes: &[u8]) {
+    use flate2::bufread::MultiGzDecoder;
+    use image::gzip::{Checkpoint, Indexer};
+    use std::io::Read;
+    /// More would only be slow.
+    const MAX: u64 = 8 << 20;
+    let mut indexer = Indexer::new(std::io::BufReader::with_capacity(1000, bytes));
+    let mut ours = Vec::new();
+    let read = (&mut indexer).take(MAX).read_to_end(&mut ours);
+    let mut theirs = Vec::new();
+    let other = MultiGzDecoder::new(bytes).take(MAX).read_to_end(&mut theirs);
+    if read.is_err() {
+        return;
+    }
+    if other.is_ok() {
+        assert!(ours == theirs, "two decoders give other bytes");
+    }
+    if ours.len() as u64 == MAX {
+        return;
+    }
+    let Ok(checkpoints) = indexer.finish() else { return };
+    let end = (bytes.len() as u64, ours.len() as u64);
+    let ends = checkpoints.iter().skip(1).map(|it| (it.packed, it.unpacked)).chain([end]);
+    let part = |bytes: &[u8], from: u64, to: u64| {
+        let [from, to] = [from, to].map(|it| usize::try_from(it).expect("it is in memory"));
+        bytes[from..to].to_vec()
+    };
+    for (one, (packed, unpacked)) in checkpoints.iter().zip(ends) {
+        let needs = one.needs(packed);
+        let span = part(bytes, needs.start, needs.end);
+        let expect = part(&ours, one.unpacked, unpacked);
+        let length = unpacked - one.unpacked;
+        assert_eq!(one.inflate(&span, length).as_deref(), Ok(&expect[..]));
+        // A checkpoint of somebody else: any bytes or an error.
+        let wrong = Checkpoint { window: checkpoints[0].window.clone(), ..one.clone() };
+        let _any = wrong.inflate(&span[span.len() / 2..], length);
+    }
+}
+
 /// A layer's tar: the events that it gives are enough to make the same tar again.
 pub fn tar_layer(bytes: &[u8]) {
     image::tar::exercise(bytes);

@@ -30,6 +30,11 @@ fn chunked() {
 }
 
 #[test]
+fn gzip_span() {
+    run_corpus("gzip_span", targets::gzip_span);
+}
+
+#[test]
 fn data_index() {
     run_corpus("data_index", targets::data_index);
 }
