@@ -75,11 +75,27 @@ pub fn data_index(bytes: &[u8]) {
     store::exercise_data_index(&file).expect("it is readable");
 }
 
+/// The head of a lazy device's index, and a group of windows: what is accepted is what would be written.
+pub fn lazy_index(bytes: &[u8]) {
+    use image::gzip::{Checkpoint, Start};
+    use image::lazy::{Head, decode_windows, encode_windows};
+    if let Ok(head) = Head::decode(bytes) {
+        assert_eq!(head.encode().as_deref(), Ok(bytes));
+    }
+    for spans in 1..4 {
+        let Some(windows) = decode_windows(bytes, spans) else { continue };
+        let checkpoint =
+            |window| Checkpoint { start: Start::Member, packed: 0, unpacked: 0, window };
+        let checkpoints: Vec<_> = windows.into_iter().map(checkpoint).collect();
+        assert_eq!(encode_windows(&checkpoints), [(0, bytes.to_vec())]);
+    }
+}
+
 /// A gzip blob: inflated as another decoder does it, and each of its spans alone gives the same bytes.
 pub fn gzip_span(bytes: &[u8]) {
     use flate2::bufread::MultiGzDecoder;
     use image::gzip::{Checkpoint, Indexer};
-    use std::io::Read;
+    use std::io::Read as _;
     /// More would only be slow.
     const MAX: u64 = 8 << 20;
     let mut indexer = Indexer::new(std::io::BufReader::with_capacity(1000, bytes));

@@ -35,6 +35,11 @@ fn gzip_span() {
 }
 
 #[test]
+fn lazy_index() {
+    run_corpus("lazy_index", targets::lazy_index);
+}
+
+#[test]
 fn data_index() {
     run_corpus("data_index", targets::data_index);
 }
@@ -74,8 +79,18 @@ fn every_target_has_a_corpus_and_a_test() {
             .map(|it| it.trim_end_matches(".rs").to_owned())
             .collect()
     };
-    let tested = ["chunked", "data_index", "dump", "erofs", "manifest", "store_ops", "tar_layer"]
-        .map(String::from);
+    let tested = [
+        "chunked",
+        "data_index",
+        "dump",
+        "erofs",
+        "gzip_span",
+        "lazy_index",
+        "manifest",
+        "store_ops",
+        "tar_layer",
+    ]
+    .map(String::from);
     assert_eq!(names("fuzz_targets"), BTreeSet::from(tested));
     assert_eq!(names("corpus"), names("fuzz_targets"));
 }

@@ -103,7 +103,8 @@ fn a_byte_of_the_window_that_is_not_kept_is_not_needed() {
     let blob = gzip(&bytes, 6);
     let (_, checkpoints) = index(&blob, 1 << 20).unwrap();
     let [one, next] = [&checkpoints[1], &checkpoints[2]];
-    let [first, last] = [one.needs(next.packed).start, next.packed].map(|it| it as usize);
+    let [first, last] =
+        [one.needs(next.packed).start, next.packed].map(|it| usize::try_from(it).unwrap());
     let length = next.unpacked - one.unpacked;
     let right = one.inflate(&blob[first..last], length).unwrap();
     // Each kept byte is needed: with another one the span is another one.
@@ -190,18 +191,21 @@ fn spans_of_hostile_checkpoints_are_errors() {
     let blob = gzip(&bytes, 6);
     let (_, checkpoints) = index(&blob, 1 << 20).unwrap();
     let one = &checkpoints[1];
-    let from = one.needs(0).start as usize;
+    let from = usize::try_from(one.needs(0).start).unwrap();
     assert_eq!(one.inflate(&blob[from..], SPAN_MAX + 1), Err(SpanError::Long(SPAN_MAX + 1)));
     assert_eq!(one.inflate(&[], 1), Err(SpanError::Short));
     assert_eq!(one.inflate(&blob[from..from + 100], SPAN), Err(SpanError::Short));
     // More than there is: behind the last member nothing comes.
     assert_eq!(checkpoints[0].inflate(&blob, 700_001), Err(SpanError::Short));
     assert_eq!(checkpoints[0].inflate(b"not gzip, and long", 1), Err(SpanError::Damaged));
-    assert!(Window::of_parts(vec![0..2, 2..3], vec![0; 3]).is_none());
-    assert!(Window::of_parts(vec![0..2, 1..3], vec![0; 4]).is_none());
-    assert!(Window::of_parts(vec![5..5], Vec::new()).is_none());
-    assert!(Window::of_parts(vec![0..32_769], vec![0; 32_769]).is_none());
-    assert!(Window::of_parts(vec![0..2], vec![0; 3]).is_none());
+    let refused = |runs: &[Range<u16>], bytes: usize| {
+        assert!(Window::of_parts(runs.to_vec(), vec![0; bytes]).is_none(), "{runs:?}");
+    };
+    refused(&[0..2, 2..3], 3);
+    refused(&[0..2, 1..3], 4);
+    refused(&[1..2, 5..5], 1);
+    refused(&[1..2, 3..32_769], 32_767);
+    refused(&[0..2, 3..4], 4);
     assert!(Window::of_parts(vec![0..2, 3..32_768], vec![0; 32_767]).is_some());
 }
 

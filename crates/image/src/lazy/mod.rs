@@ -1,0 +1,308 @@
+//! The index of a lazy device: what is needed to fill any part of it from a layer's blob, and to know that it is right.
+//!
+//! A [`Head`] has the digest of each unit of the device, and where in the blob each span begins. The windows of the spans are
+//! apart from it, in groups that are fetched when they are needed. The format: `docs/format/lazy-index.md`.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+mod windows;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::digest::Digest;
+use crate::gzip::{SPAN_MAX, Start};
+use crate::verity::{Algorithm, DeviceId};
+
+pub use windows::{decode_windows, encode_windows};
+
+/// Bytes of a device that have one digest. The last unit may have fewer.
+pub const UNIT: u64 = 64 << 10;
+
+/// Spans of a blob that begin within so many of its bytes have their windows in one group.
+pub const GROUP: u64 = 512 << 10;
+
+const MAGIC: &[u8; 8] = b"quirelzy";
+/// The version of the format, and of the code that finds checkpoints: both change it.
+const VERSION: u32 = 1;
+/// The only kind so far: a gzip blob.
+const GZIP: u32 = 1;
+const FIXED: usize = 192;
+const SPAN_SIZE: usize = 24;
+const GROUP_SIZE: usize = 16;
+/// A member begins, as [`Start`] is written. Other values are numbers of bits.
+const MEMBER: u8 = 255;
+/// Less than a block of zeros, and a block that says what the device holds.
+const TAIL_MAX: u64 = 1024;
+/// A longer file is no head: it is held in memory. That is enough for a layer of a terabyte.
+pub const HEAD_MAX: u64 = 1 << 30;
+
+/// Where a span begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpanPlace {
+    /// How inflating begins.
+    pub start: Start,
+    /// In the blob, in bytes.
+    pub packed: u64,
+    /// In the tar, in bytes.
+    pub unpacked: u64,
+}
+
+/// Windows that are together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowGroup {
+    /// Which span's window is the first. The others follow, up to the next group's first.
+    pub first: u32,
+    /// Bytes in the file of windows. Groups stand there one behind the other.
+    pub bytes: u32,
+}
+
+/// All of an index but the windows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// The device's name.
+    pub device: DeviceId,
+    /// Its length in bytes: a multiple of 512.
+    pub device_bytes: u64,
+    /// The layer's blob.
+    pub blob: Digest,
+    /// Its length in bytes.
+    pub blob_bytes: u64,
+    /// Digest of the tar in it.
+    pub diff_id: Digest,
+    /// Bytes of the tar, with which the device begins.
+    pub tar_bytes: u64,
+    /// What the device has behind the tar.
+    pub tail: Vec<u8>,
+    /// The digest of each unit.
+    pub units: Vec<[u8; 32]>,
+    /// Where spans begin, ascending.
+    pub spans: Vec<SpanPlace>,
+    /// The groups of their windows, ascending.
+    pub groups: Vec<WindowGroup>,
+}
+
+/// Why bytes are no head of an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeadError {
+    /// Not one at all.
+    #[error("it is no index of a lazy device")]
+    Magic,
+    /// Made by another version.
+    #[error("it is an index of version {0}, not {VERSION}: make it again")]
+    Version(u32),
+    /// Its last bytes are not the digest of the others.
+    #[error("it is damaged: its digest differs")]
+    Digest,
+    /// It contradicts itself.
+    #[error("it is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Takes fields from bytes.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, length: usize) -> Result<&'a [u8], HeadError> {
+        let short = HeadError::Damaged("it ends early");
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or(short)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], HeadError> {
+        self.bytes(N)?.try_into().or(Err(HeadError::Damaged("it ends early")))
+    }
+
+    fn u32(&mut self) -> Result<u32, HeadError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, HeadError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn count(&mut self) -> Result<usize, HeadError> {
+        usize::try_from(self.u32()?).or(Err(HeadError::Damaged("a count is too large")))
+    }
+}
+
+impl Head {
+    /// As bytes of a file.
+    ///
+    /// # Errors
+    /// [`HeadError::Damaged`] for what [`decode`](Self::decode) would refuse.
+    pub fn encode(&self) -> Result<Vec<u8>, HeadError> {
+        self.check()?;
+        let count = |length: usize| {
+            u32::try_from(length).or(Err(HeadError::Damaged("a count is too large")))
+        };
+        let mut bytes = Vec::with_capacity(FIXED);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(GZIP.to_le_bytes());
+        bytes.extend(self.device.as_bytes());
+        bytes.extend(self.device_bytes.to_le_bytes());
+        bytes.extend(self.blob.as_bytes());
+        bytes.extend(self.blob_bytes.to_le_bytes());
+        bytes.extend(self.diff_id.as_bytes());
+        bytes.extend(self.tar_bytes.to_le_bytes());
+        for length in [self.tail.len(), self.units.len(), self.spans.len(), self.groups.len()] {
+            bytes.extend(count(length)?.to_le_bytes());
+        }
+        bytes.resize(FIXED, 0);
+        bytes.extend(&self.tail);
+        bytes.extend(self.units.iter().flatten());
+        for span in &self.spans {
+            bytes.extend(span.packed.to_le_bytes());
+            bytes.extend(span.unpacked.to_le_bytes());
+            let start = match span.start {
+                Start::Member => MEMBER,
+                Start::Block(bits) => bits,
+            };
+            bytes.extend([start, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        for group in &self.groups {
+            bytes.extend(group.first.to_le_bytes());
+            bytes.extend(group.bytes.to_le_bytes());
+            bytes.extend([0; 8]);
+        }
+        let digest = Sha256::digest(&bytes);
+        bytes.extend(digest);
+        Ok(bytes)
+    }
+
+    /// What the bytes of a file say.
+    ///
+    /// # Errors
+    /// [`HeadError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, HeadError> {
+        let (content, digest) = bytes.split_last_chunk::<32>().ok_or(HeadError::Magic)?;
+        let mut fields = Fields(content);
+        if fields.bytes(8).ok() != Some(&MAGIC[..]) {
+            return Err(HeadError::Magic);
+        }
+        match fields.u32()? {
+            VERSION => {}
+            other => return Err(HeadError::Version(other)),
+        }
+        if Sha256::digest(content)[..] != *digest {
+            return Err(HeadError::Digest);
+        }
+        if fields.u32()? != GZIP {
+            return Err(HeadError::Damaged("its kind is unknown"));
+        }
+        let id = fields.array::<32>()?;
+        let device = DeviceId::from_bytes(&id).or(Err(HeadError::Damaged("its device")))?;
+        let device_bytes = fields.u64()?;
+        let blob = Digest::from_sha256(&fields.array()?);
+        let blob_bytes = fields.u64()?;
+        let diff_id = Digest::from_sha256(&fields.array()?);
+        let tar_bytes = fields.u64()?;
+        let [tail, units, spans, groups] =
+            [fields.count()?, fields.count()?, fields.count()?, fields.count()?];
+        let read = content.len().saturating_sub(fields.0.len());
+        is_zero(fields.bytes(FIXED.saturating_sub(read))?)?;
+        let tail = fields.bytes(tail)?.to_vec();
+        // No count reserves memory: each thing has to be there.
+        let units = (0..units).map(|_| fields.array()).collect::<Result<_, _>>()?;
+        let spans = (0..spans).map(|_| span(&mut fields)).collect::<Result<_, _>>()?;
+        let groups = (0..groups).map(|_| group(&mut fields)).collect::<Result<_, _>>()?;
+        if !fields.0.is_empty() {
+            return Err(HeadError::Damaged("something stands behind its end"));
+        }
+        let head = Self {
+            device,
+            device_bytes,
+            blob,
+            blob_bytes,
+            diff_id,
+            tar_bytes,
+            tail,
+            units,
+            spans,
+            groups,
+        };
+        head.check()?;
+        Ok(head)
+    }
+
+    /// Whether it holds together.
+    fn check(&self) -> Result<(), HeadError> {
+        let damaged = |is_right: bool, what| match is_right {
+            true => Ok(()),
+            false => Err(HeadError::Damaged(what)),
+        };
+        let is_sha256 = [&self.blob, &self.diff_id].iter().all(|it| it.as_bytes().len() == 32);
+        damaged(
+            is_sha256 && self.device.algorithm() == Algorithm::Sha256,
+            "a digest is no SHA-256",
+        )?;
+        let tail = u64::try_from(self.tail.len()).unwrap_or(u64::MAX);
+        damaged(
+            tail < TAIL_MAX
+                && self.device_bytes.is_multiple_of(512)
+                && self.tar_bytes.checked_add(tail) == Some(self.device_bytes),
+            "the tar and what follows it are not as long as the device",
+        )?;
+        let units = u64::try_from(self.units.len()).unwrap_or(u64::MAX);
+        damaged(units == self.device_bytes.div_ceil(UNIT), "the number of its units")?;
+        let first = SpanPlace { start: Start::Member, packed: 0, unpacked: 0 };
+        damaged(self.spans.first() == Some(&first), "its first span")?;
+        let ends = self.spans.iter().skip(1).map(|it| (it.packed, it.unpacked));
+        let ends = ends.chain([(self.blob_bytes, self.tar_bytes)]);
+        let mut is_right = self.spans.iter().zip(ends).map(|(span, (packed, unpacked))| {
+            let length = unpacked.checked_sub(span.unpacked);
+            span.packed < packed
+                && length.is_some_and(|it| (1..=SPAN_MAX).contains(&it))
+                && matches!(span.start, Start::Member | Start::Block(0..=7))
+        });
+        damaged(is_right.all(|it| it), "its spans do not follow one another")?;
+        let firsts = self.groups.iter().map(|it| it.first);
+        let is_ascending = firsts.clone().zip(firsts.clone().skip(1)).all(|(one, two)| one < two);
+        let spans = u32::try_from(self.spans.len()).unwrap_or(u32::MAX);
+        let is_within = firsts.clone().next_back().is_some_and(|last| last < spans);
+        damaged(
+            is_ascending && is_within && firsts.clone().next() == Some(0),
+            "the groups of its windows",
+        )
+    }
+
+    /// The span that has this byte of the tar, by its number.
+    #[must_use]
+    pub fn span_of(&self, tar_byte: u64) -> Option<usize> {
+        let behind = self.spans.partition_point(|it| it.unpacked <= tar_byte);
+        (tar_byte < self.tar_bytes).then(|| behind.saturating_sub(1))
+    }
+
+    /// Whether these bytes are this unit of the device.
+    #[must_use]
+    pub fn is_unit(&self, unit: usize, bytes: &[u8]) -> bool {
+        self.units.get(unit).is_some_and(|it| Sha256::digest(bytes)[..] == it[..])
+    }
+}
+
+fn span(fields: &mut Fields<'_>) -> Result<SpanPlace, HeadError> {
+    let (packed, unpacked) = (fields.u64()?, fields.u64()?);
+    let [start, zeros @ ..] = fields.array::<8>()?;
+    is_zero(&zeros)?;
+    let start = if start == MEMBER { Start::Member } else { Start::Block(start) };
+    Ok(SpanPlace { start, packed, unpacked })
+}
+
+fn group(fields: &mut Fields<'_>) -> Result<WindowGroup, HeadError> {
+    let group = WindowGroup { first: fields.u32()?, bytes: fields.u32()? };
+    is_zero(fields.bytes(GROUP_SIZE.saturating_sub(8))?)?;
+    Ok(group)
+}
+
+fn is_zero(bytes: &[u8]) -> Result<(), HeadError> {
+    match bytes.iter().all(|byte| *byte == 0) {
+        true => Ok(()),
+        false => Err(HeadError::Damaged("a place that is not used is not zero")),
+    }
+}
+
+const _: () = assert!(SPAN_SIZE == 8 + 8 + 8, "a span has two places and how it begins");
+
+#[cfg(test)]
+mod tests;
