@@ -12,6 +12,7 @@ mod layers;
 mod lease;
 mod loopdev;
 mod mounts;
+mod precontent;
 mod process;
 mod seal;
 mod share;

@@ -1,0 +1,375 @@
+//! A reader of a marked file waits until its event is answered: fanotify's pre-content events, since Linux 6.14.
+//!
+//! Sources: Linux `include/uapi/linux/fanotify.h`, fanotify(7). A group without an unlimited queue lets readers pass that do
+//! not fit into it, and a mark that the kernel may drop lets all of them pass. So neither can be had here.
+#![expect(unsafe_code, reason = "rustix has no fanotify")]
+
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::last_errno;
+use crate::object::name_of;
+
+const FAN_PRE_ACCESS: u64 = 0x0010_0000;
+const FAN_Q_OVERFLOW: u64 = 0x4000;
+const EVENT_INFO_TYPE_RANGE: u8 = 6;
+const METADATA_VERSION: u8 = 3;
+const ALLOW: u32 = 1;
+/// `FAN_DENY_ERRNO`: 2, and the errno in the highest 8 bits.
+const DENY_EIO: u32 = 2 | (5 << 24);
+
+/// Bytes to read events into: some thousands of them.
+const BUFFER: usize = 256 << 10;
+
+/// What fails with a group, and with its files.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrecontentError {
+    /// The kernel has no pre-content events.
+    #[error("the kernel does not tell when a file is read: this needs Linux 6.14")]
+    Unsupported,
+    /// The right to have a group is missing.
+    #[error("cannot wait for reads of files: this needs CAP_SYS_ADMIN")]
+    Forbidden,
+    /// The file system of a file has no such events.
+    #[error(
+        "{file} lies on a file system that does not tell when a file is read: ext4, XFS and btrfs do"
+    )]
+    FileSystem {
+        /// The file.
+        file: String,
+    },
+    /// A system call failed.
+    #[error("cannot {step} {file}")]
+    Call {
+        /// What was tried.
+        step: &'static str,
+        /// The file, or the group.
+        file: String,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// The kernel lost events: readers may have seen bytes that are not there.
+    #[error("the kernel lost events: readers may have seen zeros")]
+    Lost,
+    /// What came is not what the header says.
+    #[error("the kernel's events are of another layout than that of Linux 6.14: {0}")]
+    Layout(&'static str),
+}
+
+/// A group: readers of the files that it marks wait for its answers. When the last descriptor of a group is closed, nobody
+/// waits any more, and readers get what is in the file.
+#[derive(Debug)]
+pub struct Group(OwnedFd);
+
+/// Somebody waits to read, and waits on until the event is answered, or the group is gone: also if this is dropped.
+#[derive(Debug)]
+pub struct ReadEvent {
+    /// The file, open to read and to write. Nothing that is done through it is told to any group.
+    pub file: OwnedFd,
+    /// Who reads.
+    pub pid: i32,
+    /// Which bytes the reader wants. There may be more to it than the file has.
+    pub range: Range<u64>,
+}
+
+/// An event as it comes: the number of a descriptor, who reads, and what.
+#[derive(Debug, PartialEq, Eq)]
+struct RawEvent {
+    number: RawFd,
+    pid: i32,
+    range: Range<u64>,
+}
+
+/// `struct fanotify_event_metadata`.
+#[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
+#[repr(C)]
+struct Metadata {
+    event_len: u32,
+    version: u8,
+    reserved: u8,
+    metadata_len: u16,
+    mask: u64,
+    fd: i32,
+    pid: i32,
+}
+
+/// `struct fanotify_event_info_header`.
+#[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
+#[repr(C)]
+struct InfoHeader {
+    kind: u8,
+    padding: u8,
+    length: u16,
+}
+
+/// `struct fanotify_event_info_range`, without its header.
+#[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
+#[repr(C, packed)]
+struct InfoRange {
+    padding: u32,
+    offset: u64,
+    count: u64,
+}
+
+/// `struct fanotify_response`.
+#[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
+#[repr(C)]
+struct Response {
+    fd: i32,
+    response: u32,
+}
+
+impl AsFd for Group {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Group {
+    /// A group without any files. Its queue has no bound.
+    ///
+    /// # Errors
+    /// [`PrecontentError`].
+    pub fn new() -> Result<Self, PrecontentError> {
+        let flags = libc::FAN_CLASS_PRE_CONTENT
+            | libc::FAN_UNLIMITED_QUEUE
+            | libc::FAN_CLOEXEC
+            | libc::FAN_NONBLOCK;
+        let events = libc::O_RDWR | libc::O_LARGEFILE | libc::O_CLOEXEC;
+        // SAFETY: two numbers, and no memory.
+        let fd = unsafe { libc::fanotify_init(flags, events.cast_unsigned()) };
+        if fd < 0 {
+            return Err(match last_errno() {
+                Errno::NOSYS => PrecontentError::Unsupported,
+                Errno::PERM => PrecontentError::Forbidden,
+                source => {
+                    let file = "a group of files".to_owned();
+                    PrecontentError::Call { step: "make", file, source }
+                }
+            });
+        }
+        // SAFETY: the kernel has just made it, and nothing else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Marks a file. From now on, reads wait through every descriptor and every mount that is opened afterwards. What was
+    /// open before never waits.
+    ///
+    /// # Errors
+    /// [`PrecontentError`].
+    pub fn mark(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
+        self.change("mark", libc::FAN_MARK_ADD, file)
+    }
+
+    /// Takes a mark away. Who waits goes on waiting for an answer.
+    ///
+    /// # Errors
+    /// [`PrecontentError::Call`]: `ENOENT` where there is no mark.
+    pub fn unmark(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
+        self.change("take the mark from", libc::FAN_MARK_REMOVE, file)
+    }
+
+    fn change(
+        &self,
+        step: &'static str,
+        flags: libc::c_uint,
+        file: BorrowedFd<'_>,
+    ) -> Result<(), PrecontentError> {
+        // SAFETY: both descriptors are borrowed, and no path means the file itself.
+        let done = unsafe {
+            let (group, file) = (self.0.as_raw_fd(), file.as_raw_fd());
+            libc::fanotify_mark(group, flags, FAN_PRE_ACCESS, file, std::ptr::null())
+        };
+        if done == 0 {
+            return Ok(());
+        }
+        let name = name_of(file);
+        Err(match last_errno() {
+            Errno::INVAL => PrecontentError::Unsupported,
+            Errno::OPNOTSUPP | Errno::NODEV => PrecontentError::FileSystem { file: name },
+            source => PrecontentError::Call { step, file: name, source },
+        })
+    }
+
+    /// The events that are there, none if there are none. Each holds a descriptor until it is answered.
+    ///
+    /// # Errors
+    /// [`PrecontentError::Lost`] is the end: a reader may have seen zeros. After [`PrecontentError::Layout`] events have no
+    /// answer.
+    pub fn read(&self, buffer: &mut EventBuffer) -> Result<Vec<ReadEvent>, PrecontentError> {
+        let length = match rustix::io::read(&self.0, &mut buffer.0[..]) {
+            Ok(length) => length,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(source) => {
+                let file = "events of a group of files".to_owned();
+                return Err(PrecontentError::Call { step: "read", file, source });
+            }
+        };
+        let owned = |it: RawEvent| ReadEvent {
+            // SAFETY: the kernel has just made it for this event, and nothing else owns it.
+            file: unsafe { OwnedFd::from_raw_fd(it.number) },
+            pid: it.pid,
+            range: it.range,
+        };
+        Ok(parse(&buffer.0[..length])?.into_iter().map(owned).collect())
+    }
+
+    /// Lets the reader of an event read what is in the file by now.
+    ///
+    /// # Errors
+    /// [`PrecontentError::Call`]: `ENOENT` where nobody waits any more.
+    pub fn allow(&self, event: ReadEvent) -> Result<(), PrecontentError> {
+        self.answer(event, ALLOW)
+    }
+
+    /// Gives the reader of an event an I/O error.
+    ///
+    /// # Errors
+    /// As [`allow`](Self::allow).
+    pub fn deny(&self, event: ReadEvent) -> Result<(), PrecontentError> {
+        self.answer(event, DENY_EIO)
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
+    fn answer(&self, event: ReadEvent, response: u32) -> Result<(), PrecontentError> {
+        let answer = Response { fd: event.file.as_raw_fd(), response };
+        let written = rustix::io::write(&self.0, answer.as_bytes());
+        written.map(drop).map_err(|source| PrecontentError::Call {
+            step: "answer",
+            file: "an event of a group of files".to_owned(),
+            source,
+        })
+    }
+}
+
+/// Where events are read to.
+pub struct EventBuffer(Box<[u8]>);
+
+impl std::fmt::Debug for EventBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EventBuffer")
+    }
+}
+
+impl Default for EventBuffer {
+    fn default() -> Self {
+        Self(vec![0; BUFFER].into_boxed_slice())
+    }
+}
+
+/// The events in what a group gave.
+fn parse(mut bytes: &[u8]) -> Result<Vec<RawEvent>, PrecontentError> {
+    let layout = PrecontentError::Layout;
+    let mut events = Vec::new();
+    while !bytes.is_empty() {
+        let (metadata, _) =
+            Metadata::read_from_prefix(bytes).or(Err(layout("an event is cut short")))?;
+        if metadata.version != METADATA_VERSION {
+            return Err(layout("they have another version"));
+        }
+        if metadata.mask & FAN_Q_OVERFLOW != 0 {
+            return Err(PrecontentError::Lost);
+        }
+        let length = usize::try_from(metadata.event_len).unwrap_or(usize::MAX);
+        let (event, rest) =
+            bytes.split_at_checked(length).ok_or(layout("an event is cut short"))?;
+        let head = usize::from(metadata.metadata_len);
+        if head < size_of::<Metadata>() || metadata.mask & FAN_PRE_ACCESS == 0 || metadata.fd < 0 {
+            return Err(layout("an event is of another kind"));
+        }
+        let infos = event.get(head..).ok_or(layout("an event is cut short"))?;
+        let range = range_of(infos)?.ok_or(layout("an event has no range"))?;
+        events.push(RawEvent { number: metadata.fd, pid: metadata.pid, range });
+        bytes = rest;
+    }
+    Ok(events)
+}
+
+/// The range among the pieces of information behind an event.
+fn range_of(mut infos: &[u8]) -> Result<Option<Range<u64>>, PrecontentError> {
+    let short = || PrecontentError::Layout("what follows an event is cut short");
+    while !infos.is_empty() {
+        let (header, _) = InfoHeader::read_from_prefix(infos).ok().ok_or_else(short)?;
+        let length = usize::from(header.length);
+        if length < size_of::<InfoHeader>() {
+            return Err(short());
+        }
+        let (info, rest) = infos.split_at_checked(length).ok_or_else(short)?;
+        if header.kind == EVENT_INFO_TYPE_RANGE {
+            let fields = &info[size_of::<InfoHeader>()..];
+            let (range, _) = InfoRange::read_from_prefix(fields).ok().ok_or_else(short)?;
+            return Ok(Some(range.offset..range.offset.saturating_add(range.count)));
+        }
+        infos = rest;
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(mask: u64, fd: i32, info: &[u8]) -> Vec<u8> {
+        let event_len = u32::try_from(24 + info.len()).unwrap();
+        let version = METADATA_VERSION;
+        let metadata =
+            Metadata { event_len, version, reserved: 0, metadata_len: 24, mask, fd, pid: 7 };
+        [metadata.as_bytes(), info].concat()
+    }
+
+    /// As `linux/fanotify.h` lays it out: kind 6, length 24, padding, offset, count.
+    fn range(offset: u64, count: u64) -> Vec<u8> {
+        let header = InfoHeader { kind: 6, padding: 0, length: 24 };
+        [header.as_bytes(), InfoRange { padding: 0, offset, count }.as_bytes()].concat()
+    }
+
+    #[test]
+    fn events_have_the_layout_of_the_header() {
+        assert_eq!(size_of::<Metadata>(), 24);
+        assert_eq!(size_of::<InfoHeader>() + size_of::<InfoRange>(), 24);
+        let mut bytes = event(FAN_PRE_ACCESS, 5, &range(4096, 65_536));
+        bytes.extend(event(FAN_PRE_ACCESS, 6, &range(u64::MAX, 2)));
+        let expect = [
+            RawEvent { number: 5, pid: 7, range: 4096..69_632 },
+            RawEvent { number: 6, pid: 7, range: u64::MAX..u64::MAX },
+        ];
+        assert_eq!(parse(&bytes).unwrap(), expect);
+        assert_eq!(parse(&[]).unwrap(), []);
+    }
+
+    #[test]
+    fn information_of_other_kinds_is_passed_over() {
+        let mut infos = vec![5, 0, 12, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        infos.extend(range(1, 2));
+        let events = parse(&event(FAN_PRE_ACCESS, 5, &infos)).unwrap();
+        assert_eq!(events[0].range, 1..3);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_send_is_an_error() {
+        let whole = event(FAN_PRE_ACCESS, 5, &range(0, 1));
+        for length in 1..whole.len() {
+            assert!(matches!(parse(&whole[..length]), Err(PrecontentError::Layout(_))), "{length}");
+        }
+        let refused = |bytes: &[u8]| {
+            assert!(matches!(parse(bytes), Err(PrecontentError::Layout(_))));
+        };
+        refused(&event(FAN_PRE_ACCESS, 5, &[]));
+        refused(&event(FAN_PRE_ACCESS, -1, &range(0, 1)));
+        refused(&event(1, 5, &range(0, 1)));
+        // Lengths of nothing would never end.
+        refused(&event(FAN_PRE_ACCESS, 5, &[6, 0, 0, 0]));
+        let mut none = whole.clone();
+        none[..4].fill(0);
+        refused(&none);
+        let mut version = whole;
+        version[4] = 4;
+        refused(&version);
+        let lost = event(FAN_Q_OVERFLOW, -1, &[]);
+        assert!(matches!(parse(&lost), Err(PrecontentError::Lost)));
+    }
+}

@@ -1,0 +1,161 @@
+//! Readers of files that are marked.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::thread;
+
+use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
+use rustix::event::{PollFd, PollFlags, poll};
+use testing::skipped;
+
+const SIZE: usize = 1 << 20;
+
+/// A file of holes, open to be filled since before it was marked, and the group that marks it.
+fn marked(folder: &Path) -> Option<(Group, File)> {
+    let path = folder.join("device");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
+    file.set_len(SIZE as u64).unwrap();
+    let group = match Group::new() {
+        Err(PrecontentError::Forbidden) => {
+            skipped("this is not root of the host");
+            return None;
+        }
+        group => group.unwrap(),
+    };
+    match group.mark(file.as_fd()) {
+        Err(PrecontentError::Unsupported) => {
+            skipped("the kernel has no pre-content events: they need Linux 6.14");
+            None
+        }
+        Err(PrecontentError::FileSystem { .. }) => {
+            skipped("the file system of temporary files has no pre-content events");
+            None
+        }
+        marked => {
+            marked.unwrap();
+            Some((group, file))
+        }
+    }
+}
+
+/// The next events; waits for them.
+fn events(group: &Group) -> Vec<ReadEvent> {
+    poll(&mut [PollFd::new(group, PollFlags::IN)], None).unwrap();
+    group.read(&mut EventBuffer::default()).unwrap()
+}
+
+fn read(path: &Path, from: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 4096];
+    File::open(path)?.read_exact_at(&mut bytes, from)?;
+    Ok(bytes)
+}
+
+#[test]
+fn readers_get_what_was_written_while_they_waited() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Some((group, file)) = marked(folder.path()) else { return };
+    let path = folder.path().join("device");
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..4_u64)
+            .map(|number| {
+                let path = &path;
+                scope.spawn(move || read(path, number * 65_536))
+            })
+            .collect();
+        let mut answered = 0;
+        while answered < 4 {
+            for event in events(&group) {
+                assert!(event.range.start % 4096 == 0 && !event.range.is_empty(), "{event:?}");
+                assert_eq!(event.pid, i32::try_from(std::process::id()).unwrap());
+                let length = usize::try_from(event.range.end - event.range.start).unwrap();
+                // Through the descriptor of before the mark: it asks nobody.
+                file.write_all_at(&vec![7; length], event.range.start).unwrap();
+                group.allow(event).unwrap();
+                answered += 1;
+            }
+        }
+        for reader in readers {
+            assert_eq!(reader.join().unwrap().unwrap(), [7; 4096]);
+        }
+    });
+    // Without the mark, nobody waits.
+    group.unmark(file.as_fd()).unwrap();
+    assert_eq!(read(&path, 512 << 10).unwrap(), [0; 4096]);
+    assert!(group.read(&mut EventBuffer::default()).unwrap().is_empty());
+}
+
+#[test]
+fn who_is_denied_gets_an_error_and_may_try_again() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Some((group, file)) = marked(folder.path()) else { return };
+    let path = folder.path().join("device");
+    for fills in [false, true] {
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| read(&path, 0));
+            while !reader.is_finished() {
+                if poll(
+                    &mut [PollFd::new(&group, PollFlags::IN)],
+                    Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 }),
+                )
+                .unwrap()
+                    == 0
+                {
+                    continue;
+                }
+                for event in group.read(&mut EventBuffer::default()).unwrap() {
+                    if fills {
+                        file.write_all_at(&[9; 4096], 0).unwrap();
+                        group.allow(event).unwrap();
+                    } else {
+                        group.deny(event).unwrap();
+                    }
+                }
+            }
+            let got = reader.join().unwrap();
+            match fills {
+                false => {
+                    assert_eq!(
+                        got.unwrap_err().raw_os_error(),
+                        Some(rustix::io::Errno::IO.raw_os_error())
+                    );
+                }
+                true => assert_eq!(got.unwrap(), [9; 4096]),
+            }
+        });
+    }
+}
+
+/// What the design stands on: more readers than any bounded queue takes, before one is answered.
+#[test]
+fn no_reader_passes_a_group_that_does_not_answer() {
+    const READERS: usize = 200;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Some((group, file)) = marked(folder.path()) else { return };
+    let path = folder.path().join("device");
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS as u64)
+            .map(|number| {
+                scope.spawn({
+                    let path = &path;
+                    move || read(path, number * 4096)
+                })
+            })
+            .collect();
+        // Every reader has its event, and none is answered.
+        let mut waiting = Vec::new();
+        while waiting.len() < READERS {
+            waiting.extend(events(&group));
+        }
+        assert!(readers.iter().all(|it| !it.is_finished()), "somebody read what is not there");
+        file.write_all_at(&vec![5; SIZE], 0).unwrap();
+        for event in waiting {
+            group.allow(event).unwrap();
+        }
+        for reader in readers {
+            assert_eq!(reader.join().unwrap().unwrap(), [5; 4096]);
+        }
+    });
+}
