@@ -24,7 +24,7 @@ const DENY_EIO: u32 = 2 | (5 << 24);
 /// Bytes to read events into: some thousands of them.
 const BUFFER: usize = 256 << 10;
 
-/// What fails with a group, and with its files.
+/// An error of a group or of its files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrecontentError {
@@ -55,28 +55,28 @@ pub enum PrecontentError {
     /// The kernel lost events: readers may have seen bytes that are not there.
     #[error("the kernel lost events: readers may have seen zeros")]
     Lost,
-    /// What came is not what the header says.
+    /// The events have another layout than the header says.
     #[error("the kernel's events are of another layout than that of Linux 6.14: {0}")]
     Layout(&'static str),
 }
 
-/// A group: readers of the files that it marks wait for its answers. When the last descriptor of a group is closed, nobody
-/// waits any more, and readers get what is in the file.
+/// A group: readers of the files that it marks wait for its answers. When its last descriptor is closed, all readers go on,
+/// and get the bytes that are in the file.
 #[derive(Debug)]
 pub struct Group(OwnedFd);
 
-/// Somebody waits to read, and waits on until the event is answered, or the group is gone: also if this is dropped.
+/// A reader that waits. It waits until the event is answered or the group is gone, also if this is dropped.
 #[derive(Debug)]
 pub struct ReadEvent {
-    /// The file, open to read and to write. Nothing that is done through it is told to any group.
+    /// The file, open to read and to write. Its reads and writes are no events.
     pub file: OwnedFd,
-    /// Who reads.
+    /// The process that reads.
     pub pid: i32,
-    /// Which bytes the reader wants. There may be more to it than the file has.
+    /// The bytes that the reader wants. They may lie beyond the file's end.
     pub range: Range<u64>,
 }
 
-/// An event as it comes: the number of a descriptor, who reads, and what.
+/// An event as the kernel gives it: the number of a descriptor, the process, and the bytes.
 #[derive(Debug, PartialEq, Eq)]
 struct RawEvent {
     number: RawFd,
@@ -156,8 +156,8 @@ impl Group {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Marks a file. From now on, reads wait through every descriptor and every mount that is opened afterwards. What was
-    /// open before never waits.
+    /// Marks a file. Reads wait through every descriptor and every mount that is opened afterwards. Descriptors that were
+    /// open before never wait.
     ///
     /// # Errors
     /// [`PrecontentError`].
@@ -165,7 +165,7 @@ impl Group {
         self.change("mark", libc::FAN_MARK_ADD, file)
     }
 
-    /// Takes a mark away. Who waits goes on waiting for an answer.
+    /// Takes a mark away. Readers that wait still need an answer.
     ///
     /// # Errors
     /// [`PrecontentError::Call`]: `ENOENT` where there is no mark.
@@ -218,10 +218,10 @@ impl Group {
         Ok(parse(&buffer.0[..length])?.into_iter().map(owned).collect())
     }
 
-    /// Lets the reader of an event read what is in the file by now.
+    /// Lets the reader of an event read the file as it is by now.
     ///
     /// # Errors
-    /// [`PrecontentError::Call`]: `ENOENT` where nobody waits any more.
+    /// [`PrecontentError::Call`]: `ENOENT` where the reader is gone.
     pub fn allow(&self, event: ReadEvent) -> Result<(), PrecontentError> {
         self.answer(event, ALLOW)
     }
@@ -246,7 +246,7 @@ impl Group {
     }
 }
 
-/// Where events are read to.
+/// A buffer for events.
 pub struct EventBuffer(Box<[u8]>);
 
 impl std::fmt::Debug for EventBuffer {
@@ -261,7 +261,7 @@ impl Default for EventBuffer {
     }
 }
 
-/// The events in what a group gave.
+/// The events in the bytes that a group gave.
 fn parse(mut bytes: &[u8]) -> Result<Vec<RawEvent>, PrecontentError> {
     let layout = PrecontentError::Layout;
     let mut events = Vec::new();

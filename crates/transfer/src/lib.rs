@@ -7,6 +7,7 @@ pub mod derive;
 pub mod evidence;
 pub mod export;
 pub mod import;
+pub mod lazy;
 pub mod native;
 pub mod progress;
 #[cfg(feature = "registry")]

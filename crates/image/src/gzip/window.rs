@@ -9,12 +9,12 @@ use super::WINDOW;
 pub struct Window {
     /// Ascending and apart, each within the window.
     runs: Vec<Range<u16>>,
-    /// What is in the runs, one after the other.
+    /// The bytes of all runs, one after the other.
     bytes: Vec<u8>,
 }
 
 impl Window {
-    /// Of a whole window the bytes that are `needed`.
+    /// Keeps the `needed` bytes of a whole window.
     pub(super) fn new(whole: &[u8], needed: &[bool]) -> Self {
         let mut window = Self::default();
         for (at, byte) in (0..).zip(whole).filter(|(at, _)| needed[usize::from(*at)]) {
@@ -27,7 +27,7 @@ impl Window {
         window
     }
 
-    /// A window of these runs, and the bytes in them. `None` if they do not fit.
+    /// A window of these runs and their bytes. `None` if they do not fit together.
     #[must_use]
     pub fn of_parts(runs: Vec<Range<u16>>, bytes: Vec<u8>) -> Option<Self> {
         let mut end = None;
@@ -55,7 +55,7 @@ impl Window {
         &self.bytes
     }
 
-    /// Writes them where they belong in a window.
+    /// Writes the kept bytes into a window of 32 KiB.
     pub(super) fn write(&self, whole: &mut [u8]) {
         let mut bytes = &self.bytes[..];
         for run in &self.runs {

@@ -70,7 +70,7 @@ pub struct Head {
     pub diff_id: Digest,
     /// Bytes of the tar, with which the device begins.
     pub tar_bytes: u64,
-    /// What the device has behind the tar.
+    /// The bytes of the device behind the tar.
     pub tail: Vec<u8>,
     /// The digest of each unit.
     pub units: Vec<[u8; 32]>,
@@ -80,11 +80,11 @@ pub struct Head {
     pub groups: Vec<WindowGroup>,
 }
 
-/// Why bytes are no head of an index.
+/// An error of a head that cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeadError {
-    /// Not one at all.
+    /// The file is of another kind.
     #[error("it is no index of a lazy device")]
     Magic,
     /// Made by another version.
@@ -93,7 +93,7 @@ pub enum HeadError {
     /// Its last bytes are not the digest of the others.
     #[error("it is damaged: its digest differs")]
     Digest,
-    /// It contradicts itself.
+    /// Two fields contradict each other.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
 }
@@ -130,7 +130,7 @@ impl Head {
     /// As bytes of a file.
     ///
     /// # Errors
-    /// [`HeadError::Damaged`] for what [`decode`](Self::decode) would refuse.
+    /// [`HeadError::Damaged`] for a head that [`decode`](Self::decode) would refuse.
     pub fn encode(&self) -> Result<Vec<u8>, HeadError> {
         self.check()?;
         let count = |length: usize| {
@@ -171,7 +171,7 @@ impl Head {
         Ok(bytes)
     }
 
-    /// What the bytes of a file say.
+    /// Reads the bytes of a file.
     ///
     /// # Errors
     /// [`HeadError`].
@@ -226,11 +226,10 @@ impl Head {
         Ok(head)
     }
 
-    /// Whether it holds together.
+    /// Compares the fields with each other.
     fn check(&self) -> Result<(), HeadError> {
-        let damaged = |is_right: bool, what| match is_right {
-            true => Ok(()),
-            false => Err(HeadError::Damaged(what)),
+        let damaged = |is_right: bool, what| {
+            if is_right { Ok(()) } else { Err(HeadError::Damaged(what)) }
         };
         let is_sha256 = [&self.blob, &self.diff_id].iter().all(|it| it.as_bytes().len() == 32);
         damaged(
@@ -296,10 +295,10 @@ fn group(fields: &mut Fields<'_>) -> Result<WindowGroup, HeadError> {
 }
 
 fn is_zero(bytes: &[u8]) -> Result<(), HeadError> {
-    match bytes.iter().all(|byte| *byte == 0) {
-        true => Ok(()),
-        false => Err(HeadError::Damaged("a place that is not used is not zero")),
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(());
     }
+    Err(HeadError::Damaged("a place that is not used is not zero"))
 }
 
 const _: () = assert!(SPAN_SIZE == 8 + 8 + 8, "a span has two places and how it begins");

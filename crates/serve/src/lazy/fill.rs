@@ -1,0 +1,251 @@
+//! Fills parts of a device with verified bytes.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use image::gzip::{Checkpoint, SpanError, Window};
+use image::lazy::UNIT;
+use oci::blobs::BlobSource;
+use store::{SparseError, SparseFill};
+use transfer::lazy::{LayerIndex, group_windows};
+
+/// An error while a part of a device is filled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FillError {
+    /// The blob's bytes cannot be had.
+    #[error("cannot fetch bytes {} to {} of blob {blob}", range.start, range.end)]
+    Blob {
+        /// The blob.
+        blob: Box<image::digest::Digest>,
+        /// In bytes.
+        range: Range<u64>,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The index has no window for a span.
+    #[error("the index has no sound windows for span {0} of the blob")]
+    Windows(usize),
+    /// The bytes cannot be inflated.
+    #[error("cannot inflate span {span} of the blob")]
+    Span {
+        /// Its number.
+        span: usize,
+        /// The cause.
+        source: SpanError,
+    },
+    /// The bytes of a unit have another digest than the index says.
+    #[error("unit {0} of the device has another digest than its index says")]
+    Digest(usize),
+    /// The disk.
+    #[error("cannot write to the device")]
+    Write(#[source] SparseError),
+}
+
+impl FillError {
+    /// Whether other bytes of the blob could help.
+    const fn is_of_the_blob(&self) -> bool {
+        matches!(self, Self::Span { .. } | Self::Digest(_))
+    }
+}
+
+/// Fills one device from its layer's blob.
+pub struct LayerFiller<'a> {
+    index: LayerIndex,
+    /// The windows of each group, once they are needed.
+    windows: Vec<OnceLock<Option<Vec<Window>>>>,
+    blobs: &'a dyn BlobSource,
+    device: SparseFill<'a>,
+    /// The units that had their digest. Set after they were written.
+    filled: Vec<AtomicBool>,
+    /// Held by the one thread that fetches.
+    fetch: Mutex<()>,
+}
+
+impl std::fmt::Debug for LayerFiller<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LayerFiller")
+            .field("device", &self.index.head.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The part of a blob that some units of a device need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Fetch {
+    /// By number; none for units that the tail has.
+    spans: Range<usize>,
+    /// Bytes of the blob.
+    packed: Range<u64>,
+}
+
+impl<'a> LayerFiller<'a> {
+    /// Fills `device`, of whose bytes nothing is known, by its index.
+    #[must_use]
+    pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
+        let windows = index.head.groups.iter().map(|_| OnceLock::new()).collect();
+        let filled = index.head.units.iter().map(|_| AtomicBool::new(false)).collect();
+        Self { index, windows, blobs, device, filled, fetch: Mutex::new(()) }
+    }
+
+    /// Returns once all bytes of `range` that the device has are there, and had their digests.
+    ///
+    /// # Errors
+    /// [`FillError`]; another attempt may succeed.
+    pub fn ensure(&self, range: Range<u64>) -> Result<(), FillError> {
+        if self.has(&range) {
+            return Ok(());
+        }
+        let _fetch = self.fetch.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have brought them meanwhile.
+        let Some(units) = self.missing(&range) else { return Ok(()) };
+        match self.bring(&units) {
+            Err(error) if error.is_of_the_blob() => {
+                let blob = &self.index.head.blob;
+                tracing::warn!(%blob, %error, "it is fetched once more");
+                let _is_another_there = self.blobs.distrust(blob);
+                self.bring(&units)
+            }
+            done => done,
+        }
+    }
+
+    /// Whether all bytes of `range` are there.
+    #[must_use]
+    pub fn has(&self, range: &Range<u64>) -> bool {
+        self.missing(range).is_none()
+    }
+
+    /// The number of units that are filled.
+    #[must_use]
+    pub fn filled(&self) -> usize {
+        self.filled.iter().filter(|it| it.load(Ordering::Acquire)).count()
+    }
+
+    /// From the first unit of a range that is not there to the last one.
+    fn missing(&self, range: &Range<u64>) -> Option<Range<usize>> {
+        let end = range.end.min(self.index.head.device_bytes).div_ceil(UNIT);
+        let [start, end] =
+            [range.start / UNIT, end].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        let units = self.filled.get(start..end)?;
+        let is_missing = |it: &AtomicBool| !it.load(Ordering::Acquire);
+        let first = units.iter().position(is_missing)?;
+        let last = units.iter().rposition(is_missing)?;
+        Some(start + first..start + last + 1)
+    }
+
+    fn bring(&self, units: &Range<usize>) -> Result<(), FillError> {
+        let head = &self.index.head;
+        let Fetch { spans, packed } = self.plan(units);
+        let mut bytes = Vec::new();
+        // Where in the device they begin.
+        let from = head.spans.get(spans.start).filter(|_| !spans.is_empty());
+        let from = from.map_or(head.tar_bytes, |it| it.unpacked);
+        if !spans.is_empty() {
+            let blob = self.fetch(packed.clone())?;
+            for number in spans.clone() {
+                bytes.extend(self.inflate(number, &blob, packed.start)?);
+            }
+        }
+        if from + bytes.len() as u64 == head.tar_bytes {
+            bytes.extend(&head.tail);
+        }
+        let end = from + bytes.len() as u64;
+        // Neighbours that came with them are taken, too.
+        let first = from.div_ceil(UNIT);
+        for unit in first..end.div_ceil(UNIT) {
+            let place = unit * UNIT;
+            let until = (place + UNIT).min(head.device_bytes);
+            let (Ok(number), true) = (usize::try_from(unit), until <= end) else { continue };
+            let [start, stop] =
+                [place, until].map(|it| usize::try_from(it - from).unwrap_or(usize::MAX));
+            let is_there = self.filled.get(number).is_none_or(|it| it.load(Ordering::Acquire));
+            let (Some(bytes), false) = (bytes.get(start..stop), is_there) else { continue };
+            if head.is_unit(number, bytes) {
+                self.device.write_at(bytes, place).map_err(FillError::Write)?;
+                self.filled[number].store(true, Ordering::Release);
+            } else if units.contains(&number) {
+                return Err(FillError::Digest(number));
+            }
+        }
+        match units.clone().find(|it| !self.filled[*it].load(Ordering::Acquire)) {
+            None => Ok(()),
+            Some(unit) => Err(FillError::Digest(unit)),
+        }
+    }
+
+    fn plan(&self, units: &Range<usize>) -> Fetch {
+        let head = &self.index.head;
+        let start = units.start as u64 * UNIT;
+        let end = (units.end as u64 * UNIT).min(head.tar_bytes);
+        let (Some(first), Some(last)) = (head.span_of(start), head.span_of(end.saturating_sub(1)))
+        else {
+            return Fetch { spans: 0..0, packed: 0..0 };
+        };
+        let packed = self.packed(first).start..self.packed(last).end;
+        Fetch { spans: first..last + 1, packed }
+    }
+
+    /// The bytes of the blob that a span needs.
+    fn packed(&self, span: usize) -> Range<u64> {
+        let head = &self.index.head;
+        let end = head.spans.get(span + 1).map_or(head.blob_bytes, |it| it.packed);
+        self.checkpoint(span, Window::default()).needs(end)
+    }
+
+    fn checkpoint(&self, span: usize, window: Window) -> Checkpoint {
+        let place = self.index.head.spans[span];
+        Checkpoint { start: place.start, packed: place.packed, unpacked: place.unpacked, window }
+    }
+
+    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, FillError> {
+        let head = &self.index.head;
+        let parts = self.blobs.ranges(&head.blob, head.blob_bytes, std::slice::from_ref(&range));
+        let wanted = range.end - range.start;
+        let parts = parts.and_then(|parts| match parts.concat() {
+            bytes if bytes.len() as u64 == wanted => Ok(bytes),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        });
+        let blob = || Box::new(head.blob);
+        parts.map_err(|source| FillError::Blob { blob: blob(), range, source })
+    }
+
+    /// The tar's bytes of a span, where `blob` has the blob's from `from` on.
+    fn inflate(&self, span: usize, blob: &[u8], from: u64) -> Result<Vec<u8>, FillError> {
+        let head = &self.index.head;
+        let range = self.packed(span);
+        let [start, end] =
+            [range.start, range.end].map(|it| usize::try_from(it - from).unwrap_or(usize::MAX));
+        let short = || FillError::Span { span, source: SpanError::Short };
+        let bytes = blob.get(start..end).ok_or_else(short)?;
+        let checkpoint = self.checkpoint(span, self.window(span)?);
+        let until = head.spans.get(span + 1).map_or(head.tar_bytes, |it| it.unpacked);
+        let length = until - checkpoint.unpacked;
+        checkpoint.inflate(bytes, length).map_err(|source| FillError::Span { span, source })
+    }
+
+    fn window(&self, span: usize) -> Result<Window, FillError> {
+        let missing = || FillError::Windows(span);
+        let groups = &self.index.head.groups;
+        let number = u32::try_from(span).map_err(|_error| missing())?;
+        let group = groups.partition_point(|it| it.first <= number).checked_sub(1);
+        let group = group.ok_or_else(missing)?;
+        let windows = self.windows[group].get_or_init(|| self.group(group)).as_ref();
+        let within = number - groups[group].first;
+        let window = windows.and_then(|it| it.get(usize::try_from(within).ok()?));
+        window.cloned().ok_or_else(missing)
+    }
+
+    fn group(&self, group: usize) -> Option<Vec<Window>> {
+        let LayerIndex { head, windows } = &self.index;
+        let start: u64 = head.groups[..group].iter().map(|it| u64::from(it.bytes)).sum();
+        let start = usize::try_from(start).ok()?;
+        let length = usize::try_from(head.groups[group].bytes).ok()?;
+        let frame = windows.get(start..start.checked_add(length)?)?;
+        let all = u32::try_from(head.spans.len()).ok()?;
+        let next = head.groups.get(group + 1).map_or(all, |it| it.first);
+        group_windows(frame, head.groups[group].spans(next))
+    }
+}

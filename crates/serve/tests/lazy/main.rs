@@ -1,0 +1,277 @@
+//! An image whose device is filled while it is read: from a layer as tar and gzip made it, to files through the kernel.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use image::digest::Digest;
+use image::lazy::UNIT;
+use image::verity::DeviceId;
+use kernel::mount::{ErofsOptions, erofs};
+use kernel::precontent::PrecontentError;
+use oci::blobs::BlobSource;
+use oci::source::{Input, Source};
+use quire_serve::lazy::{Door, DoorError, LayerFiller};
+use store::{Form, OpenOptions, Seconds, Store};
+use testing::{programs, skipped};
+use transfer::StoredImage;
+use transfer::import::{ImportSurroundings, ImportWishes, import};
+use transfer::lazy::{IndexedLayer, LayerIndex};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// The one blob that there is, which counts what is asked of it, and may lie.
+struct OneBlob {
+    bytes: Vec<u8>,
+    asked: AtomicU64,
+    lie: Mutex<Lie>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Lie {
+    None,
+    /// One wrong byte in each answer.
+    Always,
+    /// Only in the next answer.
+    Once,
+    /// No answer.
+    Silent,
+}
+
+impl BlobSource for OneBlob {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        assert_eq!((*digest, size), (Digest::sha256(&self.bytes), self.bytes.len() as u64));
+        let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
+        self.asked.fetch_add(range.end - range.start, Ordering::Relaxed);
+        let mut bytes = self.bytes[start..end].to_vec();
+        let mut lie = self.lie.lock().unwrap();
+        let now = *lie;
+        if now == Lie::Once {
+            *lie = Lie::None;
+        }
+        match now {
+            Lie::None => {}
+            Lie::Always | Lie::Once => {
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 0x10;
+            }
+            Lie::Silent => bytes.clear(),
+        }
+        Box::new(io::Cursor::new(bytes))
+    }
+}
+
+/// A tree, its layer, its image in a store that has all of it, and the index.
+struct Stage {
+    folder: tempfile::TempDir,
+    tree: PathBuf,
+    blob: OneBlob,
+    full: Store,
+    image: image::verity::ImageId,
+    index: LayerIndex,
+}
+
+impl Stage {
+    /// `None`, after saying so, where this cannot run.
+    fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skipped("needs root");
+            return None;
+        }
+        if !programs(&["tar", "gzip"]) {
+            return None;
+        }
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let tree = folder.path().join("tree");
+        testing::trees::rich_tree(&tree);
+        // Native images have none.
+        let _absent = fs::remove_file(tree.join("whiteout"));
+        // Several spans, and most of them with a window.
+        let words = testing::noise(2 << 20);
+        let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
+        fs::write(tree.join("words"), text).unwrap();
+        let tar = folder.path().join("layer.tar");
+        assert!(testing::trees::run(
+            "tar",
+            &["--format=pax", "-cf", tar.to_str().unwrap(), "."],
+            &tree
+        ));
+        assert!(testing::trees::run("gzip", &["-n", "layer.tar"], folder.path()));
+        let path = folder.path().join("layer.tar.gz");
+        let full = store(&folder.path().join("full"));
+        let source = Source::Tar(Input::File(path.clone()));
+        let wishes = ImportWishes { form: Form::Tar, ..ImportWishes::default() };
+        let surroundings = ImportSurroundings {
+            now: Seconds(1_700_000_000),
+            threads: NonZeroUsize::new(2).unwrap(),
+            budget: 16 << 20,
+            scratch: folder.path(),
+            progress: &|_| {},
+            cancel: &NEVER,
+        };
+        let report = import(&full, &source, &surroundings, &wishes).unwrap();
+        let bytes = fs::read(path).unwrap();
+        let blob = OneBlob { bytes, asked: AtomicU64::new(0), lie: Mutex::new(Lie::None) };
+        let documents = StoredImage::load(&full, &report.manifest.unwrap()).unwrap();
+        let open = full.open_image(&report.image).unwrap();
+        let [device] = &open.devices[..] else { panic!("one layer, one device") };
+        let layer = IndexedLayer {
+            layer: &documents.manifest.layers[0],
+            diff_id: &documents.config.diff_ids()[0],
+            device: &device.id,
+            file: &device.file,
+        };
+        let index = LayerIndex::new(&layer, &blob, &NEVER).unwrap();
+        assert_eq!(LayerIndex::new(&layer, &blob, &NEVER).unwrap(), index);
+        let image = report.image;
+        Some(Self { folder, tree, blob, full, image, index })
+    }
+
+    fn device(&self) -> DeviceId {
+        self.index.head.device
+    }
+
+    /// An empty device in a store of its own, and its filler.
+    fn filler<'a>(&'a self, store: &'a Store) -> LayerFiller<'a> {
+        let device = store.create_sparse(&self.device(), self.index.head.device_bytes).unwrap();
+        LayerFiller::new(self.index.clone(), &self.blob, device)
+    }
+}
+
+fn store(path: &Path) -> Store {
+    Store::open(path, store::Who::this_process(), OpenOptions::create()).unwrap()
+}
+
+/// Every file below has the same bytes, and every folder the same names.
+fn compare(expect: &Path, actual: &Path) {
+    let names = |folder: &Path| {
+        let names = fs::read_dir(folder).unwrap().map(|it| it.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(expect), names(actual), "{}", expect.display());
+    for name in names(expect) {
+        let (expect, actual) = (expect.join(&name), actual.join(&name));
+        let kind = expect.symlink_metadata().unwrap().file_type();
+        assert_eq!(kind, actual.symlink_metadata().unwrap().file_type());
+        if kind.is_dir() {
+            compare(&expect, &actual);
+        } else if kind.is_file() {
+            assert!(
+                fs::read(&expect).unwrap() == fs::read(&actual).unwrap(),
+                "{}",
+                expect.display()
+            );
+        }
+    }
+}
+
+/// Mounts the image over an empty device, and has `look` look at it while the door is served. `None` where it cannot be.
+fn through_the_kernel(stage: &Stage, look: impl FnOnce(&Path)) -> Option<()> {
+    let lazy = store(&stage.folder.path().join("lazy"));
+    let filler = stage.filler(&lazy);
+    let open = || lazy.sparse.open(&stage.device()).unwrap().unwrap().0;
+    let unmarked = open();
+    let mut door = Door::new().unwrap();
+    match door.arm(&unmarked, filler) {
+        Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
+            skipped("the kernel has no pre-content events: they need Linux 6.14");
+            return None;
+        }
+        Err(DoorError::Kernel(PrecontentError::FileSystem { .. })) => {
+            skipped("the file system of the build has no pre-content events");
+            return None;
+        }
+        armed => armed.unwrap(),
+    }
+    let marked: File = open();
+    let image = stage.full.open_image(&stage.image).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let served = scope.spawn(|| door.serve(&stop));
+        let devices = [marked.as_fd()];
+        let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
+        let mounted = erofs(image.image.fd(), &options).unwrap();
+        let root = format!("/proc/self/fd/{}", mounted.mount.as_fd().as_raw_fd());
+        let looked =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| look(Path::new(&root))));
+        // The mount goes before the door.
+        drop(mounted);
+        stop.store(true, Ordering::Relaxed);
+        served.join().unwrap().unwrap();
+        if let Err(panic) = looked {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    Some(())
+}
+
+#[test]
+fn files_are_fetched_when_they_are_read() {
+    let Some(stage) = Stage::new() else { return };
+    let before = stage.blob.asked.load(Ordering::Relaxed);
+    through_the_kernel(&stage, |root| {
+        let asked = || stage.blob.asked.load(Ordering::Relaxed) - before;
+        // Names and metadata are in the image.
+        assert!(root.join("words").metadata().unwrap().is_file());
+        assert_eq!(asked(), 0);
+        assert_eq!(
+            fs::read(root.join("usr/lib/511")).unwrap(),
+            fs::read(stage.tree.join("usr/lib/511")).unwrap()
+        );
+        let one = asked();
+        assert!(one > 0 && one < stage.blob.bytes.len() as u64 / 2, "{one} bytes");
+        compare(&stage.tree, root);
+        // Again: all is here.
+        let all = asked();
+        compare(&stage.tree, root);
+        assert_eq!(asked(), all);
+    });
+}
+
+#[test]
+fn a_lie_is_an_error_for_the_reader_and_heals() {
+    let Some(stage) = Stage::new() else { return };
+    through_the_kernel(&stage, |root| {
+        let lie = |lie| *stage.blob.lie.lock().unwrap() = lie;
+        for wrong in [Lie::Always, Lie::Silent] {
+            lie(wrong);
+            let read = fs::read(root.join("words")).map(|it| it.len());
+            assert_eq!(
+                read.unwrap_err().raw_os_error(),
+                Some(rustix::io::Errno::IO.raw_os_error())
+            );
+        }
+        lie(Lie::Once);
+        let read = fs::read(root.join("words")).unwrap();
+        assert!(read == fs::read(stage.tree.join("words")).unwrap());
+        lie(Lie::None);
+        compare(&stage.tree, root);
+    });
+}
+
+#[test]
+fn a_device_that_was_filled_is_the_device_of_a_full_import() {
+    let Some(stage) = Stage::new() else { return };
+    let lazy = store(&stage.folder.path().join("lazy"));
+    let filler = stage.filler(&lazy);
+    let length = stage.index.head.device_bytes;
+    // Backwards, so that no unit finds its neighbours.
+    for unit in (0..length.div_ceil(UNIT)).rev() {
+        filler.ensure(unit * UNIT..unit * UNIT + 1).unwrap();
+        assert!(filler.has(&(unit * UNIT..(unit + 1) * UNIT)));
+    }
+    assert_eq!(filler.filled() as u64, length.div_ceil(UNIT));
+    // Behind the end there is nothing to wait for.
+    filler.ensure(length..length + 1).unwrap();
+    drop(filler);
+    lazy.fill_sparse(&stage.device()).unwrap().unwrap().seal().unwrap();
+}

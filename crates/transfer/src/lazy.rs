@@ -1,0 +1,335 @@
+//! The index of a layer whose blob and whose device are here: one pass over the blob.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use image::digest::Digest;
+use image::gzip::{Checkpoint, GzipError, Indexer, Window};
+use image::lazy::{Head, HeadError, SpanPlace, UNIT, WindowGroup, decode_windows, encode_windows};
+use image::verity::DeviceId;
+use oci::blobs::BlobSource;
+use oci::manifest::Descriptor;
+use sha2::{Digest as _, Sha256};
+
+/// How well windows are compressed: they are made once, and fetched often.
+const ZSTD_LEVEL: i32 = 9;
+/// The most bytes that are inflated of a group, which has a few hundred kilobytes in sound indexes.
+const GROUP_MAX: usize = 16 << 20;
+/// Bytes of the blob that are read at once.
+const PIECE: usize = 256 << 10;
+
+/// An error while an index is made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerIndexError {
+    /// The blob cannot be read, or is no gzip.
+    #[error("cannot inflate blob {blob}")]
+    Blob {
+        /// Its digest.
+        blob: Box<Digest>,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The blob has another digest than its name.
+    #[error("blob {expected} is damaged: its digest is {actual}")]
+    BlobDigest {
+        /// Its name.
+        expected: Box<Digest>,
+        /// The digest of its bytes.
+        actual: Box<Digest>,
+    },
+    /// The tar in the blob has another digest than the diff id.
+    #[error("blob {blob} holds another tar: its digest is {actual}, not {expected}")]
+    DiffId {
+        /// The blob.
+        blob: Box<Digest>,
+        /// The layer's diff id.
+        expected: Box<Digest>,
+        /// The digest of the tar.
+        actual: Box<Digest>,
+    },
+    /// The device does not begin with the tar, or cannot be read.
+    #[error("cannot read what device {device} has behind its tar")]
+    Device {
+        /// Its name.
+        device: DeviceId,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The blob has no places to begin in the middle.
+    #[error("blob {blob} cannot be read in part")]
+    Gzip {
+        /// Its digest.
+        blob: Box<Digest>,
+        /// The cause.
+        source: GzipError,
+    },
+    /// The index cannot be written.
+    #[error("the index of blob {blob} cannot be written")]
+    Head {
+        /// Its digest.
+        blob: Box<Digest>,
+        /// The cause.
+        source: HeadError,
+    },
+    /// Windows cannot be compressed.
+    #[error("cannot compress the windows of an index")]
+    Compress(#[source] io::Error),
+    /// The caller cancelled.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+/// A layer's index: how to fill its device from its blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerIndex {
+    /// All but the windows.
+    pub head: Head,
+    /// The groups of windows, each a zstd frame, one behind the other.
+    pub windows: Vec<u8>,
+}
+
+/// A layer whose index is made.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexedLayer<'a> {
+    /// The layer, as the manifest names it.
+    pub layer: &'a Descriptor,
+    /// Digest of its tar.
+    pub diff_id: &'a Digest,
+    /// The device of the tar.
+    pub device: &'a DeviceId,
+    /// Its file. All bytes are there.
+    pub file: &'a File,
+}
+
+/// Hashes the bytes that are read.
+struct Hashed<'a, R> {
+    reader: R,
+    hasher: Sha256,
+    cancel: &'a AtomicBool,
+}
+
+impl<R: Read> Read for Hashed<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(io::Error::other("interrupted"));
+        }
+        let read = self.reader.read(into)?;
+        self.hasher.update(&into[..read]);
+        Ok(read)
+    }
+}
+
+/// Digests of units, in order.
+#[derive(Default)]
+struct Units {
+    done: Vec<[u8; 32]>,
+    current: Sha256,
+    filled: u64,
+}
+
+impl Units {
+    fn add(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let left = usize::try_from(UNIT - self.filled).unwrap_or(usize::MAX);
+            let (these, rest) = bytes.split_at(left.min(bytes.len()));
+            self.current.update(these);
+            self.filled += these.len() as u64;
+            if self.filled == UNIT {
+                self.end();
+            }
+            bytes = rest;
+        }
+    }
+
+    fn end(&mut self) {
+        if self.filled > 0 {
+            self.done.push(std::mem::take(&mut self.current).finalize().into());
+            self.filled = 0;
+        }
+    }
+}
+
+impl LayerIndex {
+    /// Reads a layer's blob once, and makes its index. Blob, tar and device are compared with their digests, but for the
+    /// device's bytes that are the tar's: those of the blob are taken.
+    ///
+    /// # Errors
+    /// [`LayerIndexError`].
+    pub fn new(
+        layer: &IndexedLayer<'_>,
+        blobs: &dyn BlobSource,
+        cancel: &AtomicBool,
+    ) -> Result<Self, LayerIndexError> {
+        let Descriptor { digest, size, .. } = layer.layer;
+        let blob = || Box::new(*digest);
+        let reader = blobs.blob(digest, *size, 0..*size);
+        let hashed = Hashed { reader, hasher: Sha256::new(), cancel };
+        let mut indexer = Indexer::new(BufReader::with_capacity(PIECE, hashed));
+        let (mut units, mut tar, mut tar_bytes) = (Units::default(), Sha256::new(), 0);
+        let mut piece = vec![0; PIECE];
+        loop {
+            let read = indexer.read(&mut piece).map_err(|source| {
+                match cancel.load(Ordering::Relaxed) {
+                    true => LayerIndexError::Cancelled,
+                    false => LayerIndexError::Blob { blob: blob(), source },
+                }
+            })?;
+            if read == 0 {
+                break;
+            }
+            tar.update(&piece[..read]);
+            units.add(&piece[..read]);
+            tar_bytes += read as u64;
+        }
+        let hashed = std::mem::take(&mut indexer.get_mut().get_mut().hasher);
+        let actual = Digest::from_sha256(&hashed.finalize().into());
+        if actual != *digest {
+            let actual = Box::new(actual);
+            return Err(LayerIndexError::BlobDigest { expected: blob(), actual });
+        }
+        let actual = Digest::from_sha256(&tar.finalize().into());
+        if actual != *layer.diff_id {
+            let (expected, actual) = (Box::new(*layer.diff_id), Box::new(actual));
+            return Err(LayerIndexError::DiffId { blob: blob(), expected, actual });
+        }
+        let (tail, device_bytes) = tail(layer.file, tar_bytes)
+            .map_err(|source| LayerIndexError::Device { device: *layer.device, source })?;
+        units.add(&tail);
+        units.end();
+        let checkpoints = indexer.finish();
+        let checkpoints =
+            checkpoints.map_err(|source| LayerIndexError::Gzip { blob: blob(), source })?;
+        let (groups, windows) = compressed(&checkpoints).map_err(LayerIndexError::Compress)?;
+        let spans = checkpoints.iter().map(|it| {
+            let Checkpoint { start, packed, unpacked, .. } = *it;
+            SpanPlace { start, packed, unpacked }
+        });
+        let head = Head {
+            device: *layer.device,
+            device_bytes,
+            blob: *digest,
+            blob_bytes: *size,
+            diff_id: *layer.diff_id,
+            tar_bytes,
+            tail,
+            units: units.done,
+            spans: spans.collect(),
+            groups,
+        };
+        // What cannot be read again is no index.
+        head.encode().map_err(|source| LayerIndexError::Head { blob: blob(), source })?;
+        Ok(Self { head, windows })
+    }
+}
+
+/// The bytes of a device behind the tar, and its length.
+fn tail(device: &File, tar_bytes: u64) -> io::Result<(Vec<u8>, u64)> {
+    let device_bytes = device.metadata()?.len();
+    let length = device_bytes.checked_sub(tar_bytes).and_then(|it| usize::try_from(it).ok());
+    let length = length.filter(|it| *it < 1024).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "it is no device of the layer's tar")
+    })?;
+    let mut tail = vec![0; length];
+    device.read_exact_at(&mut tail, tar_bytes)?;
+    Ok((tail, device_bytes))
+}
+
+fn compressed(checkpoints: &[Checkpoint]) -> io::Result<(Vec<WindowGroup>, Vec<u8>)> {
+    let (mut groups, mut all) = (Vec::new(), Vec::new());
+    for (first, bytes) in encode_windows(checkpoints) {
+        let frame = zstd::bulk::compress(&bytes, ZSTD_LEVEL)?;
+        let bytes = u32::try_from(frame.len()).map_err(io::Error::other)?;
+        groups.push(WindowGroup { first, bytes });
+        all.extend(frame);
+    }
+    Ok((groups, all))
+}
+
+/// The windows of a group's `spans` spans, from its frame. `None` for anything but what an index has.
+#[must_use]
+pub fn group_windows(frame: &[u8], spans: usize) -> Option<Vec<Window>> {
+    let bytes = zstd::bulk::decompress(frame, GROUP_MAX).ok()?;
+    decode_windows(&bytes, spans)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Cursor, Write as _};
+    use std::ops::Range;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    struct Bytes(Vec<u8>);
+
+    impl BlobSource for Bytes {
+        fn blob(&self, _: &Digest, _: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+            let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
+            Box::new(Cursor::new(self.0.get(start..end.min(self.0.len())).unwrap_or_default()))
+        }
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    /// The index of a layer of which the manifest says `named`, whose tar the config says to be `tar`, and whose blob is
+    /// `blob`.
+    fn index(named: &[u8], tar: &[u8], blob: &[u8]) -> Result<LayerIndex, LayerIndexError> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(tar).unwrap();
+        file.write_all(&[1; 512]).unwrap();
+        let layer = Descriptor {
+            digest: Digest::sha256(named),
+            size: named.len() as u64,
+            media_type: String::new(),
+            annotations: std::collections::BTreeMap::new(),
+            platform: None,
+        };
+        let layer = IndexedLayer {
+            layer: &layer,
+            diff_id: &Digest::sha256(tar),
+            device: &DeviceId::from_bytes(&[3; 32]).unwrap(),
+            file: &file,
+        };
+        LayerIndex::new(&layer, &Bytes(blob.to_vec()), &AtomicBool::new(false))
+    }
+
+    #[test]
+    fn an_index_is_of_this_blob_this_tar_and_this_device() {
+        let tar = vec![7; 512 * 300];
+        let blob = gzip(&tar);
+        let made = index(&blob, &tar, &blob).unwrap();
+        assert_eq!((made.head.units.len(), made.head.tail.len()), (3, 512));
+        assert!(made.head.is_unit(0, &tar[..64 << 10]));
+        let frame = &made.windows[..];
+        assert_eq!(group_windows(frame, 1).unwrap(), [Window::default()]);
+        assert!(group_windows(frame, 2).is_none());
+        assert!(group_windows(&frame[1..], 1).is_none());
+
+        let other = gzip(&[8; 512 * 300]);
+        assert!(matches!(index(&other, &tar, &other), Err(LayerIndexError::DiffId { .. })));
+        // The same tar, in other bytes.
+        let longer = [&blob[..], &gzip(b"")].concat();
+        assert!(matches!(index(&longer, &tar, &blob), Err(LayerIndexError::BlobDigest { .. })));
+        assert!(matches!(index(&tar, &tar, &tar), Err(LayerIndexError::Blob { .. })));
+    }
+
+    #[test]
+    fn a_device_of_another_length_is_refused() {
+        let tar = vec![7; 512 * 3];
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&tar[..512]).unwrap();
+        assert!(tail(&file, 512 * 3).is_err());
+        file.write_all(&[0; 5000]).unwrap();
+        assert!(tail(&file, 512).is_err());
+        assert_eq!(tail(&file, 5000).unwrap(), (vec![0; 512], 5512));
+    }
+}
