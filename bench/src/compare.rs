@@ -65,13 +65,6 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         Contestant::new(build.name, again(command))
     })?);
 
-    let synced = || Rules {
-        runs: context.runs,
-        sync: Some(context.work.to_owned()),
-        cold: false,
-        pace: Pace::Turns,
-        memory: Memory::AllProcesses,
-    };
     for form in ["objects", "packed"] {
         let title = format!("import --form {form}");
         tables.extend(table(context, &title, &synced(), &builds, |build| {
@@ -82,17 +75,22 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         })?);
     }
 
-    // What a disk makes of it differs more than two builds do.
+    // A disk's times vary more than those of two builds differ.
     let memory = tempfile::tempdir_in("/dev/shm")?;
-    let rules = Rules { sync: None, ..synced() };
-    tables.extend(table(context, "import --form objects, on tmpfs", &rules, &builds, |build| {
-        let store = memory.path().join("store");
-        let mut command = Command::new(build.program);
-        command.arg("--store").arg(&store).args(["import", "--form", "objects"]);
-        command.arg(&source).arg("image");
-        Contestant::new(build.name, again(command)).before(move || remove(&store))
-    })?);
-    drop(memory);
+    let in_memory = Rules { sync: None, ..synced() };
+    tables.extend(table(
+        context,
+        "import --form objects, on tmpfs",
+        &in_memory,
+        &builds,
+        |build| {
+            let store = memory.path().join("store");
+            let mut command = Command::new(build.program);
+            command.arg("--store").arg(&store).args(["import", "--form", "objects"]);
+            command.arg(&source).arg("image");
+            Contestant::new(build.name, again(command)).before(move || remove(&store))
+        },
+    )?);
 
     let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
     let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
@@ -106,7 +104,13 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let store = build.folder.join("pulled");
         Contestant::new(build.name, again(command)).before(aside(context, store))
     })?);
-    drop(registry);
+    tables.extend(table(context, "pull, on tmpfs", &in_memory, &builds, |build| {
+        let store = memory.path().join("store");
+        let mut command = Command::new(build.program);
+        command.arg("--store").arg(&store).arg("pull").arg(&image);
+        Contestant::new(build.name, again(command)).before(move || remove(&store))
+    })?);
+    drop((registry, memory));
 
     if context.wants("run of true") || context.wants("cold") {
         for build in &builds {

@@ -109,11 +109,10 @@ pub(super) struct Outcome {
 pub(super) fn measure(rules: &Rules, contestants: &mut [Contestant<'_>]) -> Result<Vec<Outcome>> {
     let mut samples = vec![Vec::new(); contestants.len()];
     for round in 0..rules.runs {
-        // There and back: what one leaves to the next, such as inodes that ext4 has to look at, is not always to the same.
+        // Each begins a round in its turn: a run that leaves the next one more work does so to several.
         let mut order: Vec<_> = contestants.iter_mut().zip(&mut samples).collect();
-        if round % 2 == 1 {
-            order.reverse();
-        }
+        let count = order.len().max(1);
+        order.rotate_left(round % count);
         for (contestant, samples) in order {
             progress(&format!("{}: run {} of {}", contestant.name, round + 1, rules.runs));
             samples.push(run(rules, contestant, || Ok(()))?);

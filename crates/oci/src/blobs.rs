@@ -1,50 +1,61 @@
-//! Where blobs are: a repository of a registry, a layout on disk. Callers that need bytes need no socket for it.
+//! A place that has blobs: a repository of a registry, or a layout on disk. Callers that need bytes need no socket for them.
 
 use std::io::{self, Read};
 use std::ops::Range;
 
 use crate::Digest;
 
-/// A place that has blobs. It compares nothing with a digest: that is for the one who reads.
+/// A place that has blobs. It compares no digest: the reader has to.
 pub trait BlobSource: Send + Sync {
-    /// The bytes `range` of a blob that has `size` bytes, in order. Reads tell every error, so also that
-    /// there is no such blob. An end before the range's end is one for the reader to find.
+    /// The bytes `range` of a blob that has `size` bytes, in order. Every error comes with a read, also that there is no such
+    /// blob. The bytes may end before the range does.
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_>;
 
-    /// Several ranges of a blob that has `size` bytes, in the order in which they are asked for. All of them are in memory.
+    /// Several ranges of a blob that has `size` bytes, in the order of `ranges`, each in memory.
     ///
     /// # Errors
-    /// The first error of a read; [`io::ErrorKind::UnexpectedEof`] for a range that is not there.
+    /// The first error of a read, or [`io::ErrorKind::UnexpectedEof`] for a range that ends behind the blob.
     fn ranges(
         &self,
         digest: &Digest,
         size: u64,
         ranges: &[Range<u64>],
     ) -> io::Result<Vec<Vec<u8>>> {
+        within(size, ranges)?;
         let read = |range: &Range<u64>| {
-            let mut bytes = Vec::new();
-            self.blob(digest, size, range.clone()).read_to_end(&mut bytes)?;
-            match bytes.len() as u64 == range.end.saturating_sub(range.start) {
-                true => Ok(bytes),
-                false => Err(io::ErrorKind::UnexpectedEof.into()),
+            let (mut bytes, length) = (Vec::new(), range.end.saturating_sub(range.start));
+            self.blob(digest, size, range.clone()).take(length).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 == length {
+                Ok(bytes)
+            } else {
+                Err(io::ErrorKind::UnexpectedEof.into())
             }
         };
         ranges.iter().map(read).collect()
     }
 
-    /// The blob had wrong bytes. Later reads ask elsewhere first. Whether there is an elsewhere.
+    /// Notes that the blob had wrong bytes: later reads ask other hosts first. Returns whether there is another host.
+    #[must_use]
     fn distrust(&self, digest: &Digest) -> bool {
         let _ = digest;
         false
     }
 }
 
-/// Tells an error at the first read.
+/// Refuses ranges that end behind a blob of `size` bytes.
+pub(crate) fn within(size: u64, ranges: &[Range<u64>]) -> io::Result<()> {
+    if ranges.iter().all(|range| range.end <= size) {
+        return Ok(());
+    }
+    Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// A reader that gives nothing but an error, at each read.
 #[derive(Debug)]
 pub struct FailingReader(Option<io::Error>);
 
 impl FailingReader {
-    /// A reader of nothing but this error.
+    /// A reader of this error.
     #[must_use]
     pub const fn new(error: io::Error) -> Self {
         Self(Some(error))
@@ -53,6 +64,6 @@ impl FailingReader {
 
 impl Read for FailingReader {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-        self.0.take().map_or(Ok(0), Err)
+        Err(self.0.take().unwrap_or_else(|| io::Error::other("its bytes could not be had")))
     }
 }

@@ -16,7 +16,7 @@ use super::hosts::Capability;
 use super::patience::Patience;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
-use crate::blobs::BlobSource;
+use crate::blobs::{BlobSource, within};
 
 /// Bytes that are passed on at once.
 const PIECE: usize = 256 << 10;
@@ -79,7 +79,13 @@ impl BlobSource for Registry {
         Box::new(if range.end < size { blob.until(range.end) } else { blob })
     }
 
-    fn ranges(&self, digest: &Digest, _: u64, ranges: &[Range<u64>]) -> io::Result<Vec<Vec<u8>>> {
+    fn ranges(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+    ) -> io::Result<Vec<Vec<u8>>> {
+        within(size, ranges)?;
         Self::ranges(self, digest, ranges).map_err(io::Error::other)
     }
 

@@ -60,9 +60,9 @@ fn every_source_of_blobs_gives_the_same_bytes() {
     let bytes = noise(300_000);
     let blob = bytes.clone();
     let right = digest(&bytes);
-    let server = Server::start(move |request, _| match request.path.contains(&right.to_string()) {
-        true => content(request, &blob),
-        false => reply(404),
+    let server = Server::start(move |request, _| {
+        let is_right = request.path.contains(&right.to_string());
+        if is_right { content(request, &blob) } else { reply(404) }
     });
     let registry = registry(&server.host(), &Settings { retries: 0, ..settings() });
     let (_folder, layout) = layout(&bytes);
@@ -81,9 +81,14 @@ fn every_source_of_blobs_gives_the_same_bytes() {
         assert_eq!(parts.unwrap(), expect);
         // What is not there, and another length than was claimed, are errors of the first read.
         let mut got = Vec::new();
-        source.blob(&digest(b"absent"), 6, 0..6).read_to_end(&mut got).unwrap_err();
+        let mut absent = source.blob(&digest(b"absent"), 6, 0..6);
+        absent.read_to_end(&mut got).unwrap_err();
+        assert!(got.is_empty());
+        absent.read(&mut [0]).unwrap_err();
         source.blob(&digest(&bytes), 300_001, 0..300_001).read_to_end(&mut got).unwrap_err();
-        source.ranges(&digest(&bytes), 300_000, &[0..1, 299_999..300_002]).unwrap_err();
+        let behind = source.ranges(&digest(&bytes), 300_000, &[0..1, 299_999..300_002]);
+        assert_eq!(behind.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+        assert_eq!(source.ranges(&digest(&bytes), 300_000, &[]).unwrap(), Vec::<Vec<u8>>::new());
         assert!(!source.distrust(&digest(&bytes)), "there is no other place");
     }
 }

@@ -88,11 +88,13 @@ pub(super) fn find_again(
     import: &Transaction<'_>,
     bytes: &[u8],
 ) -> Result<crate::StoredObject, Failure> {
-    for _ in 0..10 {
+    // A busy machine may let the other process set it aside, and nothing else, many times.
+    for _ in 0..1000 {
         if let Some(stored) = import.reuse_stored(&id(bytes), bytes.len() as u64)? {
             return Ok(stored);
         }
         drop(import.read_object(&id(bytes)));
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     Err("what the import relies on is gone".into())
 }

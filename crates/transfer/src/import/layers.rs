@@ -129,7 +129,7 @@ pub(super) fn from_layout<'a>(
     platform::check(&found.settings, surroundings, wishes).map_err(ImportError::Platform)?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
-        // One that is not there is found before any work is done.
+        // Before any work is done, it is seen whether all are there. A file that changes afterwards has another digest.
         layout.open_blob(&layer.digest, layer.size).map_err(ImportError::layout)?;
         layers.push(LayerSource {
             name: layer.digest.to_string(),
