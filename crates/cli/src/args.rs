@@ -567,7 +567,7 @@ pub(crate) enum When {
 
 #[derive(Debug, Args)]
 pub(crate) struct Images {
-    /// List all images, which is the default
+    /// List all names, which is the default; `quire du` lists images without names too
     #[arg(short, long)]
     pub(crate) all: bool,
     /// Also show the digests of manifests

@@ -3,10 +3,10 @@
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use container::changes::Report;
-use container::life::known::KnownContainer;
-use container::life::look::{LookedContainer, Meanwhile};
+use container::life::known::{KnownContainer, KnownError};
+use container::life::look::{LookError, LookedContainer, Meanwhile};
 use container::life::stop::signal_number;
 use image::tree::Tree;
 use serde::Serialize;
@@ -114,11 +114,13 @@ pub(crate) fn preview(
     let name = name.to_str().with_context(|| format!("{name:?} is not UTF-8"))?;
     let store = context.open(OpenOptions::read())?;
     let looked = look(&store, name, no_pause);
-    let mut looked = looked.map_err(|error| match crate::resolve::resolve(&store, name) {
-        Ok(_) => error.context(format!(
-            "{name} is an image, and diff compares two: give the other one, or a container"
-        )),
-        Err(_) => error,
+    let mut looked = looked.map_err(|error| match error.downcast_ref() {
+        Some(LookError::Known(KnownError::Absent { .. }))
+            if crate::resolve::resolve(&store, name).is_ok() =>
+        {
+            anyhow!("{name} is an image, and diff compares two: give the other one, or a container")
+        }
+        _ => error,
     })?;
     let paused = looked.paused.take();
     let cancel = AtomicBool::new(false);

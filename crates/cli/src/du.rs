@@ -163,7 +163,7 @@ impl DuReport {
             (self.image_files, "images"),
             (self.layers, "layers"),
             (self.manifests, "manifests"),
-            (self.blobs, "layers as they came and records"),
+            (self.blobs, "kept compressed layers and records"),
             (self.containers, "containers"),
             (self.tmp, "imports under way or dead"),
         ];
@@ -185,7 +185,7 @@ impl DuReport {
         if self.unfinished.0 > 0 {
             writeln!(
                 out,
-                "{} of the layers as they came belong to interrupted or running pulls: the next pull continues with \
+                "{} of the compressed layers belong to interrupted or running pulls: the next pull continues with \
                  them, `quire gc --unfinished` frees them",
                 size(self.unfinished)
             )?;

@@ -159,7 +159,7 @@ fn tell_bad(bad: &[BadRef]) {
         // A disk that fails now may not fail the next time.
         let hint = match error {
             RefError::Disk(_) => String::new(),
-            _ => format!("; `quire rm {name}` removes the name"),
+            _ => format!("; `quire rmi {name}` removes the name"),
         };
         report::error_line(&format!("quire: {text}{hint}"));
     }

@@ -91,7 +91,7 @@ fn what_interrupted_pulls_left_is_counted_and_named() {
         assert_eq!(used["unfinished"].as_u64().unwrap() >= 3 << 20, unfinished, "{used}");
         let text = place.out("du");
         let line = text.lines().find(|it| it.contains(" in all")).unwrap();
-        assert_eq!(line.contains("layers as they came"), used["blobs"] != 0, "{text}");
+        assert_eq!(line.contains("kept compressed layers"), used["blobs"] != 0, "{text}");
     };
     sum(false);
     assert!(!place.out("gc").contains("--unfinished"));

@@ -51,6 +51,8 @@ fn ids_alone_are_for_other_verbs() {
     assert!(ran.code == Some(2) && ran.err.contains("b:latest, c:latest"), "{}", ran.err);
     place.out(&format!("rmi --force {id} nothing"));
     assert_eq!(place.out("images -q"), "");
+    // An image without a name, as the help of `images --all` says.
+    assert_eq!((place.out("images -aq"), place.out("du").contains(id)), (String::new(), true));
     assert_eq!(place.run("rmi b").code, Some(2));
 }
 
