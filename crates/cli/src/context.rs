@@ -164,24 +164,36 @@ impl Context {
     fn room_hint(&self, error: &anyhow::Error) -> Option<String> {
         let refusal = refusal(error)?;
         let outside = error.downcast_ref::<Outside>();
-        if matches!(outside, Some(Outside(None))) || report::is_of_output(error) {
+        if matches!(outside, Some(Outside::Stdout)) || report::is_of_output(error) {
             return None;
         }
         let disk = error.chain().find_map(|cause| cause.downcast_ref::<store::DiskError>());
         let path = match (outside, disk) {
-            (Some(Outside(Some(path))), _) => path.clone(),
+            (Some(Outside::File(path) | Outside::Layout(path)), _) => path.clone(),
             (_, Some(disk)) => disk.path.clone(),
             _ => self.store_directory().ok()?,
         };
         // The file may be gone, or never have been.
+        let path = std::path::absolute(path).ok()?;
         let place = path.ancestors().find(|it| it.is_dir())?.canonicalize().ok()?;
         let device = |path: &Path| std::fs::metadata(path).map(|it| it.dev()).ok();
         let of = device(&place);
         let top = place.ancestors().take_while(|it| device(it) == of).last()?.display();
+        if let Some(outside) = outside {
+            let why = match refusal {
+                Errno::ROFS => format!("the file system at {top} is read-only"),
+                Errno::DQUOT => format!("the quota at {top} is used up"),
+                _ => format!("the file system at {top} was full"),
+            };
+            let elsewhere = match outside {
+                Outside::Layout(_) => "name a directory elsewhere",
+                Outside::File(_) | Outside::Stdout => {
+                    "name a file elsewhere, or - for standard output"
+                }
+            };
+            return Some(format!("{why}: {elsewhere}"));
+        }
         match refusal {
-            _ if outside.is_some() => Some(format!(
-                "the file system at {top} takes no more: name a file elsewhere, or - for standard output"
-            )),
             Errno::ROFS => Some(format!(
                 "the file system at {top} is read-only: mount it for writing, or use --store DIR for a store elsewhere"
             )),
@@ -226,25 +238,36 @@ impl Context {
     }
 }
 
-/// A cause is outside of the store: in the directory of an output, or at standard output.
+/// A cause is outside of the store.
 #[derive(Debug)]
-pub(crate) struct Outside(Option<PathBuf>);
+pub(crate) enum Outside {
+    /// At standard output.
+    Stdout,
+    /// In this directory, where an output file was to be.
+    File(PathBuf),
+    /// In this directory, which was to be a layout.
+    Layout(PathBuf),
+}
 
 impl Outside {
-    /// Notes that, if a file system took nothing more.
-    pub(crate) fn note(error: anyhow::Error, directory: Option<PathBuf>) -> anyhow::Error {
+    /// Notes that, if a file system took nothing more, and not the one with temporary files.
+    pub(crate) fn note(self, error: anyhow::Error) -> anyhow::Error {
+        let is_scratch = |it: &ExportError| matches!(it, ExportError::Scratch { .. });
+        let is_scratch = error.chain().any(|it| it.downcast_ref().is_some_and(is_scratch));
         match refusal(&error) {
-            Some(_) => error.context(Self(directory)),
-            None => error,
+            Some(_) if !is_scratch => error.context(self),
+            _ => error,
         }
     }
 }
 
 impl std::fmt::Display for Outside {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
-            Some(directory) => write!(f, "cannot write in {}", directory.display()),
-            None => f.write_str("cannot write to standard output"),
+        match self {
+            Self::File(directory) | Self::Layout(directory) => {
+                write!(f, "cannot write in {}", directory.display())
+            }
+            Self::Stdout => f.write_str("cannot write to standard output"),
         }
     }
 }

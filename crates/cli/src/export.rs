@@ -1,9 +1,9 @@
 //! `export`: writes an image as a layout, an archive, a tar, an EROFS image or a disk.
 
-use std::fs::{File, Permissions};
-use std::io::{IsTerminal as _, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
 use std::num::NonZeroUsize;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -29,6 +29,7 @@ use crate::context::{Context, Outside};
 use crate::progress::Progress;
 use crate::report::{Bytes, Seconds, count};
 use crate::signals::{give_up_when, until_signal};
+use crate::target::check_directory;
 use crate::{describe, report};
 
 pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<Answer> {
@@ -118,7 +119,10 @@ pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> a
             Ok(_) if !force => {
                 bail!("{} already exists: --force overwrites it", path.display())
             }
-            _ => Ok(()),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => check_directory(&parent(path)),
+            // The attempt to write tells.
+            Err(_) => Ok(()),
         },
     }
 }
@@ -356,16 +360,18 @@ impl Job<'_> {
             Some(args::Compression::None) => Compression::None,
         };
         let plan = transfer::export::plan(self.store, &manifest, compression, self.options)?;
-        if !plan.is_unchanged && compression == Compression::AsItWas {
+        let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)
+            .map_err(|error| Outside::Layout(directory.to_owned()).note(error.into()))?;
+        if !plan.is_unchanged && compression == Compression::AsItWas && written.blobs > 0 {
             let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
             self.context.remark(&format!(
-                "{anew} of {} compressed again, because the store has not kept the bytes that came: the manifest \
-                 is now {}",
+                "{anew} of {} {} compressed again: the store did not keep the originals (`pull --keep-layers` does); \
+                 the manifest is now {}",
                 count(plan.layers.len(), "layer"),
+                if anew == 1 { "was" } else { "were" },
                 plan.digest
             ));
         }
-        let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)?;
         Ok(Exported::Layout(LayoutReport {
             manifest: plan.digest.to_string(),
             unchanged: plan.is_unchanged,
@@ -506,7 +512,7 @@ pub(crate) fn output<T>(
     let path = match file {
         Output::Stdout => {
             let written = write(&mut report::standard_output());
-            return written.map_err(|error| Outside::note(error, None));
+            return written.map_err(|error| Outside::Stdout.note(error));
         }
         Output::File(path) => path,
     };
@@ -516,18 +522,20 @@ pub(crate) fn output<T>(
         Ok(real) => real,
         Err(_) => path.clone(),
     };
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let draft = tempfile::Builder::new()
-        .prefix(".quire-export-")
+    let parent = parent(&path);
+    let outside = |error| Outside::File(parent.clone()).note(error);
+    // The system's error alone: tempfile adds the path of the draft, which the user has not named.
+    let mut refused = None;
+    let draft = tempfile::Builder::new().prefix(".quire-export-").make_in(&parent, |path| {
         // It has the contents of all files, also of those that only root may read in the image.
-        .permissions(Permissions::from_mode(0o600))
-        .tempfile_in(&parent)
-        .with_context(failed)?;
+        let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
+        made.inspect_err(|error| refused = error.raw_os_error())
+    });
+    let draft = draft
+        .map_err(|error| refused.map_or(error, io::Error::from_raw_os_error))
+        .with_context(failed)
+        .map_err(outside)?;
     let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
-    let outside = |error| Outside::note(error, Some(parent.clone()));
     let done = write(&mut out).map_err(outside)?;
     let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
     written.with_context(failed).map_err(outside)?;
@@ -537,9 +545,17 @@ pub(crate) fn output<T>(
         true => draft.persist(&path),
         false => draft.persist_noclobber(&path),
     };
-    published.map_err(|error| error.error).with_context(failed)?;
+    published.map_err(|error| error.error).with_context(failed).map_err(outside)?;
     File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
     Ok(done)
+}
+
+/// The directory that a file is in, or is to be in.
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
 }
 
 fn layers(plan: &Plan) -> Vec<LayerReport> {

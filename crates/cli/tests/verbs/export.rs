@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-use crate::{Place, program, write};
+use crate::mounts::Unmount;
+use crate::{Place, Ran, is_root, program, write};
 
 /// A store with an image `a:1` that was a compressed tar of a small tree, which is answered too.
 fn place() -> (Place, PathBuf) {
@@ -46,6 +47,57 @@ fn other(place: &Place, name: &str, line: &str) -> bool {
     let output = command.args(line.split(' ')).current_dir(place.folder.path()).output().unwrap();
     assert!(output.status.success(), "{name} {line}: {}", String::from_utf8_lossy(&output.stderr));
     true
+}
+
+#[test]
+fn layers_that_were_compressed_again_are_told_once() {
+    let (place, _) = place();
+    let said = "quire: 1 of 1 layer was compressed again: the store did not keep the originals (`pull --keep-layers` \
+                does); the manifest is now sha256:";
+    let ran = place.run("export a:1 oci:layout:1");
+    assert!(ran.code == Some(0) && ran.err.contains(said), "{}", ran.err);
+    let ran = place.run("export a:1 oci:layout:2");
+    assert!(ran.code == Some(0) && !ran.err.contains("again"), "{}", ran.err);
+}
+
+#[test]
+fn a_target_that_takes_nothing_is_blamed_and_not_the_store() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    write(&tree.join("large"), &vec![b'x'; 4 << 20], 0o644);
+    place.out("import dir:tree a");
+    place.out("export a tar:a.tar");
+    place.out("import tar:a.tar a");
+    let at = place.path("small");
+    std::fs::create_dir(&at).unwrap();
+    let mut mount = Command::new("mount");
+    let mount = mount.args(["-t", "tmpfs", "-o", "size=1m", "small"]).arg(&at);
+    assert!(mount.status().unwrap().success());
+    let _guard = Unmount(at.clone());
+    let top = at.canonicalize().unwrap();
+    let check = |target: &str, why: &str, elsewhere: &str| {
+        let ran = place.run(&format!("export --compression none a {target}"));
+        let hint = format!("\n  the file system at {} {why}: name a {elsewhere}\n", top.display());
+        assert!(ran.code == Some(2) && ran.err.ends_with(&hint), "{target}: {}", ran.err);
+        assert!(!ran.err.contains(".quire-export"), "{target}: {}", ran.err);
+    };
+    let file = "file elsewhere, or - for standard output";
+    check("oci:small/oci", "was full", "directory elsewhere");
+    check("tar:small/x.tar", "was full", file);
+    // Nothing of the path is there.
+    let line = ["export", "--compression", "none", "a", "oci:oci"];
+    let ran = Ran::of(&place.command(&line).current_dir(&at).output().unwrap());
+    assert!(ran.err.ends_with("name a directory elsewhere\n"), "{}", ran.err);
+    let mut mount = Command::new("mount");
+    assert!(mount.args(["-o", "remount,ro"]).arg(&at).status().unwrap().success());
+    check("oci:small/oci", "is read-only", "directory elsewhere");
+    check("tar:small/x.tar", "is read-only", file);
+    let ran = place.run("export a tar:small/x.tar");
+    let said = "small/x.tar: Read-only file system (os error 30)\n";
+    assert!(ran.err.contains(said), "{}", ran.err);
 }
 
 #[test]
@@ -151,7 +203,7 @@ fn mistakes_change_nothing() {
         ("export --compression zstd a:1 gvisor:new", "cannot be compressed"),
         ("export --json a:1 erofs:-", "name a file"),
         ("export --force a:1 tar:/dev/null", "not a regular file"),
-        ("export a:1 tar:/no/such/folder/a", "cannot write /no/such/folder/a"),
+        ("export a:1 tar:/no/such/folder/a", "`mkdir -p '/no/such/folder'` makes it"),
         ("export a:1 oci:folder", "name an empty folder"),
         ("export --compression gzip a:1 tar:new", "cannot be compressed"),
         ("export --json a:1 tar:-", "name a file"),
