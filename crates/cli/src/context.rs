@@ -19,7 +19,7 @@ use transfer::import::PlatformMismatch;
 
 use crate::args::{Global, Seal};
 use crate::report;
-use crate::resolve::{LIST, Unresolved, meant};
+use crate::resolve::{LIST, Neither, Unresolved, meant};
 
 /// The surroundings of a verb.
 #[derive(Debug)]
@@ -298,6 +298,9 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
         if let Some(Unresolved { hint, .. }) = cause.downcast_ref() {
             return hint.clone();
+        }
+        if let Some(Neither { hint, .. }) = cause.downcast_ref() {
+            return Some(hint.clone());
         }
         if let Some(error @ store::ResolveError::Absent { .. }) = cause.downcast_ref() {
             return Some(meant(error).unwrap_or_else(|| LIST.to_owned()));

@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use oci::reference::Reference;
 
 use crate::args;
+use crate::resolve::may_be_pulled;
 
 /// Verbs of podman and docker that Quire lacks, and what to do instead.
 const VERBS: &[(&[&str], &str)] = &[
@@ -173,9 +173,21 @@ pub(crate) fn source(text: &OsStr) -> Option<String> {
     if let Some((_, advice)) = SOURCES.iter().find(|(kind, _)| text.starts_with(kind)) {
         return Some((*advice).to_owned());
     }
-    let is_reference = cfg!(feature = "registry") && text.parse::<Reference>().is_ok();
-    is_reference.then(|| format!("`quire pull {text}` fetches it from a registry"))
+    let typed = text.split_once(':').filter(|it| !it.0.contains('/'));
+    if let Some((word, rest)) = typed {
+        let kinds = KINDS.iter().filter(|kind| store::mistyped(word, kind) == Some(1));
+        if let Some(kind) = kinds.min_by_key(|kind| kind.len().abs_diff(word.len())) {
+            return Some(format!("did you mean {kind}:{rest}?"));
+        }
+    }
+    if may_be_pulled(text) {
+        return Some(format!("`quire pull {text}` fetches it from a registry"));
+    }
+    typed.is_none().then(|| format!("there is no file {shown}"))
 }
+
+/// How sources begin.
+const KINDS: [&str; 5] = ["oci", "docker-archive", "tar", "dir", "dump"];
 
 /// The whole usage of the verb in place of clap's, which takes variables of the environment for options that were given.
 pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
@@ -184,6 +196,29 @@ pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
     command.build();
     let usage = command.find_subcommand_mut(verb()?)?.render_usage();
     error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    Some(())
+}
+
+/// The variable of the environment in place of the option, where the value is from there.
+pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
+    if error.kind() != ErrorKind::InvalidValue {
+        return None;
+    }
+    let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return None };
+    let long = said.split(' ').next()?.strip_prefix("--")?.to_owned();
+    let was_given = std::env::args_os().skip(1).any(|it| {
+        let text = it.to_string_lossy().into_owned();
+        text.strip_prefix("--").is_some_and(|it| it.split('=').next() == Some(&long))
+    });
+    let command = args::command();
+    let verb = verb().and_then(|it| command.find_subcommand(it));
+    let mut options =
+        command.get_arguments().chain(verb.into_iter().flat_map(|it| it.get_arguments()));
+    let variable = options.find(|it| it.get_long() == Some(&long))?.get_env()?;
+    if !was_given {
+        let variable = variable.to_string_lossy().into_owned();
+        error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    }
     Some(())
 }
 

@@ -1,14 +1,13 @@
 //! `tag` and `rm`: names of images.
 
-use anyhow::Context as _;
-use container::life::known::{self, IfRunning};
+use container::life::known::{self, IfRunning, KnownError};
 use oci::reference::Reference;
-use store::{Form, OpenOptions, RefError, RefName, Resolved, Store};
+use store::{Form, OpenOptions, RefError, RefName, ResolveError, Resolved, Store};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
-use crate::resolve::resolve;
+use crate::resolve::{LIST, Neither, meant, resolve};
 
 pub(crate) fn tag(context: &Context, args: &args::Tag) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
@@ -51,9 +50,7 @@ pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
             continue;
         }
         let found = image_name(&store, text, args.force);
-        let found =
-            found.with_context(|| format!("there is no container \"{text}\" (any more)"))?;
-        names.extend(found);
+        names.extend(found.map_err(|error| neither(&store, text, error))?);
     }
     for container in containers {
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
@@ -72,6 +69,26 @@ pub(crate) fn rmi(context: &Context, args: &args::Rmi) -> anyhow::Result<Answer>
     let names = args.names.iter().map(|text| image_names(&store, text, args.force));
     let names = names.collect::<anyhow::Result<Vec<_>>>()?.concat();
     remove_names(context, &store, &names)
+}
+
+/// The error of a name that neither a container nor an image has, with those of both that may be meant.
+fn neither(store: &Store, text: &str, error: anyhow::Error) -> anyhow::Error {
+    // A name that no image can have may be a container's.
+    let Err(absent) = store.resolve(text) else { return error };
+    let ResolveError::Absent { nearest: images, ids, .. } = &absent else { return error };
+    let containers = match known::find(store, text) {
+        Ok(found) => vec![found.id],
+        Err(KnownError::Absent { nearest, .. }) => nearest,
+        Err(error) => return error.into(),
+    };
+    let containers = containers.iter().map(|it| format!("container {it}"));
+    let both: Vec<_> = containers.chain(images.iter().map(|it| format!("image {it}"))).collect();
+    let hint = match both.is_empty() {
+        true if !ids.is_empty() => meant(&absent).unwrap_or_default(),
+        true => format!("`quire ps --all` lists all containers, and {LIST}"),
+        false => format!("did you mean {}?", both.join(" or ")),
+    };
+    Neither { name: text.to_owned(), hint }.into()
 }
 
 /// The names that `text` means, which may be an image's id, as `images -q` prints them.

@@ -2,7 +2,7 @@
 
 use image::verity::ImageId;
 use oci::reference::Reference;
-use store::{Digest, ResolveError, Resolved, Store};
+use store::{ResolveError, Resolved, Store};
 
 use crate::report;
 
@@ -52,6 +52,23 @@ impl std::error::Error for Unresolved {
     }
 }
 
+/// A name that neither a container nor an image has.
+#[derive(Debug)]
+pub(crate) struct Neither {
+    /// The name.
+    pub(crate) name: String,
+    /// What to do instead.
+    pub(crate) hint: String,
+}
+
+impl std::fmt::Display for Neither {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "there is no container or image \"{}\"", self.name.escape_debug())
+    }
+}
+
+impl std::error::Error for Neither {}
+
 /// The names or ids that were probably meant.
 pub(crate) fn meant(error: &ResolveError) -> Option<String> {
     let join = |all: Vec<String>| format!("did you mean {}?", all.join(" or "));
@@ -73,17 +90,43 @@ pub(crate) fn meant(error: &ResolveError) -> Option<String> {
 fn next_step(error: &ResolveError) -> Option<String> {
     let meant = meant(error);
     let ResolveError::Absent { name, ids, .. } = error else { return meant };
-    // It has no registry's name.
-    let is_id = name.len() >= Store::ID_DIGITS_MIN && name.bytes().all(|it| it.is_ascii_hexdigit());
-    let is_id = is_id || !ids.is_empty() || name.parse::<Digest>().is_ok();
-    if !cfg!(feature = "registry") || is_id || name.parse::<Reference>().is_err() {
+    if !ids.is_empty() || !may_be_pulled(name) {
         return Some(meant.unwrap_or_else(|| LIST.to_owned()));
     }
-    let pull = format!("`quire pull {name}` fetches it from a registry");
     Some(match meant {
-        Some(meant) => format!("{meant} {pull}"),
-        None => format!("{pull}; {LIST}"),
+        Some(meant) => {
+            format!("{meant} If not, `quire pull {name}` fetches {name} from a registry")
+        }
+        None => format!("`quire pull {name}` fetches it from a registry; {LIST}"),
     })
+}
+
+/// Whether a registry may have an image that is called so: it is no id, no digest, no file, and not of another transport.
+pub(crate) fn may_be_pulled(name: &str) -> bool {
+    const TRANSPORTS: [&str; 10] = [
+        "oci",
+        "docker-archive",
+        "tar",
+        "dir",
+        "dump",
+        "oci-archive",
+        "docker-daemon",
+        "containers-storage",
+        "sha256",
+        "sha512",
+    ];
+    const FILES: [&str; 12] =
+        ["tar", "gz", "tgz", "zst", "xz", "bz2", "zip", "dump", "erofs", "img", "raw", "iso"];
+    let is_id = name.len() >= Store::ID_DIGITS_MIN && name.bytes().all(|it| it.is_ascii_hexdigit());
+    let word = name.split_once(':').map(|it| it.0);
+    let is_transport = word.is_some_and(|word| TRANSPORTS.contains(&word));
+    let path = name.split('@').next().unwrap_or(name);
+    let last = path.rsplit('/').next().unwrap_or(path);
+    let end = last.split(':').next().unwrap_or(last).rsplit_once('.').map(|it| it.1);
+    // Images of Docker's own library, which need no slash, have no dot.
+    let is_file = end.is_some_and(|it| !path.contains('/') || FILES.contains(&it));
+    let is_other = is_id || is_transport || is_file;
+    cfg!(feature = "registry") && !is_other && name.parse::<Reference>().is_ok()
 }
 
 /// How to see what there is.
