@@ -6,6 +6,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use container::life::known::KnownError;
+use container::life::look::LookError;
+use container::root::filestore::FilestoreError;
 use kernel::features::Can;
 use kernel::mount::{MountError, OVERLAY_VERITY, Step};
 use kernel::process::Who;
@@ -158,6 +161,9 @@ impl Context {
         if let Some(hint) = hint.or_else(|| self.permission_hint(error)) {
             report::error_line(&format!("  {hint}"));
         }
+        if let Some(hint) = filestore_hint(error) {
+            report::error_line(&format!("  {hint}"));
+        }
     }
 
     /// What to do when a file system takes nothing more: which one, and what may help.
@@ -293,6 +299,14 @@ fn is_refused(error: &anyhow::Error) -> bool {
     })
 }
 
+/// What needs no filestore, when there is none.
+fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
+    match error.chain().find_map(|cause| cause.downcast_ref())? {
+        FilestoreError::Size(_) => None,
+        _ => Some("--writable memory and --mount type=memory need no file system on the disk"),
+    }
+}
+
 /// The next step.
 fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
@@ -304,6 +318,16 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(error @ store::ResolveError::Absent { .. }) = cause.downcast_ref() {
             return Some(meant(error).unwrap_or_else(|| LIST.to_owned()));
+        }
+        let found = cause.downcast_ref().or_else(|| match cause.downcast_ref() {
+            Some(LookError::Known(error)) => Some(error),
+            _ => None,
+        });
+        if let Some(KnownError::Absent { nearest, .. }) = found {
+            return Some(match nearest.join(" or ") {
+                meant if meant.is_empty() => "`quire ps --all` lists all containers".to_owned(),
+                meant => format!("did you mean {meant}?"),
+            });
         }
         if let Some(oci::source::SourceError::Kind(text)) = cause.downcast_ref() {
             return crate::habits::source(text);

@@ -37,7 +37,7 @@ pub enum OpenImageError {
         source: Box<LookupError>,
     },
     /// The superblock or the device table cannot be read.
-    #[error("cannot read which devices image {image} needs")]
+    #[error("cannot read the device table of image {image}; `quire fsck` shows what is damaged")]
     Devices {
         /// The image.
         image: ImageId,

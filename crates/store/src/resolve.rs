@@ -125,11 +125,11 @@ fn nearest(name: &str, names: Vec<RefName>) -> Vec<RefName> {
     found.into_iter().take(3).map(|it| it.1).collect()
 }
 
-/// How many letters of `typed` are wrong, if it may be meant as `name`: at most a third, and not all.
+/// How many letters of `typed` are wrong, if it may be meant as `name`: at most a third.
 #[must_use]
 pub fn mistyped(typed: &str, name: &str) -> Option<usize> {
     let (far, letters) = (distance(typed, name), typed.chars().count());
-    (far <= letters.div_ceil(3) && far < letters).then_some(far)
+    (far <= letters / 3).then_some(far)
 }
 
 /// How many letters must be inserted, removed, changed or swapped with their neighbour.
@@ -158,7 +158,7 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{distance, nearest};
+    use super::{distance, mistyped, nearest};
 
     #[test]
     fn distances() {
@@ -168,6 +168,21 @@ mod tests {
         {
             assert_eq!(distance(a, b), far, "{a} {b}");
             assert_eq!(distance(b, a), far, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn short_names_are_other_names() {
+        for (typed, name, far) in [
+            ("c1", "c2", None),
+            ("c1", "c1", Some(0)),
+            ("c1", "c", None),
+            ("web", "wed", Some(1)),
+            ("fxed", "fixed", Some(1)),
+            ("fixed", "mixes", None),
+            ("fixed!", "mixes!", Some(2)),
+        ] {
+            assert_eq!(mistyped(typed, name), far, "{typed} {name}");
         }
     }
 

@@ -51,12 +51,14 @@ pub enum BytesError {
         actual: Box<ObjectId>,
     },
     /// The length of an object is not the one in the image.
-    #[error("object {object} is damaged: its length is not {size} bytes")]
+    #[error("object {object} is damaged: its length is {actual} bytes, not {size}")]
     Size {
         /// The object.
         object: ObjectId,
         /// Length in bytes that the image states.
         size: u64,
+        /// Length of the object in bytes.
+        actual: u64,
     },
     /// The image does not say which object has the file's bytes.
     #[error("the image does not name the file's object")]

@@ -623,8 +623,8 @@ fn mistakes_are_told() {
     place.out("stop -t 0 gone");
     fs::write(place.path("there"), "mine").unwrap();
     for (line, expect) in [
-        ("commit nothing b", "there is no container \"nothing\": `quire ps --all` lists"),
-        ("commit pla b", "there is no container \"pla\": did you mean plain-c?"),
+        ("commit nothing b", "there is no container \"nothing\"\n  `quire ps --all` lists"),
+        ("commit pla b", "there is no container \"pla\"\n  did you mean plain-c?"),
         ("logs fxed", "did you mean fixed?"),
         ("commit gone b", "was in memory, and ended with it"),
         ("snapshot gone x", "--writable self"),

@@ -69,7 +69,8 @@ fn short_flags_are_those_of_podman() {
         assert!(ran.code != Some(0) && !host.join("new").exists(), "{volume}");
     }
     for (volume, text) in [
-        ("data:/x", "named volumes are not supported"),
+        ("data:/x", "named volumes are not supported: for a directory write ./data"),
+        ("/nosuch:/x", "cannot mount \"/nosuch\" on /x: this host has no such"),
         ("/x", "type=self"),
         ("/tmp:/x:z", "no option \"z\""),
     ] {

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 
 use kernel::mount::Durability;
+use rustix::io::Errno;
 
 use crate::bundle::choices::Access;
 use crate::bundle::spec::SpecMount;
@@ -78,8 +79,8 @@ pub enum VolumeError {
     Syntax(String),
     /// A name in the place of the path on the host.
     #[error(
-        "named volumes are not supported (\"{0}\"): give the absolute path of a directory, or use `--mount \
-         type=self,dst=PATH` for a file system that is removed with the container"
+        "named volumes are not supported: for a directory write ./{0}, or an absolute path; `--mount \
+         type=self,dst=PATH` is a file system that is removed with the container"
     )]
     Named(String),
     /// An option of Docker's that has no meaning here.
@@ -97,6 +98,14 @@ pub enum VolumeError {
         destination: String,
         /// Use that the container has for it.
         reason: &'static str,
+    },
+    /// Nothing is at the path on the host.
+    #[error("cannot mount \"{path}\" on {destination}: this host has no such file or directory")]
+    Absent {
+        /// The path on the host.
+        path: String,
+        /// Where.
+        destination: String,
     },
     /// Two at one place.
     #[error("two mounts are to be on {0}: one would hide the other")]
@@ -163,6 +172,22 @@ pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
 }
 
 impl Volume {
+    /// Looks for what is to be mounted, if it is the host's: runtimes tell less of what is missing.
+    ///
+    /// # Errors
+    /// [`VolumeError::Absent`].
+    pub fn check(&self) -> Result<(), VolumeError> {
+        let Source::Host(path) = &self.source else { return Ok(()) };
+        match rustix::fs::stat(path) {
+            Err(Errno::NOENT | Errno::NOTDIR) => Err(VolumeError::Absent {
+                path: path.clone(),
+                destination: self.destination.clone(),
+            }),
+            // What this process cannot look at, a runtime may.
+            _ => Ok(()),
+        }
+    }
+
     /// As runtimes take it.
     pub(crate) fn entry(&self) -> SpecMount {
         let access = if self.access == Access::ReadOnly { "ro" } else { "rw" };
@@ -205,8 +230,24 @@ mod tests {
             assert_eq!(text.parse::<Volume>(), Err(VolumeError::Syntax(text.to_owned())), "{text}");
         }
         assert_eq!("a:/b".parse::<Volume>(), Err(VolumeError::Named("a".to_owned())));
+        assert!(VolumeError::Named("dirx".to_owned()).to_string().contains("write ./dirx, or an"));
         for (text, option) in [("/a:/b:z", "z"), ("/a:/b:ro:rw", "ro:rw"), ("/a:/b:", "")] {
             assert_eq!(text.parse::<Volume>(), Err(VolumeError::Option(option.to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_missing_on_the_host_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(path("file"), "").unwrap();
+        let check = |name: &str| format!("{}:/x", path(name)).parse::<Volume>().unwrap().check();
+        assert_eq!(check(""), Ok(()));
+        assert_eq!(check("file"), Ok(()));
+        for name in ["none", "file/none"] {
+            let error = check(name).unwrap_err();
+            let expect = format!("cannot mount \"{}\" on /x: this host has no", path(name));
+            assert!(error.to_string().starts_with(&expect), "{error}");
         }
     }
 

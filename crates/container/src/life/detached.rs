@@ -15,14 +15,14 @@ use crate::bundle::security::of_user;
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
 use crate::bundle::view::{View, check_inside};
-use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, UNWANTED};
+use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
 use crate::life::log::Log;
 use crate::life::monitor::{Deadline, Prepared, RunError, Start, kill, prepare};
 use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
 use crate::plan::Stop;
-use crate::runtime::call::{HeldFolder, ask, command, complaint, complaints, enter, runtime_of};
+use crate::runtime::call::{Asked, HeldFolder, ask, chain, command, complaint, complaints, enter};
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
@@ -181,10 +181,13 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
         crate::life::memory::note_kill(folder);
     }
     match ask(folder, &["kill", id, signal]) {
-        Some(Ok(Exit::Code(0))) => Ok(()),
-        Some(Ok(_)) => Err(format!("the runtime did not send {signal} to {id}")),
-        Some(Err(error)) => Err(format!("cannot send {signal} to {id}: {error}")),
-        None => Err(format!("{id} has not started")),
+        Asked::Answer(Ok(Exit::Code(0))) => Ok(()),
+        Asked::Answer(Ok(_)) => Err(format!("the runtime did not send {signal} to {id}")),
+        Asked::Answer(Err(error)) => {
+            Err(format!("cannot send {signal} to {id}: {}", chain(&error)))
+        }
+        Asked::Unknown => Err(format!("{id} has not started")),
+        Asked::Gone => Err(format!("container {id} is gone")),
     }
 }
 
@@ -329,7 +332,11 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     };
     let held = HeldFolder::open(folder).map_err(|error| failed(folder)(error.into()))?;
     let mut spec = RuntimeSpec::load(folder)?;
-    let runtime = runtime_of(folder).unwrap_or_else(|| Runtime::at("the runtime".into()));
+    let runtime = held.runtime().map_err(|source| {
+        let path = folder.join(RUNTIME_PATH);
+        RunError::Read { path, source }
+    })?;
+    let runtime = runtime.unwrap_or_else(|| Runtime::at("the runtime".into()));
     let has_terminal = more.has_terminal_of_ours(&runtime);
     let process = more.process(std::mem::take(&mut spec.process));
     let working_dir = process.cwd.as_str();

@@ -123,5 +123,6 @@ pub fn volumes(
         volumes.push(Volume { source, destination: destination.clone(), access: *access });
     }
     arrange(&mut volumes)?;
+    volumes.iter().try_for_each(Volume::check)?;
     Ok(volumes)
 }

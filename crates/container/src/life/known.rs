@@ -24,15 +24,12 @@ pub enum KnownError {
     /// Another user can change them.
     #[error(transparent)]
     Owner(#[from] OwnerError),
-    /// The container has no such name.
-    #[error("there is no container \"{name}\": {}", match nearest.join(" or ") {
-        meant if meant.is_empty() => "`quire ps --all` lists all containers".to_owned(),
-        meant => format!("did you mean {meant}?"),
-    })]
+    /// No container has this name or id.
+    #[error("there is no container \"{name}\"")]
     Absent {
-        /// What was given.
+        /// The name, or the beginning of an id, as given.
         name: String,
-        /// Names that begin so or look alike, the most alike first, at most three.
+        /// Names of containers that begin so or look alike, the most alike first, at most three.
         nearest: Vec<String>,
     },
     /// Several ids begin like that.
@@ -260,20 +257,27 @@ pub fn all_written(store: &Store) -> Result<u64, KnownError> {
     Ok(all(store)?.iter().filter_map(KnownContainer::written).sum())
 }
 
+/// Their names alone: the state of one does not keep another from being found.
+fn ids(store: &Store) -> Result<Vec<String>, KnownError> {
+    Ok(store.containers.ids().map_err(ContainerError::from)?)
+}
+
 /// One by its name, or by the beginning of an id that only one has; none if there is none.
 fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError> {
     if let Some(it) = store.containers.get(name)? {
         return KnownContainer::load(store, it.id, it.record.ok(), it.liveness).map(Some);
     }
-    let mut all = all(store)?;
+    let mut ids = ids(store)?;
     // Names are said whole, as with Docker.
     let is_id = |id: &str| id.len() == 12 && id.bytes().all(|it| it.is_ascii_hexdigit());
-    all.retain(|it| !name.is_empty() && is_id(&it.id) && it.id.starts_with(name));
-    if let [one, other, ..] = &all[..] {
-        let (name, one, other) = (name.to_owned(), one.id.clone(), other.id.clone());
+    ids.retain(|id| !name.is_empty() && is_id(id) && id.starts_with(name));
+    if let [one, other, ..] = &ids[..] {
+        let (name, one, other) = (name.to_owned(), one.clone(), other.clone());
         return Err(KnownError::Ambiguous { name, one, other });
     }
-    Ok(all.pop())
+    let Some(id) = ids.pop() else { return Ok(None) };
+    let Some(it) = store.containers.get(&id)? else { return Ok(None) };
+    KnownContainer::load(store, it.id, it.record.ok(), it.liveness).map(Some)
 }
 
 /// One by its name, or by the beginning of an id that only one has.
@@ -285,7 +289,7 @@ pub fn find(store: &Store, name: &str) -> Result<KnownContainer, KnownError> {
     if let Some(it) = look(store, name)? {
         return Ok(it);
     }
-    let ids = all(store)?.into_iter().map(|it| it.id);
+    let ids = ids(store)?.into_iter();
     let mut nearest: Vec<_> = ids.filter_map(|id| Some((likeness(name, &id)?, id))).collect();
     nearest.sort();
     let nearest = nearest.into_iter().take(3).map(|it| it.1).collect();
@@ -395,4 +399,26 @@ pub fn remove(
         .map_err(|source| KnownError::Bury { id: id.clone(), source })?;
     folder.remove()?;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use store::{OpenOptions, Who};
+
+    use super::*;
+
+    #[test]
+    fn another_container_that_is_unreadable_hides_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let store = Store::open(&path, Who::this_process(), OpenOptions::create()).unwrap();
+        let other = store.path().join("containers/0123456789ab");
+        std::fs::create_dir_all(other.join(folder::STATE)).unwrap();
+        std::fs::write(other.join("container.json"), "damaged").unwrap();
+        assert!(matches!(find(&store, "0123456789ab"), Err(KnownError::State { .. })));
+        for (name, expect) in [("nothing", &[][..]), ("0123456789ac", &["0123456789ab"])] {
+            let Err(KnownError::Absent { nearest, .. }) = find(&store, name) else { panic!() };
+            assert_eq!(nearest, expect, "{name}");
+        }
+    }
 }

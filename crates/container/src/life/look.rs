@@ -155,7 +155,9 @@ fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookEr
     match pause(&found.folder, &found.id) {
         Ok(paused) => Ok(Some(paused)),
         // What it wrote is held already, and changes no more.
-        Err(PauseError::Refused) if !find(store, &found.id).is_ok_and(|it| it.is_running()) => {
+        Err(PauseError::Refused | PauseError::Unasked(_))
+            if !find(store, &found.id).is_ok_and(|it| it.is_running()) =>
+        {
             Ok(None)
         }
         Err(source) => Err(LookError::Pause { id: found.id.clone(), source }),

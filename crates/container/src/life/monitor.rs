@@ -141,6 +141,14 @@ pub enum RunError {
     /// Files or mounts for the runtime could not be put in place.
     #[error(transparent)]
     Stage(#[from] StageError),
+    /// A file in the container's folder cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A file in the container's folder cannot be written.
     #[error("cannot write {}", path.display())]
     Write {

@@ -1,7 +1,7 @@
 //! A container that is paused while its changes are read.
 
 use std::fs::File;
-use std::io::{PipeWriter, Read as _, Write as _};
+use std::io::{PipeWriter, Read, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::folder::PAUSE;
 use crate::pace::GLANCE;
-use crate::runtime::call::ask;
+use crate::runtime::call::{Asked, ask, chain};
 
 /// A container whose processes are paused until this is dropped. A child of this process then resumes them, also if
 /// this process is killed.
@@ -79,6 +79,9 @@ pub enum PauseError {
     /// The runtime cannot, or may not.
     #[error("the runtime does not pause the container")]
     Refused,
+    /// The runtime cannot be asked: the whole reason, from the child.
+    #[error("cannot ask the runtime to pause the container: {0}")]
+    Unasked(String),
 }
 
 /// Pauses a container; waits while another process has it paused. This process must have only one thread, and not wait
@@ -100,8 +103,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
         // The parent's end has to be the only one.
         drop(parent_end.take());
         let mut report = File::from(report);
-        let paused = matches!(ask(folder, &["pause", id]), Some(Ok(Exit::Code(0))));
-        let _heard = report.write_all(&[u8::from(paused)]);
+        let _heard = report.write_all(&answer(ask(folder, &["pause", id])));
         if let Some(mut held) = own_end.take() {
             // Until the other end is closed, by whatever.
             let _nothing = held.read(&mut [0]);
@@ -114,14 +116,13 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let (report, _child) = report.map_err(PauseError::Watch)?;
     let mut report = File::from(report);
     drop(own_end);
-    let mut answer = [0];
-    let answered = report.read_exact(&mut answer);
+    let answered = read_answer(&mut report);
     let (folder, id) = (folder.to_owned(), id.to_owned());
     let paused = Paused { hold: parent_end, report, folder, id, lock };
-    match (answered, answer) {
-        (Ok(()), [1]) => Ok(paused),
-        (Ok(()), _) => Err(PauseError::Refused),
-        (Err(source), _) => {
+    match answered {
+        Ok(Ok(())) => Ok(paused),
+        Ok(Err(error)) => Err(error),
+        Err(source) => {
             // The child was killed: nobody knows how far it came.
             drop(paused);
             Err(PauseError::Pipe(source))
@@ -129,12 +130,53 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     }
 }
 
+/// What the child reports of its question: a byte, and then the reason with its length if the runtime was not asked.
+fn answer(asked: Asked) -> Vec<u8> {
+    let reason = match asked {
+        Asked::Answer(Ok(Exit::Code(0))) => return vec![PAUSED],
+        Asked::Answer(Ok(_)) => return vec![REFUSED],
+        Asked::Answer(Err(error)) => chain(&error),
+        Asked::Unknown => "it has not started".to_owned(),
+        Asked::Gone => "it is gone".to_owned(),
+    };
+    let len = u16::try_from(reason.len()).unwrap_or(u16::MAX);
+    let mut bytes = vec![UNASKED];
+    bytes.extend(len.to_le_bytes());
+    bytes.extend(&reason.as_bytes()[..len.into()]);
+    bytes
+}
+
+const REFUSED: u8 = 0;
+const PAUSED: u8 = 1;
+const UNASKED: u8 = 2;
+
+/// Reads what [`answer`] made.
+fn read_answer(report: &mut impl Read) -> std::io::Result<Result<(), PauseError>> {
+    let mut kind = [0];
+    report.read_exact(&mut kind)?;
+    match kind {
+        [PAUSED] => Ok(Ok(())),
+        [UNASKED] => {
+            let mut len = [0; 2];
+            report.read_exact(&mut len)?;
+            let mut reason = vec![0; u16::from_le_bytes(len).into()];
+            report.read_exact(&mut reason)?;
+            Ok(Err(PauseError::Unasked(String::from_utf8_lossy(&reason).into_owned())))
+        }
+        _ => Ok(Err(PauseError::Refused)),
+    }
+}
+
 /// Resumes a paused container; does nothing if it is not paused.
 pub fn resume(folder: &Path, id: &str) {
     match ask(folder, &["resume", id]) {
-        None | Some(Ok(Exit::Code(0))) => {}
-        Some(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime does not resume the container"),
-        Some(Err(error)) => tracing::warn!(id, %error, "the runtime could not be asked to resume"),
+        Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => {}
+        Asked::Answer(Ok(exit)) => {
+            tracing::debug!(id, ?exit, "the runtime does not resume the container");
+        }
+        Asked::Answer(Err(error)) => {
+            tracing::warn!(id, error = chain(&error), "cannot ask the runtime to resume");
+        }
     }
 }
 
@@ -147,5 +189,27 @@ impl Drop for Paused {
             resume(&self.folder, &self.id);
             unmark(&self.lock);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_a_container_was_not_paused_passes_the_pipe() {
+        let folder = tempfile::tempdir().unwrap();
+        let told = |asked| match read_answer(&mut &answer(asked)[..]).unwrap() {
+            Ok(()) => "paused".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(told(Asked::Answer(Ok(Exit::Code(0)))), "paused");
+        assert_eq!(told(Asked::Answer(Ok(Exit::Code(1)))), PauseError::Refused.to_string());
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let text = told(ask(&file, &["pause"]));
+        assert!(text.contains("file: Not a directory"), "{text}");
+        assert!(told(Asked::Gone).ends_with("it is gone"));
+        assert!(read_answer(&mut &[UNASKED, 9, 0, b'x'][..]).is_err());
     }
 }

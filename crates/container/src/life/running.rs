@@ -23,6 +23,7 @@ use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason};
 use crate::life::teardown;
 use crate::life::terminal::Keeper;
+use crate::runtime::call::chain;
 
 /// How a container in the foreground ended.
 #[derive(Debug)]
@@ -200,17 +201,6 @@ impl Ready {
             tracing::debug!(id = self.id, %error, "nobody can look at this container's changes");
         }
     }
-}
-
-/// An error with its causes, in a line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Whoever asked may be gone, and the container is what counts.

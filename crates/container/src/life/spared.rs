@@ -10,7 +10,7 @@ use kernel::process::{Exit, Pid, Signal, has_executed, waits_for_signals};
 use crate::folder::PID;
 use crate::pace::GLANCE;
 use crate::runtime::Kind;
-use crate::runtime::call::runtime_of;
+use crate::runtime::call::HeldFolder;
 
 /// The number of a container's first process, as soon as that is on its way.
 pub(crate) fn first_process(folder: &Path) -> Option<Pid> {
@@ -70,7 +70,8 @@ impl<'a> Terms<'a> {
     /// For a container that another process watches over, by its folder.
     #[must_use]
     pub fn of(folder: &'a Path) -> Self {
-        Self::with(folder, runtime_of(folder).map(|it| it.kind))
+        let runtime = HeldFolder::open(folder).ok().and_then(|it| it.runtime().ok()?);
+        Self::with(folder, runtime.map(|it| it.kind))
     }
 
     const fn with(folder: &'a Path, kind: Option<Kind>) -> Self {

@@ -98,13 +98,25 @@ pub enum FilestoreError {
     #[error("cannot mount the new file system")]
     Mount(#[from] MountError),
     /// The disk.
-    #[error("cannot make a filestore of {size} bytes")]
+    #[error("cannot make a filestore of {}", size_of(*size))]
     Disk {
         /// How large, without its holes, it was to be.
         size: u64,
         /// The kernel's answer.
         source: Errno,
     },
+}
+
+/// A size for people, with a digit after the point if it needs one.
+fn size_of(bytes: u64) -> String {
+    let units = [(1 << 30, "GiB"), (1 << 20, "MiB")];
+    let Some((unit, name)) = units.into_iter().find(|it| bytes >= it.0) else {
+        return format!("{bytes} bytes");
+    };
+    match (bytes / unit, bytes % unit) {
+        (whole, 0) => format!("{whole} {name}"),
+        (whole, rest) => format!("{whole}.{} {name}", rest * 10 / unit),
+    }
 }
 
 /// Where `mkfs.ext4` is. A user's `PATH` often lacks the administrator's folders.
@@ -366,5 +378,24 @@ fn format(
             Err(FilestoreError::Failed { path, message })
         }
         Err(source) => Err(FilestoreError::Run { path, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_in_the_largest_unit() {
+        for (size, told) in [
+            (10 << 30, "10 GiB"),
+            (3 << 29, "1.5 GiB"),
+            (16 << 20, "16 MiB"),
+            ((1 << 30) + 4096, "1.0 GiB"),
+            (4096, "4096 bytes"),
+        ] {
+            let error = FilestoreError::Disk { size, source: Errno::NOSPC };
+            assert_eq!(error.to_string(), format!("cannot make a filestore of {told}"));
+        }
     }
 }

@@ -52,7 +52,7 @@ pub enum PlaceError {
     #[error(transparent)]
     Size(Errno),
     /// No file system in a file.
-    #[error("--writable self: `--writable memory` needs no file system of its own")]
+    #[error("cannot use --writable self")]
     Filestore(#[source] FilestoreError),
     /// The directory cannot be opened.
     #[error("cannot open \"{}\" for --writable", path.display())]

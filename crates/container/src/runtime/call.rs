@@ -2,6 +2,8 @@
 //! error messages.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -46,32 +48,91 @@ impl HeldFolder {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()))
     }
 
+    /// The runtime that the container was started with; none if it has not started.
+    pub(crate) fn runtime(&self) -> io::Result<Option<Runtime>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.0, RUNTIME_PATH, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut path = Vec::new();
+        File::from(file).read_to_end(&mut path)?;
+        Ok(Some(Runtime::at(PathBuf::from(OsStr::from_bytes(&path)))))
+    }
+
     /// As [`command`].
     pub(crate) fn command(&self, runtime: &Runtime) -> Command {
         command(runtime, &self.path())
     }
 }
 
+/// Why a container's runtime cannot be called.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    /// The container's folder cannot be opened.
+    #[error("cannot open {}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// The file that names the runtime cannot be read.
+    #[error("cannot read {}", path.display())]
+    Name {
+        /// The file.
+        path: PathBuf,
+        /// The disk's answer.
+        source: io::Error,
+    },
+    /// The runtime cannot be started, or not be waited for.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+}
+
+/// What became of a question to a container's runtime.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// The container's folder names no runtime: the container has not started.
+    Unknown,
+    /// The container is gone.
+    Gone,
+    /// How the runtime ended, or why it could not be called.
+    Answer(Result<Exit, AskError>),
+}
+
 /// Has the runtime kill what still runs in a container, and forget it.
 pub(crate) fn delete(folder: &Path, id: &str) {
     match ask(folder, &["delete", "--force", id]) {
-        None | Some(Ok(Exit::Code(0))) => {}
-        Some(Ok(exit)) => tracing::debug!(id, ?exit, "the runtime did not delete the container"),
-        Some(Err(error)) => tracing::warn!(id, %error, "the runtime could not be asked to delete"),
+        Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => {}
+        Asked::Answer(Ok(exit)) => {
+            tracing::debug!(id, ?exit, "the runtime did not delete the container");
+        }
+        Asked::Answer(Err(error)) => {
+            tracing::warn!(id, error = chain(&error), "cannot ask the runtime to delete");
+        }
     }
 }
 
-/// Calls the runtime that runs a container; `None` if it is not known, or the container is gone.
-pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, ProcessError>> {
+/// Calls the runtime that runs a container.
+pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Asked {
     let held = match HeldFolder::open(folder) {
         Ok(held) => held,
-        Err(Errno::NOENT) => return None,
+        Err(Errno::NOENT) => return Asked::Gone,
         Err(source) => {
-            let step = "open the folder of the container";
-            return Some(Err(ProcessError::Call { step, source }));
+            return Asked::Answer(Err(AskError::Folder { path: folder.to_owned(), source }));
         }
     };
-    let runtime = runtime_of(folder)?;
+    let runtime = match held.runtime() {
+        Ok(Some(runtime)) => runtime,
+        // It may have been removed meanwhile, and its files before its folder.
+        Ok(None) if folder.exists() => return Asked::Unknown,
+        Ok(None) => return Asked::Gone,
+        Err(source) => {
+            return Asked::Answer(Err(AskError::Name { path: folder.join(RUNTIME_PATH), source }));
+        }
+    };
     let mut command = held.command(&runtime);
     command.args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -80,20 +141,25 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Option<Result<Exit, Proc
     let exit = std::thread::scope(|scope| {
         let work = || {
             enter(&runtime, folder)?;
-            kernel::process::spawn(command, &Setup::default())?.process.wait()
+            Ok(kernel::process::spawn(command, &Setup::default())?.process.wait()?)
         };
         scope.spawn(work).join()
     });
     match exit {
-        Ok(exit) => Some(exit),
+        Ok(exit) => Asked::Answer(exit),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
-/// The runtime that a container was started with.
-pub(crate) fn runtime_of(folder: &Path) -> Option<Runtime> {
-    let path = std::fs::read(folder.join(RUNTIME_PATH)).ok()?;
-    Some(Runtime::at(PathBuf::from(OsStr::from_bytes(&path))))
+/// An error with its causes, in a line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// A mount namespace for this thread in which the runtime works as it did when it started the container.
@@ -157,13 +223,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_container_that_is_gone_has_nothing_to_ask() {
+    fn a_runtime_that_cannot_be_asked_is_not_one_that_is_unknown() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(ask(&folder.path().join("gone"), &["kill"]).is_none());
-        let file = folder.path().join("file");
-        std::fs::write(&file, "").unwrap();
-        let Some(Err(ProcessError::Call { source, .. })) = ask(&file, &["kill"]) else { panic!() };
-        assert_eq!(source, Errno::NOTDIR);
+        let told = |folder: &Path| match ask(folder, &["kill"]) {
+            Asked::Answer(Err(error)) => chain(&error),
+            other => format!("{other:?}"),
+        };
+        let path = folder.path();
+        assert_eq!(told(&path.join("gone")), "Gone");
+        assert_eq!(told(path), "Unknown");
+        let name = path.join(RUNTIME_PATH);
+        std::fs::write(&name, path.join("none").as_os_str().as_bytes()).unwrap();
+        let text = told(&name);
+        let open = format!("cannot open {}: Not a directory", name.display());
+        assert!(text.starts_with(&open), "{text}");
+        std::fs::remove_file(&name).unwrap();
+        std::os::unix::fs::symlink(RUNTIME_PATH, &name).unwrap();
+        let text = told(path);
+        let read = format!("cannot read {}: Too many levels", name.display());
+        assert!(text.starts_with(&read), "{text}");
+        let said = crate::life::detached::signal(path, "c1", "TERM").unwrap_err();
+        assert_eq!(said, format!("cannot send TERM to c1: {text}"));
     }
 
     #[test]

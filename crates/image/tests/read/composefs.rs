@@ -319,7 +319,7 @@ fn whiteouts_and_the_rest() {
         let error = to_tree(&opened, View::Composefs(Owners::FirstMet)).unwrap_err();
         assert_eq!(error.to_string(), expect);
     };
-    let version = "the image uses composefs header version 2, which is not supported";
+    let version = "the image uses unsupported composefs header version 2";
     refused(&|bytes| bytes[4] = 2, version);
     refused(&|bytes| bytes[0] = 0, "not a composefs image");
     refused(&|bytes| bytes[4096 + 6] = 2, "the image is corrupt: whiteout 128 has 2 links");

@@ -34,8 +34,9 @@ struct Inner {
 
 /// Too little is free.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("only {free} bytes are free on the disk, and imports keep {kept} bytes free")]
+#[error("writing {bytes} bytes would leave less than {kept} bytes free: {free} bytes are free")]
 struct Tight {
+    bytes: u64,
     free: u64,
     kept: u64,
 }
@@ -85,7 +86,7 @@ fn look(place: BorrowedFd<'_>, bytes: u64) -> io::Result<Result<u64, Tight>> {
 /// What may be written after these bytes.
 fn check(all: u64, free: u64, bytes: u64) -> Result<u64, Tight> {
     let kept = (all / 100).min(LEFT_MAX);
-    free.checked_sub(kept).and_then(|it| it.checked_sub(bytes)).ok_or(Tight { free, kept })
+    free.checked_sub(kept).and_then(|it| it.checked_sub(bytes)).ok_or(Tight { bytes, free, kept })
 }
 
 #[cfg(test)]
@@ -97,8 +98,16 @@ mod tests {
         const GIB: u64 = 1 << 30;
         let kept = GIB / 100;
         assert_eq!(check(GIB, kept + 5000, 5000), Ok(0));
-        assert_eq!(check(GIB, kept + 4999, 5000), Err(Tight { free: kept + 4999, kept }));
-        assert_eq!(check(GIB, 0, 0), Err(Tight { free: 0, kept }));
+        assert_eq!(
+            check(GIB, kept + 4999, 5000),
+            Err(Tight { bytes: 5000, free: kept + 4999, kept })
+        );
+        assert_eq!(check(GIB, 0, 0), Err(Tight { bytes: 0, free: 0, kept }));
+        let text = check(100_000, 5000, 4096).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "writing 4096 bytes would leave less than 1000 bytes free: 5000 bytes are free"
+        );
         // Of large disks no more than is of use.
         assert_eq!(check(1000 * GIB, 66 << 20, 1 << 20), Ok(1 << 20));
         assert!(check(1000 * GIB, 64 << 20, 1).is_err());

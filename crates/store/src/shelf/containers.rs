@@ -360,8 +360,11 @@ impl ContainerShelf {
         Some(read_record(&directory).ok()?.ok()?.image)
     }
 
-    /// In byte order.
-    fn ids(&self) -> Result<Vec<String>, DiskError> {
+    /// The names of all containers, in byte order, from the directory alone.
+    ///
+    /// # Errors
+    /// An error of the disk.
+    pub fn ids(&self) -> Result<Vec<String>, DiskError> {
         let listed = self.directory.list()?;
         let folders = listed.iter().filter(|it| it.kind == rustix::fs::FileType::Directory);
         let ids = folders.filter_map(|it| it.text().filter(|id| check_id(id).is_ok()));

@@ -191,7 +191,7 @@ pub(crate) struct DevicePart {
 
 /// Why the objects and devices that an image needs cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read which data the image needs")]
+#[error(transparent)]
 pub struct ContentsError(#[from] ReadError);
 
 /// Calls `visit` with every path whose bytes are elsewhere, depth first, siblings in byte order.

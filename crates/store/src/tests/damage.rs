@@ -9,6 +9,7 @@ use image::verity::{Algorithm, ObjectId, digest};
 use tempfile::TempDir;
 
 use super::{NOW, Random, check, check_clean, fast_directory, import, name, open, sample};
+use crate::fault::chain;
 use crate::{Damage, Digest, FsckOptions, Harm, LayerInfo, OpenOptions, Store};
 
 pub(super) fn object_path(store: &Path, bytes: &[u8]) -> PathBuf {
@@ -88,6 +89,27 @@ fn every_flipped_bit_is_found() {
     }
     assert!(flipped >= 9 * 5, "{flipped}");
     check(&store).unwrap();
+}
+
+#[test]
+fn a_damaged_image_that_is_opened_names_the_way_out() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let image = import(&store, "one", &sample("one", 2)).unwrap();
+    let path = directory.path().join("images").join(image.to_string());
+    let sound = fs::read(&path).unwrap();
+    let mut features = sound.clone();
+    features[1100..1108].fill(b'X');
+    for (bytes, why) in [
+        (&features[..], "the image uses unsupported features 0x58585800"),
+        (&sound[..2048], "the image is corrupt: "),
+    ] {
+        replace(&path, bytes);
+        let text = chain(&store.open_image(&image).unwrap_err());
+        let what = format!("cannot read the device table of image {image}; `quire fsck` shows");
+        assert!(text.starts_with(&what), "{text}");
+        assert!(text.contains(&format!("is damaged: {why}")), "{text}");
+    }
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
     }
     assert!(text.contains("cannot add an object"), "{text}");
     // Before there is none: others have the rest.
-    assert!(text.contains("imports keep"), "{text}");
+    assert!(text.contains("would leave less than"), "{text}");
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), old)].into());
     let plan = store.plan_gc(NOW).unwrap();
     assert!(plan.garbage.is_empty(), "the failed import left {plan:?}");

@@ -58,8 +58,8 @@ impl<'a> Files<'a> {
             return take(bytes);
         }
         let (object, size) = object_of(content).map_err(failed)?;
-        let wrong_size = || failed(BytesError::Size { object, size });
         let mut file = self.store.object(&object).map_err(|it| failed(BytesError::Object(it)))?;
+        let actual = file.size();
         let mut hasher = Hasher::new(object.algorithm());
         let mut left = size;
         while left > 0 {
@@ -69,13 +69,13 @@ impl<'a> Files<'a> {
             fill(&mut file, piece)
                 .map_err(|source| failed(BytesError::Read { object, source }))?
                 .then_some(())
-                .ok_or_else(wrong_size)?;
+                .ok_or_else(|| failed(BytesError::Size { object, size, actual }))?;
             hasher.update(piece);
             left -= count as u64;
             // The last piece waits until all of them are known to be right.
             if left == 0 {
                 if fill(&mut file, &mut [0]).unwrap_or(true) {
-                    return Err(wrong_size());
+                    return Err(failed(BytesError::Size { object, size, actual }));
                 }
                 let actual =
                     std::mem::replace(&mut hasher, Hasher::new(object.algorithm())).finish();
@@ -101,13 +101,14 @@ impl<'a> Files<'a> {
         self.options.go_on()?;
         let (object, size) = object_of(content).map_err(failed)?;
         let file = self.store.object(&object).map_err(|it| failed(BytesError::Object(it)))?;
+        let actual = file.size();
         let count = size.checked_sub(start).and_then(|count| usize::try_from(count).ok());
         let piece = count.and_then(|count| self.buffer.get_mut(..count));
-        let piece = piece.ok_or_else(|| failed(BytesError::Size { object, size }))?;
+        let piece = piece.ok_or_else(|| failed(BytesError::Size { object, size, actual }))?;
         match file.read_exact_at(piece, start) {
             Ok(()) => Ok(piece),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(failed(BytesError::Size { object, size }))
+                Err(failed(BytesError::Size { object, size, actual }))
             }
             Err(source) => Err(failed(BytesError::Read { object, source })),
         }

@@ -151,7 +151,7 @@ fn a_full_disk() {
     let full = format!("the file system at {} was full", small.disk.display());
     for free in [40 << 10, 1 << 20, 9 << 20] {
         small.leave_bytes(free);
-        let words = ["imports keep", "bytes free", &full, "`quire gc` frees"];
+        let words = ["would leave less than", "bytes are free", &full, "`quire gc` frees"];
         let mut least = 0;
         let pull = |place: &Place| {
             let ran;

@@ -16,7 +16,7 @@ pub enum ReadError {
     #[error("not a composefs image")]
     NotComposefs,
     /// A feature that this reader does not know.
-    #[error("the image uses {0}, which is not supported")]
+    #[error("the image uses unsupported {0}")]
     Unsupported(Unsupported),
     /// The image contradicts itself or the format.
     #[error("the image is corrupt: {0}")]
@@ -64,7 +64,7 @@ pub enum Unsupported {
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Features(bits) => write!(f, "incompatible features {bits:#x}"),
+            Self::Features(bits) => write!(f, "features {bits:#x}"),
             Self::Metabox => write!(f, "metadata compression"),
             Self::Compression(nid) => write!(f, "compression (inode {nid})"),
             Self::DirectoryBlocks(bits) => write!(f, "directory blocks of 2^{bits} blocks"),

@@ -122,9 +122,9 @@ fn damage_is_an_error() {
     damage(&object);
     assert!(failed().contains("is damaged: its bytes are those of"), "{}", failed());
     fs::write(&object, [&sound[..], b"x"].concat()).unwrap();
-    assert!(failed().contains("its length is not 3000000 bytes"), "{}", failed());
+    assert!(failed().contains("its length is 3000001 bytes, not 3000000"), "{}", failed());
     fs::write(&object, &sound[1..]).unwrap();
-    assert!(failed().contains("its length is not 3000000 bytes"), "{}", failed());
+    assert!(failed().contains("its length is 2999999 bytes, not 3000000"), "{}", failed());
     fs::remove_file(&object).unwrap();
     assert!(failed().contains("not in the store"), "{}", failed());
     fs::write(&object, &sound).unwrap();
