@@ -119,15 +119,8 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let answered = read_answer(&mut report);
     let (folder, id) = (folder.to_owned(), id.to_owned());
     let paused = Paused { hold: parent_end, report, folder, id, lock };
-    match answered {
-        Ok(Ok(())) => Ok(paused),
-        Ok(Err(error)) => Err(error),
-        Err(source) => {
-            // The child was killed: nobody knows how far it came.
-            drop(paused);
-            Err(PauseError::Pipe(source))
-        }
-    }
+    // Dropped on an error: the child may have paused a part, or been killed.
+    answered.map(|()| paused)
 }
 
 /// What the child reports of its question: a byte, and then the reason with its length if the runtime was not asked.
@@ -151,19 +144,19 @@ const PAUSED: u8 = 1;
 const UNASKED: u8 = 2;
 
 /// Reads what [`answer`] made.
-fn read_answer(report: &mut impl Read) -> std::io::Result<Result<(), PauseError>> {
+fn read_answer(report: &mut impl Read) -> Result<(), PauseError> {
     let mut kind = [0];
-    report.read_exact(&mut kind)?;
+    report.read_exact(&mut kind).map_err(PauseError::Pipe)?;
     match kind {
-        [PAUSED] => Ok(Ok(())),
+        [PAUSED] => Ok(()),
         [UNASKED] => {
             let mut len = [0; 2];
-            report.read_exact(&mut len)?;
+            report.read_exact(&mut len).map_err(PauseError::Pipe)?;
             let mut reason = vec![0; u16::from_le_bytes(len).into()];
-            report.read_exact(&mut reason)?;
-            Ok(Err(PauseError::Unasked(String::from_utf8_lossy(&reason).into_owned())))
+            report.read_exact(&mut reason).map_err(PauseError::Pipe)?;
+            Err(PauseError::Unasked(String::from_utf8_lossy(&reason).into_owned()))
         }
-        _ => Ok(Err(PauseError::Refused)),
+        _ => Err(PauseError::Refused),
     }
 }
 
@@ -199,7 +192,7 @@ mod tests {
     #[test]
     fn why_a_container_was_not_paused_passes_the_pipe() {
         let folder = tempfile::tempdir().unwrap();
-        let told = |asked| match read_answer(&mut &answer(asked)[..]).unwrap() {
+        let told = |asked| match read_answer(&mut &answer(asked)[..]) {
             Ok(()) => "paused".to_owned(),
             Err(error) => error.to_string(),
         };
