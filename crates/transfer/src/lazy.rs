@@ -1,7 +1,8 @@
 //! The index of a layer whose blob and whose device are here: one pass over the blob.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,9 +10,10 @@ use image::digest::Digest;
 use image::gzip::{Checkpoint, GzipError, Indexer, Window};
 use image::lazy::{Head, HeadError, SpanPlace, UNIT, WindowGroup, decode_windows, encode_windows};
 use image::verity::DeviceId;
-use oci::blobs::BlobSource;
+use oci::blobs::{BlobSource, FailingReader};
 use oci::manifest::Descriptor;
 use sha2::{Digest as _, Sha256};
+use store::Store;
 
 /// How well windows are compressed: they are made once, and fetched often.
 const ZSTD_LEVEL: i32 = 9;
@@ -255,10 +257,33 @@ pub fn group_windows(frame: &[u8], spans: usize) -> Option<Vec<Window>> {
     decode_windows(&bytes, spans)
 }
 
+/// The blobs that a store keeps as they came: see `pull --keep-layers`.
+#[derive(Debug, Clone, Copy)]
+pub struct KeptBlobs<'a>(pub &'a Store);
+
+impl BlobSource for KeptBlobs<'_> {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        let open = || {
+            let kept = self.0.downloads.blob(digest).map_err(io::Error::other)?;
+            let (mut file, kept) = kept.ok_or(io::ErrorKind::NotFound)?;
+            if kept != size {
+                return Err(io::Error::other(format!(
+                    "the store keeps {kept} bytes of it, not {size}"
+                )));
+            }
+            file.seek(SeekFrom::Start(range.start))?;
+            Ok(file.take(range.end.saturating_sub(range.start)))
+        };
+        match open() {
+            Ok(part) => Box::new(part),
+            Err(error) => Box::new(FailingReader::new(error)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Cursor, Write as _};
-    use std::ops::Range;
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
@@ -320,6 +345,26 @@ mod tests {
         let longer = [&blob[..], &gzip(b"")].concat();
         assert!(matches!(index(&longer, &tar, &blob), Err(LayerIndexError::BlobDigest { .. })));
         assert!(matches!(index(&tar, &tar, &tar), Err(LayerIndexError::Blob { .. })));
+    }
+
+    #[test]
+    fn blobs_that_the_store_keeps_are_a_source() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, who) = (folder.path().join("store"), store::Who::this_process());
+        let store = Store::open(&path, who, store::OpenOptions::create()).unwrap();
+        let bytes = testing::noise(10_000);
+        let digest = Digest::sha256(&bytes);
+        let mut kept = store.downloads.partial(&digest).unwrap().unwrap();
+        kept.append(&bytes).unwrap();
+        let source = KeptBlobs(&store);
+        // In part it is not there yet.
+        source.blob(&digest, 10_000, 0..1).read(&mut [0]).unwrap_err();
+        kept.finish().unwrap();
+        let parts = source.ranges(&digest, 10_000, &[5000..5003, 0..10_000]).unwrap();
+        assert!(parts[0] == bytes[5000..5003] && parts[1] == bytes);
+        source.blob(&digest, 9999, 0..1).read(&mut [0]).unwrap_err();
+        source.ranges(&digest, 10_000, &[0..1, 9999..10_001]).unwrap_err();
+        assert!(!source.distrust(&digest));
     }
 
     #[test]
