@@ -104,6 +104,8 @@ pub fn volumes(
     map: Option<&IdMap>,
     stage: &mut Stage,
 ) -> Result<Vec<Volume>, MountWishError> {
+    // Before those of the container's own are among them: their paths are there only in its mount namespace.
+    volumes.iter().try_for_each(Volume::check)?;
     let mut files = files.0.iter();
     for MountWish { kind, destination, access } in mounts {
         let source = match kind {
@@ -123,6 +125,5 @@ pub fn volumes(
         volumes.push(Volume { source, destination: destination.clone(), access: *access });
     }
     arrange(&mut volumes)?;
-    volumes.iter().try_for_each(Volume::check)?;
     Ok(volumes)
 }
