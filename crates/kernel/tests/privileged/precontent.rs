@@ -27,7 +27,7 @@ fn marked(folder: &Path) -> Option<(Group, File)> {
     };
     match group.mark(file.as_fd()) {
         Err(PrecontentError::Unsupported) => {
-            skipped("the kernel has no pre-content events: they need Linux 6.14");
+            skipped("pre-content events: this kernel is older than Linux 6.14");
             None
         }
         Err(PrecontentError::FileSystem { .. }) => {

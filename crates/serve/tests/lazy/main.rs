@@ -183,7 +183,7 @@ fn through_the_kernel(stage: &Stage, look: impl FnOnce(&Path)) -> Option<()> {
     let mut door = Door::new().unwrap();
     match door.arm(&unmarked, filler) {
         Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
-            skipped("the kernel has no pre-content events: they need Linux 6.14");
+            skipped("pre-content events: this kernel is older than Linux 6.14");
             return None;
         }
         Err(DoorError::Kernel(PrecontentError::FileSystem { .. })) => {
