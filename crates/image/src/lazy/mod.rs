@@ -30,6 +30,9 @@ const SPAN_SIZE: usize = 24;
 const GROUP_SIZE: usize = 16;
 /// A member begins, as [`Start`] is written. Other values are numbers of bits.
 const MEMBER: u8 = 255;
+/// The most bytes of a blob that a span has: they are in memory at once. Only empty blocks could make a span of less output
+/// longer.
+const PACKED_MAX: u64 = SPAN_MAX;
 /// Less than a block of zeros, and a block that says what the device holds.
 const TAIL_MAX: u64 = 1024;
 /// A longer file is no head: it is held in memory. That is enough for a layer of a terabyte.
@@ -251,7 +254,7 @@ impl Head {
         let ends = ends.chain([(self.blob_bytes, self.tar_bytes)]);
         let mut is_right = self.spans.iter().zip(ends).map(|(span, (packed, unpacked))| {
             let length = unpacked.checked_sub(span.unpacked);
-            span.packed < packed
+            packed.checked_sub(span.packed).is_some_and(|it| (1..=PACKED_MAX).contains(&it))
                 && length.is_some_and(|it| (1..=SPAN_MAX).contains(&it))
                 && matches!(span.start, Start::Member | Start::Block(0..=7))
         });

@@ -135,6 +135,11 @@ fn what_contradicts_itself_is_refused() {
     refused(&|it| it.spans[2].unpacked = it.spans[1].unpacked);
     refused(&|it| drop(it.spans.drain(1..)));
     refused(&|it| it.spans.last_mut().unwrap().packed = it.blob_bytes);
+    // Whoever fetches a span has its part of the blob in memory.
+    let last = right.spans.last().unwrap().packed;
+    refused(&|it| it.blob_bytes = last + (16 << 20) + 1);
+    let largest = Head { blob_bytes: last + (16 << 20), ..right.clone() };
+    largest.encode().unwrap();
     refused(&|it| it.groups.clear());
     refused(&|it| it.groups[0].first = 1);
     refused(&|it| it.groups.last_mut().unwrap().first = u32::MAX);
