@@ -11,6 +11,7 @@ use std::thread;
 
 use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::fill::LayerFiller;
 
@@ -31,7 +32,7 @@ pub enum DoorError {
     Device(#[source] io::Error),
     /// Waiting for events failed.
     #[error("cannot wait for readers")]
-    Wait(#[source] rustix::io::Errno),
+    Wait(#[source] Errno),
 }
 
 /// Lets readers of devices wait until the bytes that they want are filled.
@@ -89,11 +90,11 @@ impl<'a> Door<'a> {
             while !stop.load(Ordering::Relaxed) {
                 let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
                 match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&patience)) {
-                    Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+                    Ok(0) | Err(Errno::INTR) => continue,
                     Ok(_) => {}
                     Err(error) => return Err(DoorError::Wait(error)),
                 }
-                for event in self.group.read(&mut buffer)? {
+                for event in self.events(&mut buffer)? {
                     if self.is_filled(&event) {
                         self.allow(event);
                     } else if let Err(mpsc::SendError(event)) = sender.send(event) {
@@ -101,15 +102,29 @@ impl<'a> Door<'a> {
                     }
                 }
             }
-            // Nobody is left waiting.
+            // No reader is left waiting.
             loop {
-                let events = self.group.read(&mut buffer)?;
+                let events = self.events(&mut buffer)?;
                 if events.is_empty() {
                     return Ok(());
                 }
                 events.into_iter().for_each(|it| self.deny(it));
             }
         })
+    }
+
+    /// The events that are there. If there is no descriptor or no memory left for one, the kernel denies it and takes it from
+    /// the queue: the next call gives those behind it.
+    fn events(&self, buffer: &mut EventBuffer) -> Result<Vec<ReadEvent>, DoorError> {
+        loop {
+            match self.group.read(buffer) {
+                Err(PrecontentError::Call {
+                    source: source @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM),
+                    ..
+                }) => tracing::error!(%source, "a reader gets an I/O error"),
+                events => return Ok(events?),
+            }
+        }
     }
 
     fn filler(&self, event: &ReadEvent) -> Option<&LayerFiller<'a>> {

@@ -6,7 +6,9 @@ use std::io::{self, Read};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -19,6 +21,8 @@ use kernel::precontent::PrecontentError;
 use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
 use quire_serve::lazy::{Door, DoorError, LayerFiller};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
 use store::{Form, OpenOptions, Seconds, Store};
 use testing::{programs, skipped};
 use transfer::StoredImage;
@@ -245,10 +249,7 @@ fn a_lie_is_an_error_for_the_reader_and_heals() {
         for wrong in [Lie::Always, Lie::Silent] {
             lie(wrong);
             let read = fs::read(root.join("words")).map(|it| it.len());
-            assert_eq!(
-                read.unwrap_err().raw_os_error(),
-                Some(rustix::io::Errno::IO.raw_os_error())
-            );
+            assert_eq!(read.unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
         }
         lie(Lie::Once);
         let read = fs::read(root.join("words")).unwrap();
@@ -274,4 +275,56 @@ fn a_device_that_was_filled_is_the_device_of_a_full_import() {
     filler.ensure(length..length + 1).unwrap();
     drop(filler);
     lazy.fill_sparse(&stage.device()).unwrap().unwrap().seal().unwrap();
+}
+
+/// Without descriptors for events, readers get the right bytes or an error, and the door goes on.
+#[test]
+fn few_descriptors_cost_errors_and_no_wrong_byte() {
+    // The limit is one of the whole process, so it gets one of its own.
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "in_a_process_with_few_descriptors", "--ignored", "--nocapture"]);
+    assert!(child.status().unwrap().success());
+}
+
+#[test]
+#[ignore = "what another test starts"]
+fn in_a_process_with_few_descriptors() {
+    let Some(stage) = Stage::new() else { return };
+    let expect = fs::read(stage.tree.join("words")).unwrap();
+    let pages: Vec<u64> = (0..expect.len() as u64 / UNIT).map(|it| it * UNIT).collect();
+    assert!(pages.len() > 60, "{} readers exhaust nothing", pages.len());
+    let part = |page: u64| {
+        let start = usize::try_from(page).unwrap();
+        &expect[start..start + 100]
+    };
+    through_the_kernel(&stage, |root| {
+        let file = File::open(root.join("words")).unwrap();
+        let read = |page: u64| {
+            let mut bytes = [0; 100];
+            file.read_exact_at(&mut bytes, page).map(|()| bytes)
+        };
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        let open = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        let few = Rlimit { current: Some(open + 4), ..limit };
+        rustix::process::setrlimit(Resource::Nofile, few).unwrap();
+        let mut failed = 0;
+        thread::scope(|scope| {
+            let readers: Vec<_> =
+                pages.iter().map(|page| (*page, scope.spawn(|| read(*page)))).collect();
+            for (page, reader) in readers {
+                match reader.join().unwrap() {
+                    Ok(bytes) => assert!(bytes == part(page), "{page}"),
+                    Err(error) => {
+                        assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+                        failed += 1;
+                    }
+                }
+            }
+        });
+        assert!(failed > 0, "there were descriptors for all of {} readers", pages.len());
+        rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+        for page in pages {
+            assert!(read(page).unwrap() == part(page), "{page}");
+        }
+    });
 }
