@@ -177,7 +177,12 @@ pub(crate) fn source(text: &OsStr) -> Option<String> {
     if let Some((word, rest)) = typed {
         let kinds = KINDS.iter().filter(|kind| store::mistyped(word, kind) == Some(1));
         if let Some(kind) = kinds.min_by_key(|kind| kind.len().abs_diff(word.len())) {
-            return Some(format!("did you mean {kind}:{rest}?"));
+            // `bar:1` may be an image as well.
+            let image = match may_be_pulled(text) && !Path::new(rest).exists() {
+                true => format!(", or `quire pull {text}`"),
+                false => String::new(),
+            };
+            return Some(format!("did you mean {kind}:{rest}{image}?"));
         }
     }
     if may_be_pulled(text) {

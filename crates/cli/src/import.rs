@@ -19,6 +19,7 @@ use crate::{describe, report};
 pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<Answer> {
     let source = Source::parse(&args.source)?;
     let name: Option<RefName> = args.name.as_deref().map(str::parse).transpose()?;
+    transfer::import::check(&source)?;
     let store = context.open(OpenOptions::create())?;
     let (platform, other_platform) = platform(args.platform.as_deref())?;
     let Choice { form, dedup } = choose(&args.form, &store)?;

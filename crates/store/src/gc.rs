@@ -64,7 +64,7 @@ pub enum GcError {
     Data(#[source] DataError),
     /// A ref cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell which image the name {name} needs, so nothing was removed; `quire rm {name}` removes the name"
+        "cannot tell which image the name {name} needs, so nothing was removed; `quire rmi {name}` removes the name"
     )]
     Ref {
         /// The ref.

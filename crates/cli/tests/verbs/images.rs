@@ -58,6 +58,18 @@ fn what_goes_in_can_be_seen() {
 }
 
 #[test]
+fn no_store_is_made_for_a_source_that_is_not_there() {
+    let place = Place::new();
+    let sources = ["oci:none", "docker-archive:none", "tar:none", "dir:none", "dump:none"];
+    for source in sources {
+        let ran = place.run(&format!("import {source} a"));
+        assert_eq!(ran.code, Some(2), "{source}: {}", ran.err);
+        assert!(ran.err.contains("none"), "{source}: {}", ran.err);
+        assert!(!place.path("store").exists(), "{source}");
+    }
+}
+
+#[test]
 fn one_content_is_one_image_however_it_comes() {
     let place = Place::new();
     let tree = place.tree("tree", "x");
@@ -211,7 +223,7 @@ fn a_damaged_name_hides_nothing_else() {
         assert!(check("show a", 1).err.contains("b:latest"));
         check("ls a", 0);
         let ran = check("gc", 2);
-        assert!(ran.err.contains("`quire rm b:latest`"), "{}", ran.err);
+        assert!(ran.err.contains("`quire rmi b:latest`"), "{}", ran.err);
         check(way_out, i32::from(way_out != "rm b"));
         check("images", 0);
         check("gc", 0);

@@ -298,7 +298,7 @@ fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
     check(&|store| each(store, "images", 1024 * 8), "what image ");
     check(&|store| each(store, "layers", 80), "what a layer needs");
     check(&|store| each(store, "manifests", 8), "a manifest needs");
-    check(&|store| each(store, "refs", 8), "`quire rm one:latest`");
+    check(&|store| each(store, "refs", 8), "`quire rmi one:latest`");
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod stop;
 mod surroundings;
 mod wishes;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -60,7 +61,7 @@ use crate::native::Written;
 use crate::progress::Event;
 use image::digest::Digest;
 use oci::layout::Layout;
-use oci::source::Source;
+use oci::source::{Input, Source};
 
 /// Result of importing one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,6 +135,29 @@ pub fn import(
         None => default_name(source, made.name.as_deref()),
     };
     job.finish(made, name, start)
+}
+
+/// Looks whether a source is there, before a store is made for it.
+///
+/// # Errors
+/// [`ImportError`], as [`import`] gives it.
+pub fn check(source: &Source) -> Result<(), ImportError> {
+    let open = |input: &Input, path: &Path| match std::fs::metadata(path) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(ImportError::Open { input: input.clone(), source }),
+    };
+    match source {
+        Source::Layout { directory, .. } => {
+            Layout::open(directory).map(drop).map_err(ImportError::layout)
+        }
+        Source::DockerArchive { file: input, .. } | Source::Tar(input) | Source::Dump(input) => {
+            match input {
+                Input::File(path) => open(input, path),
+                Input::Stdin => Ok(()),
+            }
+        }
+        Source::Directory(path) => open(&Input::File(path.clone()), path),
+    }
 }
 
 /// Default name of an image: the name of its source, if that is a valid image name.
