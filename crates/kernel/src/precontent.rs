@@ -156,6 +156,47 @@ impl Group {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
+    /// A group that another process made, by a descriptor of it.
+    #[must_use]
+    pub const fn adopt(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Another descriptor of the group, which outlives this one.
+    ///
+    /// # Errors
+    /// [`PrecontentError::Call`] where there are no descriptors left.
+    pub fn duplicate(&self) -> Result<Self, PrecontentError> {
+        let copied = rustix::io::fcntl_dupfd_cloexec(&self.0, 0);
+        copied.map(Self).map_err(|source| {
+            let file = "a group of files".to_owned();
+            PrecontentError::Call { step: "duplicate", file, source }
+        })
+    }
+
+    /// Gives an I/O error to each reader whose event somebody has taken and not answered. An event is known by the number of
+    /// a descriptor: those from 0 to `numbers` are tried. Returns how many readers waited.
+    ///
+    /// The process that took them has to be gone, lest it answers events that came later.
+    ///
+    /// # Errors
+    /// [`PrecontentError::Call`] for other errors than that no reader waits.
+    pub fn deny_taken(&self, numbers: RawFd) -> Result<usize, PrecontentError> {
+        let mut denied = 0;
+        for fd in 0..numbers {
+            let answer = Response { fd, response: DENY_EIO };
+            match rustix::io::write(&self.0, answer.as_bytes()) {
+                Ok(_) => denied += 1,
+                Err(Errno::NOENT) => {}
+                Err(source) => {
+                    let file = "an event of a group of files".to_owned();
+                    return Err(PrecontentError::Call { step: "answer", file, source });
+                }
+            }
+        }
+        Ok(denied)
+    }
+
     /// Marks a file. Reads wait through every descriptor and every mount that is opened afterwards. Descriptors that were
     /// open before never wait.
     ///

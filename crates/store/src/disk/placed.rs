@@ -36,6 +36,11 @@ impl Directory {
         Ok(found.map(|(file, _)| PlacedFile { file, path, trace }))
     }
 
+    /// A file that somebody opened under this name.
+    pub(crate) fn adopted(&self, name: &str, file: File) -> PlacedFile {
+        PlacedFile { file, path: self.path_of(name), trace: self.trace.clone() }
+    }
+
     /// Whether a name is of the same file as this.
     pub(crate) fn is_placed(&self, name: &str, file: &PlacedFile) -> Result<bool, DiskError> {
         let own = file.stat()?;

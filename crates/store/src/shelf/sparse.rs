@@ -253,7 +253,7 @@ impl SparseShelf {
     pub(crate) fn open_to_fill(
         &self,
         id: &DeviceId,
-    ) -> Result<Option<(PlacedFile, PlacedFile, u64)>, SparseError> {
+    ) -> Result<Option<(PlacedFile, u64)>, SparseError> {
         let Some(sparse) = self.directory.get()? else { return Ok(None) };
         let name = SparseFile::Device(*id).file_name();
         loop {
@@ -274,10 +274,32 @@ impl SparseShelf {
             if !Mode::from_raw_mode(stat.st_mode).contains(FILLED) {
                 locked.set_mode(FILLED)?;
             }
-            match sparse.placed_to_write(&name)? {
-                Some(file) if file.is(&locked)? => return Ok(Some((locked, file, info.bytes))),
-                _ => {}
+            let Some(file) = sparse.placed_to_write(&name)? else { continue };
+            if !file.is(&locked)? {
+                continue;
             }
+            // One open file is left, which has the lock. Another may take the lock in between: then that one fills it.
+            drop(locked);
+            return Ok(file.try_lock()?.then_some((file, info.bytes)));
+        }
+    }
+
+    /// Takes over the file of a filler that is gone. The store's lock is held.
+    pub(crate) fn adopt(
+        &self,
+        id: &DeviceId,
+        file: File,
+    ) -> Result<Option<(PlacedFile, u64)>, SparseError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(None) };
+        let name = SparseFile::Device(*id).file_name();
+        let file = sparse.adopted(&name, file);
+        if !sparse.is_placed(&name, &file)? || !file.try_lock()? {
+            return Ok(None);
+        }
+        let info = Self::info(sparse, id, &file.stat()?)?;
+        match info.state {
+            SparseState::Partial => Ok(Some((file, info.bytes))),
+            state => Err(SparseError::Ended { device: *id, state }),
         }
     }
 

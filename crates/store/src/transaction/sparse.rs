@@ -1,5 +1,8 @@
 //! Makes and fills sparse devices.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
 use image::verity::{Algorithm, DeviceId};
 
 use crate::disk::{DiskError, PUBLISHED, PlacedFile};
@@ -41,13 +44,23 @@ impl Store {
 
     fn open_to_fill(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
         let opened = self.sparse.open_to_fill(id)?;
-        Ok(opened.map(|(locked, file, bytes)| SparseFill {
-            store: self,
-            id: *id,
-            bytes,
-            locked,
-            file,
-        }))
+        Ok(opened.map(|(file, bytes)| SparseFill { store: self, id: *id, bytes, file }))
+    }
+
+    /// Goes on filling a partial device whose filler has left its file: one of [`SparseFill::file`], or a copy. `None` if
+    /// the device is gone, or the file is another.
+    ///
+    /// # Errors
+    /// As [`fill_sparse`](Self::fill_sparse).
+    pub fn adopt_sparse(
+        &self,
+        id: &DeviceId,
+        file: File,
+    ) -> Result<Option<SparseFill<'_>>, SparseError> {
+        self.may_fill()?;
+        let _lock = self.lock_shared()?;
+        let adopted = self.sparse.adopt(id, file)?;
+        Ok(adopted.map(|(file, bytes)| SparseFill { store: self, id: *id, bytes, file }))
     }
 
     fn may_fill(&self) -> Result<(), SparseError> {
@@ -75,12 +88,32 @@ pub struct SparseFill<'s> {
     store: &'s Store,
     id: DeviceId,
     bytes: u64,
-    /// Open for reading, which works whatever the mode is.
-    locked: PlacedFile,
+    /// Locked, to read and to write. The only open file of the device that a filler has: so a lease tells of others.
     file: PlacedFile,
 }
 
 impl SparseFill<'_> {
+    /// The device.
+    #[must_use]
+    pub const fn id(&self) -> &DeviceId {
+        &self.id
+    }
+
+    /// Its file, for those who mark it, or keep it for a successor. Its lock goes when the last copy is closed.
+    #[must_use]
+    pub const fn file(&self) -> &File {
+        self.file.file()
+    }
+
+    /// Reads a part of the device, from an offset in bytes on. What is not filled is zeros.
+    ///
+    /// # Errors
+    /// An error of the disk; also if the part lies beyond the end.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), SparseError> {
+        let read = self.file().read_exact_at(into, offset);
+        Ok(read.map_err(|error| self.file.failed("read", error))?)
+    }
+
     /// Writes a part of the device, from an offset in bytes on.
     ///
     /// # Errors
@@ -99,8 +132,8 @@ impl SparseFill<'_> {
     /// # Errors
     /// [`SparseError::Mismatch`], [`SparseError::Replaced`], or an error of the disk.
     pub fn seal(self) -> Result<(), SparseError> {
-        let hashed = sparse::hash(self.locked.file());
-        let actual = hashed.map_err(|error| self.locked.failed("read", error))?;
+        let hashed = sparse::hash(self.file());
+        let actual = hashed.map_err(|error| self.file.failed("read", error))?;
         if actual != self.id {
             self.note(SparseState::Condemned)?;
             let (expected, actual) = (Box::new(self.id), Box::new(actual));
@@ -123,6 +156,6 @@ impl SparseFill<'_> {
 
     fn note(&self, state: SparseState) -> Result<(), SparseError> {
         let _lock = self.store.lock_shared()?;
-        self.store.sparse.note(&self.id, &self.locked, (self.bytes, state))
+        self.store.sparse.note(&self.id, &self.file, (self.bytes, state))
     }
 }
