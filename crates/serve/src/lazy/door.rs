@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread;
 
 use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
@@ -15,8 +15,8 @@ use rustix::io::Errno;
 
 use super::fill::LayerFiller;
 
-/// Threads that fetch. Each device has one at a time.
-const FETCHERS: usize = 4;
+/// Threads that fetch. Each unit of a device is fetched by one of them.
+const FETCHERS: usize = 8;
 /// How long it may take until the end is seen, in milliseconds.
 const PATIENCE: i64 = 50;
 
@@ -43,31 +43,77 @@ pub enum DoorError {
 pub struct Door<'a> {
     group: Group,
     /// By the numbers of file system and inode.
-    devices: HashMap<(u64, u64), LayerFiller<'a>>,
+    devices: RwLock<HashMap<(u64, u64), Arc<LayerFiller<'a>>>>,
 }
 
 impl<'a> Door<'a> {
-    /// A door without devices.
+    /// A door without devices, with a group of its own.
     ///
     /// # Errors
     /// [`DoorError::Kernel`].
     pub fn new() -> Result<Self, DoorError> {
-        Ok(Self { group: Group::new()?, devices: HashMap::new() })
+        Ok(Self::of(Group::new()?))
     }
 
-    /// Marks a device. Readers through descriptors that are opened afterwards wait for bytes that are not there. The mount has
-    /// to open it afterwards: `device` itself never waits.
+    /// A door without devices, of a group that may have marks already.
+    #[must_use]
+    pub fn of(group: Group) -> Self {
+        Self { group, devices: RwLock::default() }
+    }
+
+    /// Its group.
+    #[must_use]
+    pub const fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Marks a filler's device. Readers through descriptors that are opened afterwards wait for bytes that are not there. The
+    /// mount has to open it afterwards: the filler's own descriptor never waits. A second mark changes nothing.
     ///
     /// # Errors
     /// [`DoorError`]; then nothing waits.
-    pub fn arm(&mut self, device: &File, filler: LayerFiller<'a>) -> Result<(), DoorError> {
-        let found = device.metadata().map_err(DoorError::Device)?;
-        self.group.mark(device.as_fd())?;
-        self.devices.insert((found.dev(), found.ino()), filler);
+    pub fn arm(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
+        let place = place(filler.device().file())?;
+        // The filler has to be there when the first event comes.
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        self.group.mark(filler.device().file().as_fd())?;
+        devices.insert(place, Arc::new(filler));
         Ok(())
     }
 
-    /// Serves readers until `stop` is set. Readers that wait then get an I/O error.
+    /// Takes the marks from devices of which `is_free` says that nothing has them open, and returns how many are left.
+    /// The fillers of the others are given to `gone`.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub fn disarm(
+        &self,
+        is_free: impl Fn(&LayerFiller<'a>) -> bool,
+        mut gone: impl FnMut(&LayerFiller<'a>),
+    ) -> Result<usize, DoorError> {
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let free = devices.iter().filter(|(_, filler)| is_free(filler));
+        let free: Vec<_> = free.map(|(place, _)| *place).collect();
+        for place in free {
+            if let Some(filler) = devices.get(&place) {
+                self.group.unmark(filler.device().file().as_fd())?;
+            }
+            if let Some(filler) = devices.remove(&place) {
+                gone(&filler);
+            }
+        }
+        Ok(devices.len())
+    }
+
+    /// The fillers of all devices that are armed.
+    #[must_use]
+    pub fn fillers(&self) -> Vec<Arc<LayerFiller<'a>>> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.values().cloned().collect()
+    }
+
+    /// Serves readers until `stop` is set. Then it takes no more events: those that it took are answered, and the others wait
+    /// for who serves the group next.
     ///
     /// # Errors
     /// [`DoorError`]. Readers that wait for a door that is not served wait on.
@@ -80,7 +126,7 @@ impl<'a> Door<'a> {
                     loop {
                         let event = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                         let Ok(event) = event else { return };
-                        self.answer(event, stop);
+                        self.answer(event);
                     }
                 });
             }
@@ -102,14 +148,7 @@ impl<'a> Door<'a> {
                     }
                 }
             }
-            // No reader is left waiting.
-            loop {
-                let events = self.events(&mut buffer)?;
-                if events.is_empty() {
-                    return Ok(());
-                }
-                events.into_iter().for_each(|it| self.deny(it));
-            }
+            Ok(())
         })
     }
 
@@ -127,20 +166,18 @@ impl<'a> Door<'a> {
         }
     }
 
-    fn filler(&self, event: &ReadEvent) -> Option<&LayerFiller<'a>> {
+    fn filler(&self, event: &ReadEvent) -> Option<Arc<LayerFiller<'a>>> {
         let stat = rustix::fs::fstat(&event.file).ok()?;
-        self.devices.get(&(stat.st_dev, stat.st_ino))
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.get(&(stat.st_dev, stat.st_ino)).cloned()
     }
 
     fn is_filled(&self, event: &ReadEvent) -> bool {
         self.filler(event).is_some_and(|it| it.has(&event.range))
     }
 
-    fn answer(&self, event: ReadEvent, stop: &AtomicBool) {
+    fn answer(&self, event: ReadEvent) {
         let Some(filler) = self.filler(&event) else { return self.deny(event) };
-        if stop.load(Ordering::Relaxed) {
-            return self.deny(event);
-        }
         match filler.ensure(event.range.clone()) {
             Ok(()) => self.allow(event),
             Err(error) => {
@@ -162,4 +199,10 @@ impl<'a> Door<'a> {
             tracing::debug!(%error, "its reader is gone");
         }
     }
+}
+
+/// The numbers of a file's file system and inode.
+fn place(file: &File) -> Result<(u64, u64), DoorError> {
+    let found = file.metadata().map_err(DoorError::Device)?;
+    Ok((found.dev(), found.ino()))
 }

@@ -1,13 +1,15 @@
 //! Fills parts of a device with verified bytes.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use image::gzip::{Checkpoint, SpanError, Window};
 use image::lazy::UNIT;
 use oci::blobs::BlobSource;
+use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
 use transfer::lazy::{LayerIndex, group_windows};
 
@@ -42,6 +44,9 @@ pub enum FillError {
     /// The disk.
     #[error("cannot write to the device")]
     Write(#[source] SparseError),
+    /// The disk.
+    #[error("cannot read what the device has")]
+    Read(#[source] SparseError),
 }
 
 impl FillError {
@@ -60,8 +65,10 @@ pub struct LayerFiller<'a> {
     device: SparseFill<'a>,
     /// The units that had their digest. Set after they were written.
     filled: Vec<AtomicBool>,
-    /// Held by the one thread that fetches.
-    fetch: Mutex<()>,
+    /// The units that a thread is bringing.
+    coming: Mutex<BTreeSet<usize>>,
+    /// Told when some of them came, or failed.
+    came: Condvar,
 }
 
 impl std::fmt::Debug for LayerFiller<'_> {
@@ -82,12 +89,24 @@ struct Fetch {
 }
 
 impl<'a> LayerFiller<'a> {
-    /// Fills `device`, of whose bytes nothing is known, by its index.
+    /// Fills `device` by its index. Its bytes may be there or not, right or wrong: each unit is hashed before it is used.
     #[must_use]
     pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
         let windows = index.head.groups.iter().map(|_| OnceLock::new()).collect();
         let filled = index.head.units.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { index, windows, blobs, device, filled, fetch: Mutex::new(()) }
+        Self { index, windows, blobs, device, filled, coming: Mutex::default(), came: Condvar::new() }
+    }
+
+    /// The device that is filled.
+    #[must_use]
+    pub const fn device(&self) -> &SparseFill<'a> {
+        &self.device
+    }
+
+    /// Its index.
+    #[must_use]
+    pub const fn index(&self) -> &LayerIndex {
+        &self.index
     }
 
     /// Returns once all bytes of `range` that the device has are there, and had their digests.
@@ -95,12 +114,49 @@ impl<'a> LayerFiller<'a> {
     /// # Errors
     /// [`FillError`]; another attempt may succeed.
     pub fn ensure(&self, range: Range<u64>) -> Result<(), FillError> {
-        if self.has(&range) {
-            return Ok(());
+        loop {
+            let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(units) = self.missing(&range) else { return Ok(()) };
+            if coming.range(units.clone()).next().is_some() {
+                // Another thread brings some of them.
+                drop(self.came.wait(coming).unwrap_or_else(PoisonError::into_inner));
+                continue;
+            }
+            coming.extend(units.clone());
+            drop(coming);
+            let brought = self.recall(&units).and_then(|()| self.bring_missing(&range));
+            let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+            coming.retain(|it| !units.contains(it));
+            drop(coming);
+            self.came.notify_all();
+            brought?;
         }
-        let _fetch = self.fetch.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have brought them meanwhile.
-        let Some(units) = self.missing(&range) else { return Ok(()) };
+    }
+
+    /// Takes the units that the device has already, from an earlier filler or an earlier boot.
+    fn recall(&self, units: &Range<usize>) -> Result<(), FillError> {
+        let head = &self.index.head;
+        let mut bytes = vec![0; usize::try_from(UNIT).unwrap_or_default()];
+        for unit in units.clone().filter(|it| !self.filled[*it].load(Ordering::Acquire)) {
+            let place = unit as u64 * UNIT;
+            let length = head.device_bytes.saturating_sub(place).min(UNIT);
+            // Nothing but holes: the usual case needs no hash. Nobody uses the file's position.
+            match rustix::fs::seek(self.device.file(), SeekFrom::Data(place)) {
+                Ok(data) if data >= place + length => continue,
+                Err(rustix::io::Errno::NXIO) => continue,
+                Ok(_) | Err(_) => {}
+            }
+            let Ok(length) = usize::try_from(length) else { continue };
+            self.device.read_at(&mut bytes[..length], place).map_err(FillError::Read)?;
+            if head.is_unit(unit, &bytes[..length]) {
+                self.filled[unit].store(true, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    fn bring_missing(&self, range: &Range<u64>) -> Result<(), FillError> {
+        let Some(units) = self.missing(range) else { return Ok(()) };
         match self.bring(&units) {
             Err(error) if error.is_of_the_blob() => {
                 let blob = &self.index.head.blob;

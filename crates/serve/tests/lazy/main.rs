@@ -183,9 +183,8 @@ fn through_the_kernel(stage: &Stage, look: impl FnOnce(&Path)) -> Option<()> {
     let lazy = store(&stage.folder.path().join("lazy"));
     let filler = stage.filler(&lazy);
     let open = || lazy.sparse.open(&stage.device()).unwrap().unwrap().0;
-    let unmarked = open();
-    let mut door = Door::new().unwrap();
-    match door.arm(&unmarked, filler) {
+    let door = Door::new().unwrap();
+    match door.arm(filler) {
         Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
             skipped("pre-content events: this kernel is older than Linux 6.14");
             return None;
