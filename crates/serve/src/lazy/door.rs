@@ -92,6 +92,8 @@ impl<'a> Door<'a> {
         mut gone: impl FnMut(&LayerFiller<'a>),
     ) -> Result<usize, DoorError> {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        // A thread may be filling it still, for a reader that was killed.
+        let is_free = |it: &Arc<LayerFiller<'a>>| Arc::strong_count(it) == 1 && is_free(it);
         let free = devices.iter().filter(|(_, filler)| is_free(filler));
         let free: Vec<_> = free.map(|(place, _)| *place).collect();
         for place in free {

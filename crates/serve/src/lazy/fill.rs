@@ -94,7 +94,15 @@ impl<'a> LayerFiller<'a> {
     pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
         let windows = index.head.groups.iter().map(|_| OnceLock::new()).collect();
         let filled = index.head.units.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { index, windows, blobs, device, filled, coming: Mutex::default(), came: Condvar::new() }
+        Self {
+            index,
+            windows,
+            blobs,
+            device,
+            filled,
+            coming: Mutex::default(),
+            came: Condvar::new(),
+        }
     }
 
     /// The device that is filled.

@@ -2,10 +2,19 @@
 //!
 //! [`LayerFiller`] brings a part of a device: it fetches, inflates, compares digests and writes. A [`Door`] is where readers
 //! wait for it.
-//!
+//! [`serve()`] is the service that has a door, lends devices to [clients](LazyService) and gives all to a [keeper](keep)
+//! that outlives it.
 
+mod client;
 mod door;
 mod fill;
+mod keeper;
+mod service;
+mod wire;
 
+pub use client::{ClientError, LazyService};
 pub use door::{Door, DoorError};
 pub use fill::{FillError, LayerFiller};
+pub use keeper::{KeeperError, Program, keep};
+pub use service::{Replace, ServiceError, Supply, Surroundings, folder_of, serve};
+pub use wire::DeviceStatus;

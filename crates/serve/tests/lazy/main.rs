@@ -1,6 +1,8 @@
 //! An image whose device is filled while it is read: from a layer as tar and gzip made it, to files through the kernel.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod service;
+
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::num::NonZeroUsize;
@@ -47,6 +49,12 @@ enum Lie {
     Once,
     /// No answer.
     Silent,
+}
+
+impl OneBlob {
+    fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, asked: AtomicU64::new(0), lie: Mutex::new(Lie::None) }
+    }
 }
 
 impl BlobSource for OneBlob {
@@ -122,7 +130,7 @@ impl Stage {
         };
         let report = import(&full, &source, &surroundings, &wishes).unwrap();
         let bytes = fs::read(path).unwrap();
-        let blob = OneBlob { bytes, asked: AtomicU64::new(0), lie: Mutex::new(Lie::None) };
+        let blob = OneBlob::new(bytes);
         let documents = StoredImage::load(&full, &report.manifest.unwrap()).unwrap();
         let open = full.open_image(&report.image).unwrap();
         let [device] = &open.devices[..] else { panic!("one layer, one device") };

@@ -99,6 +99,12 @@ impl SparseFill<'_> {
         &self.id
     }
 
+    /// Length in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Its file, for those who mark it, or keep it for a successor. Its lock goes when the last copy is closed.
     #[must_use]
     pub const fn file(&self) -> &File {

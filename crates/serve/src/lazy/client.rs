@@ -1,0 +1,89 @@
+//! How a mount asks the service for its devices.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+
+use image::verity::DeviceId;
+
+use super::service::SOCKET;
+use super::wire::{self, Answer, Ask, DeviceStatus};
+
+/// Why a service lends no device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// It says why.
+    #[error("the service for lazy devices refuses: {0}")]
+    Refused(String),
+    /// It cannot be talked to.
+    #[error("cannot talk to the service for lazy devices")]
+    Talk(#[from] io::Error),
+}
+
+/// A connection to the service that fills the lazy devices of a store.
+#[derive(Debug)]
+pub struct LazyService {
+    socket: OwnedFd,
+}
+
+impl LazyService {
+    /// Connects to the service in a folder: see [`folder_of`](super::folder_of). `None` if there is none.
+    ///
+    /// # Errors
+    /// When a socket is there, and cannot be connected to.
+    pub fn connect(folder: &Path) -> io::Result<Option<Self>> {
+        Ok(wire::connect(&folder.join(SOCKET))?.map(|socket| Self { socket }))
+    }
+
+    /// A lazy device, open for reading. Its readers wait until the service has filled what they want, also through files
+    /// that are opened by way of this descriptor.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn lend(&self, device: &DeviceId) -> Result<File, ClientError> {
+        match self.ask(&Ask::Lend { device: device.to_string() })? {
+            (Answer::Lent, Some(file)) => Ok(file.into()),
+            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// How far each device is that is in use.
+    ///
+    /// # Errors
+    /// [`ClientError::Talk`].
+    pub fn status(&self) -> Result<Vec<DeviceStatus>, ClientError> {
+        let mut devices = Vec::new();
+        let mut next = self.ask(&Ask::Status)?;
+        loop {
+            match next {
+                (Answer::Device(status), None) => devices.push(status),
+                (Answer::Done, None) => return Ok(devices),
+                _ => return Err(unknown()),
+            }
+            next = wire::expect(wire::receive(self.socket.as_fd()))?;
+        }
+    }
+
+    /// Asks the service to end, so that another takes over.
+    ///
+    /// # Errors
+    /// [`ClientError::Talk`].
+    pub fn leave(&self) -> Result<(), ClientError> {
+        match self.ask(&Ask::Leave)? {
+            (Answer::Done, None) => Ok(()),
+            _ => Err(unknown()),
+        }
+    }
+
+    fn ask(&self, ask: &Ask) -> io::Result<(Answer, Option<OwnedFd>)> {
+        wire::send(self.socket.as_fd(), ask, None)?;
+        wire::expect(wire::receive(self.socket.as_fd()))
+    }
+}
+
+fn unknown() -> ClientError {
+    ClientError::Talk(io::Error::other("it sent what is unknown"))
+}

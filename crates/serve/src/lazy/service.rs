@@ -1,0 +1,440 @@
+//! The service: lends lazy devices to those who mount them, and fills them while they are read.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::str::FromStr as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use image::verity::DeviceId;
+use kernel::precontent::{Group, PrecontentError};
+use oci::blobs::BlobSource;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use store::{SparseError, SparseFill, Store};
+use transfer::lazy::LayerIndex;
+
+use super::door::{Door, DoorError};
+use super::fill::LayerFiller;
+use super::keeper::{Keeper, Program, Succession};
+use super::wire::{self, Answer, Ask, DeviceStatus, ToKeeper};
+
+/// The socket at which clients ask.
+pub(super) const SOCKET: &str = "service";
+/// Locked by the one service of a folder.
+const LOCK: &str = "lock";
+/// How often devices are looked for that nothing has open any more.
+const LOOK: Duration = Duration::from_secs(2);
+/// How often a service looks whether it is to end.
+const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How long a client may take for a message.
+const CLIENT: Duration = Duration::from_secs(5);
+/// How long a service that is asked to leave may take.
+const LEAVE: Duration = Duration::from_secs(60);
+
+/// An error of any kind.
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Where a service has the indexes and the bytes of devices from.
+pub trait Supply: Sync {
+    /// How a device is filled; `None` if there is no index of it.
+    ///
+    /// # Errors
+    /// When an index is there, and cannot be used.
+    fn index(&self, device: &DeviceId) -> Result<Option<LayerIndex>, AnyError>;
+
+    /// Who has the blob of this index.
+    fn blobs(&self, index: &LayerIndex) -> &dyn BlobSource;
+}
+
+/// What a service needs besides the store.
+#[derive(Clone, Copy)]
+pub struct Surroundings<'a> {
+    /// Indexes and bytes.
+    pub supply: &'a dyn Supply,
+    /// Where it listens: see [`folder_of`].
+    pub folder: &'a Path,
+    /// How a keeper is started. It calls [`keep`](super::keep) with its standard input.
+    pub keeper: &'a Program,
+    /// Set to end the service.
+    pub stop: &'a AtomicBool,
+}
+
+impl std::fmt::Debug for Surroundings<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Surroundings").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// Why a service cannot begin, or ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServiceError {
+    /// Another service has the folder.
+    #[error(
+        "another process fills the lazy devices of this store already: `quire serve --lazy --replace` takes over"
+    )]
+    Another,
+    /// The service that was asked to leave goes on.
+    #[error("the service that was asked to leave has not ended within {} seconds", LEAVE.as_secs())]
+    Stays,
+    /// Another user could write into the folder.
+    #[error("{} belongs to another user, or others can write into it: remove it", .0.display())]
+    Folder(PathBuf),
+    /// The folder, or a socket in it.
+    #[error("cannot use {}", path.display())]
+    Path {
+        /// The file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The keeper.
+    #[error("cannot start the process that keeps lazy devices safe if the service dies")]
+    Keeper(#[source] io::Error),
+    /// The kernel.
+    #[error(transparent)]
+    Kernel(#[from] PrecontentError),
+    /// The door.
+    #[error(transparent)]
+    Door(#[from] DoorError),
+}
+
+/// Why a device is not lent. Its text goes to the client.
+#[derive(Debug, thiserror::Error)]
+enum LendError {
+    #[error("\"{}\" is not a device id", .0.escape_debug())]
+    Id(String),
+    #[error("the store has no sparse device {0}, or another process fills it")]
+    Absent(DeviceId),
+    #[error("device {0} has no index: `quire pull --lazy` or `quire index` makes one")]
+    NoIndex(DeviceId),
+    #[error("cannot use the index of device {device}")]
+    Index { device: DeviceId, source: AnyError },
+    #[error("the index of device {device} is of one with {index} bytes, and it has {actual}")]
+    Length { device: DeviceId, index: u64, actual: u64 },
+    /// It may have read zeros, and may hold them in its cache.
+    #[error(
+        "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount it first"
+    )]
+    Poisoned(DeviceId),
+    #[error(transparent)]
+    Sparse(#[from] SparseError),
+    #[error("the keeper does not hold device {device}")]
+    Keeper { device: DeviceId, source: io::Error },
+    #[error(transparent)]
+    Door(#[from] DoorError),
+}
+
+/// The folder in which the service of a store listens. It is named by the store's directory, whatever its path is.
+///
+/// # Errors
+/// When the directory cannot be looked at.
+pub fn folder_of(store: &Path) -> io::Result<PathBuf> {
+    let found = fs::metadata(store)?;
+    let name = format!("lazy-{:x}-{}", found.dev(), found.ino());
+    Ok(Path::new(container::notes::FOLDER).join(name))
+}
+
+/// Whether a service that is there already is asked to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    /// Yes. Readers wait meanwhile.
+    Yes,
+    /// No: it stays.
+    No,
+}
+
+/// Serves the lazy devices of a store until `stop` is set, and returns how many are in use then. Their readers wait some
+/// seconds for another service, and get I/O errors after that. `ready` is called as soon as clients can ask.
+///
+/// # Errors
+/// [`ServiceError`].
+pub fn serve(
+    store: &Store,
+    surroundings: &Surroundings<'_>,
+    replace: Replace,
+    ready: impl FnOnce(),
+) -> Result<usize, ServiceError> {
+    let folder = surroundings.folder;
+    make_folder(folder)?;
+    let _lock = lock(folder, replace)?;
+    let Succession { keeper, group, devices } = begin(surroundings)?;
+    let service = Service { store, surroundings, door: Door::of(group) };
+    for (device, file) in devices {
+        // Without a filler its readers get I/O errors, and it stays with the keeper.
+        if let Err(error) = service.adopt(&device, file) {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(device, error, "readers of a device get I/O errors");
+        }
+    }
+    let path = folder.join(SOCKET);
+    let failed = |source| ServiceError::Path { path: path.clone(), source };
+    let listener = wire::listen(&path).map_err(failed)?;
+    let end = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let door = scope.spawn(|| {
+            let served = service.door.serve(&end);
+            // Then nothing else goes on either.
+            end.store(true, Ordering::Relaxed);
+            served
+        });
+        ready();
+        let talked = service.talk(listener.as_fd(), keeper, &end);
+        end.store(true, Ordering::Relaxed);
+        let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let _gone = fs::remove_file(&path);
+        served?;
+        let keeper = talked?;
+        let left = service.release(&keeper)?;
+        let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
+        keeper.tell(&word, None).map_err(ServiceError::Keeper)?;
+        Ok(left)
+    })
+}
+
+fn make_folder(folder: &Path) -> Result<(), ServiceError> {
+    let failed = |source| ServiceError::Path { path: folder.to_owned(), source };
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
+    let found = fs::symlink_metadata(folder).map_err(failed)?;
+    let is_ours = found.uid() == rustix::process::geteuid().as_raw();
+    match is_ours && found.is_dir() && found.mode() & 0o077 == 0 {
+        true => Ok(()),
+        false => Err(ServiceError::Folder(folder.to_owned())),
+    }
+}
+
+fn lock(folder: &Path, replace: Replace) -> Result<File, ServiceError> {
+    let path = folder.join(LOCK);
+    let failed = |source| ServiceError::Path { path: path.clone(), source };
+    let file =
+        File::options().write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
+            Err(Errno::WOULDBLOCK) => {
+                // It may have begun only now, so it is asked again.
+                let asked = super::client::LazyService::connect(folder);
+                if let Ok(Some(service)) = asked {
+                    let _asked = service.leave();
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed(errno.into())),
+        }
+    }
+}
+
+/// Takes over from a keeper, or starts one.
+fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
+    // A keeper that has just found that nothing is in use ends meanwhile.
+    for _ in 0..2 {
+        match Keeper::succeed(surroundings.folder) {
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) => break,
+            Err(error) => tracing::info!(%error, "the keeper was about to end"),
+        }
+    }
+    let group = Group::new()?;
+    let keeper = Keeper::start(surroundings.keeper, &group, &[]).map_err(ServiceError::Keeper)?;
+    Ok(Succession { keeper, group, devices: Vec::new() })
+}
+
+struct Service<'a> {
+    store: &'a Store,
+    surroundings: &'a Surroundings<'a>,
+    door: Door<'a>,
+}
+
+impl<'a> Service<'a> {
+    /// Answers clients, and sees to the keeper, until the service is to end.
+    fn talk(
+        &self,
+        listener: BorrowedFd<'_>,
+        mut keeper: Keeper,
+        end: &AtomicBool,
+    ) -> Result<Keeper, ServiceError> {
+        let mut looked = Instant::now();
+        let is_to_end =
+            || end.load(Ordering::Relaxed) || self.surroundings.stop.load(Ordering::Relaxed);
+        while !is_to_end() {
+            let mut both = [
+                PollFd::from_borrowed_fd(listener, PollFlags::IN),
+                PollFd::from_borrowed_fd(keeper.as_fd(), PollFlags::IN),
+            ];
+            let _ready = poll(&mut both, Some(&TURN));
+            let [client, gone] = both.map(|it| !it.revents().is_empty());
+            if gone {
+                keeper = self.keep_again()?;
+            }
+            if client {
+                self.client(listener, &keeper, end);
+            }
+            if looked.elapsed() > LOOK {
+                looked = Instant::now();
+                let _left = self.release(&keeper)?;
+            }
+        }
+        Ok(keeper)
+    }
+
+    /// Starts another keeper after one died.
+    fn keep_again(&self) -> Result<Keeper, ServiceError> {
+        tracing::error!("the keeper died: another one is started");
+        let fillers = self.door.fillers();
+        let devices: Vec<_> = fillers.iter().map(|it| kept(it)).collect();
+        let group = self.door.group();
+        Keeper::start(self.surroundings.keeper, group, &devices).map_err(ServiceError::Keeper)
+    }
+
+    /// Lets go of what nothing has open, and returns how many devices are left.
+    fn release(&self, keeper: &Keeper) -> Result<usize, ServiceError> {
+        let is_free = |filler: &LayerFiller<'_>| {
+            !kernel::lease::in_use(filler.device().file().as_fd()).unwrap_or(true)
+        };
+        let left = self.door.disarm(is_free, |filler| {
+            let device = filler.device().id().to_string();
+            tracing::info!(device, "nothing has the device open any more");
+            if let Err(error) = keeper.tell(&ToKeeper::Forget { device }, None) {
+                tracing::warn!(%error, "the keeper holds a device that is not in use");
+            }
+        })?;
+        Ok(left)
+    }
+
+    /// Answers one client.
+    fn client(&self, listener: BorrowedFd<'_>, keeper: &Keeper, end: &AtomicBool) {
+        let talk = || -> io::Result<()> {
+            let client = wire::accept(listener)?;
+            for side in [Timeout::Recv, Timeout::Send] {
+                set_socket_timeout(&client, side, Some(CLIENT))?;
+            }
+            while let Some((ask, _)) = wire::receive::<Ask>(client.as_fd())? {
+                self.answer(&client, &ask, keeper, end)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = talk() {
+            tracing::warn!(%error, "cannot answer a client");
+        }
+    }
+
+    fn answer(
+        &self,
+        client: &OwnedFd,
+        ask: &Ask,
+        keeper: &Keeper,
+        end: &AtomicBool,
+    ) -> io::Result<()> {
+        let client = client.as_fd();
+        match ask {
+            Ask::Lend { device } => match self.lend(device, keeper) {
+                Ok(file) => wire::send(client, &Answer::Lent, Some(file.as_fd())),
+                Err(error) => {
+                    let reason = text(&error);
+                    tracing::warn!(device, reason, "a device is not lent");
+                    wire::send(client, &Answer::Refused { reason }, None)
+                }
+            },
+            Ask::Status => {
+                for filler in self.door.fillers() {
+                    wire::send(client, &Answer::Device(status(&filler)), None)?;
+                }
+                wire::send(client, &Answer::Done, None)
+            }
+            Ask::Leave => {
+                end.store(true, Ordering::Relaxed);
+                wire::send(client, &Answer::Done, None)
+            }
+        }
+    }
+
+    /// Opens a device for a client, which waits for its bytes.
+    fn lend(&self, device: &str, keeper: &Keeper) -> Result<File, LendError> {
+        let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
+        let is_armed = self.door.fillers().iter().any(|it| *it.device().id() == id);
+        if !is_armed {
+            let fill = self.store.fill_sparse(&id)?.ok_or(LendError::Absent(id))?;
+            // Somebody may have had a look at it this moment.
+            let in_use = || kernel::lease::in_use(fill.file().as_fd()).unwrap_or(true);
+            let mut tries = (0..20).map(|_| in_use());
+            if tries.all(|it| {
+                it && {
+                    thread::sleep(Duration::from_millis(5));
+                    true
+                }
+            }) {
+                return Err(LendError::Poisoned(id));
+            }
+            let filler = self.filler(&id, fill)?;
+            // First the keeper: from the mark on, somebody must outlive this process.
+            let (name, file) = kept(&filler);
+            keeper
+                .tell(&ToKeeper::Keep { device: name }, Some(file))
+                .map_err(|source| LendError::Keeper { device: id, source })?;
+            self.door.arm(filler)?;
+        }
+        // From here on it waits.
+        let (file, _) = self.store.sparse.open(&id)?.ok_or(LendError::Absent(id))?;
+        Ok(file)
+    }
+
+    /// Goes on with a device of an earlier service. Its mark is there.
+    fn adopt(&self, device: &str, file: File) -> Result<(), LendError> {
+        let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
+        let fill = self.store.adopt_sparse(&id, file)?.ok_or(LendError::Absent(id))?;
+        self.door.arm(self.filler(&id, fill)?)?;
+        Ok(())
+    }
+
+    fn filler(&self, id: &DeviceId, fill: SparseFill<'a>) -> Result<LayerFiller<'a>, LendError> {
+        let supply = self.surroundings.supply;
+        let index = supply.index(id).map_err(|source| LendError::Index { device: *id, source })?;
+        let index = index.ok_or(LendError::NoIndex(*id))?;
+        let (expected, actual) = (index.head.device_bytes, fill.bytes());
+        if expected != actual || index.head.device != *id {
+            return Err(LendError::Length { device: *id, index: expected, actual });
+        }
+        let blobs = supply.blobs(&index);
+        Ok(LayerFiller::new(index, blobs, fill))
+    }
+}
+
+/// What a keeper holds of a device.
+fn kept<'f>(filler: &'f LayerFiller<'_>) -> (String, BorrowedFd<'f>) {
+    (filler.device().id().to_string(), filler.device().file().as_fd())
+}
+
+fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
+    let head = &filler.index().head;
+    DeviceStatus {
+        device: head.device.to_string(),
+        blob: head.blob.to_string(),
+        bytes: head.device_bytes,
+        filled: filler.filled() as u64,
+        units: head.units.len() as u64,
+    }
+}
+
+/// An error with its causes, in a line.
+fn text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += ": ";
+        text += &cause.to_string();
+        source = cause.source();
+    }
+    text
+}

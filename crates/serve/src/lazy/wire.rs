@@ -1,0 +1,218 @@
+//! Messages between the service, its keeper and its clients: one JSON document each, perhaps with a descriptor.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+/// The most bytes of a message.
+const MESSAGE_MAX: usize = 16 << 10;
+
+/// What a service tells its keeper. Each gets [`Told::Done`] for an answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum ToKeeper {
+    /// Hold the group that comes along, or, without one, go on holding it. The service's events have numbers below this.
+    Group { numbers: i32 },
+    /// Hold the file of a device that comes along.
+    Keep { device: String },
+    /// Let a device go.
+    Forget { device: String },
+    /// The service ends as it was told to, and devices are still in use.
+    Leave,
+    /// The service ends, and no device is in use.
+    End,
+}
+
+/// What a keeper tells a service that comes to serve its group.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Told {
+    /// The group comes along; devices follow.
+    Group,
+    /// The file of a device comes along.
+    Device { device: String },
+    /// That is all, or what was asked for is done.
+    Done,
+}
+
+/// What a client asks of a service.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Ask {
+    /// To read a device.
+    Lend { device: String },
+    /// How far all devices are.
+    Status,
+    /// To end, whatever is in use, since another takes over.
+    Leave,
+}
+
+/// What a service answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Answer {
+    /// The device comes along, open to read.
+    Lent,
+    /// It cannot, for this reason.
+    Refused { reason: String },
+    /// One device.
+    Device(DeviceStatus),
+    /// That is all, or it will be done.
+    Done,
+}
+
+/// How far a lazy device is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceStatus {
+    /// Its id.
+    pub device: String,
+    /// The blob that it is filled from.
+    pub blob: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// How many of its units of 64 KiB are known to be there.
+    pub filled: u64,
+    /// How many it has.
+    pub units: u64,
+}
+
+/// A socket of messages that are whole or not there.
+pub(super) fn socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Two sockets that are connected.
+pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Listens under a name. A socket that nobody listens at goes.
+pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, 64)?;
+    Ok(socket)
+}
+
+/// Connects to who listens under a name; `None` if nobody does.
+pub(super) fn connect(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let socket = socket()?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(Some(socket)),
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+pub(super) fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC)?)
+}
+
+/// Sends a message, with a descriptor or without.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<_> = descriptor.into_iter().collect();
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    loop {
+        let sent = rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(&bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+        match sent {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(drop).map_err(Into::into),
+        }
+    }
+}
+
+/// Receives a message, and the descriptor that came along; `None` at the end.
+pub(super) fn receive<T: for<'de> Deserialize<'de>>(
+    socket: BorrowedFd<'_>,
+) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    let mut bytes = vec![0; MESSAGE_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+            Err(Errno::INTR) => {}
+            got => break got?,
+        }
+    };
+    let descriptor = control.drain().find_map(|it| match it {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    if got.bytes == 0 && descriptor.is_none() {
+        return Ok(None);
+    }
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("the message is longer than any that is known"));
+    }
+    let message = serde_json::from_slice(&bytes[..got.bytes])?;
+    Ok(Some((message, descriptor)))
+}
+
+/// What must have come, and the end is none.
+pub(super) fn expect<T>(received: io::Result<Option<T>>) -> io::Result<T> {
+    received?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+
+    #[test]
+    fn messages_bring_descriptors() {
+        let (one, other) = pair().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "bytes").unwrap();
+        let file = File::open(&path).unwrap();
+        let keep = ToKeeper::Keep { device: "a".to_owned() };
+        send(one.as_fd(), &keep, Some(file.as_fd())).unwrap();
+        send(one.as_fd(), &ToKeeper::Leave, None).unwrap();
+        let (message, descriptor) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();
+        assert!(matches!(message, ToKeeper::Keep { device } if device == "a"));
+        let mut text = String::new();
+        File::from(descriptor.unwrap()).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "bytes");
+        let (message, descriptor) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();
+        assert!(matches!(message, ToKeeper::Leave) && descriptor.is_none());
+        rustix::io::write(&one, b"no message").unwrap();
+        receive::<ToKeeper>(other.as_fd()).unwrap_err();
+        drop(one);
+        assert!(receive::<ToKeeper>(other.as_fd()).unwrap().is_none());
+        assert!(connect(&path.with_extension("none")).unwrap().is_none());
+    }
+}

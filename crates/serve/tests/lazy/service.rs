@@ -1,0 +1,367 @@
+//! The service and its keeper as processes, which are killed.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use image::lazy::{Head, UNIT};
+use image::verity::DeviceId;
+use kernel::mount::{Detached, ErofsOptions, erofs};
+use kernel::precontent::{Group, PrecontentError};
+use oci::blobs::BlobSource;
+use quire_serve::lazy::{
+    ClientError, LazyService, Program, Replace, Supply, Surroundings, keep, serve,
+};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use store::Store;
+use testing::fake::wait_for;
+use testing::skipped;
+use transfer::lazy::LayerIndex;
+
+use super::{OneBlob, Stage, store};
+
+/// Where the processes of a test find what they need.
+const FOLDER: &str = "QUIRE_TEST_FOLDER";
+
+/// What a service has in the folder of a test.
+struct Files {
+    folder: PathBuf,
+    blob: OneBlob,
+}
+
+impl Files {
+    fn here() -> Self {
+        let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+        let blob = OneBlob::new(fs::read(folder.join("blob")).unwrap());
+        Self { folder, blob }
+    }
+
+    fn write(folder: &Path, stage: &Stage) {
+        fs::write(folder.join("blob"), &stage.blob.bytes).unwrap();
+        fs::write(folder.join("head"), stage.index.head.encode().unwrap()).unwrap();
+        fs::write(folder.join("windows"), &stage.index.windows).unwrap();
+    }
+}
+
+impl Supply for Files {
+    fn index(
+        &self,
+        _: &DeviceId,
+    ) -> Result<Option<LayerIndex>, Box<dyn std::error::Error + Send + Sync>> {
+        let head = Head::decode(&fs::read(self.folder.join("head"))?)?;
+        Ok(Some(LayerIndex { head, windows: fs::read(self.folder.join("windows"))? }))
+    }
+
+    fn blobs(&self, _: &LayerIndex) -> &dyn BlobSource {
+        // A test stops the source with this.
+        while self.folder.join("wait").exists() {
+            thread::sleep(std::time::Duration::from_millis(5));
+        }
+        &self.blob
+    }
+}
+
+fn program(folder: &Path, test: &str) -> Program {
+    let mut arguments = vec![format!("{FOLDER}={}", folder.display()).into()];
+    arguments.push(std::env::current_exe().unwrap().into());
+    let test = format!("service::{test}");
+    arguments.extend(["--exact", &test, "--ignored", "--nocapture"].map(Into::into));
+    Program { path: "/usr/bin/env".into(), arguments }
+}
+
+#[test]
+#[ignore = "the process of a keeper"]
+fn a_keeper() {
+    let folder = Files::here().folder;
+    note(&folder, "keeper.pid");
+    let socket = io::stdin().as_fd().try_clone_to_owned().unwrap();
+    keep(socket, &folder.join("run"), &program(&folder, "a_service")).unwrap();
+}
+
+#[test]
+#[ignore = "the process of a service"]
+fn a_service() {
+    let files = Files::here();
+    let store = store(&files.folder.join("lazy"));
+    let surroundings = Surroundings {
+        supply: &files,
+        folder: &files.folder.join("run"),
+        keeper: &program(&files.folder, "a_keeper"),
+        stop: &AtomicBool::new(false),
+    };
+    serve(&store, &surroundings, Replace::Yes, || note(&files.folder, "service.pid")).unwrap();
+}
+
+/// Says who this process is, at once.
+fn note(folder: &Path, name: &str) {
+    let draft = folder.join(format!("{name}.draft"));
+    fs::write(&draft, std::process::id().to_string()).unwrap();
+    fs::rename(draft, folder.join(name)).unwrap();
+}
+
+/// A store with an empty device, and a service for it.
+struct Served {
+    stage: Stage,
+    store: Store,
+    expect: Vec<u8>,
+}
+
+impl Served {
+    fn new() -> Option<Self> {
+        let stage = Stage::new()?;
+        let folder = stage.folder.path();
+        let probe = File::create(folder.join("probe")).unwrap();
+        match Group::new().and_then(|it| it.mark(probe.as_fd())) {
+            Err(PrecontentError::Unsupported) => {
+                skipped("pre-content events: this kernel is older than Linux 6.14");
+                return None;
+            }
+            Err(PrecontentError::FileSystem { .. }) => {
+                skipped("the file system of the build has no pre-content events");
+                return None;
+            }
+            marked => marked.unwrap(),
+        }
+        Files::write(folder, &stage);
+        let store = store(&folder.join("lazy"));
+        drop(store.create_sparse(&stage.device(), stage.index.head.device_bytes).unwrap());
+        let expect = fs::read(stage.tree.join("words")).unwrap();
+        Some(Self { stage, store, expect })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.stage.folder.path().join(name)
+    }
+
+    /// Starts a service, and waits until it can be asked.
+    fn start(&self) -> Child {
+        let _before = fs::remove_file(self.path("service.pid"));
+        let Program { path, arguments } = program(self.stage.folder.path(), "a_service");
+        let child = Command::new(path).args(arguments).spawn().unwrap();
+        self.wait_for_service();
+        child
+    }
+
+    fn wait_for_service(&self) {
+        wait_for("the service", || self.path("service.pid").exists());
+    }
+
+    fn pid(&self, name: &str) -> Pid {
+        let text = fs::read_to_string(self.path(name)).unwrap();
+        Pid::from_raw(text.parse().unwrap()).unwrap()
+    }
+
+    /// Sends a signal to a process that noted its number, which is a note no longer.
+    fn signal(&self, name: &str, signal: Signal) -> Pid {
+        let pid = self.pid(name);
+        fs::remove_file(self.path(name)).unwrap();
+        kill_process(pid, signal).unwrap();
+        pid
+    }
+
+    fn service(&self) -> LazyService {
+        LazyService::connect(&self.path("run")).unwrap().unwrap()
+    }
+
+    fn mount(&self) -> Detached {
+        let device = self.service().lend(&self.stage.device()).unwrap();
+        let image = self.stage.full.open_image(&self.stage.image).unwrap();
+        let devices = [device.as_fd()];
+        let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
+        erofs(image.image.fd(), &options).unwrap().mount
+    }
+
+    /// Reads parts of a file from many threads at once, and returns how many got an I/O error. None gets wrong bytes.
+    fn read(&self, mount: &Detached, readers: usize) -> usize {
+        let path = words(mount);
+        let failed = AtomicUsize::new(0);
+        let next = AtomicUsize::new(0);
+        let pages = self.expect.len() / 4096;
+        thread::scope(|scope| {
+            for _ in 0..readers {
+                let one = || {
+                    let file = File::open(&path).unwrap();
+                    let mut bytes = [0; 4096];
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number >= readers {
+                            return;
+                        }
+                        // All over the file.
+                        let place = number * 7919 % pages * 4096;
+                        match file.read_exact_at(&mut bytes, place as u64) {
+                            Ok(()) => assert!(bytes[..] == self.expect[place..place + 4096]),
+                            Err(error) => {
+                                assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+                                failed.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                };
+                thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, one).unwrap();
+            }
+        });
+        failed.into_inner()
+    }
+
+    /// Ends the service, which has nothing to serve, and sees that its keeper ends, too.
+    fn end(&self, mut service: Child) {
+        self.leave();
+        assert!(service.wait().unwrap().success());
+        self.is_over();
+    }
+
+    fn leave(&self) {
+        fs::remove_file(self.path("service.pid")).unwrap();
+        self.service().leave().unwrap();
+    }
+
+    fn is_over(&self) {
+        wait_for("the keeper's end", || !self.path("run/keeper").exists());
+        assert!(self.store.fill_sparse(&self.stage.device()).unwrap().is_some(), "it is let go");
+    }
+}
+
+impl Drop for Served {
+    /// Whatever a test that failed leaves.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            for name in ["service.pid", "keeper.pid"] {
+                if self.path(name).exists() {
+                    let _gone = kill_process(self.pid(name), Signal::KILL);
+                }
+            }
+        }
+    }
+}
+
+fn words(mount: &Detached) -> PathBuf {
+    format!("/proc/self/fd/{}/words", mount.as_fd().as_raw_fd()).into()
+}
+
+#[test]
+fn a_service_that_is_killed_costs_errors_and_no_wrong_byte() {
+    let Some(served) = Served::new() else { return };
+    let mut service = served.start();
+    let mount = served.mount();
+    let units = usize::try_from(served.stage.index.head.device_bytes.div_ceil(UNIT)).unwrap();
+    // The source is silent, so all readers wait when the service dies.
+    for round in 0..3 {
+        fs::write(served.path("wait"), "").unwrap();
+        thread::scope(|scope| {
+            let readers = scope.spawn(|| served.read(&mount, 64));
+            thread::sleep(std::time::Duration::from_millis(50));
+            served.signal("service.pid", Signal::KILL);
+            fs::remove_file(served.path("wait")).unwrap();
+            served.wait_for_service();
+            let failed = readers.join().unwrap();
+            assert!(failed < 64, "in round {round} none waited for the next service");
+        });
+        // The keeper has started another one.
+        assert_eq!(served.read(&mount, 64), 0);
+    }
+    service.wait().unwrap();
+    let status = served.service().status().unwrap();
+    assert_eq!((status.len(), status[0].units), (1, units as u64));
+    drop(mount);
+    served.leave();
+    served.is_over();
+}
+
+#[test]
+fn a_keeper_that_is_killed_is_replaced() {
+    let Some(served) = Served::new() else { return };
+    let mut service = served.start();
+    let mount = served.mount();
+    for _ in 0..3 {
+        served.signal("keeper.pid", Signal::KILL);
+        assert_eq!(served.read(&mount, 8), 0);
+        wait_for("another keeper", || served.path("keeper.pid").exists());
+        // The new one has all that the old one had: it starts a service that serves the mount.
+        wait_for("its socket", || served.path("run/keeper").exists());
+        thread::sleep(std::time::Duration::from_millis(100));
+        served.signal("service.pid", Signal::KILL);
+        served.wait_for_service();
+        assert_eq!(served.read(&mount, 8), 0);
+    }
+    service.wait().unwrap();
+    drop(mount);
+    served.leave();
+    served.is_over();
+}
+
+#[test]
+fn readers_wait_for_the_next_service() {
+    let Some(served) = Served::new() else { return };
+    let mut first = served.start();
+    let mount = served.mount();
+    assert_eq!(served.read(&mount, 3), 0);
+    // As `--replace` does: no reader sees anything of it.
+    let mut second = thread::scope(|scope| {
+        let readers = scope.spawn(|| served.read(&mount, 1000));
+        let second = served.start();
+        assert_eq!(readers.join().unwrap(), 0);
+        second
+    });
+    assert!(first.wait().unwrap().success());
+    // With pauses between them.
+    served.leave();
+    assert!(second.wait().unwrap().success());
+    let third = thread::scope(|scope| {
+        let readers = scope.spawn(|| served.read(&mount, 1000));
+        thread::sleep(std::time::Duration::from_millis(200));
+        let third = served.start();
+        assert_eq!(readers.join().unwrap(), 0);
+        third
+    });
+    drop(mount);
+    served.end(third);
+}
+
+#[test]
+fn a_service_that_stands_still_keeps_thousands_of_readers_waiting() {
+    let Some(served) = Served::new() else { return };
+    let service = served.start();
+    let mount = served.mount();
+    let pid = served.pid("service.pid");
+    let count = if testing::long_tests() { 20_000 } else { 500 };
+    kill_process(pid, Signal::STOP).unwrap();
+    thread::scope(|scope| {
+        let readers = scope.spawn(|| served.read(&mount, count));
+        thread::sleep(std::time::Duration::from_millis(300));
+        assert!(!readers.is_finished());
+        kill_process(pid, Signal::CONT).unwrap();
+        assert_eq!(readers.join().unwrap(), 0);
+    });
+    drop(mount);
+    served.end(service);
+}
+
+#[test]
+fn what_was_mounted_without_anybody_is_not_lent() {
+    let Some(served) = Served::new() else { return };
+    let mut service = served.start();
+    let mount = served.mount();
+    // Both at once: neither can replace the other.
+    let keeper = served.pid("keeper.pid");
+    kill_process(keeper, Signal::STOP).unwrap();
+    served.signal("service.pid", Signal::KILL);
+    served.signal("keeper.pid", Signal::KILL);
+    service.wait().unwrap();
+    let service = served.start();
+    match served.service().lend(&served.stage.device()) {
+        Err(ClientError::Refused(reason)) => assert!(reason.contains("unmount it"), "{reason}"),
+        lent => panic!("{lent:?}"),
+    }
+    drop(mount);
+    let mount = served.mount();
+    assert_eq!(served.read(&mount, 8), 0);
+    drop(mount);
+    served.end(service);
+}
